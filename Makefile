@@ -1,0 +1,42 @@
+# Every target sets up what it needs. A machine with Python 3.11 and Debian's apt is enough.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: venv demo test check bench bench-quick clean
+
+venv: .venv/.ready
+
+.venv/.ready: pyproject.toml
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { apt-get update -q && apt-get install -y -q python3-venv; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[dev]'
+	@touch $@
+
+demo: venv
+	@mkdir -p out
+	@$(BIN)/duetune simulate --market diurnal --policy ahap --seed 7 --plot out/demo.png
+	@$(BIN)/duetune tournament --market diurnal --policies baselines,ahanp,ahap --jobs 100 --seed 7 --plot out/demo-policies.png
+
+check: venv
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports --no-logo
+
+test: check
+	@$(BIN)/pytest
+
+bench: venv
+	$(BIN)/python benchmarks/optimum.py
+	$(BIN)/python benchmarks/tournament.py
+	$(BIN)/python benchmarks/selection.py
+	$(BIN)/python benchmarks/paper.py
+
+bench-quick: venv
+	$(BIN)/python benchmarks/optimum.py --quick
+	$(BIN)/python benchmarks/tournament.py --quick
+	$(BIN)/python benchmarks/selection.py --quick
+	$(BIN)/python benchmarks/paper.py --quick
+
+clean:
+	rm -rf .venv out .mypy_cache .ruff_cache .pytest_cache .hypothesis

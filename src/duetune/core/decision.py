@@ -1,0 +1,57 @@
+"""What a policy may know, what it believes, and what it decides."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from duetune.core.job import Job
+    from duetune.core.market import Slot
+
+
+class Allocation(msgspec.Struct, frozen=True):
+    """GPUs held during a slot."""
+
+    spot: int = 0
+    on_demand: int = 0
+
+    @property
+    def total(self) -> int:
+        return self.spot + self.on_demand
+
+
+class Forecast(msgspec.Struct, frozen=True, eq=False):
+    """The market to come as believed now: entry k is slot now + 1 + k."""
+
+    spot_price: NDArray[np.float64]
+    available: NDArray[np.int64]
+
+
+class View(msgspec.Struct, frozen=True, eq=False):
+    """All that a policy may know in slot ``slot`` (from 1) of a job.
+
+    ``progress`` is the work done before this slot, ``held`` what was held in the previous one
+    (before any preemption), ``memo`` what the policy itself returned with its last decision.
+    """
+
+    job: Job
+    slot: int
+    progress: float
+    held: Allocation
+    market: Slot
+    forecast: Forecast
+    spent: float = 0.0
+    memo: tuple[float, ...] = ()
+
+
+class Decision(msgspec.Struct, frozen=True):
+    """What to hold in this slot, why in words, and what to remember."""
+
+    allocation: Allocation
+    reason: str
+    memo: tuple[float, ...] = ()

@@ -1,0 +1,166 @@
+"""A job: the wish to have so much fine-tuning work done by a deadline, and what that is worth."""
+
+from __future__ import annotations
+
+import math
+from enum import StrEnum
+
+import msgspec
+
+from duetune.errors import InvalidInput
+
+MAX_SLOTS = 100_000
+
+
+class ValueShape(StrEnum):
+    """How the value falls between the soft and the hard deadline."""
+
+    LINEAR = "linear"
+    STEP = "step"
+    EXPONENTIAL = "exponential"
+
+
+class ReconfigurationKey(StrEnum):
+    """What counts as a change of the set of GPUs.
+
+    TOTAL: only the number of GPUs (the paper's model).
+    COMPOSITION: also a swap between spot and on-demand, and every preemption.
+    """
+
+    TOTAL = "total"
+    COMPOSITION = "composition"
+
+
+class Reconfiguration(msgspec.Struct, frozen=True):
+    """The fraction of a slot that remains effective (mu) when the set of GPUs changes.
+
+    ``preempted`` applies with the composition key; with the total key a preemption shows as a
+    smaller (``shrink``) or, once replaced, an unchanged total.
+    """
+
+    grow: float = 0.90
+    shrink: float = 0.95
+    preempted: float = 0.90
+    key: ReconfigurationKey = ReconfigurationKey.TOTAL
+
+    def __post_init__(self) -> None:
+        for field in ("grow", "shrink", "preempted"):
+            fraction = getattr(self, field)
+            if not (math.isfinite(fraction) and 0 < fraction <= 1):
+                raise InvalidInput(f"reconfiguration.{field}", fraction, "a fraction in (0, 1]")
+
+    @classmethod
+    def from_delays(
+        cls,
+        *,
+        grow_s: float,
+        shrink_s: float,
+        preempted_s: float,
+        slot_s: float,
+        key: ReconfigurationKey = ReconfigurationKey.TOTAL,
+    ) -> Reconfiguration:
+        """From measured stop + checkpoint + relaunch times; a delay must fit in one slot."""
+        if not slot_s > 0:
+            raise InvalidInput("slot_s", slot_s, "a positive slot length in seconds")
+        delays = {"grow_s": grow_s, "shrink_s": shrink_s, "preempted_s": preempted_s}
+        for field, delay in delays.items():
+            if not 0 <= delay < slot_s:
+                raise InvalidInput(
+                    f"reconfiguration.{field}",
+                    delay,
+                    f"seconds from 0 to below the slot length {slot_s:g}; use longer slots",
+                )
+        return cls(
+            grow=1 - grow_s / slot_s,
+            shrink=1 - shrink_s / slot_s,
+            preempted=1 - preempted_s / slot_s,
+            key=key,
+        )
+
+
+class Job(msgspec.Struct, frozen=True):
+    """What is to be done, by when, for how much.
+
+    ``throughput[n]`` is the work that n GPUs do in one undisturbed slot (H(n)); its last index is
+    the largest number of GPUs. Times are in slots, counted from 1; prices elsewhere are dollars
+    per GPU and slot.
+    """
+
+    work: float
+    deadline: int
+    value: float
+    throughput: tuple[float, ...]
+    min_gpus: int = 1
+    hard_deadline_factor: float = 1.5
+    value_shape: ValueShape = ValueShape.LINEAR
+    decay: float = 0.1
+    reconfiguration: Reconfiguration = Reconfiguration()
+    budget: float | None = None
+    name: str = "job"
+
+    def __post_init__(self) -> None:
+        _require_positive("work", self.work)
+        if isinstance(self.deadline, bool) or not isinstance(self.deadline, int):
+            raise InvalidInput("deadline", self.deadline, "a whole number of slots")
+        if not 1 <= self.deadline <= MAX_SLOTS:
+            raise InvalidInput(
+                "deadline", self.deadline, f"at least one slot from now, at most {MAX_SLOTS}"
+            )
+        if not (math.isfinite(self.value) and self.value >= 0):
+            raise InvalidInput("value", self.value, "dollars, zero or more")
+        if not (math.isfinite(self.hard_deadline_factor) and self.hard_deadline_factor >= 1):
+            raise InvalidInput("hard_deadline_factor", self.hard_deadline_factor, "1 or more")
+        if self.hard_deadline > MAX_SLOTS:
+            raise InvalidInput(
+                "hard_deadline_factor",
+                self.hard_deadline_factor,
+                f"a hard deadline of at most {MAX_SLOTS} slots",
+            )
+        if not (math.isfinite(self.decay) and self.decay >= 0):
+            raise InvalidInput("decay", self.decay, "zero or more, per slot")
+        if self.budget is not None and not (math.isfinite(self.budget) and self.budget >= 0):
+            raise InvalidInput("budget", self.budget, "dollars, zero or more, or none")
+        self._check_throughput()
+
+    def _check_throughput(self) -> None:
+        curve = self.throughput
+        if len(curve) < 2:
+            raise InvalidInput("throughput", curve, "work per slot for 0, 1, ... GPUs")
+        if not 1 <= self.min_gpus <= self.max_gpus:
+            raise InvalidInput(
+                "min_gpus", self.min_gpus, f"from 1 to max_gpus, which is {self.max_gpus}"
+            )
+        if curve[0] != 0:
+            raise InvalidInput("throughput[0]", curve[0], "0: no GPUs do no work")
+        for gpus in range(self.min_gpus, self.max_gpus + 1):
+            _require_positive(f"throughput[{gpus}]", curve[gpus])
+            if gpus > self.min_gpus and curve[gpus] < curve[gpus - 1]:
+                raise InvalidInput(
+                    f"throughput[{gpus}]",
+                    curve[gpus],
+                    f"at least throughput[{gpus - 1}] = {curve[gpus - 1]:g}; "
+                    "max_gpus is the largest number that still helps",
+                )
+
+    @property
+    def max_gpus(self) -> int:
+        return len(self.throughput) - 1
+
+    @property
+    def hard_deadline(self) -> int:
+        """D = floor(gamma d): the last slot in which finishing has value."""
+        return math.floor(self.hard_deadline_factor * self.deadline + 1e-9)
+
+
+def linear_throughput(
+    max_gpus: int, *, slope: float = 1.0, intercept: float = 0.0
+) -> tuple[float, ...]:
+    """H(n) = alpha n + beta for n > 0, and H(0) = 0: the paper's throughput."""
+    if isinstance(max_gpus, bool) or not isinstance(max_gpus, int) or max_gpus < 1:
+        raise InvalidInput("max_gpus", max_gpus, "a whole number, 1 or more")
+    return (0.0, *(slope * gpus + intercept for gpus in range(1, max_gpus + 1)))
+
+
+def _require_positive(field: str, number: float) -> None:
+    if not (math.isfinite(number) and number > 0):
+        raise InvalidInput(field, number, "a positive number")

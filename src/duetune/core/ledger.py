@@ -1,0 +1,36 @@
+"""What a job was charged, and what it came to in the end."""
+
+from __future__ import annotations
+
+import msgspec
+
+from duetune.core.decision import Allocation
+
+
+class Entry(msgspec.Struct, frozen=True):
+    """One slot of a job: what the market was, what was held, what it cost and what it did."""
+
+    slot: int
+    spot_price: float
+    available: int
+    on_demand_price: float
+    allocation: Allocation
+    preempted: int
+    efficiency: float
+    work: float
+    progress: float
+    charge: float
+    reason: str
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """How a job ended. ``finished`` is the slot in which it did, or None."""
+
+    policy: str
+    finished: int | None
+    on_time: bool
+    progress: float
+    cost: float
+    value: float
+    utility: float
+    entries: tuple[Entry, ...] = ()

@@ -1,0 +1,127 @@
+"""The spot market: one slot of it, and all of it over time, in one pool or several."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+
+from duetune.errors import InvalidInput, NotFound
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from numpy.typing import NDArray
+
+
+class Slot(msgspec.Struct, frozen=True):
+    """The market now. Prices are dollars per GPU and slot; ``available`` includes what we hold."""
+
+    spot_price: float
+    available: int
+    on_demand_price: float
+
+
+class Pool(msgspec.Struct, frozen=True):
+    """A place where GPUs of one type are sold."""
+
+    name: str
+    accelerator: str = "GPU"
+    zone: str = ""
+
+
+class MarketTrace(msgspec.Struct, frozen=True, eq=False):
+    """Prices and availability per slot. Arrays have one row per pool and one column per slot."""
+
+    spot_price: NDArray[np.float64]
+    available: NDArray[np.int64]
+    on_demand_price: NDArray[np.float64]
+    slot_hours: float = 0.5
+    pools: tuple[Pool, ...] = (Pool("default"),)
+    start: datetime | None = None
+    name: str = "market"
+
+    def __post_init__(self) -> None:
+        shape = self.spot_price.shape
+        if len(shape) != 2 or shape[0] != len(self.pools) or not self.pools:
+            raise InvalidInput("spot_price", shape, f"shape ({len(self.pools)} pools, slots)")
+        if shape[1] == 0:
+            raise InvalidInput("trace", self.name, "at least one slot; this one is empty")
+        for field in ("available", "on_demand_price"):
+            other = getattr(self, field).shape
+            if other != shape:
+                raise InvalidInput(field, other, f"the shape of spot_price, {shape}")
+        if not self.slot_hours > 0:
+            raise InvalidInput("slot_hours", self.slot_hours, "a positive number of hours")
+        if self.start is not None and self.start.tzinfo is None:
+            raise InvalidInput("start", self.start.isoformat(), "a time with a time zone")
+        names = [pool.name for pool in self.pools]
+        if len(set(names)) != len(names):
+            raise InvalidInput("pools", names, "different names")
+        for field in ("spot_price", "on_demand_price"):
+            self._refuse(field, ~np.isfinite(getattr(self, field)), "a finite price")
+        self._refuse("spot_price", self.spot_price < 0, "a price of zero or more")
+        self._refuse("on_demand_price", self.on_demand_price <= 0, "a positive price")
+        self._refuse("available", self.available < 0, "a count of zero or more")
+        for field in ("spot_price", "available", "on_demand_price"):
+            getattr(self, field).setflags(write=False)
+
+    def _refuse(self, field: str, bad: NDArray[np.bool_], allowed: str) -> None:
+        if bad.any():
+            pool, slot = (int(index) for index in np.argwhere(bad)[0])
+            value = getattr(self, field)[pool, slot].item()
+            where = f"{field} in pool {self.pools[pool].name!r} at slot {slot}"
+            raise InvalidInput(where, value, allowed)
+
+    @classmethod
+    def single(
+        cls,
+        spot_price: NDArray[np.float64],
+        available: NDArray[np.int64],
+        on_demand_price: NDArray[np.float64] | float,
+        *,
+        slot_hours: float = 0.5,
+        pool: Pool | None = None,
+        start: datetime | None = None,
+        name: str = "market",
+    ) -> MarketTrace:
+        """One pool, from one-dimensional series."""
+        prices = np.array(spot_price, dtype=np.float64, ndmin=1)
+        return cls(
+            spot_price=prices[np.newaxis, :],
+            available=np.array(available, dtype=np.int64, ndmin=1)[np.newaxis, :],
+            on_demand_price=np.array(
+                np.broadcast_to(np.asarray(on_demand_price, dtype=np.float64), prices.shape)
+            )[np.newaxis, :],
+            slot_hours=slot_hours,
+            pools=(pool or Pool("default"),),
+            start=start,
+            name=name,
+        )
+
+    @property
+    def slots(self) -> int:
+        return int(self.spot_price.shape[1])
+
+    def pool(self, name: str | None = None) -> MarketTrace:
+        """The same market seen in one pool; by default the first."""
+        names = [pool.name for pool in self.pools]
+        if name is not None and name not in names:
+            raise NotFound("pool", name, ", ".join(names))
+        row = 0 if name is None else names.index(name)
+        return msgspec.structs.replace(
+            self,
+            spot_price=self.spot_price[row : row + 1],
+            available=self.available[row : row + 1],
+            on_demand_price=self.on_demand_price[row : row + 1],
+            pools=(self.pools[row],),
+        )
+
+    def slot(self, index: int) -> Slot:
+        """Slot ``index`` (from 0) of the first pool."""
+        return Slot(
+            spot_price=float(self.spot_price[0, index]),
+            available=int(self.available[0, index]),
+            on_demand_price=float(self.on_demand_price[0, index]),
+        )

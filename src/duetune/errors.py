@@ -1,0 +1,72 @@
+"""Every error duetune raises on purpose.
+
+    DuetuneError
+    ├── InvalidInput      what the user gave cannot be used: field, value, what is allowed
+    ├── MissingExtra      an optional dependency is needed for this
+    ├── NotFound          nothing by that name
+    └── Bug               duetune contradicts itself; please report
+
+Being late, preempted or infeasible is a value in an outcome, never an exception.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class DuetuneError(Exception):
+    """The root. ``code`` is stable for programs, ``exit_code`` for shells."""
+
+    code: ClassVar[str] = "error"
+    exit_code: ClassVar[int] = 70
+
+
+class InvalidInput(DuetuneError):
+    """What the user gave cannot be used."""
+
+    code = "invalid_input"
+    exit_code = 2
+
+    def __init__(self, field: str, value: object, allowed: str) -> None:
+        self.field = field
+        self.value = value
+        self.allowed = allowed
+        super().__init__(f"{field}: {shown(value)} is not allowed; expected {allowed}")
+
+
+class MissingExtra(DuetuneError):
+    """An optional dependency is needed for this."""
+
+    code = "missing_extra"
+    exit_code = 2
+
+    def __init__(self, purpose: str, extra: str) -> None:
+        self.purpose = purpose
+        self.extra = extra
+        super().__init__(f"{purpose} needs an optional part: pip install 'duetune[{extra}]'")
+
+
+class NotFound(DuetuneError):
+    """Nothing by that name."""
+
+    code = "not_found"
+    exit_code = 3
+
+    def __init__(self, kind: str, name: str, known: str = "") -> None:
+        self.kind = kind
+        self.name = name
+        hint = f"; known: {known}" if known else ""
+        super().__init__(f"no {kind} named {shown(name)}{hint}")
+
+
+class Bug(DuetuneError):
+    """duetune contradicts itself; please report it with this message."""
+
+    code = "bug"
+    exit_code = 70
+
+
+def shown(value: object) -> str:
+    """A value as it stands in a message: short, on one line."""
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
