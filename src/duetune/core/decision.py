@@ -32,6 +32,16 @@ class Forecast(msgspec.Struct, frozen=True, eq=False):
     available: NDArray[np.int64]
 
 
+class Outlook(msgspec.Struct, frozen=True):
+    """What the market is typically like, as believed when the job began.
+
+    It stands for the slots beyond the forecast. Nothing is known: none available.
+    """
+
+    available: float = 0.0
+    spot_price: float = 0.0
+
+
 class View(msgspec.Struct, frozen=True, eq=False):
     """All that a policy may know in slot ``slot`` (from 1) of a job.
 
@@ -45,6 +55,7 @@ class View(msgspec.Struct, frozen=True, eq=False):
     held: Allocation
     market: Slot
     forecast: Forecast
+    outlook: Outlook = Outlook()
     spent: float = 0.0
     memo: tuple[float, ...] = ()
 

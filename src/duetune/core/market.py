@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 import numpy as np
@@ -29,6 +29,14 @@ class Pool(msgspec.Struct, frozen=True):
     name: str
     accelerator: str = "GPU"
     zone: str = ""
+
+
+class MarketWindow(NamedTuple):
+    """Consecutive slots of one pool as plain arrays, for compiled code; index 0 is slot 1."""
+
+    spot_price: NDArray[np.float64]
+    available: NDArray[np.int64]
+    on_demand_price: NDArray[np.float64]
 
 
 class MarketTrace(msgspec.Struct, frozen=True, eq=False):
@@ -124,4 +132,22 @@ class MarketTrace(msgspec.Struct, frozen=True, eq=False):
             spot_price=float(self.spot_price[0, index]),
             available=int(self.available[0, index]),
             on_demand_price=float(self.on_demand_price[0, index]),
+        )
+
+    def window(self, start: int, slots: int) -> MarketWindow:
+        """``slots`` slots of the first pool from slot ``start`` (from 0) on."""
+        if not 0 <= start <= self.slots - slots:
+            raise InvalidInput(
+                "start",
+                start,
+                f"from 0 to {self.slots - slots}, for {slots} slots (to the hard deadline) "
+                f"of the {self.slots} in trace {self.name!r}"
+                if slots <= self.slots
+                else f"a longer trace: {self.name!r} has {self.slots} slots, the job needs {slots}",
+            )
+        stop = start + slots
+        return MarketWindow(
+            spot_price=self.spot_price[0, start:stop],
+            available=self.available[0, start:stop],
+            on_demand_price=self.on_demand_price[0, start:stop],
         )

@@ -1,0 +1,240 @@
+"""Physics: what GPUs do in a slot, what a change of their set costs, what is charged, what
+finishing is worth. Simulator, optimisers, policies and controller all call these functions, so
+"optimal" and "simulated" cannot disagree.
+
+Slots count from 1. Symbols of the paper: work L, deadline d, hard deadline D = floor(gamma d),
+throughput H(n), efficiency mu, value V(T).
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from duetune.core.compiled import compiled
+from duetune.core.job import Job, ReconfigurationKey, ValueShape
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from duetune.core.market import MarketWindow
+
+RELATIVE_TOLERANCE = 1e-9
+
+
+class JobPhysics(NamedTuple):
+    """A job as plain numbers and arrays, for compiled code."""
+
+    work: float
+    tolerance: float
+    deadline: int
+    hard_deadline: int
+    min_gpus: int
+    max_gpus: int
+    throughput: NDArray[np.float64]
+    values: NDArray[np.float64]
+    grow: float
+    shrink: float
+    preempted: float
+    by_composition: bool
+    budget: float
+    reach: NDArray[np.float64]
+
+
+def value_of_finishing(job: Job, slot: int) -> float:
+    """V(T): full until the deadline, falling until the hard deadline, nothing after it."""
+    late = slot - job.deadline
+    if late <= 0:
+        return job.value
+    if slot > job.hard_deadline:
+        return 0.0
+    match job.value_shape:
+        case ValueShape.LINEAR:
+            grace = (job.hard_deadline_factor - 1) * job.deadline
+            return job.value * max(0.0, 1 - late / grace)
+        case ValueShape.STEP:
+            return job.value
+        case ValueShape.EXPONENTIAL:
+            return job.value * math.exp(-job.decay * late)
+
+
+@functools.lru_cache(maxsize=4096)
+def job_physics(job: Job) -> JobPhysics:
+    """The plain-array form of a job; the same job gives the same (read-only) arrays."""
+    throughput = np.array(job.throughput, dtype=np.float64)
+    # Below the minimum nothing may run, whatever the curve says there.
+    throughput[: job.min_gpus] = 0.0
+    values = np.zeros(job.hard_deadline + 2)
+    for slot in range(1, job.hard_deadline + 1):
+        values[slot] = value_of_finishing(job, slot)
+    rule = job.reconfiguration
+    reach = on_demand_reach(job.deadline, job.min_gpus, throughput, rule.grow, rule.shrink)
+    for array in (throughput, values, reach):
+        array.setflags(write=False)
+    return JobPhysics(
+        work=float(job.work),
+        tolerance=RELATIVE_TOLERANCE * max(1.0, job.work),
+        deadline=job.deadline,
+        hard_deadline=job.hard_deadline,
+        min_gpus=job.min_gpus,
+        max_gpus=job.max_gpus,
+        throughput=throughput,
+        values=values,
+        grow=float(rule.grow),
+        shrink=float(rule.shrink),
+        preempted=float(rule.preempted),
+        by_composition=rule.key is ReconfigurationKey.COMPOSITION,
+        budget=math.inf if job.budget is None else float(job.budget),
+        reach=reach,
+    )
+
+
+@compiled
+def cheapest_spot(gpus: int, available: int, spot_price: float, on_demand_price: float) -> int:
+    """The split lemma: of ``gpus`` in all, this many on spot cost least."""
+    if spot_price < on_demand_price:
+        return min(gpus, available)
+    return 0
+
+
+@compiled
+def charge(spot: int, on_demand: int, spot_price: float, on_demand_price: float) -> float:
+    """Dollars for one slot; the whole slot is billed, overheads included."""
+    return spot * spot_price + on_demand * on_demand_price
+
+
+@compiled
+def cheapest_charge(
+    gpus: int, available: float, spot_price: float, on_demand_price: float
+) -> float:
+    """Dollars for one slot of ``gpus`` split as the lemma says; ``available`` may be a mean."""
+    saving = max(0.0, on_demand_price - spot_price)
+    return gpus * on_demand_price - min(gpus, available) * saving
+
+
+@compiled
+def resize_efficiency(job: JobPhysics, held: int, gpus: int) -> float:
+    """mu when only the number of GPUs counts."""
+    if gpus > held:
+        return job.grow
+    if gpus < held:
+        return job.shrink
+    return 1.0
+
+
+@compiled
+def efficiency(
+    job: JobPhysics, held_spot: int, held_on_demand: int, spot: int, on_demand: int, available: int
+) -> float:
+    """mu: the fraction of the slot that computes, given what was held in the slot before.
+
+    With the composition key the group re-forms once for all that happens at a slot's start, so
+    the dearest of the changes counts, not their product.
+    """
+    if not job.by_composition:
+        return resize_efficiency(job, held_spot + held_on_demand, spot + on_demand)
+    kept_spot = min(held_spot, available)
+    fraction = 1.0
+    if kept_spot < held_spot:
+        fraction = min(fraction, job.preempted)
+    if spot > kept_spot or on_demand > held_on_demand:
+        fraction = min(fraction, job.grow)
+    if spot < kept_spot or on_demand < held_on_demand:
+        fraction = min(fraction, job.shrink)
+    return fraction
+
+
+@compiled
+def is_done(job: JobPhysics, progress: float) -> bool:
+    return progress >= job.work - job.tolerance
+
+
+@compiled
+def affordable(
+    job: JobPhysics,
+    spot: int,
+    on_demand: int,
+    spot_price: float,
+    on_demand_price: float,
+    spent: float,
+) -> tuple[int, int]:
+    """The budget is a hard cap: drop GPUs, the dearer kind first, until the slot can be paid."""
+    left = job.budget - spent + RELATIVE_TOLERANCE
+    while spot + on_demand > 0:
+        if charge(spot, on_demand, spot_price, on_demand_price) <= left:
+            return spot, on_demand
+        if on_demand > 0 and (on_demand_price >= spot_price or spot == 0):
+            on_demand -= 1
+        else:
+            spot -= 1
+        if spot + on_demand < job.min_gpus:
+            return 0, 0
+    return 0, 0
+
+
+@compiled
+def on_demand_reach(
+    slots: int, min_gpus: int, throughput: NDArray[np.float64], grow: float, shrink: float
+) -> NDArray[np.float64]:
+    """``reach[k, m]``: the most work that k slots of on-demand GPUs can do after holding m."""
+    max_gpus = throughput.size - 1
+    reach = np.zeros((slots + 1, max_gpus + 1))
+    for left in range(1, slots + 1):
+        for held in range(max_gpus + 1):
+            best = reach[left - 1, 0]
+            for gpus in range(min_gpus, max_gpus + 1):
+                fraction = grow if gpus > held else (shrink if gpus < held else 1.0)
+                best = max(best, fraction * throughput[gpus] + reach[left - 1, gpus])
+            reach[left, held] = best
+    return reach
+
+
+@compiled
+def reach_after(job: JobPhysics, left: int, spot: int, on_demand: int) -> float:
+    """The most work that ``left`` slots can still do after holding this, if all spot is lost."""
+    if left <= 0:
+        return 0.0
+    if not job.by_composition:
+        return float(job.reach[left, spot + on_demand])
+    best = float(job.reach[left - 1, 0])
+    for gpus in range(job.min_gpus, job.max_gpus + 1):
+        work = efficiency(job, spot, on_demand, 0, gpus, 0) * job.throughput[gpus]
+        best = max(best, work + job.reach[left - 1, gpus])
+    return best
+
+
+@compiled
+def play(
+    job: JobPhysics,
+    market: MarketWindow,
+    spot: NDArray[np.int64],
+    on_demand: NDArray[np.int64],
+) -> tuple[float, float, int, float]:
+    """Utility, cost, finishing slot (0: never) and progress of holding these GPUs slot by slot."""
+    progress = 0.0
+    cost = 0.0
+    held_spot, held_on_demand = 0, 0
+    for slot in range(1, min(job.hard_deadline, spot.size) + 1):
+        now_spot, now_on_demand = spot[slot - 1], on_demand[slot - 1]
+        cost += charge(
+            now_spot,
+            now_on_demand,
+            market.spot_price[slot - 1],
+            market.on_demand_price[slot - 1],
+        )
+        fraction = efficiency(
+            job,
+            held_spot,
+            held_on_demand,
+            now_spot,
+            now_on_demand,
+            market.available[slot - 1],
+        )
+        progress += fraction * job.throughput[now_spot + now_on_demand]
+        held_spot, held_on_demand = now_spot, now_on_demand
+        if is_done(job, progress):
+            return job.values[slot] - cost, cost, slot, progress
+    return -cost, cost, 0, progress

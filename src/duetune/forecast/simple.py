@@ -1,0 +1,127 @@
+"""Forecasters without parameters to fit: the oracle, the last value, the value one period ago.
+
+Each comes in two forms that agree bit for bit: a stepping ``Forecaster`` for the controller, and a
+pure function over whole series that gives the forecasts of many slots at once.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from duetune.core.decision import Forecast
+from duetune.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from duetune.core.market import MarketTrace, Slot
+
+
+class Perfect:
+    """Knows the future of ``trace``: an oracle, for experiments only.
+
+    The first observed slot is trace slot ``start``, the next is the one after, and so on: what is
+    observed only counts time. Past its end the trace repeats its last slot.
+    """
+
+    def __init__(self, trace: MarketTrace, start: int = 0) -> None:
+        self._price = trace.spot_price[0]
+        self._available = trace.available[0]
+        self._next = checked_start(start)
+
+    def observe(self, slot: Slot) -> None:  # noqa: ARG002
+        self._next += 1
+
+    def forecast(self, horizon: int) -> Forecast:
+        index = self._next + np.arange(checked_horizon(horizon))
+        index = np.minimum(index, self._price.size - 1)
+        return Forecast(spot_price=self._price[index], available=self._available[index])
+
+
+class LastValue:
+    """The market stays as it is: the control that any other forecast has to beat."""
+
+    def __init__(self) -> None:
+        self._last: Slot | None = None
+
+    def observe(self, slot: Slot) -> None:
+        self._last = slot
+
+    def forecast(self, horizon: int) -> Forecast:
+        last = observed(self._last)
+        return Forecast(
+            spot_price=np.full(checked_horizon(horizon), last.spot_price, dtype=np.float64),
+            available=np.full(horizon, last.available, dtype=np.int64),
+        )
+
+
+class SeasonalNaive:
+    """The value one period ago; while no full period was seen, the last value.
+
+    For horizons longer than the period, the same phase of the last period that was seen.
+    """
+
+    def __init__(self, period_slots: int) -> None:
+        self.period_slots = checked_period(period_slots)
+        # Rings of one period: memory stays constant in a controller that runs for months.
+        self._price = np.empty(period_slots, dtype=np.float64)
+        self._available = np.empty(period_slots, dtype=np.int64)
+        self._seen = 0
+
+    def observe(self, slot: Slot) -> None:
+        place = self._seen % self.period_slots
+        self._price[place] = slot.spot_price
+        self._available[place] = slot.available
+        self._seen += 1
+
+    def forecast(self, horizon: int) -> Forecast:
+        if self._seen == 0:
+            observed(None)
+        now = self._seen - 1
+        index = season_ago(np.array([now]), checked_horizon(horizon), self.period_slots)[0]
+        place = index % self.period_slots
+        return Forecast(spot_price=self._price[place], available=self._available[place])
+
+
+def perfect_index(now: NDArray[np.int64], horizon: int) -> NDArray[np.int64]:
+    """The slot that each forecast copies: row per slot of ``now``, column per slot ahead."""
+    return now[:, np.newaxis] + np.arange(1, horizon + 1)
+
+
+def last_index(now: NDArray[np.int64], horizon: int) -> NDArray[np.int64]:
+    """As ``perfect_index``, for the last value."""
+    return np.repeat(now[:, np.newaxis], horizon, axis=1)
+
+
+def season_ago(now: NDArray[np.int64], horizon: int, period_slots: int) -> NDArray[np.int64]:
+    """As ``perfect_index``, for the value one period ago; history begins at slot 0."""
+    ahead = np.arange(1, horizon + 1)
+    back = period_slots * ((ahead + period_slots - 1) // period_slots)
+    index = now[:, np.newaxis] + (ahead - back)
+    return np.where(index >= 0, index, now[:, np.newaxis])
+
+
+def observed(last: Slot | None) -> Slot:
+    if last is None:
+        raise InvalidInput("forecast", "nothing observed yet", "at least one observed slot")
+    return last
+
+
+def checked_horizon(horizon: int) -> int:
+    if horizon < 0:
+        raise InvalidInput("horizon", horizon, "a number of slots, zero or more")
+    return horizon
+
+
+def checked_start(start: int) -> int:
+    if start < 0:
+        raise InvalidInput("start", start, "a slot of the trace, counted from 0")
+    return start
+
+
+def checked_period(period_slots: int) -> int:
+    if period_slots < 1:
+        raise InvalidInput("period_slots", period_slots, "a number of slots, 1 or more")
+    return period_slots

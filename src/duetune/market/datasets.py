@@ -1,0 +1,266 @@
+"""Measured availability, from the tables of the project's data folder.
+
+The folder is ``shared/data`` beside the repository, or what ``DUETUNE_DATA`` names. It is not
+part of duetune: its README says where each table comes from and what it can and cannot tell.
+"""
+
+from __future__ import annotations
+
+import csv
+import os
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+
+from duetune.core.market import MarketTrace, Pool
+from duetune.errors import InvalidInput, NotFound
+from duetune.market import frames
+from duetune.market.grid import Gaps, Observations, one_trace, place
+from duetune.market.moments import EPOCH, microseconds
+from duetune.market.resample import Availability, availability_named, resample
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+FORTY_FIVE_DAYS = "availability/1-node/aws-02-15-2023"
+_COUNTS = {
+    Availability.MIN: "avail_min",
+    Availability.START: "avail_start",
+    Availability.MEAN: "avail_mean",
+}
+
+
+def data_folder() -> Path:
+    """Where the tables are, whether or not they are there."""
+    given = os.environ.get("DUETUNE_DATA")
+    return Path(given) if given else Path(__file__).parents[4] / "shared" / "data"
+
+
+def data_file(name: str) -> Path:
+    path = data_folder() / name
+    if not path.is_file():
+        raise NotFound("data file", name, f"DUETUNE_DATA names the folder, now {data_folder()}")
+    return path
+
+
+def h100_counts(
+    *,
+    zones: Sequence[str] | None = None,
+    slot_hours: float | None = None,
+    availability: Availability | str = Availability.MIN,
+    gaps: Gaps | str = Gaps.HOLD,
+    max_hold_hours: float = 2.0,
+) -> MarketTrace:
+    """H100 spot at GCP, October 2025: how many of 16 GPUs each of nine zones gave.
+
+    Ticks of 10 minutes unless ``slot_hours`` says otherwise. Prices are list prices. The one
+    gap, of 110 minutes, is held by default.
+    """
+    columns = ("zone", "ts", "available", "spot_usd_gpu_h", "ondemand_usd_gpu_h")
+    frame = frames.read_frame(data_file("h100_counts.parquet"), columns).sort("zone", "ts")
+    names = frames.texts_of(frame, "zone")
+    chosen = select("zones", zones, names)
+    frame = frame.filter(frame.get_column("zone").is_in(chosen))
+    names = frames.texts_of(frame, "zone")
+    observations = Observations(
+        times=frames.times_of(frame, "ts"),
+        pool_index=np.array([chosen.index(zone) for zone in names], dtype=np.int64),
+        pools=tuple(Pool(zone, "H100", zone) for zone in chosen),
+        spot_usd_gpu_h=frames.numbers_of(frame, "spot_usd_gpu_h"),
+        on_demand_usd_gpu_h=frames.numbers_of(frame, "ondemand_usd_gpu_h"),
+        available=frames.numbers_of(frame, "available").astype(np.int64),
+    )
+    grid = place(observations)
+    trace = one_trace(grid, gaps=gaps, max_hold_hours=max_hold_hours, name="h100-counts")
+    if slot_hours is None:
+        return trace
+    return resample(trace, slot_hours, availability=availability)
+
+
+def v100_paired(
+    *,
+    trace_set: str = FORTY_FIVE_DAYS,
+    zones: Sequence[str] | None = None,
+    availability: Availability | str = Availability.MIN,
+) -> MarketTrace:
+    """V100 spot at AWS in 2023, in 30-minute slots, joined with the AWS spot price of the time.
+
+    The clock is good to about a day and some zones are matched to prices by assumption.
+    """
+    counts = _COUNTS[availability_named(availability)]
+    columns = ("trace_id", "zone", "slot", "ts_assumed", counts, "spot_usd_h", "ondemand_usd_h")
+    frame = frames.read_frame(data_file("v100_2023_paired_slots.parquet"), columns)
+    frame = frame.sort("trace_id", "slot")
+    known = frames.texts_of(frame, "trace_id")
+    chosen = _traces_of(trace_set, zones, known)
+    frame = frame.filter(frame.get_column("trace_id").is_in(chosen))
+    names = frames.texts_of(frame, "trace_id")
+    observations = Observations(
+        times=frames.times_of(frame, "ts_assumed"),
+        pool_index=np.array([chosen.index(name) for name in names], dtype=np.int64),
+        pools=tuple(Pool(zone_of(name), "V100", zone_of(name)) for name in chosen),
+        spot_usd_gpu_h=frames.numbers_of(frame, "spot_usd_h"),
+        on_demand_usd_gpu_h=frames.numbers_of(frame, "ondemand_usd_h"),
+        available=np.floor(frames.numbers_of(frame, counts)).astype(np.int64),
+    )
+    grid = place(observations, 0.5)
+    return one_trace(grid, gaps=Gaps.ERROR, max_hold_hours=0.0, name=trace_set)
+
+
+def spot_traces_slots(
+    *,
+    on_demand_usd_gpu_h: float,
+    spot_usd_gpu_h: float | None = None,
+    trace_set: str = FORTY_FIVE_DAYS,
+    zones: Sequence[str] | None = None,
+    accelerator: str | None = None,
+    slot_hours: float = 0.5,
+    availability: Availability | str = Availability.MIN,
+) -> MarketTrace:
+    """The spot-traces sets in slots of 0.5 or 1 h. Most have no prices: the caller gives them."""
+    if slot_hours not in {0.5, 1.0}:
+        raise InvalidInput("slot_hours", slot_hours, "0.5 or 1; spot_traces_ticks has the rest")
+    counts = _COUNTS[availability_named(availability)]
+    columns = ("trace_id", "slot_seconds", "slot", counts, "spot_usd_h")
+    frame = frames.read_frame(data_file("spot_traces_slots.parquet"), columns)
+    frame = frame.filter(frame.get_column("slot_seconds") == round(slot_hours * 3600))
+    chosen = _series(trace_set, zones, accelerator)
+    rows: list[tuple[NDArray[np.float64], NDArray[np.float64]]] = []
+    for series in chosen:
+        part = frame.filter(frame.get_column("trace_id") == series.trace_id).sort("slot")
+        rows.append((frames.numbers_of(part, counts), frames.numbers_of(part, "spot_usd_h")))
+    return _joined(chosen, rows, slot_hours, spot_usd_gpu_h, on_demand_usd_gpu_h)
+
+
+def spot_traces_ticks(
+    *,
+    on_demand_usd_gpu_h: float,
+    spot_usd_gpu_h: float | None = None,
+    trace_set: str = FORTY_FIVE_DAYS,
+    zones: Sequence[str] | None = None,
+    accelerator: str | None = None,
+    slot_hours: float | None = None,
+    availability: Availability | str = Availability.MIN,
+) -> MarketTrace:
+    """The spot-traces sets at their own ticks of 30 to 600 s, or resampled to any slot."""
+    columns = ("trace_id", "tick", "available_nodes", "spot_usd_h")
+    frame = frames.read_frame(data_file("spot_traces_ticks.parquet"), columns)
+    chosen = _series(trace_set, zones, accelerator)
+    rows: list[tuple[NDArray[np.float64], NDArray[np.float64]]] = []
+    for series in chosen:
+        part = frame.filter(frame.get_column("trace_id") == series.trace_id).sort("tick")
+        nodes, price = (frames.numbers_of(part, column) for column in columns[2:])
+        rows.append((nodes, price))
+    tick_hours = chosen[0].gap_seconds / 3600
+    trace = _joined(chosen, rows, tick_hours, spot_usd_gpu_h, on_demand_usd_gpu_h)
+    if slot_hours is None:
+        return trace
+    return resample(trace, slot_hours, availability=availability)
+
+
+def spot_trace_sets() -> tuple[str, ...]:
+    """The names that ``trace_set`` can have."""
+    return tuple(dict.fromkeys(series.trace_set for series in _all_series()))
+
+
+class _Series(msgspec.Struct, frozen=True):
+    trace_id: str
+    trace_set: str
+    zone: str
+    accelerator: str
+    gpus_per_node: int
+    gap_seconds: int
+    start: datetime
+
+
+def _all_series() -> list[_Series]:
+    with data_file("spot_traces_series.csv").open(encoding="utf-8", newline="") as file:
+        return [
+            _Series(
+                trace_id=row["trace_id"],
+                trace_set=row["trace_set"],
+                zone=row["zone"],
+                accelerator=row["accelerator"] or "CPU",
+                # A machine without GPUs counts as one unit, priced as a whole.
+                gpus_per_node=max(1, int(row["gpus_per_node"])),
+                gap_seconds=int(row["gap_seconds"]),
+                start=datetime.fromisoformat(row["start_utc"] or row["start_date"]).replace(
+                    tzinfo=UTC
+                ),
+            )
+            for row in csv.DictReader(file)
+        ]
+
+
+def _series(trace_set: str, zones: Sequence[str] | None, accelerator: str | None) -> list[_Series]:
+    everything = _all_series()
+    select("trace_set", [trace_set], [series.trace_set for series in everything])
+    inside = [series for series in everything if series.trace_set == trace_set]
+    if accelerator is not None:
+        select("accelerator", [accelerator], [series.accelerator for series in inside])
+        inside = [series for series in inside if series.accelerator == accelerator]
+    wanted = select("zones", zones, [series.zone for series in inside])
+    chosen = [series for series in inside if series.zone in wanted]
+    if len({(series.start, series.gap_seconds) for series in chosen}) != 1:
+        starts = sorted({series.start.isoformat() for series in chosen})
+        raise InvalidInput("zones", wanted, f"zones with one start time, not {starts}")
+    return chosen
+
+
+def _joined(
+    chosen: list[_Series],
+    rows: list[tuple[NDArray[np.float64], NDArray[np.float64]]],
+    slot_hours: float,
+    spot_usd_gpu_h: float | None,
+    on_demand_usd_gpu_h: float,
+) -> MarketTrace:
+    slots = min(counts.size for counts, _ in rows)
+    spot, available = np.empty((len(rows), slots)), np.empty((len(rows), slots), dtype=np.int64)
+    for index, (series, (counts, price)) in enumerate(zip(chosen, rows, strict=True)):
+        available[index] = np.floor(counts[:slots]) * series.gpus_per_node
+        if spot_usd_gpu_h is not None:
+            spot[index] = spot_usd_gpu_h
+        elif np.isnan(price[:slots]).any():
+            raise InvalidInput("spot_usd_gpu_h", None, f"given: {series.trace_id} has no prices")
+        else:
+            spot[index] = price[:slots] / series.gpus_per_node
+    return MarketTrace(
+        spot_price=spot * slot_hours,
+        available=available,
+        on_demand_price=np.full(spot.shape, on_demand_usd_gpu_h * slot_hours),
+        slot_hours=slot_hours,
+        pools=tuple(
+            Pool(series.trace_id.rsplit("/", 1)[1], series.accelerator, series.zone)
+            for series in chosen
+        ),
+        start=None if microseconds(chosen[0].start) == microseconds(EPOCH) else chosen[0].start,
+        name=chosen[0].trace_set,
+    )
+
+
+def _traces_of(trace_set: str, zones: Sequence[str] | None, known: list[str]) -> list[str]:
+    everything = sorted(set(known))
+    select("trace_set", [trace_set], [name.rsplit("/", 1)[0] for name in everything])
+    inside = [name for name in everything if name.rsplit("/", 1)[0] == trace_set]
+    wanted = select("zones", zones, [zone_of(name) for name in inside])
+    return [name for name in inside if zone_of(name) in wanted]
+
+
+def zone_of(trace_id: str) -> str:
+    return trace_id.rsplit("/", 1)[1].split("_", 1)[0]
+
+
+def select(field: str, wanted: Sequence[str] | None, known: Sequence[str]) -> list[str]:
+    """What was asked for, all of it known; everything known when nothing was."""
+    everything = sorted(set(known))
+    if wanted is None:
+        return everything
+    unknown = [name for name in wanted if name not in everything]
+    if unknown or not wanted:
+        raise InvalidInput(field, unknown or list(wanted), f"some of {', '.join(everything)}")
+    return list(dict.fromkeys(wanted))

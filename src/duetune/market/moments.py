@@ -1,0 +1,41 @@
+"""Times at the edge: ISO-8601 text with a zone, and whole microseconds since 1970 inside."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+from duetune.errors import InvalidInput
+
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+MICROSECONDS_PER_HOUR = 3_600_000_000
+_MICROSECOND = timedelta(microseconds=1)
+
+
+def microseconds(moment: datetime) -> int:
+    """Exact, unlike ``moment.timestamp()``, which is a float."""
+    return (moment - EPOCH) // _MICROSECOND
+
+
+def moment_at(since_epoch: float) -> datetime:
+    return EPOCH + timedelta(microseconds=round(since_epoch))
+
+
+def written(since_epoch: float) -> str:
+    return moment_at(since_epoch).isoformat().replace("+00:00", "Z")
+
+
+def parse_moment(text: object, where: str) -> int:
+    """Microseconds since 1970 of an ISO-8601 time; ``where`` says which row it stands in."""
+    try:
+        moment = datetime.fromisoformat(str(text).strip())
+        if moment.tzinfo is None:
+            raise InvalidInput(where, text, "a time with a zone, such as 2025-01-31T12:00:00Z")
+        return microseconds(moment)
+    except (ValueError, OverflowError):
+        raise InvalidInput(where, text, "an ISO-8601 time with a zone") from None
+
+
+def aware_microseconds(moment: datetime, where: str) -> int:
+    if moment.tzinfo is None:
+        raise InvalidInput(where, moment.isoformat(), "a time with a time zone")
+    return microseconds(moment)

@@ -1,0 +1,1 @@
+"""Exact optima and the value tables that policies plan with."""

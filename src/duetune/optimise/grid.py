@@ -1,0 +1,73 @@
+"""The progress grid: work left, counted in steps of one unit, so that plans become tables."""
+
+from __future__ import annotations
+
+import functools
+import math
+from fractions import Fraction
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from duetune.core.physics import job_physics
+from duetune.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from duetune.core.job import Job
+
+STAY, GROW, SHRINK = 0, 1, 2
+_SLACK = 1e-7  # in units: float noise of a division, far below any true remainder
+_LARGEST_DENOMINATOR = 10**6
+
+
+class ProgressGrid(NamedTuple):
+    """``strides[change, n]`` steps are done by n GPUs in a slot with this kind of change.
+
+    Rounded down (and work left rounded up), a plan never over-states progress; rounded the other
+    way (``optimistic``) it never under-states it, which bounds the optimum from above.
+    """
+
+    unit: float
+    steps: int
+    strides: NDArray[np.int64]
+    exact: bool
+
+
+def exact_unit(job: Job) -> float:
+    """The largest unit that divides every amount of work one slot can do."""
+    rule = job.reconfiguration
+    amounts = [
+        _fraction(job.throughput[gpus]) * _fraction(mu)
+        for gpus in range(job.min_gpus, job.max_gpus + 1)
+        for mu in (1.0, rule.grow, rule.shrink, rule.preempted)
+    ]
+    common = math.lcm(*(amount.denominator for amount in amounts))
+    return math.gcd(*(int(amount * common) for amount in amounts)) / common
+
+
+@functools.lru_cache(maxsize=4096)
+def progress_grid(job: Job, max_steps: int, *, optimistic: bool = False) -> ProgressGrid:
+    """The exact grid where it has at most ``max_steps`` steps, else ``max_steps`` equal ones."""
+    if max_steps < 1:
+        raise InvalidInput("max_steps", max_steps, "1 or more")
+    unit = exact_unit(job)
+    exact = unit > 0 and job.work / unit <= max_steps
+    if not exact:
+        unit = job.work / max_steps
+    physics = job_physics(job)
+    shares = np.outer([1.0, physics.grow, physics.shrink], physics.throughput) / unit
+    if optimistic and not exact:
+        strides = np.ceil(shares - _SLACK)
+        steps = max(1, math.floor(job.work / unit + _SLACK))
+    else:
+        strides = np.floor(shares + _SLACK)
+        steps = max(1, math.ceil(job.work / unit - _SLACK))
+    table = strides.astype(np.int64)
+    table.setflags(write=False)
+    return ProgressGrid(unit=unit, steps=steps, strides=table, exact=exact)
+
+
+def _fraction(number: float) -> Fraction:
+    return Fraction(repr(float(number))).limit_denominator(_LARGEST_DENOMINATOR)

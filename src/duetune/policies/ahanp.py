@@ -1,0 +1,34 @@
+"""AHANP: decide without a forecast, by pace and price."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from duetune.errors import InvalidInput
+from duetune.policies.compiled_policy import CompiledPolicy, policy_record
+from duetune.policies.kernel import Guard, Kind
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+
+class Ahanp(CompiledPolicy, frozen=True):
+    """``threshold`` (sigma): spot is cheap at or below this share of the on-demand price."""
+
+    threshold: float = 0.6
+
+    def __post_init__(self) -> None:
+        check_threshold(self.threshold)
+
+    @property
+    def name(self) -> str:
+        return f"ahanp:{self.threshold:g}"
+
+    def record(self) -> NDArray[np.void]:
+        return policy_record(Kind.AHANP, guard=Guard.WORTHWHILE, threshold=self.threshold)
+
+
+def check_threshold(threshold: float) -> None:
+    if not 0 <= threshold <= 10:
+        raise InvalidInput("threshold", threshold, "a share of the on-demand price, 0 to 10")

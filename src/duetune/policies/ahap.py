@@ -1,0 +1,67 @@
+"""AHAP: decide with forecasts, by committed horizon control."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from duetune.errors import InvalidInput
+from duetune.policies.ahanp import check_threshold
+from duetune.policies.compiled_policy import CompiledPolicy, policy_record
+from duetune.policies.kernel import Guard, Kind
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+LARGEST_WINDOW = 512
+
+
+class Ahap(CompiledPolicy, frozen=True):
+    """Plan ``window`` (omega) slots ahead, hold the mean of the last ``commitment`` (v) plans.
+
+    ``threshold`` (sigma): when ahead of the pace and spot costs at most this share of on-demand,
+    all of it is banked. ``refuse_dear_spot``: when ahead, spot above the threshold is not used.
+    ``virtual``: plans follow trajectories of their own, as in committed horizon control proper,
+    instead of starting from the real state. ``outlook``: the share of the typically available
+    spot that is counted on beyond the window; 0 counts on on-demand alone.
+    """
+
+    window: int = 5
+    commitment: int = 1
+    threshold: float = 0.3
+    outlook: float = 0.5
+    refuse_dear_spot: bool = False
+    virtual: bool = False
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.window <= LARGEST_WINDOW:
+            raise InvalidInput("window", self.window, f"1 to {LARGEST_WINDOW} slots")
+        if not 1 <= self.commitment <= self.window:
+            raise InvalidInput(
+                "commitment", self.commitment, f"1 to the window, which is {self.window}"
+            )
+        if not 0 <= self.outlook <= 1:
+            raise InvalidInput("outlook", self.outlook, "a share, 0 to 1")
+        check_threshold(self.threshold)
+
+    @property
+    def name(self) -> str:
+        parts = ["ahap", f"{self.window}", f"{self.commitment}", f"{self.threshold:g}"]
+        parts.append(f"{self.outlook:g}")
+        if self.refuse_dear_spot:
+            parts.append("refuse")
+        if self.virtual:
+            parts.append("virtual")
+        return ":".join(parts)
+
+    def record(self) -> NDArray[np.void]:
+        return policy_record(
+            Kind.AHAP,
+            guard=Guard.WORTHWHILE,
+            window=self.window,
+            commitment=self.commitment,
+            threshold=self.threshold,
+            refuse_dear_spot=self.refuse_dear_spot,
+            virtual=self.virtual,
+            outlook=self.outlook,
+        )

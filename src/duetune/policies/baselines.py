@@ -1,0 +1,55 @@
+"""The baselines of the paper: on-demand only, maximal spot utilisation, uniform progress."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from duetune.policies.compiled_policy import CompiledPolicy, policy_record
+from duetune.policies.kernel import Guard, Kind
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+
+class OnDemandOnly(CompiledPolicy, frozen=True):
+    """The fewest on-demand GPUs that meet the deadline, from start to end."""
+
+    @property
+    def name(self) -> str:
+        return "on_demand"
+
+    def record(self) -> NDArray[np.void]:
+        return policy_record(Kind.ON_DEMAND, guard=Guard.NEVER)
+
+
+class MaximalSpot(CompiledPolicy, frozen=True):
+    """All the spot there is, nothing else, until the deadline forces the maximum."""
+
+    @property
+    def name(self) -> str:
+        return "maximal_spot"
+
+    def record(self) -> NDArray[np.void]:
+        return policy_record(Kind.MAXIMAL_SPOT, guard=Guard.NEVER)
+
+
+class UniformProgress(CompiledPolicy, frozen=True):
+    """Keep to the pace t L / d (Wu et al., NSDI'24).
+
+    Elastic by default: any number of GPUs, mixed. ``gang`` is the original: a fixed number on
+    one kind, or nothing.
+    """
+
+    gang: bool = False
+    hysteresis: bool = True
+
+    @property
+    def name(self) -> str:
+        if self.gang:
+            return "uniform_progress:gang"
+        return "uniform_progress" if self.hysteresis else "uniform_progress:eager"
+
+    def record(self) -> NDArray[np.void]:
+        kind = Kind.GANG_UNIFORM_PROGRESS if self.gang else Kind.UNIFORM_PROGRESS
+        return policy_record(kind, guard=Guard.WORTHWHILE, hysteresis=self.hysteresis)

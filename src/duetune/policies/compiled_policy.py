@@ -1,0 +1,145 @@
+"""What the built-in policies have in common: a record for the kernel, and words for its choice."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+
+from duetune.core.decision import Allocation, Decision
+from duetune.core.physics import job_physics
+from duetune.optimise.bellman import steps_left
+from duetune.optimise.grid import progress_grid
+from duetune.policies.horizon import PLANNING_STEPS, fill_to_go, fill_window, horizon_of
+from duetune.policies.kernel import POLICY, Guard, Kind, decide
+from duetune.policies.rules import Now
+from duetune.policies.words import reason
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from duetune.core.decision import View
+    from duetune.core.job import Job
+
+
+class CompiledPolicy(msgspec.Struct, frozen=True):
+    """A policy that the kernel knows. Subclasses say which, with what parameters."""
+
+    @property
+    def name(self) -> str:
+        """A name that ``duetune.bootstrap`` turns back into the same policy."""
+        raise NotImplementedError
+
+    def record(self) -> NDArray[np.void]:
+        """This policy as an array of one ``POLICY`` record."""
+        raise NotImplementedError
+
+    def decide(self, view: View) -> Decision:
+        """Decide one slot with the very functions the tournament uses."""
+        return decide_compiled(self.record(), view)
+
+
+def policy_record(
+    kind: Kind,
+    *,
+    guard: Guard,
+    window: int = 1,
+    commitment: int = 1,
+    threshold: float = 0.0,
+    refuse_dear_spot: bool = False,
+    virtual: bool = False,
+    hysteresis: bool = False,
+    outlook: float = 0.0,
+) -> NDArray[np.void]:
+    row = (
+        kind,
+        window,
+        commitment,
+        threshold,
+        refuse_dear_spot,
+        virtual,
+        hysteresis,
+        outlook,
+        guard,
+    )
+    return np.array([row], dtype=POLICY)
+
+
+def decide_compiled(record: NDArray[np.void], view: View) -> Decision:
+    job, grid = job_physics(view.job), progress_grid(view.job, PLANNING_STEPS)
+    market, forecast = view.market, view.forecast
+    policy = record[0]
+    length = int(policy["commitment"])
+    memo = np.array(view.memo, dtype=np.float64) if view.memo else np.zeros(length * (length + 2))
+    memo = memo.reshape(length, length + 2)
+    now = Now(
+        view.slot,
+        view.progress,
+        view.held.spot,
+        view.held.on_demand,
+        market.spot_price,
+        market.available,
+        market.on_demand_price,
+    )
+    to_go = _to_go(view.job, 0.0, 0.0, market.on_demand_price)
+    beyond, horizon, window = to_go, 0, to_go
+    if policy["kind"] == Kind.AHAP:
+        available = float(policy["outlook"]) * view.outlook.available
+        if available > 0:
+            price = view.outlook.spot_price
+            beyond = _to_go(view.job, available, price, market.on_demand_price)
+        forecasts = len(forecast.spot_price)
+        horizon = horizon_of(job, int(policy["window"]), view.slot, forecasts)
+        places = [view.progress, *(memo[:, 0] if policy["virtual"] else ())]
+        left = [steps_left(job, grid, place) for place in places]
+        window = np.empty((horizon + 2, job.max_gpus + 1, grid.steps + 1))
+        if horizon > 0:
+            fill_window(
+                job,
+                grid,
+                beyond,
+                view.slot,
+                horizon,
+                forecast.spot_price,
+                forecast.available,
+                market.on_demand_price,
+                min(left),
+                max(left),
+                window,
+                np.zeros(job.max_gpus + 1),
+                np.empty(grid.steps + 1),
+            )
+    choice = decide(
+        job,
+        grid,
+        to_go,
+        beyond,
+        window,
+        policy,
+        now,
+        horizon,
+        forecast.spot_price,
+        forecast.available,
+        view.spent,
+        memo,
+    )
+    return Decision(
+        allocation=Allocation(spot=int(choice.spot), on_demand=int(choice.on_demand)),
+        reason=reason(view, choice, horizon, float(policy["threshold"])),
+        memo=tuple(memo.ravel().tolist()),
+    )
+
+
+@functools.lru_cache(maxsize=32)
+def _to_go(
+    job: Job, available: float, spot_price: float, on_demand_price: float
+) -> NDArray[np.float64]:
+    """The same tables serve every slot of a job, so they are remembered."""
+    physics, grid = job_physics(job), progress_grid(job, PLANNING_STEPS)
+    tables = np.zeros((physics.hard_deadline + 2, physics.max_gpus + 1, grid.steps + 1))
+    fill_to_go(
+        physics, grid, available, spot_price, on_demand_price, tables, np.empty(grid.steps + 1)
+    )
+    return tables

@@ -1,0 +1,91 @@
+"""The deadline guard: wraps any policy and holds every deadline that on-demand can still hold."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+
+from duetune.core.decision import Allocation, Decision
+from duetune.core.physics import cheapest_spot, job_physics
+from duetune.optimise.grid import progress_grid
+from duetune.policies.compiled_policy import CompiledPolicy, decide_compiled
+from duetune.policies.horizon import PLANNING_STEPS
+from duetune.policies.kernel import Guard, guarded
+from duetune.policies.rules import Now, keeps_deadline
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from duetune.core.decision import View
+    from duetune.core.ports import Policy
+
+
+class CompiledGuard(CompiledPolicy, frozen=True):
+    """A built-in policy under the guard, still one record of the kernel."""
+
+    policy: CompiledPolicy
+
+    @property
+    def name(self) -> str:
+        return f"guarded:{self.policy.name}"
+
+    def record(self) -> NDArray[np.void]:
+        record = self.policy.record()
+        record["guard"] = Guard.ALWAYS
+        return record
+
+    def decide(self, view: View) -> Decision:
+        return decide_compiled(self.record(), view)
+
+
+class PolicyGuard(msgspec.Struct, frozen=True):
+    """Anybody's policy under the guard."""
+
+    policy: Policy
+
+    @property
+    def name(self) -> str:
+        return f"guarded:{self.policy.name}"
+
+    def decide(self, view: View) -> Decision:
+        decision = self.policy.decide(view)
+        job, market, wish = job_physics(view.job), view.market, decision.allocation
+        now = Now(
+            view.slot,
+            view.progress,
+            view.held.spot,
+            view.held.on_demand,
+            market.spot_price,
+            market.available,
+            market.on_demand_price,
+        )
+        if view.slot > job.deadline or keeps_deadline(job, now, wish.spot, wish.on_demand):
+            return decision
+        grid = progress_grid(view.job, PLANNING_STEPS)
+        unused = np.empty((0, 0, 0))
+        gpus = guarded(job, grid, unused, Guard.ALWAYS, now, market.available, wish.total)
+        if gpus == wish.total:
+            return decision
+        spot = cheapest_spot(gpus, market.available, market.spot_price, market.on_demand_price)
+        return Decision(
+            allocation=Allocation(spot=spot, on_demand=gpus - spot),
+            reason=(
+                f"{decision.reason}; the guard holds {gpus} GPUs instead of {wish.total}: "
+                f"otherwise on-demand could no longer meet the deadline in slot {job.deadline}"
+            ),
+            memo=decision.memo,
+        )
+
+
+def deadline_guard(policy: Policy) -> CompiledGuard | PolicyGuard:
+    """Never misses a deadline that on-demand GPUs could still meet, whatever ``policy`` wants.
+
+    The guard looks at time only. A budget stays a hard cap above it.
+    """
+    if isinstance(policy, CompiledGuard | PolicyGuard):
+        return policy
+    if isinstance(policy, CompiledPolicy):
+        return CompiledGuard(policy)
+    return PolicyGuard(policy)

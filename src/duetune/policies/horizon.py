@@ -1,0 +1,316 @@
+"""Planning over a window, compiled: the window's value tables, plans from them, and AHAP.
+
+The window of slot t covers t..t+h. Its tables are filled from the forecast for t+1..t+h and end
+in the value of going on in a market that does not move (``to_go``): on-demand alone, or with a
+share of what is typically available on spot.
+Slot t itself is real and evaluated per state, so one set of tables serves every policy with the
+same h, wherever its progress is.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from duetune.core.compiled import compiled
+from duetune.core.physics import JobPhysics, cheapest_charge, resize_efficiency
+from duetune.optimise.bellman import (
+    change_of,
+    fill_value_tables,
+    steps_left,
+    sweep,
+    value_of_action,
+)
+from duetune.optimise.grid import GROW, STAY, ProgressGrid
+from duetune.policies.rules import Now, Rule, ahead_by
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+PLANNING_STEPS = 512
+_TIE = 1e-9
+
+
+@compiled
+def fill_to_go(
+    job: JobPhysics,
+    grid: ProgressGrid,
+    typical_available: float,
+    typical_price: float,
+    on_demand_price: float,
+    to_go: NDArray[np.float64],
+    running: NDArray[np.float64],
+) -> None:
+    """Phi: ``to_go[t, m, r]``, the best value from slot t on in a market that does not move.
+
+    With nothing available it is the value of on-demand alone, a lower bound on the optimum.
+    """
+    costs = np.zeros((job.hard_deadline + 1, job.max_gpus + 1))
+    for gpus in range(1, job.max_gpus + 1):
+        costs[:, gpus] = cheapest_charge(
+            gpus, typical_available, typical_price, on_demand_price
+        )
+    fill_value_tables(job, grid, costs, to_go, running)
+
+
+@compiled
+def horizon_of(job: JobPhysics, window: int, slot: int, forecasts: int) -> int:
+    """h = min(window, d - t), and no further than the forecast goes."""
+    return max(0, min(window, job.deadline - slot, forecasts))
+
+
+@compiled
+def fill_window(
+    job: JobPhysics,
+    grid: ProgressGrid,
+    to_go: NDArray[np.float64],
+    slot: int,
+    horizon: int,
+    forecast_price: NDArray[np.float64],
+    forecast_available: NDArray[np.int64],
+    on_demand_price: float,
+    fewest: int,
+    most: int,
+    window: NDArray[np.float64],
+    costs: NDArray[np.float64],
+    running: NDArray[np.float64],
+) -> None:
+    """``window[j, m, r]``, j = 1..h: the value at the start of slot t + j.
+
+    Filled for every r that states with ``fewest`` to ``most`` steps left in slot t can reach.
+    """
+    stride = max(grid.strides[STAY, job.max_gpus], grid.strides[GROW, job.max_gpus])
+    for ahead in range(horizon, 0, -1):
+        for gpus in range(1, job.max_gpus + 1):
+            costs[gpus] = cheapest_charge(
+                gpus,
+                forecast_available[ahead - 1],
+                forecast_price[ahead - 1],
+                on_demand_price,
+            )
+        following = to_go[slot + horizon + 1] if ahead == horizon else window[ahead + 1]
+        first = max(1, fewest - ahead * stride)
+        finish = job.values[slot + ahead]
+        sweep(job, grid, following, window[ahead], costs, finish, first, most, running)
+
+
+@compiled
+def best_gpus(
+    job: JobPhysics,
+    grid: ProgressGrid,
+    following: NDArray[np.float64],
+    left: int,
+    held: int,
+    spot_price: float,
+    available: int,
+    on_demand_price: float,
+    finish: float,
+) -> int:
+    """The best number of GPUs in one slot; the smaller of two that are as good."""
+    choice, best = 0, float(following[0, left])
+    for gpus in range(job.min_gpus, job.max_gpus + 1):
+        cost = cheapest_charge(gpus, available, spot_price, on_demand_price)
+        value = value_of_action(grid, following, left, held, gpus, cost, finish)
+        if value > best + _TIE:
+            choice, best = gpus, value
+    return choice
+
+
+@compiled
+def fill_plan(
+    job: JobPhysics,
+    grid: ProgressGrid,
+    to_go: NDArray[np.float64],
+    window: NDArray[np.float64],
+    now: Now,
+    available: int,
+    horizon: int,
+    forecast_price: NDArray[np.float64],
+    forecast_available: NDArray[np.int64],
+    left: int,
+    held: int,
+    plan: NDArray[np.float64],
+) -> None:
+    """The first ``plan.size`` actions of the window plan; 0 once the work is done."""
+    spot_price = now.spot_price
+    for ahead in range(plan.size):
+        if left <= 0 or ahead > horizon:
+            plan[ahead] = 0.0
+            continue
+        slot = now.slot + ahead
+        if ahead > 0:
+            spot_price, available = forecast_price[ahead - 1], forecast_available[ahead - 1]
+        following = to_go[slot + 1] if ahead == horizon else window[ahead + 1]
+        gpus = best_gpus(
+            job,
+            grid,
+            following,
+            left,
+            held,
+            spot_price,
+            available,
+            now.on_demand_price,
+            job.values[slot],
+        )
+        plan[ahead] = gpus
+        left -= grid.strides[change_of(held, gpus), gpus]
+        held = gpus
+
+
+@compiled
+def overtime(
+    job: JobPhysics, grid: ProgressGrid, to_go: NDArray[np.float64], now: Now, available: int
+) -> int:
+    """From the deadline on: this slot's spot, on-demand later, or giving up if that is best."""
+    return best_gpus(
+        job,
+        grid,
+        to_go[now.slot + 1],
+        steps_left(job, grid, now.progress),
+        now.held_spot + now.held_on_demand,
+        now.spot_price,
+        available,
+        now.on_demand_price,
+        job.values[now.slot],
+    )
+
+
+@compiled
+def _average_of_real_plans(
+    job: JobPhysics,
+    grid: ProgressGrid,
+    to_go: NDArray[np.float64],
+    window: NDArray[np.float64],
+    now: Now,
+    available: int,
+    horizon: int,
+    forecast_price: NDArray[np.float64],
+    forecast_available: NDArray[np.int64],
+    memo: NDArray[np.float64],
+) -> float:
+    """Every slot plans anew from the real state; the last v plans are averaged."""
+    commitment = memo.shape[0]
+    row = memo[now.slot % commitment]
+    row[0] = now.slot
+    fill_plan(
+        job,
+        grid,
+        to_go,
+        window,
+        now,
+        available,
+        horizon,
+        forecast_price,
+        forecast_available,
+        steps_left(job, grid, now.progress),
+        now.held_spot + now.held_on_demand,
+        row[2:],
+    )
+    total, plans = 0.0, 0
+    for index in range(commitment):
+        start = int(memo[index, 0])
+        if start > 0 and now.slot - commitment < start:
+            total += memo[index, 2 + now.slot - start]
+            plans += 1
+    return total / plans
+
+
+@compiled
+def _average_of_virtual_plans(
+    job: JobPhysics,
+    grid: ProgressGrid,
+    to_go: NDArray[np.float64],
+    window: NDArray[np.float64],
+    now: Now,
+    available: int,
+    horizon: int,
+    forecast_price: NDArray[np.float64],
+    forecast_available: NDArray[np.int64],
+    memo: NDArray[np.float64],
+) -> float:
+    """Committed horizon control proper: version k plans every v slots on its own trajectory."""
+    commitment = memo.shape[0]
+    total = 0.0
+    for index in range(commitment):
+        row = memo[index]
+        left = steps_left(job, grid, row[0])
+        held = int(row[1])
+        if now.slot == 1 or now.slot % commitment == index:
+            fill_plan(
+                job,
+                grid,
+                to_go,
+                window,
+                now,
+                available,
+                horizon,
+                forecast_price,
+                forecast_available,
+                left,
+                held,
+                row[2:],
+            )
+            action = int(row[2])
+        else:
+            since = (now.slot - index) % commitment
+            action = int(row[2 + min(since, now.slot - 1)])
+        if left <= 0:
+            action = 0
+        row[0] += resize_efficiency(job, held, action) * job.throughput[action]
+        row[1] = action
+        total += action
+    return total / commitment
+
+
+@compiled
+def ahap(
+    job: JobPhysics,
+    grid: ProgressGrid,
+    to_go: NDArray[np.float64],
+    window: NDArray[np.float64],
+    now: Now,
+    horizon: int,
+    forecast_price: NDArray[np.float64],
+    forecast_available: NDArray[np.int64],
+    threshold: float,
+    refuse_dear_spot: bool,
+    virtual: bool,
+    memo: NDArray[np.float64],
+) -> tuple[int, int, int]:
+    """Before the deadline: GPUs in all, the rule, and the spot that may be used in this slot."""
+    ahead = ahead_by(job, now.slot - 1, now.progress) >= -job.tolerance
+    cheap = now.spot_price <= threshold * now.on_demand_price
+    available = 0 if refuse_dear_spot and ahead and not cheap else now.available
+    if virtual:
+        mean = _average_of_virtual_plans(
+            job,
+            grid,
+            to_go,
+            window,
+            now,
+            available,
+            horizon,
+            forecast_price,
+            forecast_available,
+            memo,
+        )
+    else:
+        mean = _average_of_real_plans(
+            job,
+            grid,
+            to_go,
+            window,
+            now,
+            available,
+            horizon,
+            forecast_price,
+            forecast_available,
+            memo,
+        )
+    gpus, rule = int(np.floor(mean + 0.5)), Rule.PLAN
+    if ahead and cheap and min(available, job.max_gpus) > gpus:
+        gpus, rule = min(available, job.max_gpus), Rule.BANK
+    if gpus < job.min_gpus:
+        gpus = job.min_gpus if 2 * gpus >= job.min_gpus and gpus > 0 else 0
+    return gpus, rule, available

@@ -1,0 +1,26 @@
+"""The pools that online selection chooses from."""
+
+from __future__ import annotations
+
+from duetune.policies.ahanp import Ahanp
+from duetune.policies.ahap import Ahap
+from duetune.policies.baselines import MaximalSpot, OnDemandOnly, UniformProgress
+from duetune.policies.compiled_policy import CompiledPolicy
+
+WINDOWS = (1, 2, 3, 4, 5)
+THRESHOLDS = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
+
+
+def paper_pool(*, outlook: float = 0.0) -> tuple[CompiledPolicy, ...]:
+    """105 AHAP (window 1-5, commitment 1..window, 7 thresholds) and 7 AHANP: 112 policies."""
+    planners = [
+        Ahap(window=window, commitment=commitment, threshold=threshold, outlook=outlook)
+        for window in WINDOWS
+        for commitment in range(1, window + 1)
+        for threshold in THRESHOLDS
+    ]
+    return (*planners, *(Ahanp(threshold=threshold) for threshold in THRESHOLDS))
+
+
+def baselines() -> tuple[CompiledPolicy, ...]:
+    return (OnDemandOnly(), MaximalSpot(), UniformProgress())

@@ -1,0 +1,167 @@
+"""The rules that need no forecast, as compiled functions: pace, baselines and AHANP.
+
+Each returns how many GPUs to hold in all and the rule that said so.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import NamedTuple
+
+from duetune.core.compiled import compiled
+from duetune.core.physics import JobPhysics, efficiency, reach_after, resize_efficiency
+
+
+class Rule(IntEnum):
+    """Which rule decided; the reason in words is made from it."""
+
+    STEADY = 0
+    SPOT_ALL = 1
+    SPOT_NONE = 2
+    LAST_MOMENT = 3
+    AHEAD_SPOT = 4
+    AHEAD_WAIT = 5
+    AHEAD_KEEP = 6
+    BEHIND_CHEAP = 7
+    BEHIND_PACE = 8
+    PLAN = 9
+    BANK = 10
+    OVERTIME = 11
+    GANG_SPOT = 12
+    GANG_STAY = 13
+    GANG_CATCH_UP = 14
+    GANG_WAIT = 15
+    GANG_SAFETY_NET = 16
+
+
+class Now(NamedTuple):
+    """What compiled rules see of the present slot."""
+
+    slot: int
+    progress: float
+    held_spot: int
+    held_on_demand: int
+    spot_price: float
+    available: int
+    on_demand_price: float
+
+
+@compiled
+def usable_spot(job: JobPhysics, available: int) -> int:
+    """S: as much spot as the job can use, or none when that is below its minimum."""
+    gpus = min(available, job.max_gpus)
+    return gpus if gpus >= job.min_gpus else 0
+
+
+@compiled
+def ahead_by(job: JobPhysics, slot: float, progress: float) -> float:
+    """Work done beyond the uniform pace t L / d."""
+    return progress - slot * job.work / job.deadline
+
+
+@compiled
+def pace_gpus(job: JobPhysics, held: int, need: float) -> int:
+    """The fewest GPUs that do ``need`` work in this slot; the maximum when none do."""
+    for gpus in range(job.min_gpus, job.max_gpus + 1):
+        if resize_efficiency(job, held, gpus) * job.throughput[gpus] >= need - job.tolerance:
+            return gpus
+    return job.max_gpus
+
+
+@compiled
+def steady_gpus(job: JobPhysics) -> int:
+    """The fewest GPUs that, held from the first slot to the deadline, finish by it."""
+    for gpus in range(job.min_gpus, job.max_gpus + 1):
+        work = (job.deadline - 1 + job.grow) * job.throughput[gpus]
+        if work >= job.work - job.tolerance:
+            return gpus
+    return job.max_gpus
+
+
+@compiled
+def keeps_deadline(job: JobPhysics, now: Now, spot: int, on_demand: int) -> bool:
+    """Whether on-demand GPUs alone could still meet the deadline after holding this."""
+    fraction = efficiency(
+        job, now.held_spot, now.held_on_demand, spot, on_demand, now.available
+    )
+    done = now.progress + fraction * job.throughput[spot + on_demand]
+    later = reach_after(job, job.deadline - now.slot, spot, on_demand)
+    return done + later >= job.work - job.tolerance
+
+
+@compiled
+def maximal_spot(job: JobPhysics, now: Now) -> tuple[int, int]:
+    """All the spot there is and nothing else, until only the maximum can meet the deadline."""
+    gpus = usable_spot(job, now.available)
+    if not keeps_deadline(job, now, gpus, 0):
+        spot = min(now.available, job.max_gpus)
+        if keeps_deadline(job, now, spot, job.max_gpus - spot):
+            return job.max_gpus, Rule.LAST_MOMENT
+    return gpus, (Rule.SPOT_ALL if gpus > 0 else Rule.SPOT_NONE)
+
+
+@compiled
+def uniform_progress(job: JobPhysics, now: Now, hysteresis: bool) -> tuple[int, int]:
+    """Elastic uniform progress: spot whenever there is some, on-demand when behind the pace.
+
+    Hysteresis (NSDI'24 rule 3): on-demand GPUs are kept until the job is ahead of where the
+    pace will be two changeovers from now.
+    """
+    held = now.held_spot + now.held_on_demand
+    spot = usable_spot(job, now.available)
+    lead = ahead_by(job, now.slot, now.progress)
+    if lead >= -job.tolerance:
+        if spot > 0:
+            return spot, Rule.AHEAD_SPOT
+        changeover = 1 - job.grow
+        if (
+            hysteresis
+            and now.held_on_demand > 0
+            and ahead_by(job, now.slot + 2 * changeover, now.progress) < 0
+        ):
+            return held, Rule.AHEAD_KEEP
+        return 0, Rule.AHEAD_WAIT
+    return max(pace_gpus(job, held, -lead), spot), Rule.BEHIND_PACE
+
+
+@compiled
+def gang_uniform_progress(job: JobPhysics, now: Now, latched: bool) -> tuple[int, int]:
+    """Uniform progress exactly as in NSDI'24: all of a fixed gang, on one kind, or nothing."""
+    gang = steady_gpus(job)
+    changeover = 1 - job.grow
+    time_left = job.deadline - now.slot + 1
+    work_left = (job.work - now.progress) / job.throughput[gang]
+    on_spot = now.held_spot >= gang and now.available >= gang
+    on_on_demand = now.held_on_demand > 0
+    idle = not on_spot and not on_on_demand
+    # Slots are long: waiting is only allowed if the net still holds one slot later.
+    if latched or (idle and time_left - 1 < work_left + 2 * changeover):
+        return gang, Rule.GANG_SAFETY_NET
+    if on_spot:
+        return gang, Rule.GANG_SPOT
+    if on_on_demand and ahead_by(job, now.slot - 1 + 2 * changeover, now.progress) < 0:
+        return gang, Rule.GANG_STAY
+    if now.available >= gang:
+        return gang, Rule.GANG_SPOT
+    if ahead_by(job, now.slot - 1, now.progress) < -job.tolerance:
+        return gang, Rule.GANG_CATCH_UP
+    return 0, Rule.GANG_WAIT
+
+
+@compiled
+def ahanp(job: JobPhysics, now: Now, threshold: float) -> tuple[int, int]:
+    """AHANP's cases 2 to 5; case 1, overtime, is the planner's."""
+    held = now.held_spot + now.held_on_demand
+    cheap = now.spot_price <= threshold * now.on_demand_price
+    spot = usable_spot(job, now.available)
+    lead = ahead_by(job, now.slot, now.progress)
+    if lead >= -job.tolerance:
+        if spot > 0 and cheap:
+            return spot, Rule.AHEAD_SPOT
+        if now.held_on_demand > 0 and lead < 2 * (1 - job.grow) * job.throughput[held]:
+            return held, Rule.AHEAD_KEEP
+        return 0, Rule.AHEAD_WAIT
+    pace = pace_gpus(job, held, -lead)
+    if cheap:
+        return max(pace, spot), Rule.BEHIND_CHEAP
+    return pace, Rule.BEHIND_PACE

@@ -1,0 +1,70 @@
+"""The reason for a decision, in words and with the numbers it was made from."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from duetune.core.physics import job_physics
+from duetune.policies.rules import Rule, ahead_by
+
+if TYPE_CHECKING:
+    from duetune.core.decision import View
+    from duetune.policies.kernel import Choice
+
+
+def reason(view: View, choice: Choice, horizon: int, threshold: float) -> str:
+    """One or two clauses; the guard and the budget speak only when they changed something."""
+    parts = [_rule_words(view, Rule(choice.rule), int(choice.wanted), horizon, threshold)]
+    held = int(choice.spot + choice.on_demand)
+    spent_out = view.job.budget is not None and held < choice.wanted
+    if held > choice.wanted:
+        parts.append(
+            f"the guard raises that to {_gpus(held)}: with fewer, on-demand could no longer "
+            f"meet the deadline in slot {view.job.deadline}"
+        )
+    elif spent_out:
+        parts.append(f"the budget of ${view.job.budget:.2f} leaves room for {_gpus(held)} only")
+    elif held < choice.wanted:
+        parts.append(f"the guard lowers that to {_gpus(held)}: a change would cost more work")
+    return "; ".join(parts)
+
+
+def _rule_words(view: View, rule: Rule, wanted: int, horizon: int, threshold: float) -> str:
+    job, market = view.job, view.market
+    lead = ahead_by(job_physics(job), view.slot - 1, view.progress)
+    pace = f"{abs(lead):.1f} work {'ahead of' if lead >= 0 else 'behind'} the pace"
+    share = market.spot_price / market.on_demand_price
+    price = f"spot at {share:.0%} of on-demand"
+    limit = f"the threshold of {threshold:.0%}"
+    offer = f"{market.available} spot available"
+    words = {
+        Rule.STEADY: f"{_gpus(wanted)} on demand from start to end meet the deadline",
+        Rule.SPOT_ALL: f"hold all the spot there is: {offer}, {price}",
+        Rule.SPOT_NONE: f"wait: {offer}, too few to run on",
+        Rule.LAST_MOMENT: f"last moment: only {_gpus(wanted)} from now on meet the deadline",
+        Rule.AHEAD_SPOT: f"{pace}: spot only, {_gpus(wanted)}, {price}",
+        Rule.AHEAD_WAIT: f"{pace}: wait, {offer}, {price}",
+        Rule.AHEAD_KEEP: f"{pace}: keep {_gpus(wanted)}, too little lead to pay for a change",
+        Rule.BEHIND_CHEAP: f"{pace}: catch up with {_gpus(wanted)}, {price}, below {limit}",
+        Rule.BEHIND_PACE: f"{pace}: {_gpus(wanted)} to catch up, spot first, {offer}",
+        Rule.PLAN: (
+            f"the plan to slot {view.slot + horizon} holds {_gpus(wanted)} now; "
+            f"{pace}, {offer}, {price}"
+        ),
+        Rule.BANK: f"{pace} and {price}, within {limit}: bank all {_gpus(wanted)} of spot",
+        Rule.OVERTIME: (
+            f"at the deadline's end: {_gpus(wanted)} now is worth most"
+            if wanted
+            else "at the deadline's end: nothing now is worth most"
+        ),
+        Rule.GANG_SPOT: f"the gang of {wanted} runs on spot: {offer}, {price}",
+        Rule.GANG_STAY: f"{pace}: stay on demand until two changeovers ahead",
+        Rule.GANG_CATCH_UP: f"{pace} and no spot for the whole gang: {wanted} on demand",
+        Rule.GANG_WAIT: f"{pace} and no spot for the whole gang: wait",
+        Rule.GANG_SAFETY_NET: f"safety net: {wanted} on demand until the work is done",
+    }
+    return words[rule]
+
+
+def _gpus(count: int) -> str:
+    return "1 GPU" if count == 1 else f"{count} GPUs"
