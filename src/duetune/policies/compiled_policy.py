@@ -70,6 +70,9 @@ def policy_record(
 def decide_compiled(record: NDArray[np.void], view: View) -> Decision:
     job, grid = job_physics(view.job), progress_grid(view.job, PLANNING_STEPS)
     market, forecast = view.market, view.forecast
+    # Own copies: the kernel is compiled for one kind of array, writable and contiguous.
+    price_ahead = np.array(forecast.spot_price, dtype=np.float64)
+    available_ahead = np.array(forecast.available, dtype=np.int64)
     policy = record[0]
     length = int(policy["commitment"])
     memo = np.array(view.memo, dtype=np.float64) if view.memo else np.zeros(length * (length + 2))
@@ -90,7 +93,7 @@ def decide_compiled(record: NDArray[np.void], view: View) -> Decision:
         if available > 0:
             price = view.outlook.spot_price
             beyond = _to_go(view.job, available, price, market.on_demand_price)
-        forecasts = len(forecast.spot_price)
+        forecasts = price_ahead.size
         horizon = horizon_of(job, int(policy["window"]), view.slot, forecasts)
         places = [view.progress, *(memo[:, 0] if policy["virtual"] else ())]
         left = [steps_left(job, grid, place) for place in places]
@@ -102,8 +105,8 @@ def decide_compiled(record: NDArray[np.void], view: View) -> Decision:
                 beyond,
                 view.slot,
                 horizon,
-                forecast.spot_price,
-                forecast.available,
+                price_ahead,
+                available_ahead,
                 market.on_demand_price,
                 min(left),
                 max(left),
@@ -120,8 +123,8 @@ def decide_compiled(record: NDArray[np.void], view: View) -> Decision:
         policy,
         now,
         horizon,
-        forecast.spot_price,
-        forecast.available,
+        price_ahead,
+        available_ahead,
         view.spent,
         memo,
     )

@@ -1,0 +1,91 @@
+"""Cases for a tournament: a job that begins somewhere on a market."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from duetune.core.job import Job, Reconfiguration, linear_throughput
+from duetune.errors import InvalidInput
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from duetune.core.market import MarketTrace
+
+
+class Case(msgspec.Struct, frozen=True):
+    """A job that begins in slot ``start`` of market ``market`` (an index)."""
+
+    job: Job
+    market: int
+    start: int
+
+
+class JobMix(msgspec.Struct, frozen=True):
+    """A distribution of jobs; each field is a closed range that is drawn from uniformly.
+
+    ``tightness`` is the share of what the maximal number of GPUs could do by the deadline;
+    ``value_factor`` the value in units of the work's cost on demand at full size.
+    """
+
+    deadline: tuple[int, int] = (12, 32)
+    tightness: tuple[float, float] = (0.3, 0.7)
+    max_gpus: tuple[int, int] = (8, 16)
+    min_gpus: tuple[int, int] = (1, 2)
+    value_factor: tuple[float, float] = (1.2, 2.0)
+    hard_deadline_factor: float = 1.5
+    intercept: tuple[float, float] = (0.0, 0.0)
+    reconfiguration: Reconfiguration = Reconfiguration()
+
+    def __post_init__(self) -> None:
+        for field in ("deadline", "tightness", "max_gpus", "min_gpus", "value_factor", "intercept"):
+            low, high = getattr(self, field)
+            if not (math.isfinite(low) and math.isfinite(high) and 0 <= low <= high):
+                raise InvalidInput(f"job mix {field}", (low, high), "a range, low before high")
+
+    def longest(self) -> int:
+        """The most slots a job of this mix can take."""
+        return math.floor(self.hard_deadline_factor * self.deadline[1] + 1e-9)
+
+    def draw(self, random: np.random.Generator, on_demand_price: float, name: str) -> Job:
+        deadline = int(random.integers(self.deadline[0], self.deadline[1] + 1))
+        max_gpus = int(random.integers(self.max_gpus[0], self.max_gpus[1] + 1))
+        min_gpus = int(random.integers(self.min_gpus[0], self.min_gpus[1] + 1))
+        intercept = float(random.uniform(*self.intercept))
+        throughput = linear_throughput(max_gpus, intercept=intercept)
+        work = round(float(random.uniform(*self.tightness)) * deadline * throughput[-1], 1)
+        cost_on_demand = work / throughput[-1] * max_gpus * on_demand_price
+        return Job(
+            work=work,
+            deadline=deadline,
+            value=round(float(random.uniform(*self.value_factor)) * cost_on_demand, 2),
+            throughput=throughput,
+            min_gpus=min(min_gpus, max_gpus),
+            hard_deadline_factor=self.hard_deadline_factor,
+            reconfiguration=self.reconfiguration,
+            name=name,
+        )
+
+
+def draw_cases(
+    mix: JobMix, markets: tuple[MarketTrace, ...], count: int, random: np.random.Generator
+) -> tuple[Case, ...]:
+    """``count`` jobs on markets and at slots drawn uniformly."""
+    if count < 1:
+        raise InvalidInput("jobs", count, "1 or more")
+    for market in markets:
+        if market.slots < mix.longest():
+            raise InvalidInput(
+                "trace", market.name, f"at least {mix.longest()} slots; it has {market.slots}"
+            )
+    cases = []
+    for number in range(count):
+        which = int(random.integers(len(markets)))
+        market = markets[which]
+        start = int(random.integers(market.slots - mix.longest() + 1))
+        price = float(market.on_demand_price[0, start])
+        cases.append(Case(mix.draw(random, price, f"job-{number}"), which, start))
+    return tuple(cases)

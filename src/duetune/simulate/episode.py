@@ -1,0 +1,117 @@
+"""One job on one market, slot by slot, with every decision explained."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from duetune.core.decision import Allocation, View
+from duetune.core.ledger import Entry, Outcome
+from duetune.core.physics import affordable, charge, efficiency, is_done, job_physics
+from duetune.errors import InvalidInput
+from duetune.forecast.outlook import outlook_at
+
+if TYPE_CHECKING:
+    from duetune.core.job import Job
+    from duetune.core.market import MarketTrace
+    from duetune.core.physics import JobPhysics
+    from duetune.core.ports import Policy
+    from duetune.forecast.source import ForecastSource
+
+DEFAULT_HORIZON = 24
+
+
+def simulate(
+    job: Job,
+    trace: MarketTrace,
+    policy: Policy,
+    source: ForecastSource,
+    *,
+    start: int = 0,
+    horizon: int = DEFAULT_HORIZON,
+) -> Outcome:
+    """Run ``job`` from trace slot ``start`` until it is done or its hard deadline has passed."""
+    physics = job_physics(job)
+    trace.window(start, job.hard_deadline)  # refuses a trace that is too short, before any work
+    forecaster = source.forecaster(trace, start)
+    outlook = outlook_at(trace, start)
+    progress, spent, held, memo = 0.0, 0.0, Allocation(), ()
+    entries: list[Entry] = []
+    finished = None
+    for slot in range(1, job.hard_deadline + 1):
+        market = trace.slot(start + slot - 1)
+        forecaster.observe(market)
+        view = View(
+            job=job,
+            slot=slot,
+            progress=progress,
+            held=held,
+            market=market,
+            forecast=forecaster.forecast(horizon),
+            outlook=outlook,
+            spent=spent,
+            memo=memo,
+        )
+        decision = policy.decide(view)
+        memo = decision.memo
+        now = _allowed(physics, policy, view, decision.allocation)
+        cost = charge(now.spot, now.on_demand, market.spot_price, market.on_demand_price)
+        fraction = efficiency(
+            physics, held.spot, held.on_demand, now.spot, now.on_demand, market.available
+        )
+        work = fraction * float(physics.throughput[now.total])
+        spent += cost
+        progress += work
+        entries.append(
+            Entry(
+                slot=slot,
+                spot_price=market.spot_price,
+                available=market.available,
+                on_demand_price=market.on_demand_price,
+                allocation=now,
+                preempted=max(0, held.spot - market.available),
+                efficiency=fraction,
+                work=work,
+                progress=progress,
+                charge=cost,
+                reason=decision.reason,
+            )
+        )
+        held = now
+        if is_done(physics, progress):
+            finished = slot
+            break
+    value = float(physics.values[finished]) if finished else 0.0
+    return Outcome(
+        policy=policy.name,
+        finished=finished,
+        on_time=finished is not None and finished <= job.deadline,
+        progress=progress,
+        cost=spent,
+        value=value,
+        utility=value - spent,
+        entries=tuple(entries),
+    )
+
+
+def _allowed(physics: JobPhysics, policy: Policy, view: View, wish: Allocation) -> Allocation:
+    """What may be held: a policy from elsewhere is checked, and the budget is a hard cap."""
+    total, available = wish.total, view.market.available
+    if not (
+        0 <= wish.spot <= available
+        and wish.on_demand >= 0
+        and (total == 0 or physics.min_gpus <= total <= physics.max_gpus)
+    ):
+        raise InvalidInput(
+            f"decision of {policy.name} in slot {view.slot}",
+            (wish.spot, wish.on_demand),
+            f"at most {available} spot, and in all 0 or {physics.min_gpus} to {physics.max_gpus}",
+        )
+    spot, on_demand = affordable(
+        physics,
+        wish.spot,
+        wish.on_demand,
+        view.market.spot_price,
+        view.market.on_demand_price,
+        view.spent,
+    )
+    return Allocation(spot=int(spot), on_demand=int(on_demand))

@@ -1,0 +1,189 @@
+"""The tournament: every policy on every case, compiled, on all cores.
+
+Since a policy is a price taker, playing the whole pool on a realised market gives the
+counterfactual utilities that online selection learns from.
+"""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+
+from duetune.core.physics import job_physics
+from duetune.errors import InvalidInput
+from duetune.forecast.outlook import outlook_at
+from duetune.optimise.dynamic import offline_optimum
+from duetune.optimise.grid import progress_grid
+from duetune.policies.ahap import Ahap
+from duetune.policies.compiled_policy import CompiledPolicy
+from duetune.policies.guard import CompiledGuard
+from duetune.policies.horizon import PLANNING_STEPS
+from duetune.policies.kernel import play_pool
+from duetune.simulate.episode import DEFAULT_HORIZON, simulate
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from numpy.typing import NDArray
+
+    from duetune.core.market import MarketTrace
+    from duetune.core.ports import Policy
+    from duetune.forecast.source import ForecastSource
+    from duetune.forecast.table import ForecastTable
+    from duetune.simulate.cases import Case
+
+_CASES_PER_TASK = 16
+
+
+class Tournament(msgspec.Struct, frozen=True, eq=False):
+    """Results with one row per case and one column per policy. ``finished`` 0 means never."""
+
+    policies: tuple[str, ...]
+    utility: NDArray[np.float64]
+    cost: NDArray[np.float64]
+    finished: NDArray[np.int64]
+    slots: NDArray[np.int64]
+    spot_slots: NDArray[np.int64]
+    on_demand_slots: NDArray[np.int64]
+    deadline: NDArray[np.int64]
+    optimum: NDArray[np.float64] | None = None
+
+    @property
+    def on_time(self) -> NDArray[np.bool_]:
+        return (self.finished > 0) & (self.finished <= self.deadline[:, np.newaxis])
+
+    @property
+    def policy_slots(self) -> int:
+        """How many decisions were taken."""
+        return int(self.slots.sum())
+
+
+def run_tournament(
+    policies: Sequence[Policy],
+    cases: Sequence[Case],
+    markets: Sequence[MarketTrace],
+    source: ForecastSource,
+    *,
+    optimum: bool = False,
+    workers: int | None = None,
+    advance: Callable[[int], None] | None = None,
+) -> Tournament:
+    """Play every policy on every case; ``advance`` is told how many cases are newly done."""
+    if not policies:
+        raise InvalidInput("policies", "none", "at least one policy")
+    contest = _Contest(tuple(policies), tuple(cases), tuple(markets), source, optimum=optimum)
+    chunks = [
+        range(first, min(first + _CASES_PER_TASK, len(cases)))
+        for first in range(0, len(cases), _CASES_PER_TASK)
+    ]
+    contest.play(0)  # compiles before threads compete for the compiler
+    with ThreadPoolExecutor(workers or os.cpu_count() or 1) as executor:
+        for done in executor.map(contest.play_all, chunks):
+            if advance is not None:
+                advance(done)
+    return contest.result
+
+
+class _Contest:
+    def __init__(
+        self,
+        policies: tuple[Policy, ...],
+        cases: tuple[Case, ...],
+        markets: tuple[MarketTrace, ...],
+        source: ForecastSource,
+        *,
+        optimum: bool,
+    ) -> None:
+        self.policies, self.cases, self.markets = policies, cases, markets
+        self.source = source
+        self.horizon = max([1, *(_window(policy) for policy in policies)])
+        self.tables: list[ForecastTable] = [
+            source.table(market, self.horizon) for market in markets
+        ]
+        compiled = [
+            (place, policy)
+            for place, policy in enumerate(policies)
+            if isinstance(policy, CompiledPolicy)
+        ]
+        self.columns = np.array([place for place, _ in compiled], dtype=np.int64)
+        self.stepped = [place for place in range(len(policies)) if place not in self.columns]
+        if compiled:
+            self.records = np.concatenate([policy.record() for _, policy in compiled])
+        shape = (len(cases), len(policies))
+        self.result = Tournament(
+            policies=tuple(policy.name for policy in policies),
+            utility=np.zeros(shape),
+            cost=np.zeros(shape),
+            finished=np.zeros(shape, np.int64),
+            slots=np.zeros(shape, np.int64),
+            spot_slots=np.zeros(shape, np.int64),
+            on_demand_slots=np.zeros(shape, np.int64),
+            deadline=np.array([case.job.deadline for case in cases]),
+            optimum=np.zeros(len(cases)) if optimum else None,
+        )
+
+    def play_all(self, rows: range) -> int:
+        for row in rows:
+            self.play(row)
+        return len(rows)
+
+    def play(self, row: int) -> None:
+        case = self.cases[row]
+        trace = self.markets[case.market]
+        window = trace.window(case.start, case.job.hard_deadline)
+        if self.columns.size:
+            price, available = self.tables[case.market].rows(case.start, case.job.hard_deadline)
+            outlook = outlook_at(trace, case.start)
+            played = play_pool(
+                job_physics(case.job),
+                progress_grid(case.job, PLANNING_STEPS),
+                window,
+                np.array(price),
+                np.array(available),
+                outlook.available,
+                outlook.spot_price,
+                self.records,
+            )
+            for field in (
+                "utility",
+                "cost",
+                "finished",
+                "slots",
+                "spot_slots",
+                "on_demand_slots",
+            ):
+                getattr(self.result, field)[row, self.columns] = getattr(played, field)
+        for place in self.stepped:
+            self._play_stepped(row, place)
+        if self.result.optimum is not None:
+            self.result.optimum[row] = offline_optimum(case.job, window).utility
+
+    def _play_stepped(self, row: int, place: int) -> None:
+        case = self.cases[row]
+        outcome = simulate(
+            case.job,
+            self.markets[case.market],
+            self.policies[place],
+            self.source,
+            start=case.start,
+            horizon=DEFAULT_HORIZON,
+        )
+        result = self.result
+        result.utility[row, place] = outcome.utility
+        result.cost[row, place] = outcome.cost
+        result.finished[row, place] = outcome.finished or 0
+        result.slots[row, place] = len(outcome.entries)
+        result.spot_slots[row, place] = sum(entry.allocation.spot for entry in outcome.entries)
+        result.on_demand_slots[row, place] = sum(
+            entry.allocation.on_demand for entry in outcome.entries
+        )
+
+
+def _window(policy: Policy) -> int:
+    if isinstance(policy, CompiledGuard):
+        return _window(policy.policy)
+    return policy.window if isinstance(policy, Ahap) else 0
