@@ -31,6 +31,19 @@ def steps_left(job: JobPhysics, grid: ProgressGrid, progress: float) -> int:
 
 
 @compiled
+def _raise_row(target: NDArray[np.float64], source: NDArray[np.float64], cost: float) -> None:
+    """target = max(target, source - cost); both are slices, so that the loop is vectorised."""
+    for index in range(target.size):
+        target[index] = max(target[index], source[index] - cost)
+
+
+@compiled
+def _copy_row(target: NDArray[np.float64], source: NDArray[np.float64]) -> None:
+    for index in range(target.size):
+        target[index] = source[index]
+
+
+@compiled
 def raise_to(
     best: NDArray[np.float64],
     following: NDArray[np.float64],
@@ -42,17 +55,12 @@ def raise_to(
 ) -> None:
     """best[r] = max(best[r], value of doing ``stride`` steps at ``cost``), first <= r <= last."""
     finishing = finish - cost
-    for index in range(first, min(stride, last) + 1):
-        if finishing > best[index]:
-            best[index] = finishing
+    done = best[first : min(stride, last) + 1]
+    for index in range(done.size):
+        done[index] = max(done[index], finishing)
     begin = max(first, stride + 1)
-    if begin > last:
-        return
-    target = best[begin : last + 1]
-    source = following[begin - stride : last + 1 - stride]
-    for index in range(target.size):
-        value = source[index] - cost
-        target[index] = value if value > target[index] else target[index]
+    if begin <= last:
+        _raise_row(best[begin : last + 1], following[begin - stride : last + 1 - stride], cost)
 
 
 @compiled
@@ -73,28 +81,22 @@ def sweep(
     ``running`` is scratch of one row. Waiting (n = 0) is always possible, so values are never
     below zero: giving up needs no rule of its own.
     """
-    for index in range(first, last + 1):
-        running[index] = following[0, index]
-        values[0, index] = following[0, index]
+    end = last + 1
+    largest = running[first:end]
+    _copy_row(values[0, first:end], following[0, first:end])
+    _copy_row(largest, following[0, first:end])
     for gpus in range(job.min_gpus, job.max_gpus + 1):
-        row = values[gpus]
-        for index in range(first, last + 1):
-            row[index] = running[index]
-        after = following[gpus]
-        cost = costs[gpus]
+        row, after, cost = values[gpus], following[gpus], costs[gpus]
+        _copy_row(row[first:end], largest)
         raise_to(row, after, grid.strides[STAY, gpus], finish, cost, first, last)
         raise_to(running, after, grid.strides[SHRINK, gpus], finish, cost, first, last)
-    for index in range(first, last + 1):
-        running[index] = -np.inf
+    for index in range(largest.size):
+        largest[index] = -np.inf
     for gpus in range(job.max_gpus, job.min_gpus - 1, -1):
-        row = values[gpus]
-        for index in range(first, last + 1):
-            row[index] = running[index] if running[index] > row[index] else row[index]
+        _raise_row(values[gpus, first:end], largest, 0.0)
         stride = grid.strides[GROW, gpus]
         raise_to(running, following[gpus], stride, finish, costs[gpus], first, last)
-    row = values[0]
-    for index in range(first, last + 1):
-        row[index] = running[index] if running[index] > row[index] else row[index]
+    _raise_row(values[0, first:end], largest, 0.0)
 
 
 @compiled
@@ -118,7 +120,8 @@ def fill_value_tables(
     tables: NDArray[np.float64],
     running: NDArray[np.float64],
 ) -> None:
-    """As ``value_tables``, into arrays that the caller owns."""
+    """As ``value_tables``, into arrays that the caller owns and that may hold anything."""
+    tables[job.hard_deadline + 1, :, : grid.steps + 1] = 0.0
     for slot in range(job.hard_deadline, 0, -1):
         sweep(
             job,

@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 STAY, GROW, SHRINK = 0, 1, 2
 _SLACK = 1e-7  # in units: float noise of a division, far below any true remainder
 _LARGEST_DENOMINATOR = 10**6
+# Decimal amounts are summed as whole numbers of 1e-8, the quick way; others as fractions.
+_DECIMALS = 1e8
+_DECIMAL_NOISE = 1e-3
+_LARGEST_EXACT = 2.0**42
 
 
 class ProgressGrid(NamedTuple):
@@ -38,11 +42,13 @@ class ProgressGrid(NamedTuple):
 def exact_unit(job: Job) -> float:
     """The largest unit that divides every amount of work one slot can do."""
     rule = job.reconfiguration
-    amounts = [
-        _fraction(job.throughput[gpus]) * _fraction(mu)
-        for gpus in range(job.min_gpus, job.max_gpus + 1)
-        for mu in (1.0, rule.grow, rule.shrink, rule.preempted)
-    ]
+    fractions = (1.0, rule.grow, rule.shrink, rule.preempted)
+    curve = job.throughput[job.min_gpus :]
+    scaled = np.outer(fractions, curve) * _DECIMALS
+    rounded = np.rint(scaled)
+    if rounded.max() < _LARGEST_EXACT and np.abs(scaled - rounded).max() < _DECIMAL_NOISE:
+        return float(np.gcd.reduce(rounded.astype(np.int64).ravel())) / _DECIMALS
+    amounts = [_fraction(work) * _fraction(mu) for work in curve for mu in fractions]
     common = math.lcm(*(amount.denominator for amount in amounts))
     return math.gcd(*(int(amount * common) for amount in amounts)) / common
 

@@ -11,21 +11,16 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, NamedTuple
 
-import numpy as np
-
 from duetune.core.physics import job_physics
 from duetune.errors import DuetuneError, InvalidInput, MissingExtra
 from duetune.optimise.optimum import Optimum, optimum_of_plan
 
 if TYPE_CHECKING:
-    from types import ModuleType
-
     import highspy
+    from highspy.highs import highs_linear_expression, highs_var
 
     from duetune.core.job import Job
     from duetune.core.market import MarketWindow
-
-    Expression = highspy.highs.highs_linear_expression
 
 
 class SolverStopped(DuetuneError):
@@ -53,7 +48,7 @@ def milp_optimum(
         raise SolverStopped(
             f"HiGHS stopped with '{solver.modelStatusToString(status)}' after {time_limit_s:g} s"
         )
-    solution = np.array(solver.getSolution().col_value)
+    solution = solver.getSolution().col_value
     plan = [
         (round(solution[spot.index]), round(solution[on_demand.index]))
         for spot, on_demand in zip(program.spot, program.on_demand, strict=True)
@@ -63,8 +58,11 @@ def milp_optimum(
 
 
 def _highs(time_limit_s: float, threads: int) -> highspy.Highs:
-    module = _import_highspy()
-    solver = module.Highs()
+    try:
+        import highspy  # noqa: PLC0415 - an optional extra, and slow to import
+    except ImportError:
+        raise MissingExtra("the integer program", "milp") from None
+    solver: highspy.Highs = highspy.Highs()  # type: ignore[no-untyped-call] # not annotated there
     solver.silent()
     solver.setOptionValue("mip_rel_gap", 0.0)
     solver.setOptionValue("mip_abs_gap", 1e-9)
@@ -75,18 +73,10 @@ def _highs(time_limit_s: float, threads: int) -> highspy.Highs:
     return solver
 
 
-def _import_highspy() -> ModuleType:
-    try:
-        import highspy  # noqa: PLC0415 - an optional extra, and slow to import
-    except ImportError:
-        raise MissingExtra("the integer program", "milp") from None
-    return highspy
-
-
 class _Program(NamedTuple):
-    objective: Expression
-    spot: list[Expression]
-    on_demand: list[Expression]
+    objective: highs_linear_expression
+    spot: list[highs_var]
+    on_demand: list[highs_var]
 
     @classmethod
     def build(cls, solver: highspy.Highs, job: Job, market: MarketWindow) -> _Program:
@@ -94,10 +84,9 @@ class _Program(NamedTuple):
         rule = job.reconfiguration
         largest = float(physics.throughput[-1])
         spots, on_demands = [], []
-        objective = 0.0
-        done_work, completed = 0.0, 0.0
-        total_cost = 0.0
-        before: Expression | float = 0.0
+        objective, total_cost = solver.expr(), solver.expr()
+        done_work, completed = solver.expr(), solver.expr()
+        before = solver.expr()
         for slot in range(1, job.hard_deadline + 1):
             available = int(market.available[slot - 1])
             spot = solver.addIntegral(lb=0, ub=min(available, job.max_gpus))
@@ -133,8 +122,8 @@ class _Program(NamedTuple):
 
 
 def _undisturbed_work(
-    solver: highspy.Highs, job: Job, total: Expression, running: Expression
-) -> Expression:
+    solver: highspy.Highs, job: Job, total: highs_linear_expression, running: highs_var
+) -> highs_linear_expression:
     """H(n) as a linear expression."""
     curve = job.throughput[job.min_gpus :]
     slope = curve[1] - curve[0] if len(curve) > 1 else 0.0
@@ -143,11 +132,12 @@ def _undisturbed_work(
         math.isclose(work, slope * gpus + intercept, rel_tol=1e-12, abs_tol=1e-12)
         for gpus, work in enumerate(curve, start=job.min_gpus)
     ):
-        return slope * total + intercept * running
+        linear: highs_linear_expression = slope * total + intercept * running
+        return linear
     choices = [solver.addBinary() for _ in curve]
-    solver.addConstr(sum(choices) == running)
+    solver.addConstr(solver.qsum(choices) == running)
     solver.addConstr(
         total
-        == sum(gpus * choice for gpus, choice in enumerate(choices, start=job.min_gpus))
+        == solver.qsum(gpus * choice for gpus, choice in enumerate(choices, start=job.min_gpus))
     )
-    return sum(work * choice for work, choice in zip(curve, choices, strict=True))
+    return solver.qsum(work * choice for work, choice in zip(curve, choices, strict=True))

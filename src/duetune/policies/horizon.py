@@ -48,9 +48,7 @@ def fill_to_go(
     """
     costs = np.zeros((job.hard_deadline + 1, job.max_gpus + 1))
     for gpus in range(1, job.max_gpus + 1):
-        costs[:, gpus] = cheapest_charge(
-            gpus, typical_available, typical_price, on_demand_price
-        )
+        costs[:, gpus] = cheapest_charge(gpus, typical_available, typical_price, on_demand_price)
     fill_value_tables(job, grid, costs, to_go, running)
 
 
@@ -187,10 +185,10 @@ def _average_of_real_plans(
     horizon: int,
     forecast_price: NDArray[np.float64],
     forecast_available: NDArray[np.int64],
+    commitment: int,
     memo: NDArray[np.float64],
 ) -> float:
     """Every slot plans anew from the real state; the last v plans are averaged."""
-    commitment = memo.shape[0]
     row = memo[now.slot % commitment]
     row[0] = now.slot
     fill_plan(
@@ -205,7 +203,7 @@ def _average_of_real_plans(
         forecast_available,
         steps_left(job, grid, now.progress),
         now.held_spot + now.held_on_demand,
-        row[2:],
+        row[2 : 2 + commitment],
     )
     total, plans = 0.0, 0
     for index in range(commitment):
@@ -213,7 +211,7 @@ def _average_of_real_plans(
         if start > 0 and now.slot - commitment < start:
             total += memo[index, 2 + now.slot - start]
             plans += 1
-    return total / plans
+    return float(total / plans)
 
 
 @compiled
@@ -227,10 +225,10 @@ def _average_of_virtual_plans(
     horizon: int,
     forecast_price: NDArray[np.float64],
     forecast_available: NDArray[np.int64],
+    commitment: int,
     memo: NDArray[np.float64],
 ) -> float:
     """Committed horizon control proper: version k plans every v slots on its own trajectory."""
-    commitment = memo.shape[0]
     total = 0.0
     for index in range(commitment):
         row = memo[index]
@@ -249,7 +247,7 @@ def _average_of_virtual_plans(
                 forecast_available,
                 left,
                 held,
-                row[2:],
+                row[2 : 2 + commitment],
             )
             action = int(row[2])
         else:
@@ -260,7 +258,7 @@ def _average_of_virtual_plans(
         row[0] += resize_efficiency(job, held, action) * job.throughput[action]
         row[1] = action
         total += action
-    return total / commitment
+    return float(total / commitment)
 
 
 @compiled
@@ -276,6 +274,7 @@ def ahap(
     threshold: float,
     refuse_dear_spot: bool,
     virtual: bool,
+    commitment: int,
     memo: NDArray[np.float64],
 ) -> tuple[int, int, int]:
     """Before the deadline: GPUs in all, the rule, and the spot that may be used in this slot."""
@@ -293,6 +292,7 @@ def ahap(
             horizon,
             forecast_price,
             forecast_available,
+            commitment,
             memo,
         )
     else:
@@ -306,6 +306,7 @@ def ahap(
             horizon,
             forecast_price,
             forecast_available,
+            commitment,
             memo,
         )
     gpus, rule = int(np.floor(mean + 0.5)), Rule.PLAN

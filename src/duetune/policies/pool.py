@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from duetune.policies.ahanp import Ahanp
 from duetune.policies.ahap import Ahap
 from duetune.policies.baselines import MaximalSpot, OnDemandOnly, UniformProgress
-from duetune.policies.compiled_policy import CompiledPolicy
+
+if TYPE_CHECKING:
+    from duetune.policies.compiled_policy import CompiledPolicy
 
 WINDOWS = (1, 2, 3, 4, 5)
 THRESHOLDS = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)

@@ -81,12 +81,10 @@ def steady_gpus(job: JobPhysics) -> int:
 @compiled
 def keeps_deadline(job: JobPhysics, now: Now, spot: int, on_demand: int) -> bool:
     """Whether on-demand GPUs alone could still meet the deadline after holding this."""
-    fraction = efficiency(
-        job, now.held_spot, now.held_on_demand, spot, on_demand, now.available
-    )
+    fraction = efficiency(job, now.held_spot, now.held_on_demand, spot, on_demand, now.available)
     done = now.progress + fraction * job.throughput[spot + on_demand]
     later = reach_after(job, job.deadline - now.slot, spot, on_demand)
-    return done + later >= job.work - job.tolerance
+    return bool(done + later >= job.work - job.tolerance)
 
 
 @compiled

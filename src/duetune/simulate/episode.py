@@ -34,7 +34,8 @@ def simulate(
     trace.window(start, job.hard_deadline)  # refuses a trace that is too short, before any work
     forecaster = source.forecaster(trace, start)
     outlook = outlook_at(trace, start)
-    progress, spent, held, memo = 0.0, 0.0, Allocation(), ()
+    progress, spent, held = 0.0, 0.0, Allocation()
+    memo: tuple[float, ...] = ()
     entries: list[Entry] = []
     finished = None
     for slot in range(1, job.hard_deadline + 1):

@@ -7,6 +7,7 @@ counterfactual utilities that online selection learns from.
 from __future__ import annotations
 
 import os
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
@@ -19,10 +20,10 @@ from duetune.forecast.outlook import outlook_at
 from duetune.optimise.dynamic import offline_optimum
 from duetune.optimise.grid import progress_grid
 from duetune.policies.ahap import Ahap
+from duetune.policies.batch import Workspace, make_workspace, play_pool
 from duetune.policies.compiled_policy import CompiledPolicy
 from duetune.policies.guard import CompiledGuard
 from duetune.policies.horizon import PLANNING_STEPS
-from duetune.policies.kernel import play_pool
 from duetune.simulate.episode import DEFAULT_HORIZON, simulate
 
 if TYPE_CHECKING:
@@ -113,6 +114,7 @@ class _Contest:
         self.stepped = [place for place in range(len(policies)) if place not in self.columns]
         if compiled:
             self.records = np.concatenate([policy.record() for _, policy in compiled])
+        self.local = threading.local()
         shape = (len(cases), len(policies))
         self.result = Tournament(
             policies=tuple(policy.name for policy in policies),
@@ -147,6 +149,7 @@ class _Contest:
                 outlook.available,
                 outlook.spot_price,
                 self.records,
+                self._workspace(),
             )
             for field in (
                 "utility",
@@ -161,6 +164,19 @@ class _Contest:
             self._play_stepped(row, place)
         if self.result.optimum is not None:
             self.result.optimum[row] = offline_optimum(case.job, window).utility
+
+    def _workspace(self) -> Workspace:
+        """This thread's own."""
+        if not hasattr(self.local, "workspace"):
+            jobs = [case.job for case in self.cases]
+            self.local.workspace = make_workspace(
+                self.records,
+                hard_deadline=max(job.hard_deadline for job in jobs),
+                max_gpus=max(job.max_gpus for job in jobs),
+                steps=PLANNING_STEPS,
+            )
+        workspace: Workspace = self.local.workspace
+        return workspace
 
     def _play_stepped(self, row: int, place: int) -> None:
         case = self.cases[row]

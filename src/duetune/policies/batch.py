@@ -1,0 +1,205 @@
+"""A pool of policies through a whole job, compiled, without Python in the loop."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from duetune.core.compiled import compiled
+from duetune.core.physics import JobPhysics, charge, efficiency, is_done
+from duetune.optimise.bellman import steps_left
+from duetune.policies.horizon import fill_to_go, fill_window, horizon_of
+from duetune.policies.kernel import Kind, decide
+from duetune.policies.rules import Now
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from duetune.core.market import MarketWindow
+    from duetune.optimise.grid import ProgressGrid
+
+
+class Workspace(NamedTuple):
+    """Tables that are filled anew for every job. One per thread, large enough for any job:
+    memory that has been touched before is several times faster than fresh memory.
+    """
+
+    to_go: NDArray[np.float64]
+    windows: NDArray[np.float64]
+    running: NDArray[np.float64]
+
+
+def make_workspace(
+    policies: NDArray[np.void], *, hard_deadline: int, max_gpus: int, steps: int
+) -> Workspace:
+    """For jobs up to these sizes, played by these policies."""
+    planners = policies[policies["kind"] == Kind.AHAP]
+    widest = int(planners["window"].max(initial=0))
+    outlooks = distinct_outlooks(policies)[0].size
+    rows, columns = max_gpus + 1, steps + 1
+    return Workspace(
+        to_go=np.zeros((outlooks, hard_deadline + 2, rows, columns)),
+        windows=np.zeros((outlooks, widest + 1, widest + 2, rows, columns)),
+        running=np.zeros(columns),
+    )
+
+
+class Result(NamedTuple):
+    """One entry per policy; ``finished`` is 0 where the job never did."""
+
+    utility: NDArray[np.float64]
+    cost: NDArray[np.float64]
+    finished: NDArray[np.int64]
+    progress: NDArray[np.float64]
+    spot_slots: NDArray[np.int64]
+    on_demand_slots: NDArray[np.int64]
+    slots: NDArray[np.int64]
+
+
+@compiled
+def distinct_outlooks(
+    policies: NDArray[np.void],
+) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """The different outlooks, on-demand alone first, and which of them each policy has."""
+    outlooks = np.zeros(policies.size + 1)
+    which = np.zeros(policies.size, np.int64)
+    count = 1
+    for index in range(policies.size):
+        place = 0
+        while place < count and outlooks[place] != policies[index]["outlook"]:
+            place += 1
+        if place == count:
+            outlooks[count] = policies[index]["outlook"]
+            count += 1
+        which[index] = place
+    return outlooks[:count].copy(), which
+
+
+@compiled
+def play_pool(
+    job: JobPhysics,
+    grid: ProgressGrid,
+    market: MarketWindow,
+    forecast_price: NDArray[np.float64],
+    forecast_available: NDArray[np.int64],
+    typical_available: float,
+    typical_price: float,
+    policies: NDArray[np.void],
+    workspace: Workspace,
+) -> Result:
+    """Every policy through the whole job, in lockstep so that they share the window tables."""
+    count = policies.size
+    to_go, windows, running = workspace.to_go, workspace.windows, workspace.running
+    outlooks, outlook_of = distinct_outlooks(policies)
+    costs = np.zeros(job.max_gpus + 1)
+    filled = np.empty((outlooks.size, windows.shape[1]), dtype=np.bool_)
+    longest = policies["commitment"].max()
+    memos = np.zeros((count, longest, longest + 2))
+    spent, progress = np.zeros(count), np.zeros(count)
+    held_spot, held_on_demand = np.zeros(count, np.int64), np.zeros(count, np.int64)
+    result = Result(
+        np.zeros(count),
+        spent,
+        np.zeros(count, np.int64),
+        progress,
+        np.zeros(count, np.int64),
+        np.zeros(count, np.int64),
+        np.zeros(count, np.int64),
+    )
+    priced = -1.0
+    for slot in range(1, job.hard_deadline + 1):
+        spot_price = market.spot_price[slot - 1]
+        available = market.available[slot - 1]
+        on_demand_price = market.on_demand_price[slot - 1]
+        if on_demand_price != priced:
+            for which in range(outlooks.size):
+                fill_to_go(
+                    job,
+                    grid,
+                    outlooks[which] * typical_available,
+                    typical_price,
+                    on_demand_price,
+                    to_go[which],
+                    running,
+                )
+            priced = on_demand_price
+        filled[:] = False
+        price_ahead, available_ahead = forecast_price[slot - 1], forecast_available[slot - 1]
+        on_demand_to_go = to_go[0]
+        fewest, most = grid.steps, 1
+        for index in range(count):
+            if policies[index]["kind"] == Kind.AHAP and result.finished[index] == 0:
+                left = steps_left(job, grid, progress[index])
+                fewest, most = min(fewest, left), max(most, left)
+                if policies[index]["virtual"]:
+                    for row in range(policies[index]["commitment"]):
+                        left = steps_left(job, grid, memos[index, row, 0])
+                        fewest, most = min(fewest, left), max(most, left)
+        active = 0
+        for index in range(count):
+            if result.finished[index] > 0:
+                continue
+            active += 1
+            policy = policies[index]
+            now = Now(
+                slot,
+                progress[index],
+                held_spot[index],
+                held_on_demand[index],
+                spot_price,
+                available,
+                on_demand_price,
+            )
+            horizon, which = 0, outlook_of[index]
+            if policy["kind"] == Kind.AHAP:
+                horizon = horizon_of(job, policy["window"], slot, forecast_price.shape[1])
+                if horizon > 0 and not filled[which, horizon]:
+                    fill_window(
+                        job,
+                        grid,
+                        to_go[which],
+                        slot,
+                        horizon,
+                        price_ahead,
+                        available_ahead,
+                        on_demand_price,
+                        fewest,
+                        most,
+                        windows[which, horizon],
+                        costs,
+                        running,
+                    )
+                    filled[which, horizon] = True
+            choice = decide(
+                job,
+                grid,
+                on_demand_to_go,
+                to_go[which],
+                windows[which, horizon],
+                policy,
+                now,
+                horizon,
+                price_ahead,
+                available_ahead,
+                spent[index],
+                memos[index],
+            )
+            spot, on_demand = choice.spot, choice.on_demand
+            fraction = efficiency(
+                job, held_spot[index], held_on_demand[index], spot, on_demand, available
+            )
+            spent[index] += charge(spot, on_demand, spot_price, on_demand_price)
+            progress[index] += fraction * job.throughput[spot + on_demand]
+            held_spot[index], held_on_demand[index] = spot, on_demand
+            result.spot_slots[index] += spot
+            result.on_demand_slots[index] += on_demand
+            result.slots[index] += 1
+            if is_done(job, progress[index]):
+                result.finished[index] = slot
+                result.utility[index] = job.values[slot] - spent[index]
+            else:
+                result.utility[index] = -spent[index]
+        if active == 0:
+            break
+    return result
