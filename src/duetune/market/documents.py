@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
@@ -18,7 +19,6 @@ from duetune.market.steps import Steps, step_grid, whole_slot_after
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from datetime import datetime
-    from pathlib import Path
 
     from numpy.typing import NDArray
 
@@ -58,7 +58,7 @@ def document_keys(path: Path) -> frozenset[str]:
 
 
 def load_spot_traces_json(
-    path: Path,
+    file: Path | str,
     *,
     on_demand_usd_gpu_h: float,
     spot_usd_gpu_h: float | None = None,
@@ -75,6 +75,7 @@ def load_spot_traces_json(
     per instance and hour; a given ``spot_usd_gpu_h`` replaces them. ``ones_mean_preempted`` is
     for simulators that write the number preempted instead, out of ``instances`` (by default 1).
     """
+    path = Path(file)
     document = _decode(path, _SpotTraces)
     _require_positive("gpus_per_instance", gpus_per_instance)
     counts = _counts(document.data, path)
@@ -104,7 +105,7 @@ def load_spot_traces_json(
 
 
 def load_aws_price_history(
-    path: Path,
+    file: Path | str,
     *,
     on_demand_usd_gpu_h: float,
     available: int | MarketTrace,
@@ -126,6 +127,7 @@ def load_aws_price_history(
     not been confirmed for longer a gap. A price is not capacity: the caller says what is
     ``available``.
     """
+    path = Path(file)
     _require_positive("gpus_per_instance", gpus_per_instance)
     changes = _decode(path, _PriceHistory).SpotPriceHistory
     if not changes:
@@ -153,7 +155,9 @@ def load_aws_price_history(
     steps = [_steps(series[pool.name], on_demand_usd_gpu_h) for pool in pools]
     first = max(int(step.times[0]) for step in steps)
     last = max(int(step.times[-1]) for step in steps)
-    begin = whole_slot_after(first, slot_hours) if start is None else aware_microseconds(start, "start")
+    begin = (
+        whole_slot_after(first, slot_hours) if start is None else aware_microseconds(start, "start")
+    )
     if begin < first:
         raise InvalidInput("start", str(start), f"not before {moment_at(first).isoformat()}")
     end = last if stop is None else aware_microseconds(stop, "stop")
@@ -166,7 +170,7 @@ def load_aws_price_history(
 def _decode(path: Path, shape: type[Document]) -> Document:
     try:
         return msgspec.json.decode(path.read_bytes(), type=shape)
-    except (msgspec.MsgspecError, UnicodeDecodeError, OSError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, OSError) as error:
         raise InvalidInput("trace file", str(path), f"JSON of this format ({error})") from None
 
 

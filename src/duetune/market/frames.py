@@ -58,6 +58,8 @@ def times_of(frame: pl.DataFrame, column: str) -> NDArray[np.int64]:
 def numbers_of(frame: pl.DataFrame, column: str) -> NDArray[np.float64]:
     """A column of numbers; what is missing is NaN."""
     values = frame.get_column(column)
+    if values.null_count() == len(values):
+        return np.full(len(values), np.nan)
     if not values.dtype.is_numeric():
         raise InvalidInput(column, str(values.dtype), "a column of numbers")
     return values.to_numpy().astype(np.float64)

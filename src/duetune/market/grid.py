@@ -148,7 +148,8 @@ def _usual_step(observations: Observations) -> float:
     if not joined.size:
         allowed = "given, for a file with one time only"
         raise InvalidInput("slot_hours", None, allowed)
-    return float(np.median(joined))
+    # The lower median is a step that was seen, where a mean of two need not be.
+    return float(np.sort(joined)[(joined.size - 1) // 2])
 
 
 def one_trace(grid: Grid, *, gaps: Gaps | str, max_hold_hours: float, name: str) -> MarketTrace:

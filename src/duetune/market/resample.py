@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
+from duetune.core.market import MarketTrace
 from duetune.errors import InvalidInput
 from duetune.market.moments import MICROSECONDS_PER_HOUR, aware_microseconds, microseconds
 
@@ -16,8 +17,6 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from numpy.typing import NDArray
-
-    from duetune.core.market import MarketTrace
 
 # Slot edges closer than this share of a slot are the same edge: k / 6 h sums to whole hours.
 SAME_EDGE = 1e-9
@@ -145,7 +144,7 @@ def with_availability(prices: MarketTrace, counts: MarketTrace | int) -> MarketT
     The counts are brought to the slots of the prices; the result is as long as the shorter.
     Two sources joined like this never stood beside each other: say so where results are shown.
     """
-    if isinstance(counts, int):
+    if not isinstance(counts, MarketTrace):
         if counts < 0:
             raise InvalidInput("available", counts, "zero or more GPUs")
         everywhere = np.full(prices.spot_price.shape, counts, dtype=np.int64)

@@ -6,6 +6,7 @@ would let it see changes to come.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -41,7 +42,7 @@ def whole_slot_after(time: int, slot_hours: float) -> int:
     if not (np.isfinite(slot_hours) and slot_hours > 0):
         raise InvalidInput("slot_hours", slot_hours, "a positive number of hours")
     slot = slot_hours * MICROSECONDS_PER_HOUR
-    return round(np.ceil(time / slot) * slot)
+    return round(math.ceil(time / slot) * slot)
 
 
 def step_grid(

@@ -1,0 +1,309 @@
+"""Seeded synthetic markets, calibrated to figures of measured ones (docs/reference/markets.md).
+
+A kind of market is a function that states its conditions slot by slot: how fast spot capacity
+comes and goes, how much of it there is, what shifts the price. One pair of compiled loops turns
+conditions into counts and prices, so kinds differ in what they say and in nothing else.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Protocol
+
+import msgspec
+import numpy as np
+
+from duetune.core.compiled import compiled
+from duetune.core.market import MarketTrace, Pool
+from duetune.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from numpy.typing import NDArray
+
+MEDIAN_RATIO = 0.33
+RATIO_SPREAD = 0.36
+LOWEST_RATIO = 0.08
+
+
+class MarketKind(StrEnum):
+    DIURNAL = "diurnal"
+    REGIME_SWITCHING = "regime_switching"
+    OUTAGE = "outage"
+    PRICE_SPIKE = "price_spike"
+    CAPACITY_STORM = "capacity_storm"
+
+
+class PriceMotion(StrEnum):
+    """``slow`` moves over months, as AWS; ``volatile`` within a day, as a bid market may."""
+
+    SLOW = "slow"
+    VOLATILE = "volatile"
+
+
+class Conditions(msgspec.Struct, frozen=True, eq=False):
+    """Per slot: mean hours up and down if conditions stayed, level of capacity while up as a
+    share of the most there can be, and what is added to the log of the price."""
+
+    up_hours: NDArray[np.float64]
+    down_hours: NDArray[np.float64]
+    level: NDArray[np.float64]
+    price_shift: NDArray[np.float64]
+    may_exceed_on_demand: bool = False
+
+
+class Recipe(Protocol):
+    """Conditions for so many slots of so many hours, drawing on the generator as needed."""
+
+    def __call__(
+        self, random: np.random.Generator, slots: int, slot_hours: float
+    ) -> Conditions: ...
+
+
+def synthetic_market(
+    kind: MarketKind | str,
+    *,
+    seed: int | None = None,
+    random: np.random.Generator | None = None,
+    slots: int = 480,
+    slot_hours: float = 0.5,
+    max_available: int = 16,
+    on_demand_usd_gpu_h: float = 3.0,
+    price_level: float = 1.0,
+    availability_level: float = 1.0,
+    price_motion: PriceMotion | str = PriceMotion.VOLATILE,
+    name: str | None = None,
+) -> MarketTrace:
+    """A market of one kind; the same seed gives the same bytes.
+
+    ``price_level`` multiplies the spot price and ``availability_level`` the counts (never above
+    ``max_available``) after all is drawn, so that markets of one seed differ in nothing else.
+    """
+    recipe = _recipe(kind)
+    motion = _motion(price_motion)
+    if (seed is None) == (random is None):
+        raise InvalidInput("seed", seed, "either seed or random, and not both")
+    for field, value in (("slots", slots), ("max_available", max_available)):
+        if value < 1:
+            raise InvalidInput(field, value, "one or more")
+    positive = {
+        "slot_hours": slot_hours,
+        "on_demand_usd_gpu_h": on_demand_usd_gpu_h,
+        "price_level": price_level,
+    }
+    for field, number in positive.items():
+        if not (np.isfinite(number) and number > 0):
+            raise InvalidInput(field, number, "a positive number")
+    if not (np.isfinite(availability_level) and availability_level >= 0):
+        raise InvalidInput("availability_level", availability_level, "zero or more")
+
+    generator = np.random.default_rng(seed) if random is None else random
+    conditions = recipe(generator, slots, slot_hours)
+    counts = _counts(generator, conditions, slot_hours, max_available)
+    ratio = _ratios(generator, conditions, slot_hours, motion)
+    scaled = np.floor(counts * availability_level + 0.5).astype(np.int64)
+    title = name or f"synthetic-{MarketKind(kind)}" + ("" if seed is None else f"-{seed}")
+    return MarketTrace.single(
+        # Grouped so that the price per hour is a float of its own: files then keep every bit.
+        (ratio * (on_demand_usd_gpu_h * price_level)) * slot_hours,
+        np.minimum(scaled, max_available),
+        on_demand_usd_gpu_h * slot_hours,
+        slot_hours=slot_hours,
+        pool=Pool("default"),
+        name=title,
+    )
+
+
+def _recipe(kind: MarketKind | str) -> Recipe:
+    try:
+        return SYNTHETIC_MARKETS[MarketKind(kind)]
+    except ValueError:
+        raise InvalidInput("kind", kind, f"one of {', '.join(MarketKind)}") from None
+
+
+def _motion(motion: PriceMotion | str) -> PriceMotion:
+    try:
+        return PriceMotion(motion)
+    except ValueError:
+        raise InvalidInput("price_motion", motion, "slow or volatile") from None
+
+
+def diurnal(random: np.random.Generator, slots: int, slot_hours: float) -> Conditions:
+    """Capacity leaves in one half of the day and comes back in the other."""
+    wave = _wave(random, slots, slot_hours)
+    return Conditions(
+        up_hours=5.5 * np.exp(-0.7 * wave),
+        down_hours=2.6 * np.exp(0.7 * wave),
+        level=0.8 - 0.2 * wave,
+        price_shift=np.zeros(slots),
+    )
+
+
+def regime_switching(random: np.random.Generator, slots: int, slot_hours: float) -> Conditions:
+    """Days of plenty and days of want; in want the price is higher, too."""
+    tight = _spells(random, slots, slot_hours, mean_gap_hours=60.0, mean_hours=36.0)
+    return Conditions(
+        up_hours=np.where(tight, 2.0, 9.0),
+        down_hours=np.where(tight, 3.5, 1.5),
+        level=np.where(tight, 0.45, 0.95),
+        price_shift=np.where(tight, 0.2, -0.1),
+    )
+
+
+def outage(random: np.random.Generator, slots: int, slot_hours: float) -> Conditions:
+    """An easy market, but every few days nothing at all for several hours."""
+    gone = _spells(random, slots, slot_hours, mean_gap_hours=80.0, mean_hours=9.0)
+    return Conditions(
+        up_hours=np.where(gone, 0.0, 9.0),
+        down_hours=np.where(gone, np.inf, 1.2),
+        level=np.full(slots, 0.95),
+        price_shift=np.zeros(slots),
+    )
+
+
+def price_spike(random: np.random.Generator, slots: int, slot_hours: float) -> Conditions:
+    """Spot jumps above on-demand about once a day and comes down within hours."""
+    jumps = random.random(slots) < slot_hours / 24.0
+    heights = np.where(jumps, random.normal(1.6, 0.3, slots), 0.0)
+    return Conditions(
+        up_hours=np.full(slots, 7.5),
+        down_hours=np.full(slots, 2.2),
+        level=np.full(slots, 0.85),
+        price_shift=_decaying(np.exp(-slot_hours / 2.0), heights, 0.0),
+        may_exceed_on_demand=True,
+    )
+
+
+def capacity_storm(random: np.random.Generator, slots: int, slot_hours: float) -> Conditions:
+    """Bursts of preemptions: for hours capacity is small and comes and goes."""
+    storm = _spells(random, slots, slot_hours, mean_gap_hours=14.0, mean_hours=12.0)
+    return Conditions(
+        up_hours=np.where(storm, 0.9, 6.0),
+        down_hours=np.where(storm, 3.0, 1.2),
+        level=np.where(storm, 0.3, 0.9),
+        price_shift=np.zeros(slots),
+    )
+
+
+SYNTHETIC_MARKETS: Mapping[MarketKind, Recipe] = MappingProxyType(
+    {
+        MarketKind.DIURNAL: diurnal,
+        MarketKind.REGIME_SWITCHING: regime_switching,
+        MarketKind.OUTAGE: outage,
+        MarketKind.PRICE_SPIKE: price_spike,
+        MarketKind.CAPACITY_STORM: capacity_storm,
+    }
+)
+
+
+def _wave(random: np.random.Generator, slots: int, slot_hours: float) -> NDArray[np.float64]:
+    """A day's wave with its peak of want at an hour drawn at random."""
+    hours = np.arange(slots) * slot_hours
+    wave: NDArray[np.float64] = np.cos(2 * np.pi * (hours - random.uniform(0, 24)) / 24)
+    return wave
+
+
+def _spells(
+    random: np.random.Generator,
+    slots: int,
+    slot_hours: float,
+    *,
+    mean_gap_hours: float,
+    mean_hours: float,
+) -> NDArray[np.bool_]:
+    """Where spells lie that come and go at random, from a random point of the cycle on."""
+    hours = slots * slot_hours
+    cycle = mean_gap_hours + mean_hours
+    # Eight standard deviations more cycles than expected: never too few in practice.
+    cycles = int(hours / cycle + 8 * np.sqrt(hours / cycle) + 16)
+    lengths = random.exponential(1.0, (cycles, 2)) * np.array([mean_gap_hours, mean_hours])
+    edges = np.cumsum(lengths.ravel()) - random.uniform(0, cycle)
+    passed = np.searchsorted(edges, np.arange(slots) * slot_hours, side="right")
+    within: NDArray[np.bool_] = passed % 2 == 1
+    return within
+
+
+def _counts(
+    random: np.random.Generator, conditions: Conditions, slot_hours: float, capacity: int
+) -> NDArray[np.int64]:
+    slots = conditions.level.size
+    with np.errstate(divide="ignore"):
+        leave_up = np.minimum(1.0, slot_hours / conditions.up_hours)
+    leave_down = np.minimum(1.0, slot_hours / conditions.down_hours)
+    return _count_path(
+        leave_up,
+        leave_down,
+        conditions.level,
+        float(np.exp(-slot_hours / 1.5)),
+        0.35,
+        max(1, int(np.ceil(capacity * slot_hours))),
+        capacity,
+        random.random(slots + 1),
+        random.standard_normal(slots + 1),
+    )
+
+
+def _ratios(
+    random: np.random.Generator, conditions: Conditions, slot_hours: float, motion: PriceMotion
+) -> NDArray[np.float64]:
+    slots = conditions.price_shift.size
+    memory_hours = 12.0 if motion is PriceMotion.VOLATILE else 12000.0
+    keep = float(np.exp(-slot_hours / memory_hours))
+    shocks = random.standard_normal(slots) * RATIO_SPREAD * np.sqrt(1 - keep * keep)
+    wander = _decaying(keep, shocks, random.normal(0.0, RATIO_SPREAD))
+    changes = random.random(slots)
+    if motion is PriceMotion.SLOW:
+        # About two of three published prices differ from those six hours before.
+        moved = np.where(changes < 1 - 0.34 ** (slot_hours / 6.0), np.arange(slots), 0)
+        wander = wander[np.maximum.accumulate(moved)]
+    ratio = MEDIAN_RATIO * np.exp(wander + conditions.price_shift)
+    highest = np.inf if conditions.may_exceed_on_demand else 1.0
+    clipped: NDArray[np.float64] = np.clip(ratio, LOWEST_RATIO, highest)
+    return clipped
+
+
+@compiled
+def _count_path(
+    leave_up: NDArray[np.float64],
+    leave_down: NDArray[np.float64],
+    level: NDArray[np.float64],
+    keep: float,
+    spread: float,
+    most_births: int,
+    capacity: int,
+    uniforms: NDArray[np.float64],
+    normals: NDArray[np.float64],
+) -> NDArray[np.int64]:
+    """A market that is up or down, and while up a count of births and deaths that follows a
+    wandering headroom: deaths are as fast as it falls, births at most ``most_births`` a slot."""
+    slots = level.size
+    counts = np.empty(slots, dtype=np.int64)
+    total = leave_up[0] + leave_down[0]
+    up = total > 0 and uniforms[slots] < leave_down[0] / total
+    shock = spread * np.sqrt(1 - keep * keep)
+    wander = spread * normals[slots]
+    count = capacity if up else 0
+    for slot in range(slots):
+        chance = uniforms[slot]
+        up = chance >= leave_up[slot] if up else chance < leave_down[slot]
+        wander = keep * wander + shock * normals[slot]
+        if up:
+            target = round((level[slot] + wander) * capacity)
+            target = max(1, min(capacity, target))
+            count = min(target, count + most_births)
+        else:
+            count = 0
+        counts[slot] = count
+    return counts
+
+
+@compiled
+def _decaying(keep: float, shocks: NDArray[np.float64], first: float) -> NDArray[np.float64]:
+    path = np.empty(shocks.size)
+    value = first
+    for slot in range(shocks.size):
+        value = keep * value + shocks[slot]
+        path[slot] = value
+    return path
