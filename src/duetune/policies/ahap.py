@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 LARGEST_WINDOW = 512
+DEFAULT_OUTLOOK = 0.75
 
 
 class Ahap(CompiledPolicy, frozen=True):
@@ -28,8 +29,8 @@ class Ahap(CompiledPolicy, frozen=True):
 
     window: int = 5
     commitment: int = 1
-    threshold: float = 0.3
-    outlook: float = 0.5
+    threshold: float = 0.6
+    outlook: float = DEFAULT_OUTLOOK
     refuse_dear_spot: bool = False
     virtual: bool = False
 

@@ -9,6 +9,7 @@ import numpy as np
 from duetune.core.compiled import compiled
 from duetune.core.physics import JobPhysics, charge, efficiency, is_done
 from duetune.optimise.bellman import steps_left
+from duetune.policies.committed import accepted_spot, plan
 from duetune.policies.horizon import fill_to_go, fill_window, horizon_of
 from duetune.policies.kernel import Kind, decide
 from duetune.policies.rules import Now
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
 
     from duetune.core.market import MarketWindow
     from duetune.optimise.grid import ProgressGrid
+
+
+_FAMILY = 8  # how many neighbours are asked for their plan
 
 
 class Workspace(NamedTuple):
@@ -55,6 +59,46 @@ class Result(NamedTuple):
     spot_slots: NDArray[np.int64]
     on_demand_slots: NDArray[np.int64]
     slots: NDArray[np.int64]
+
+
+@compiled
+def _planned_alike(
+    job: JobPhysics,
+    policies: NDArray[np.void],
+    now: Now,
+    index: int,
+    plan_keys: NDArray[np.float64],
+    memos: NDArray[np.float64],
+) -> int:
+    """Take over this slot's plan from a neighbour that differs in its threshold only.
+
+    Policies of a pool come in families with the same window and commitment, and most members of a
+    family are in the same state most of the time. Returns the neighbour, or -1.
+    """
+    policy = policies[index]
+    if policy["virtual"]:
+        return -1
+    available = accepted_spot(job, now, policy["threshold"], policy["refuse_dear_spot"])
+    key = plan_keys[index]
+    key[0], key[1] = now.slot, now.progress
+    held = now.held_spot + now.held_on_demand
+    key[2] = held * (job.max_gpus + 1.0) + min(available, job.max_gpus)
+    row = now.slot % policy["commitment"]
+    for twin in range(index - 1, max(-1, index - 1 - _FAMILY), -1):
+        other = policies[twin]
+        if (
+            other["kind"] == Kind.AHAP
+            and other["window"] == policy["window"]
+            and other["commitment"] == policy["commitment"]
+            and other["outlook"] == policy["outlook"]
+            and not other["virtual"]
+            and plan_keys[twin, 0] == key[0]
+            and plan_keys[twin, 1] == key[1]
+            and plan_keys[twin, 2] == key[2]
+        ):
+            memos[index, row, :] = memos[twin, row, :]
+            return twin
+    return -1
 
 
 @compiled
@@ -96,6 +140,7 @@ def play_pool(
     filled = np.empty((outlooks.size, windows.shape[1]), dtype=np.bool_)
     longest = policies["commitment"].max()
     memos = np.zeros((count, longest, longest + 2))
+    plan_keys = np.zeros((count, 3))
     spent, progress = np.zeros(count), np.zeros(count)
     held_spot, held_on_demand = np.zeros(count, np.int64), np.zeros(count, np.int64)
     result = Result(
@@ -151,40 +196,41 @@ def play_pool(
                 available,
                 on_demand_price,
             )
-            horizon, which = 0, outlook_of[index]
-            if policy["kind"] == Kind.AHAP:
-                horizon = horizon_of(job, policy["window"], slot, forecast_price.shape[1])
-                if horizon > 0 and not filled[which, horizon]:
-                    fill_window(
+            if policy["kind"] == Kind.AHAP and slot < job.deadline:
+                which = outlook_of[index]
+                horizon = horizon_of(job, policy["window"], slot, price_ahead.size)
+                twin = _planned_alike(job, policies, now, index, plan_keys, memos)
+                if twin < 0:
+                    if not filled[which, horizon]:
+                        fill_window(
+                            job,
+                            grid,
+                            to_go[which],
+                            slot,
+                            horizon,
+                            price_ahead,
+                            available_ahead,
+                            on_demand_price,
+                            fewest,
+                            most,
+                            windows[which, horizon],
+                            costs,
+                            running,
+                        )
+                        filled[which, horizon] = True
+                    plan(
                         job,
                         grid,
                         to_go[which],
-                        slot,
+                        windows[which, horizon],
+                        policy,
+                        now,
                         horizon,
                         price_ahead,
                         available_ahead,
-                        on_demand_price,
-                        fewest,
-                        most,
-                        windows[which, horizon],
-                        costs,
-                        running,
+                        memos[index],
                     )
-                    filled[which, horizon] = True
-            choice = decide(
-                job,
-                grid,
-                on_demand_to_go,
-                to_go[which],
-                windows[which, horizon],
-                policy,
-                now,
-                horizon,
-                price_ahead,
-                available_ahead,
-                spent[index],
-                memos[index],
-            )
+            choice = decide(job, grid, on_demand_to_go, policy, now, spent[index], memos[index])
             spot, on_demand = choice.spot, choice.on_demand
             fraction = efficiency(
                 job, held_spot[index], held_on_demand[index], spot, on_demand, available

@@ -12,6 +12,7 @@ from duetune.core.decision import Allocation, Decision
 from duetune.core.physics import job_physics
 from duetune.optimise.bellman import steps_left
 from duetune.optimise.grid import progress_grid
+from duetune.policies.committed import plan
 from duetune.policies.horizon import PLANNING_STEPS, fill_to_go, fill_window, horizon_of
 from duetune.policies.kernel import POLICY, Guard, Kind, decide
 from duetune.policies.rules import Now
@@ -86,38 +87,55 @@ def decide_compiled(record: NDArray[np.void], view: View) -> Decision:
         market.available,
         market.on_demand_price,
     )
+    horizon = 0
+    if policy["kind"] == Kind.AHAP and view.slot < job.deadline:
+        horizon = horizon_of(job, int(policy["window"]), view.slot, price_ahead.size)
+        _plan(view, policy, now, horizon, price_ahead, available_ahead, memo)
     to_go = _to_go(view.job, 0.0, 0.0, market.on_demand_price)
-    beyond, horizon, window = to_go, 0, to_go
-    if policy["kind"] == Kind.AHAP:
-        available = float(policy["outlook"]) * view.outlook.available
-        if available > 0:
-            price = view.outlook.spot_price
-            beyond = _to_go(view.job, available, price, market.on_demand_price)
-        forecasts = price_ahead.size
-        horizon = horizon_of(job, int(policy["window"]), view.slot, forecasts)
-        places = [view.progress, *(memo[:, 0] if policy["virtual"] else ())]
-        left = [steps_left(job, grid, place) for place in places]
-        window = np.empty((horizon + 2, job.max_gpus + 1, grid.steps + 1))
-        if horizon > 0:
-            fill_window(
-                job,
-                grid,
-                beyond,
-                view.slot,
-                horizon,
-                price_ahead,
-                available_ahead,
-                market.on_demand_price,
-                min(left),
-                max(left),
-                window,
-                np.zeros(job.max_gpus + 1),
-                np.empty(grid.steps + 1),
-            )
-    choice = decide(
+    choice = decide(job, grid, to_go, policy, now, view.spent, memo)
+    return Decision(
+        allocation=Allocation(spot=int(choice.spot), on_demand=int(choice.on_demand)),
+        reason=reason(view, choice, horizon, float(policy["threshold"])),
+        memo=tuple(memo.ravel().tolist()),
+    )
+
+
+def _plan(
+    view: View,
+    policy: np.void,
+    now: Now,
+    horizon: int,
+    price_ahead: NDArray[np.float64],
+    available_ahead: NDArray[np.int64],
+    memo: NDArray[np.float64],
+) -> None:
+    """AHAP's plans of this slot, into the memo."""
+    job, grid = job_physics(view.job), progress_grid(view.job, PLANNING_STEPS)
+    on_demand_price = view.market.on_demand_price
+    typical = float(policy["outlook"]) * view.outlook.available
+    price = view.outlook.spot_price if typical > 0 else 0.0
+    beyond = _to_go(view.job, typical, price, on_demand_price)
+    window = np.empty((horizon + 2, job.max_gpus + 1, grid.steps + 1))
+    progresses = [view.progress, *(memo[:, 0] if policy["virtual"] else ())]
+    left = [steps_left(job, grid, progress) for progress in progresses]
+    fill_window(
         job,
         grid,
-        to_go,
+        beyond,
+        view.slot,
+        horizon,
+        price_ahead,
+        available_ahead,
+        on_demand_price,
+        min(left),
+        max(left),
+        window,
+        np.zeros(job.max_gpus + 1),
+        np.empty(grid.steps + 1),
+    )
+    plan(
+        job,
+        grid,
         beyond,
         window,
         policy,
@@ -125,13 +143,7 @@ def decide_compiled(record: NDArray[np.void], view: View) -> Decision:
         horizon,
         price_ahead,
         available_ahead,
-        view.spent,
         memo,
-    )
-    return Decision(
-        allocation=Allocation(spot=int(choice.spot), on_demand=int(choice.on_demand)),
-        reason=reason(view, choice, horizon, float(policy["threshold"])),
-        memo=tuple(memo.ravel().tolist()),
     )
 
 

@@ -1,4 +1,4 @@
-"""Planning over a window, compiled: the window's value tables, plans from them, and AHAP.
+"""Planning over a window, compiled: the window's value tables and plans from them.
 
 The window of slot t covers t..t+h. Its tables are filled from the forecast for t+1..t+h and end
 in the value of going on in a market that does not move (``to_go``): on-demand alone, or with a
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from duetune.core.compiled import compiled
-from duetune.core.physics import JobPhysics, cheapest_charge, resize_efficiency
+from duetune.core.physics import JobPhysics, cheapest_charge
 from duetune.optimise.bellman import (
     change_of,
     fill_value_tables,
@@ -23,10 +23,11 @@ from duetune.optimise.bellman import (
     value_of_action,
 )
 from duetune.optimise.grid import GROW, STAY, ProgressGrid
-from duetune.policies.rules import Now, Rule, ahead_by
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+    from duetune.policies.rules import Now
 
 PLANNING_STEPS = 512
 _TIE = 1e-9
@@ -172,146 +173,3 @@ def overtime(
         now.on_demand_price,
         job.values[now.slot],
     )
-
-
-@compiled
-def _average_of_real_plans(
-    job: JobPhysics,
-    grid: ProgressGrid,
-    to_go: NDArray[np.float64],
-    window: NDArray[np.float64],
-    now: Now,
-    available: int,
-    horizon: int,
-    forecast_price: NDArray[np.float64],
-    forecast_available: NDArray[np.int64],
-    commitment: int,
-    memo: NDArray[np.float64],
-) -> float:
-    """Every slot plans anew from the real state; the last v plans are averaged."""
-    row = memo[now.slot % commitment]
-    row[0] = now.slot
-    fill_plan(
-        job,
-        grid,
-        to_go,
-        window,
-        now,
-        available,
-        horizon,
-        forecast_price,
-        forecast_available,
-        steps_left(job, grid, now.progress),
-        now.held_spot + now.held_on_demand,
-        row[2 : 2 + commitment],
-    )
-    total, plans = 0.0, 0
-    for index in range(commitment):
-        start = int(memo[index, 0])
-        if start > 0 and now.slot - commitment < start:
-            total += memo[index, 2 + now.slot - start]
-            plans += 1
-    return float(total / plans)
-
-
-@compiled
-def _average_of_virtual_plans(
-    job: JobPhysics,
-    grid: ProgressGrid,
-    to_go: NDArray[np.float64],
-    window: NDArray[np.float64],
-    now: Now,
-    available: int,
-    horizon: int,
-    forecast_price: NDArray[np.float64],
-    forecast_available: NDArray[np.int64],
-    commitment: int,
-    memo: NDArray[np.float64],
-) -> float:
-    """Committed horizon control proper: version k plans every v slots on its own trajectory."""
-    total = 0.0
-    for index in range(commitment):
-        row = memo[index]
-        left = steps_left(job, grid, row[0])
-        held = int(row[1])
-        if now.slot == 1 or now.slot % commitment == index:
-            fill_plan(
-                job,
-                grid,
-                to_go,
-                window,
-                now,
-                available,
-                horizon,
-                forecast_price,
-                forecast_available,
-                left,
-                held,
-                row[2 : 2 + commitment],
-            )
-            action = int(row[2])
-        else:
-            since = (now.slot - index) % commitment
-            action = int(row[2 + min(since, now.slot - 1)])
-        if left <= 0:
-            action = 0
-        row[0] += resize_efficiency(job, held, action) * job.throughput[action]
-        row[1] = action
-        total += action
-    return float(total / commitment)
-
-
-@compiled
-def ahap(
-    job: JobPhysics,
-    grid: ProgressGrid,
-    to_go: NDArray[np.float64],
-    window: NDArray[np.float64],
-    now: Now,
-    horizon: int,
-    forecast_price: NDArray[np.float64],
-    forecast_available: NDArray[np.int64],
-    threshold: float,
-    refuse_dear_spot: bool,
-    virtual: bool,
-    commitment: int,
-    memo: NDArray[np.float64],
-) -> tuple[int, int, int]:
-    """Before the deadline: GPUs in all, the rule, and the spot that may be used in this slot."""
-    ahead = ahead_by(job, now.slot - 1, now.progress) >= -job.tolerance
-    cheap = now.spot_price <= threshold * now.on_demand_price
-    available = 0 if refuse_dear_spot and ahead and not cheap else now.available
-    if virtual:
-        mean = _average_of_virtual_plans(
-            job,
-            grid,
-            to_go,
-            window,
-            now,
-            available,
-            horizon,
-            forecast_price,
-            forecast_available,
-            commitment,
-            memo,
-        )
-    else:
-        mean = _average_of_real_plans(
-            job,
-            grid,
-            to_go,
-            window,
-            now,
-            available,
-            horizon,
-            forecast_price,
-            forecast_available,
-            commitment,
-            memo,
-        )
-    gpus, rule = int(np.floor(mean + 0.5)), Rule.PLAN
-    if ahead and cheap and min(available, job.max_gpus) > gpus:
-        gpus, rule = min(available, job.max_gpus), Rule.BANK
-    if gpus < job.min_gpus:
-        gpus = job.min_gpus if 2 * gpus >= job.min_gpus and gpus > 0 else 0
-    return gpus, rule, available

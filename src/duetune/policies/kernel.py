@@ -19,7 +19,8 @@ from duetune.core.physics import (
     cheapest_spot,
 )
 from duetune.optimise.bellman import steps_left, value_of_action
-from duetune.policies.horizon import ahap, overtime
+from duetune.policies.committed import ahap
+from duetune.policies.horizon import overtime
 from duetune.policies.rules import (
     Now,
     Rule,
@@ -129,39 +130,21 @@ def decide(
     job: JobPhysics,
     grid: ProgressGrid,
     to_go: NDArray[np.float64],
-    beyond: NDArray[np.float64],
-    window: NDArray[np.float64],
     policy: np.void,
     now: Now,
-    horizon: int,
-    forecast_price: NDArray[np.float64],
-    forecast_available: NDArray[np.int64],
     spent: float,
     memo: NDArray[np.float64],
 ) -> Choice:
     """What this policy holds now; ``memo`` is updated in place.
 
-    ``to_go`` counts on on-demand alone; ``beyond`` is what the window's tables end in.
+    AHAP's plans for this slot must be in the memo (``committed.plan``). ``to_go`` is the value of
+    going on with on-demand GPUs alone.
     """
     available = now.available
     if policy["kind"] == Kind.ON_DEMAND:
         available = 0
     if policy["kind"] == Kind.AHAP and now.slot < job.deadline:
-        gpus, rule, available = ahap(
-            job,
-            grid,
-            beyond,
-            window,
-            now,
-            horizon,
-            forecast_price,
-            forecast_available,
-            policy["threshold"],
-            policy["refuse_dear_spot"],
-            policy["virtual"],
-            policy["commitment"],
-            memo,
-        )
+        gpus, rule, available = ahap(job, policy, now, memo)
     elif now.slot > job.deadline or (policy["kind"] >= Kind.AHANP and now.slot == job.deadline):
         gpus, rule = overtime(job, grid, to_go, now, available), Rule.OVERTIME
     elif policy["kind"] == Kind.ON_DEMAND:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from duetune.policies.ahanp import Ahanp
-from duetune.policies.ahap import Ahap
+from duetune.policies.ahap import DEFAULT_OUTLOOK, Ahap
 from duetune.policies.baselines import MaximalSpot, OnDemandOnly, UniformProgress
 
 if TYPE_CHECKING:
@@ -28,3 +28,8 @@ def paper_pool(*, outlook: float = 0.0) -> tuple[CompiledPolicy, ...]:
 
 def baselines() -> tuple[CompiledPolicy, ...]:
     return (OnDemandOnly(), MaximalSpot(), UniformProgress())
+
+
+def default_pool() -> tuple[CompiledPolicy, ...]:
+    """The paper's 112 parameters, planned with an outlook, and the three baselines: 115."""
+    return (*paper_pool(outlook=DEFAULT_OUTLOOK), *baselines())
