@@ -12,7 +12,6 @@ from concurrent.futures import ProcessPoolExecutor
 from typing import NamedTuple
 
 import numpy as np
-from reporting import arguments, finish, markdown_table, publish
 from rich.progress import track
 
 from duetune.core.job import Job, linear_throughput
@@ -20,6 +19,7 @@ from duetune.market.synthetic import SYNTHETIC_MARKETS, synthetic_market
 from duetune.optimise.dynamic import offline_optimum
 from duetune.optimise.grid import progress_grid
 from duetune.optimise.milp import SolverStopped, milp_optimum
+from reporting import arguments, finish, markdown_table, publish
 
 TIME_LIMIT_S = 300.0
 

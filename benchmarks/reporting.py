@@ -24,13 +24,18 @@ def arguments(description: str) -> argparse.ArgumentParser:
 def markdown_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     """A table that reads well as text and renders as Markdown; numbers to the right."""
     cells = [[_cell(value) for value in row] for row in rows]
-    widths = [max(len(line[place]) for line in [list(header), *cells]) for place in range(len(header))]
+    widths = [
+        max(len(line[place]) for line in [list(header), *cells]) for place in range(len(header))
+    ]
     numeric = [
         all(isinstance(row[place], int | float) for row in rows) and bool(rows)
         for place in range(len(header))
     ]
     lines = [_line(header, widths, numeric)]
-    marks = ["-" * (width - 1) + (":" if right else "-") for width, right in zip(widths, numeric, strict=True)]
+    marks = [
+        "-" * (width - 1) + (":" if right else "-")
+        for width, right in zip(widths, numeric, strict=True)
+    ]
     lines.append("| " + " | ".join(marks) + " |")
     lines += [_line(row, widths, numeric) for row in cells]
     return "\n".join(lines)

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import os
 import time
+from functools import partial
 
 import numpy as np
-from reporting import arguments, finish, markdown_table, publish
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -20,6 +20,7 @@ from duetune.policies.pool import paper_pool
 from duetune.simulate.cases import JobMix, draw_cases
 from duetune.simulate.episode import simulate
 from duetune.simulate.tournament import run_tournament
+from reporting import arguments, finish, markdown_table, publish
 
 
 def main() -> None:
@@ -51,11 +52,13 @@ def main() -> None:
                 markets,
                 source,
                 workers=workers,
-                advance=lambda done: progress.advance(task, done),
+                advance=partial(progress.advance, task),
             )
             seconds = time.perf_counter() - begin
         rates[workers] = result.policy_slots / seconds
-        rows.append([f"batch, {workers} core(s)", jobs, result.policy_slots, seconds, rates[workers]])
+        rows.append(
+            [f"batch, {workers} core(s)", jobs, result.policy_slots, seconds, rates[workers]]
+        )
 
     chosen = random.choice(jobs, size=sample, replace=False)
     stepped, difference = 0, 0.0
@@ -79,7 +82,7 @@ def main() -> None:
     speedup = rates[1] / (stepped / seconds)
     notes = (
         f"112 policies on each job; a policy-slot is one decision with its accounting. On one core "
-        f"the batch is {speedup:.0f} times as fast as `Policy.decide` slot by slot, and the largest "
+        f"the batch is {speedup:.0f} times as fast as `Policy.decide` slot by slot; the largest "
         f"difference between the two in utility, cost or finishing slot is {difference:.1e}."
     )
     publish(

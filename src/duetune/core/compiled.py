@@ -12,8 +12,32 @@ if TYPE_CHECKING:
     def compiled(function: Function) -> Function: ...
 
 else:
+    import functools
+    import hashlib
+    from pathlib import Path
+
     import numba
 
-    # nogil: the tournament runs jobs on threads. cache: one compilation per installation.
-    # No fastmath: batch and step-by-step results must be the same bits.
-    compiled = numba.njit(cache=True, nogil=True, error_model="numpy")
+    def compiled(function: Callable[..., object]) -> Callable[..., object]:
+        """Compile on first call; keep the result on disk for the next process.
+
+        nogil: the tournament runs jobs on threads. No fastmath: batch and step-by-step results
+        must be the same bits.
+        """
+        dispatcher = numba.njit(nogil=True, error_model="numpy")(function)
+        dispatcher.enable_caching()
+        # Numba renews a cached function when its own file changes, not when a function that it
+        # calls in another file does: without this, edited physics would go on as it was.
+        cache_file = dispatcher._cache._cache_file  # noqa: SLF001 - there is no public way
+        cache_file._source_stamp = _sources()  # noqa: SLF001
+        return dispatcher
+
+    @functools.cache
+    def _sources() -> str:
+        """A digest of all sources that compiled functions come from or call."""
+        digest = hashlib.sha256(numba.__version__.encode())
+        package = Path(__file__).parent.parent
+        for folder in ("core", "market", "optimise", "policies"):
+            for path in sorted((package / folder).glob("*.py")):
+                digest.update(path.read_bytes())
+        return digest.hexdigest()

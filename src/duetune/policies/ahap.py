@@ -14,7 +14,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 LARGEST_WINDOW = 512
-DEFAULT_OUTLOOK = 0.75
+LARGEST_PATIENCE = 100
+DEFAULT_OUTLOOK = 0.5
+DEFAULT_PATIENCE = 0.3
 
 
 class Ahap(CompiledPolicy, frozen=True):
@@ -23,32 +25,39 @@ class Ahap(CompiledPolicy, frozen=True):
     ``threshold`` (sigma): when ahead of the pace and spot costs at most this share of on-demand,
     all of it is banked. ``refuse_dear_spot``: when ahead, spot above the threshold is not used.
     ``virtual``: plans follow trajectories of their own, as in committed horizon control proper,
-    instead of starting from the real state. ``outlook``: the share of the typically available
-    spot that is counted on beyond the window; 0 counts on on-demand alone.
+    instead of starting from the real state.
+
+    Two parameters are ours; at 0, AHAP is as in the specification. ``outlook``: the share of the
+    typically available spot that is counted on beyond the window; 0 counts on on-demand alone.
+    ``patience``: by how much dearer than its price on-demand seems in the present slot, since
+    buying it now forgoes the chance that spot does the work later.
     """
 
     window: int = 5
     commitment: int = 1
-    threshold: float = 0.6
+    threshold: float = 0.5
     outlook: float = DEFAULT_OUTLOOK
+    patience: float = DEFAULT_PATIENCE
     refuse_dear_spot: bool = False
     virtual: bool = False
 
     def __post_init__(self) -> None:
-        if not 1 <= self.window <= LARGEST_WINDOW:
-            raise InvalidInput("window", self.window, f"1 to {LARGEST_WINDOW} slots")
-        if not 1 <= self.commitment <= self.window:
+        if not 0 <= self.window <= LARGEST_WINDOW:
+            raise InvalidInput("window", self.window, f"0 to {LARGEST_WINDOW} slots")
+        if not 1 <= self.commitment <= max(1, self.window):
             raise InvalidInput(
-                "commitment", self.commitment, f"1 to the window, which is {self.window}"
+                "commitment", self.commitment, f"1 to the window, which is {self.window}, or 1"
             )
         if not 0 <= self.outlook <= 1:
             raise InvalidInput("outlook", self.outlook, "a share, 0 to 1")
+        if not 0 <= self.patience <= LARGEST_PATIENCE:
+            raise InvalidInput("patience", self.patience, f"0 to {LARGEST_PATIENCE}")
         check_threshold(self.threshold)
 
     @property
     def name(self) -> str:
         parts = ["ahap", f"{self.window}", f"{self.commitment}", f"{self.threshold:g}"]
-        parts.append(f"{self.outlook:g}")
+        parts += [f"{self.outlook:g}", f"{self.patience:g}"]
         if self.refuse_dear_spot:
             parts.append("refuse")
         if self.virtual:
@@ -65,4 +74,5 @@ class Ahap(CompiledPolicy, frozen=True):
             refuse_dear_spot=self.refuse_dear_spot,
             virtual=self.virtual,
             outlook=self.outlook,
+            patience=self.patience,
         )

@@ -31,7 +31,7 @@ class MaximalSpot(CompiledPolicy, frozen=True):
         return "maximal_spot"
 
     def record(self) -> NDArray[np.void]:
-        return policy_record(Kind.MAXIMAL_SPOT, guard=Guard.NEVER)
+        return policy_record(Kind.MAXIMAL_SPOT, guard=Guard.WORTHWHILE)
 
 
 class UniformProgress(CompiledPolicy, frozen=True):

@@ -91,6 +91,7 @@ def _planned_alike(
             and other["window"] == policy["window"]
             and other["commitment"] == policy["commitment"]
             and other["outlook"] == policy["outlook"]
+            and other["patience"] == policy["patience"]
             and not other["virtual"]
             and plan_keys[twin, 0] == key[0]
             and plan_keys[twin, 1] == key[1]

@@ -78,6 +78,7 @@ def plan(
                 horizon,
                 forecast_price,
                 forecast_available,
+                policy["patience"],
                 steps_left(job, grid, progress),
                 held,
                 row[2 : 2 + commitment],

@@ -53,6 +53,7 @@ def policy_record(
     virtual: bool = False,
     hysteresis: bool = False,
     outlook: float = 0.0,
+    patience: float = 0.0,
 ) -> NDArray[np.void]:
     row = (
         kind,
@@ -63,6 +64,7 @@ def policy_record(
         virtual,
         hysteresis,
         outlook,
+        patience,
         guard,
     )
     return np.array([row], dtype=POLICY)

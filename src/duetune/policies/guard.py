@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 
 from duetune.core.decision import Allocation, Decision
-from duetune.core.physics import cheapest_spot, job_physics
+from duetune.core.physics import job_physics
 from duetune.optimise.grid import progress_grid
 from duetune.policies.compiled_policy import CompiledPolicy, decide_compiled
 from duetune.policies.horizon import PLANNING_STEPS
@@ -65,15 +65,17 @@ class PolicyGuard(msgspec.Struct, frozen=True):
             return decision
         grid = progress_grid(view.job, PLANNING_STEPS)
         unused = np.empty((0, 0, 0))
-        gpus = guarded(job, grid, unused, Guard.ALWAYS, now, market.available, wish.total)
-        if gpus == wish.total:
+        spot, on_demand = guarded(
+            job, grid, unused, Guard.ALWAYS, now, market.available, wish.total
+        )
+        if not keeps_deadline(job, now, spot, on_demand):
             return decision
-        spot = cheapest_spot(gpus, market.available, market.spot_price, market.on_demand_price)
         return Decision(
-            allocation=Allocation(spot=spot, on_demand=gpus - spot),
+            allocation=Allocation(spot=spot, on_demand=on_demand),
             reason=(
-                f"{decision.reason}; the guard holds {gpus} GPUs instead of {wish.total}: "
-                f"otherwise on-demand could no longer meet the deadline in slot {job.deadline}"
+                f"{decision.reason}; the guard holds {spot} spot and {on_demand} on-demand GPUs "
+                f"instead of {wish.spot} and {wish.on_demand}: otherwise on-demand could no "
+                f"longer meet the deadline in slot {job.deadline}"
             ),
             memo=decision.memo,
         )

@@ -127,12 +127,18 @@ def fill_plan(
     horizon: int,
     forecast_price: NDArray[np.float64],
     forecast_available: NDArray[np.int64],
+    patience: float,
     left: int,
     held: int,
     plan: NDArray[np.float64],
 ) -> None:
-    """The first ``plan.size`` actions of the window plan; 0 once the work is done."""
+    """The first ``plan.size`` actions of the window plan; 0 once the work is done.
+
+    On-demand is always to be had, spot is not: what is bought on demand now forgoes the chance
+    that spot does it later. ``patience`` is the price of that chance, as a share of on-demand's.
+    """
     spot_price = now.spot_price
+    on_demand_price = (1 + patience) * now.on_demand_price
     for ahead in range(plan.size):
         if left <= 0 or ahead > horizon:
             plan[ahead] = 0.0
@@ -140,6 +146,7 @@ def fill_plan(
         slot = now.slot + ahead
         if ahead > 0:
             spot_price, available = forecast_price[ahead - 1], forecast_available[ahead - 1]
+            on_demand_price = now.on_demand_price
         following = to_go[slot + 1] if ahead == horizon else window[ahead + 1]
         gpus = best_gpus(
             job,
@@ -149,7 +156,7 @@ def fill_plan(
             held,
             spot_price,
             available,
-            now.on_demand_price,
+            on_demand_price,
             job.values[slot],
         )
         plan[ahead] = gpus

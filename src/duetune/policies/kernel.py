@@ -15,7 +15,7 @@ from duetune.core.compiled import compiled
 from duetune.core.physics import (
     JobPhysics,
     affordable,
-    cheapest_charge,
+    charge,
     cheapest_spot,
 )
 from duetune.optimise.bellman import steps_left, value_of_action
@@ -65,6 +65,7 @@ POLICY = np.dtype(
         ("virtual", np.bool_),
         ("hysteresis", np.bool_),
         ("outlook", np.float64),
+        ("patience", np.float64),
         ("guard", np.int64),
     ]
 )
@@ -80,6 +81,22 @@ class Choice(NamedTuple):
 
 
 @compiled
+def _safe_spot(job: JobPhysics, now: Now, available: int, gpus: int) -> int:
+    """How many of ``gpus`` can be on spot without losing the deadline; -1 if it is lost anyway.
+
+    By composition a swap costs work, so keeping what is held on demand can be what saves it.
+    """
+    spot = cheapest_spot(gpus, available, now.spot_price, now.on_demand_price)
+    while spot >= 0:
+        if keeps_deadline(job, now, spot, gpus - spot):
+            return spot
+        if not job.by_composition:
+            return -1
+        spot -= 1
+    return -1
+
+
+@compiled
 def guarded(
     job: JobPhysics,
     grid: ProgressGrid,
@@ -88,41 +105,58 @@ def guarded(
     now: Now,
     available: int,
     gpus: int,
-) -> int:
-    """Raise ``gpus`` where holding fewer would put the deadline out of reach of on-demand.
+) -> tuple[int, int]:
+    """Spot and on-demand GPUs for a wish of ``gpus``, changed where the deadline needs it.
 
-    Never loses a slot: the test is made for the worst case, all spot lost in the next slot.
+    Holding the wish may put the deadline out of reach of on-demand. Never loses a slot: the test
+    is made for the worst case, all spot lost in the next slot.
     """
-    if guard == Guard.NEVER or now.slot > job.deadline:
-        return gpus
     spot = cheapest_spot(gpus, available, now.spot_price, now.on_demand_price)
-    if keeps_deadline(job, now, spot, gpus - spot):
-        return gpus
-    candidate = -1
+    wish = (spot, gpus - spot)
+    if guard == Guard.NEVER or now.slot > job.deadline or keeps_deadline(job, now, *wish):
+        return wish
+    safe, safe_spot = -1, -1
     for offset in range(job.max_gpus + 1):
         # Upwards from gpus first, then downwards from it: staying small can beat a dear change.
         trial = gpus + offset if gpus + offset <= job.max_gpus else job.max_gpus - offset
-        if 0 < trial < job.min_gpus:
-            continue
-        spot = cheapest_spot(trial, available, now.spot_price, now.on_demand_price)
-        if keeps_deadline(job, now, spot, trial - spot):
-            candidate = trial
-            break
-    if candidate < 0:
-        return gpus
-    if guard == Guard.ALWAYS:
-        return candidate
+        if trial == 0 or trial >= job.min_gpus:
+            safe_spot = _safe_spot(job, now, available, trial)
+            if safe_spot >= 0:
+                safe = trial
+                break
+    if safe < 0:
+        return wish
+    if guard == Guard.WORTHWHILE and not _worth_it(
+        job, grid, to_go, now, wish, (safe_spot, safe - safe_spot)
+    ):
+        return wish
+    return safe_spot, safe - safe_spot
+
+
+@compiled
+def _worth_it(
+    job: JobPhysics,
+    grid: ProgressGrid,
+    to_go: NDArray[np.float64],
+    now: Now,
+    wish: tuple[int, int],
+    safe: tuple[int, int],
+) -> bool:
+    """Whether holding the deadline is worth at least as much as the wish, going on on demand."""
     held = now.held_spot + now.held_on_demand
     left = steps_left(job, grid, now.progress)
     following, finish = to_go[now.slot + 1], job.values[now.slot]
-    own_cost = cheapest_charge(gpus, available, now.spot_price, now.on_demand_price)
-    own = value_of_action(grid, following, left, held, gpus, own_cost, finish)
-    cost = cheapest_charge(candidate, available, now.spot_price, now.on_demand_price)
-    safe = value_of_action(grid, following, left, held, candidate, cost, finish)
+    wish_cost = charge(wish[0], wish[1], now.spot_price, now.on_demand_price)
+    own = value_of_action(grid, following, left, held, wish[0] + wish[1], wish_cost, finish)
+    if job.by_composition:
+        # The tables know nothing of swaps and preemptions: what they take for on time is not.
+        own -= job.values[job.deadline] - job.values[job.deadline + 1]
+    cost = charge(safe[0], safe[1], now.spot_price, now.on_demand_price)
+    held_to = value_of_action(grid, following, left, held, safe[0] + safe[1], cost, finish)
     # The tables round progress down, so a deadline held by a hair looks missed there.
     rush = (job.deadline - now.slot) * job.max_gpus * now.on_demand_price
     on_time = job.values[job.deadline] - cost - rush
-    return candidate if max(safe, on_time) >= own else gpus
+    return bool(max(held_to, on_time) >= own)
 
 
 @compiled
@@ -161,7 +195,6 @@ def decide(
     else:
         gpus, rule = ahanp(job, now, policy["threshold"])
     wanted = gpus
-    gpus = guarded(job, grid, to_go, policy["guard"], now, available, gpus)
-    spot = cheapest_spot(gpus, available, now.spot_price, now.on_demand_price)
-    spot, on_demand = affordable(job, spot, gpus - spot, now.spot_price, now.on_demand_price, spent)
+    spot, on_demand = guarded(job, grid, to_go, policy["guard"], now, available, gpus)
+    spot, on_demand = affordable(job, spot, on_demand, now.spot_price, now.on_demand_price, spent)
     return Choice(spot, on_demand, rule, wanted)

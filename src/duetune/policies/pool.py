@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from duetune.policies.ahanp import Ahanp
-from duetune.policies.ahap import DEFAULT_OUTLOOK, Ahap
+from duetune.policies.ahap import DEFAULT_OUTLOOK, DEFAULT_PATIENCE, Ahap
 from duetune.policies.baselines import MaximalSpot, OnDemandOnly, UniformProgress
 
 if TYPE_CHECKING:
@@ -15,10 +15,16 @@ WINDOWS = (1, 2, 3, 4, 5)
 THRESHOLDS = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 
 
-def paper_pool(*, outlook: float = 0.0) -> tuple[CompiledPolicy, ...]:
+def paper_pool(*, outlook: float = 0.0, patience: float = 0.0) -> tuple[CompiledPolicy, ...]:
     """105 AHAP (window 1-5, commitment 1..window, 7 thresholds) and 7 AHANP: 112 policies."""
     planners = [
-        Ahap(window=window, commitment=commitment, threshold=threshold, outlook=outlook)
+        Ahap(
+            window=window,
+            commitment=commitment,
+            threshold=threshold,
+            outlook=outlook,
+            patience=patience,
+        )
         for window in WINDOWS
         for commitment in range(1, window + 1)
         for threshold in THRESHOLDS
@@ -31,5 +37,5 @@ def baselines() -> tuple[CompiledPolicy, ...]:
 
 
 def default_pool() -> tuple[CompiledPolicy, ...]:
-    """The paper's 112 parameters, planned with an outlook, and the three baselines: 115."""
-    return (*paper_pool(outlook=DEFAULT_OUTLOOK), *baselines())
+    """The paper's 112 parameters, with outlook and patience, and the three baselines: 115."""
+    return (*paper_pool(outlook=DEFAULT_OUTLOOK, patience=DEFAULT_PATIENCE), *baselines())

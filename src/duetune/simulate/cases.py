@@ -71,21 +71,33 @@ class JobMix(msgspec.Struct, frozen=True):
 
 
 def draw_cases(
-    mix: JobMix, markets: tuple[MarketTrace, ...], count: int, random: np.random.Generator
+    mix: JobMix,
+    markets: tuple[MarketTrace, ...],
+    count: int,
+    random: np.random.Generator,
+    *,
+    part: tuple[float, float] = (0.0, 1.0),
 ) -> tuple[Case, ...]:
-    """``count`` jobs on markets and at slots drawn uniformly."""
+    """``count`` jobs on markets and at slots drawn uniformly.
+
+    ``part`` keeps every job within that part of its market, such as the first or last half.
+    """
     if count < 1:
         raise InvalidInput("jobs", count, "1 or more")
-    for market in markets:
-        if market.slots < mix.longest():
+    if not 0 <= part[0] < part[1] <= 1:
+        raise InvalidInput("part", part, "two shares of a market, 0 <= first < last <= 1")
+    spans = [(round(part[0] * each.slots), round(part[1] * each.slots)) for each in markets]
+    for market, (first, last) in zip(markets, spans, strict=True):
+        if last - first < mix.longest():
             raise InvalidInput(
-                "trace", market.name, f"at least {mix.longest()} slots; it has {market.slots}"
+                "trace", market.name, f"at least {mix.longest()} slots; it has {last - first}"
             )
     cases = []
     for number in range(count):
         which = int(random.integers(len(markets)))
         market = markets[which]
-        start = int(random.integers(market.slots - mix.longest() + 1))
+        first, last = spans[which]
+        start = int(random.integers(first, last - mix.longest() + 1))
         price = float(market.on_demand_price[0, start])
         cases.append(Case(mix.draw(random, price, f"job-{number}"), which, start))
     return tuple(cases)

@@ -1,0 +1,195 @@
+"""The regimes of the paper's experiments: one thing varies at a time around a base setting."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from duetune.core.job import Reconfiguration, ReconfigurationKey
+from duetune.forecast.error import ErrorRegime
+from duetune.forecast.source import ForecastSource
+from duetune.market.datasets import data_folder, h100_counts, v100_paired
+from duetune.market.synthetic import SYNTHETIC_MARKETS, synthetic_market
+from duetune.simulate.cases import JobMix
+
+if TYPE_CHECKING:
+    from duetune.core.market import MarketTrace
+
+BASE_FORECAST = "noisy:proportional-uniform:0.2"
+SLOTS = 3000
+SWEEPS = (
+    "deadline tightness",
+    "spot price level",
+    "availability level",
+    "reconfiguration cost",
+    "forecast error",
+    "forecast kind",
+    "market kind",
+    "real market",
+)
+
+
+class Regime(msgspec.Struct, frozen=True, eq=False):
+    sweep: str
+    label: str
+    markets: tuple[MarketTrace, ...]
+    mix: JobMix
+    source: ForecastSource
+
+
+def all_regimes(seed: int, *, quick: bool) -> list[Regime]:
+    """All of them, or for a first look the ends of each sweep."""
+    regimes = [
+        *_tightness(seed),
+        *_levels(seed),
+        *_reconfiguration(seed),
+        *_forecasts(seed),
+        *_kinds(seed),
+        *_real(seed),
+    ]
+    if not quick:
+        return regimes
+    by_sweep = {sweep: [each for each in regimes if each.sweep == sweep] for sweep in SWEEPS}
+    return [each for group in by_sweep.values() for each in (group[:1] + group[-1:])]
+
+
+def _markets(seed: int, **levels: float) -> tuple[MarketTrace, ...]:
+    """Half daily pattern, half regime switching: the base markets."""
+    return tuple(
+        synthetic_market(kind, seed=seed + number, slots=SLOTS, **levels)
+        for number in range(2)
+        for kind in ("diurnal", "regime_switching")
+    )
+
+
+def _source(seed: int, text: str = BASE_FORECAST) -> ForecastSource:
+    return ForecastSource.parse(text, seed=seed)
+
+
+def _tightness(seed: int) -> list[Regime]:
+    return [
+        Regime(
+            "deadline tightness",
+            f"{share:.0%} of capacity",
+            _markets(seed),
+            JobMix(tightness=(share, share)),
+            _source(seed),
+        )
+        for share in (0.2, 0.35, 0.5, 0.65, 0.8)
+    ]
+
+
+def _levels(seed: int) -> list[Regime]:
+    prices = [
+        Regime(
+            "spot price level",
+            f"x{level:g}",
+            _markets(seed, price_level=level),
+            JobMix(),
+            _source(seed),
+        )
+        for level in (0.5, 0.75, 1.0, 1.5, 2.0)
+    ]
+    counts = [
+        Regime(
+            "availability level",
+            f"x{level:g}",
+            _markets(seed, availability_level=level),
+            JobMix(),
+            _source(seed),
+        )
+        for level in (0.25, 0.5, 0.75, 1.0, 1.5)
+    ]
+    return prices + counts
+
+
+def _reconfiguration(seed: int) -> list[Regime]:
+    rules = {
+        "none": Reconfiguration(grow=1.0, shrink=1.0, preempted=1.0),
+        "5% / 2.5%": Reconfiguration(grow=0.95, shrink=0.975, preempted=0.95),
+        "10% / 5%": Reconfiguration(),
+        "20% / 10%": Reconfiguration(grow=0.8, shrink=0.9, preempted=0.8),
+        "40% / 20%": Reconfiguration(grow=0.6, shrink=0.8, preempted=0.6),
+        "10% / 5%, by composition": Reconfiguration(key=ReconfigurationKey.COMPOSITION),
+    }
+    return [
+        Regime(
+            "reconfiguration cost",
+            label,
+            _markets(seed),
+            # The exact optimum by composition has many more states: smaller jobs keep it quick.
+            JobMix(reconfiguration=rule, max_gpus=(4, 6), deadline=(12, 20))
+            if rule.key is ReconfigurationKey.COMPOSITION
+            else JobMix(reconfiguration=rule),
+            _source(seed),
+        )
+        for label, rule in rules.items()
+    ]
+
+
+def _forecasts(seed: int) -> list[Regime]:
+    errors = [
+        Regime(
+            "forecast error",
+            f"{kind.value}, {level:.0%}",
+            _markets(seed),
+            JobMix(),
+            _source(seed, f"noisy:{kind.value}:{level}"),
+        )
+        for kind in ErrorRegime
+        for level in (0.0, 0.25, 0.5, 1.0, 1.5, 2.0)
+    ]
+    kinds = [
+        Regime("forecast kind", text, _markets(seed), JobMix(), _source(seed, text))
+        for text in ("perfect", "last", "seasonal:48")
+    ]
+    return errors + kinds
+
+
+def _kinds(seed: int) -> list[Regime]:
+    return [
+        Regime(
+            "market kind",
+            kind,
+            tuple(synthetic_market(kind, seed=seed + number, slots=SLOTS) for number in range(4)),
+            JobMix(),
+            _source(seed),
+        )
+        for kind in SYNTHETIC_MARKETS
+    ]
+
+
+def _real(seed: int) -> list[Regime]:
+    """Real availability with real prices, forecast by the last value: nothing is made up."""
+    if not data_folder().is_dir():
+        return []
+    counts, single = h100_counts(slot_hours=0.5), v100_paired()
+    mix = JobMix(deadline=(12, 20))
+    one = JobMix(deadline=(12, 32), max_gpus=(1, 1), min_gpus=(1, 1))
+    return [
+        Regime(
+            "real market",
+            "H100 counts, 9 zones, last value",
+            _pools(counts),
+            mix,
+            _source(seed, "last"),
+        ),
+        Regime(
+            "real market", "H100 counts, 9 zones, 20% error", _pools(counts), mix, _source(seed)
+        ),
+        Regime(
+            "real market",
+            "V100 with prices, 1 GPU, last value",
+            _pools(single),
+            one,
+            _source(seed, "last"),
+        ),
+        Regime(
+            "real market", "V100 with prices, 1 GPU, 20% error", _pools(single), one, _source(seed)
+        ),
+    ]
+
+
+def _pools(trace: MarketTrace) -> tuple[MarketTrace, ...]:
+    return tuple(trace.pool(pool.name) for pool in trace.pools)
