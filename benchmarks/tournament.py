@@ -66,9 +66,7 @@ def main() -> None:
     for row in chosen:
         case = cases[row]
         for column, policy in enumerate(pool):
-            outcome = simulate(
-                case.job, markets[case.market], policy, source, start=case.start, horizon=5
-            )
+            outcome = simulate(case.job, markets[case.market], policy, source, start=case.start)
             stepped += len(outcome.entries)
             difference = max(
                 difference,

@@ -64,6 +64,10 @@ class Ahap(CompiledPolicy, frozen=True):
             parts.append("virtual")
         return ":".join(parts)
 
+    @property
+    def lookahead(self) -> int:
+        return self.window
+
     def record(self) -> NDArray[np.void]:
         return policy_record(
             Kind.AHAP,

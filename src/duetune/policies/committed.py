@@ -15,7 +15,7 @@ from duetune.core.compiled import compiled
 from duetune.core.physics import JobPhysics, resize_efficiency
 from duetune.optimise.bellman import steps_left
 from duetune.policies.horizon import fill_plan
-from duetune.policies.rules import Now, Rule, ahead_by
+from duetune.policies.rules import Now, Rule, ahead_by, usable_spot
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -125,7 +125,7 @@ def ahap(
         mean = _mean_of_real_plans(now, policy["commitment"], memo)
     available = accepted_spot(job, now, policy["threshold"], policy["refuse_dear_spot"])
     gpus, rule = int(np.floor(mean + 0.5)), Rule.PLAN
-    most = min(available, job.max_gpus)
+    most = usable_spot(job, available)
     if most > gpus and is_ahead(job, now) and is_cheap(now, policy["threshold"]):
         gpus, rule = most, Rule.BANK
     if gpus < job.min_gpus:

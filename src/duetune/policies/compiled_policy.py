@@ -33,6 +33,11 @@ class CompiledPolicy(msgspec.Struct, frozen=True):
         """A name that ``duetune.bootstrap`` turns back into the same policy."""
         raise NotImplementedError
 
+    @property
+    def lookahead(self) -> int:
+        """How many slots of forecast it uses."""
+        return 0
+
     def record(self) -> NDArray[np.void]:
         """This policy as an array of one ``POLICY`` record."""
         raise NotImplementedError

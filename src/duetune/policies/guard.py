@@ -10,7 +10,7 @@ import numpy as np
 from duetune.core.decision import Allocation, Decision
 from duetune.core.physics import job_physics
 from duetune.optimise.grid import progress_grid
-from duetune.policies.compiled_policy import CompiledPolicy, decide_compiled
+from duetune.policies.compiled_policy import CompiledPolicy
 from duetune.policies.horizon import PLANNING_STEPS
 from duetune.policies.kernel import Guard, guarded
 from duetune.policies.rules import Now, keeps_deadline
@@ -31,13 +31,14 @@ class CompiledGuard(CompiledPolicy, frozen=True):
     def name(self) -> str:
         return f"guarded:{self.policy.name}"
 
+    @property
+    def lookahead(self) -> int:
+        return self.policy.lookahead
+
     def record(self) -> NDArray[np.void]:
         record = self.policy.record()
         record["guard"] = Guard.ALWAYS
         return record
-
-    def decide(self, view: View) -> Decision:
-        return decide_compiled(self.record(), view)
 
 
 class PolicyGuard(msgspec.Struct, frozen=True):

@@ -13,7 +13,10 @@ if TYPE_CHECKING:
 
 
 def reason(view: View, choice: Choice, horizon: int, threshold: float) -> str:
-    """One or two clauses; the guard and the budget speak only when they changed something."""
+    """One or two clauses; the guard and the budget speak only when they changed something.
+
+    Prices are shares of the on-demand price.
+    """
     parts = [_rule_words(view, Rule(choice.rule), int(choice.wanted), horizon, threshold)]
     held = int(choice.spot + choice.on_demand)
     spent_out = view.job.budget is not None and held < choice.wanted
@@ -33,38 +36,31 @@ def _rule_words(view: View, rule: Rule, wanted: int, horizon: int, threshold: fl
     job, market = view.job, view.market
     lead = ahead_by(job_physics(job), view.slot - 1, view.progress)
     pace = f"{abs(lead):.1f} work {'ahead of' if lead >= 0 else 'behind'} the pace"
-    share = market.spot_price / market.on_demand_price
-    price = f"spot at {share:.0%} of on-demand"
-    limit = f"the threshold of {threshold:.0%}"
-    offer = f"{market.available} spot available"
+    offer = f"{market.available} spot at {market.spot_price / market.on_demand_price:.0%}"
+    limit = f"{threshold:.0%}"
     words = {
         Rule.STEADY: f"{_gpus(wanted)} on demand from start to end meet the deadline",
-        Rule.SPOT_ALL: f"hold all the spot there is: {offer}, {price}",
-        Rule.SPOT_NONE: f"wait: {offer}, too few to run on",
+        Rule.SPOT_ALL: f"all the spot there is: {offer}",
+        Rule.SPOT_NONE: f"{offer}, too few to run on: wait",
         Rule.LAST_MOMENT: f"last moment: only {_gpus(wanted)} from now on meet the deadline",
-        Rule.AHEAD_SPOT: f"{pace}: spot only, {_gpus(wanted)}, {price}",
-        Rule.AHEAD_WAIT: f"{pace}: wait, {offer}, {price}",
-        Rule.AHEAD_KEEP: f"{pace}: keep {_gpus(wanted)}, too little lead to pay for a change",
-        Rule.BEHIND_CHEAP: f"{pace}: catch up with {_gpus(wanted)}, {price}, below {limit}",
-        Rule.BEHIND_PACE: f"{pace}: {_gpus(wanted)} to catch up, spot first, {offer}",
-        Rule.PLAN: (
-            f"the plan to slot {view.slot + horizon} holds {_gpus(wanted)} now; "
-            f"{pace}, {offer}, {price}"
-        ),
-        Rule.BANK: f"{pace} and {price}, within {limit}: bank all {_gpus(wanted)} of spot",
-        Rule.OVERTIME: (
-            f"at the deadline's end: {_gpus(wanted)} now is worth most"
-            if wanted
-            else "at the deadline's end: nothing now is worth most"
-        ),
-        Rule.GANG_SPOT: f"the gang of {wanted} runs on spot: {offer}, {price}",
+        Rule.AHEAD_SPOT: f"{pace}, {offer}: spot only, {_gpus(wanted)}",
+        Rule.AHEAD_WAIT: f"{pace}, {offer}: wait",
+        Rule.AHEAD_KEEP: f"{pace}: too little to pay for a change, keep {_gpus(wanted)}",
+        Rule.BEHIND_CHEAP: f"{pace}, {offer}, within {limit}: catch up with {_gpus(wanted)}",
+        Rule.BEHIND_PACE: f"{pace}, {offer}: catch up with {_gpus(wanted)}, spot first",
+        Rule.PLAN: f"plan to slot {view.slot + horizon}: {_gpus(wanted)} now; {pace}, {offer}",
+        Rule.BANK: f"{pace} and {offer}, within {limit}: bank {_gpus(wanted)}",
+        Rule.OVERTIME: f"deadline in slot {job.deadline}: {_gpus(wanted)} now is worth most",
+        Rule.GANG_SPOT: f"the gang of {wanted} runs on spot: {offer}",
         Rule.GANG_STAY: f"{pace}: stay on demand until two changeovers ahead",
-        Rule.GANG_CATCH_UP: f"{pace} and no spot for the whole gang: {wanted} on demand",
-        Rule.GANG_WAIT: f"{pace} and no spot for the whole gang: wait",
+        Rule.GANG_CATCH_UP: f"{pace}, {offer}, not enough for the gang: {wanted} on demand",
+        Rule.GANG_WAIT: f"{pace}, {offer}, not enough for the gang: wait",
         Rule.GANG_SAFETY_NET: f"safety net: {wanted} on demand until the work is done",
     }
     return words[rule]
 
 
 def _gpus(count: int) -> str:
+    if count == 0:
+        return "no GPU"
     return "1 GPU" if count == 1 else f"{count} GPUs"

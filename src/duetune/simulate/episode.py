@@ -9,6 +9,7 @@ from duetune.core.ledger import Entry, Outcome
 from duetune.core.physics import affordable, charge, efficiency, is_done, job_physics
 from duetune.errors import InvalidInput
 from duetune.forecast.outlook import outlook_at
+from duetune.policies.compiled_policy import CompiledPolicy
 
 if TYPE_CHECKING:
     from duetune.core.job import Job
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from duetune.core.ports import Policy
     from duetune.forecast.source import ForecastSource
 
-DEFAULT_HORIZON = 24
+USUAL_HORIZON = 24
 
 
 def simulate(
@@ -27,9 +28,9 @@ def simulate(
     source: ForecastSource,
     *,
     start: int = 0,
-    horizon: int = DEFAULT_HORIZON,
 ) -> Outcome:
     """Run ``job`` from trace slot ``start`` until it is done or its hard deadline has passed."""
+    horizon = max(USUAL_HORIZON, lookahead(policy))
     physics = job_physics(job)
     trace.window(start, job.hard_deadline)  # refuses a trace that is too short, before any work
     forecaster = source.forecaster(trace, start)
@@ -92,6 +93,11 @@ def simulate(
         utility=value - spent,
         entries=tuple(entries),
     )
+
+
+def lookahead(policy: Policy) -> int:
+    """How many slots of forecast a policy is known to use."""
+    return policy.lookahead if isinstance(policy, CompiledPolicy) else 0
 
 
 def _allowed(physics: JobPhysics, policy: Policy, view: View, wish: Allocation) -> Allocation:

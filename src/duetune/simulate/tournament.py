@@ -19,12 +19,10 @@ from duetune.errors import InvalidInput
 from duetune.forecast.outlook import outlook_at
 from duetune.optimise.dynamic import offline_optimum
 from duetune.optimise.grid import progress_grid
-from duetune.policies.ahap import Ahap
 from duetune.policies.batch import Workspace, make_workspace, play_pool
 from duetune.policies.compiled_policy import CompiledPolicy
-from duetune.policies.guard import CompiledGuard
 from duetune.policies.horizon import PLANNING_STEPS
-from duetune.simulate.episode import DEFAULT_HORIZON, simulate
+from duetune.simulate.episode import lookahead, simulate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -101,10 +99,8 @@ class _Contest:
     ) -> None:
         self.policies, self.cases, self.markets = policies, cases, markets
         self.source = source
-        self.horizon = max([1, *(_window(policy) for policy in policies)])
-        self.tables: list[ForecastTable] = [
-            source.table(market, self.horizon) for market in markets
-        ]
+        horizon = max([1, *(lookahead(policy) for policy in policies)])
+        self.tables: list[ForecastTable] = [source.table(market, horizon) for market in markets]
         compiled = [
             (place, policy)
             for place, policy in enumerate(policies)
@@ -186,7 +182,6 @@ class _Contest:
             self.policies[place],
             self.source,
             start=case.start,
-            horizon=DEFAULT_HORIZON,
         )
         result = self.result
         result.utility[row, place] = outcome.utility
@@ -197,9 +192,3 @@ class _Contest:
         result.on_demand_slots[row, place] = sum(
             entry.allocation.on_demand for entry in outcome.entries
         )
-
-
-def _window(policy: Policy) -> int:
-    if isinstance(policy, CompiledGuard):
-        return _window(policy.policy)
-    return policy.window if isinstance(policy, Ahap) else 0
