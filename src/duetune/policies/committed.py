@@ -79,6 +79,7 @@ def plan(
                 forecast_price,
                 forecast_available,
                 policy["patience"],
+                policy["virtual"],
                 steps_left(job, grid, progress),
                 held,
                 row[2 : 2 + commitment],

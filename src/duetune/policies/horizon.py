@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from duetune.core.compiled import compiled
-from duetune.core.physics import JobPhysics, cheapest_charge
+from duetune.core.physics import JobPhysics, charge, cheapest_charge, cheapest_spot, efficiency
 from duetune.optimise.bellman import (
     change_of,
     fill_value_tables,
@@ -117,6 +117,31 @@ def best_gpus(
 
 
 @compiled
+def best_gpus_now(
+    job: JobPhysics,
+    grid: ProgressGrid,
+    following: NDArray[np.float64],
+    now: Now,
+    left: int,
+    available: int,
+    on_demand_price: float,
+) -> int:
+    """As ``best_gpus`` for the present slot, where it is known what a change really costs."""
+    choice, best = 0, float(following[0, left])
+    for gpus in range(job.min_gpus, job.max_gpus + 1):
+        spot = cheapest_spot(gpus, available, now.spot_price, on_demand_price)
+        fraction = efficiency(
+            job, now.held_spot, now.held_on_demand, spot, gpus - spot, now.available
+        )
+        after = left - int(fraction * job.throughput[gpus] / grid.unit + 1e-7)
+        gained = job.values[now.slot] if after <= 0 else float(following[gpus, after])
+        value = gained - charge(spot, gpus - spot, now.spot_price, on_demand_price)
+        if value > best + _TIE:
+            choice, best = gpus, value
+    return choice
+
+
+@compiled
 def fill_plan(
     job: JobPhysics,
     grid: ProgressGrid,
@@ -128,6 +153,7 @@ def fill_plan(
     forecast_price: NDArray[np.float64],
     forecast_available: NDArray[np.int64],
     patience: float,
+    virtual: bool,
     left: int,
     held: int,
     plan: NDArray[np.float64],
@@ -148,17 +174,20 @@ def fill_plan(
             spot_price, available = forecast_price[ahead - 1], forecast_available[ahead - 1]
             on_demand_price = now.on_demand_price
         following = to_go[slot + 1] if ahead == horizon else window[ahead + 1]
-        gpus = best_gpus(
-            job,
-            grid,
-            following,
-            left,
-            held,
-            spot_price,
-            available,
-            on_demand_price,
-            job.values[slot],
-        )
+        if ahead == 0 and job.by_composition and not virtual:
+            gpus = best_gpus_now(job, grid, following, now, left, available, on_demand_price)
+        else:
+            gpus = best_gpus(
+                job,
+                grid,
+                following,
+                left,
+                held,
+                spot_price,
+                available,
+                on_demand_price,
+                job.values[slot],
+            )
         plan[ahead] = gpus
         left -= grid.strides[change_of(held, gpus), gpus]
         held = gpus

@@ -1,0 +1,300 @@
+"""The composition root: names become objects here.
+
+A name is cheap, what it stands for is not (compiled kernels, optional extras), so everything is
+imported when it is asked for.
+"""
+# ruff: noqa: PLC0415
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from duetune.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from importlib.metadata import EntryPoint
+    from pathlib import Path
+
+    from duetune.core.market import MarketTrace
+    from duetune.core.ports import Policy
+    from duetune.forecast.source import ForecastSource
+    from duetune.selection.learner import Learner
+
+POLICY_GROUP = "duetune.policies"
+"""The entry point group in which others register policies: a name for a policy or its factory."""
+
+SYNTHETIC_SLOTS = 480
+
+
+class Listed(NamedTuple):
+    """One line of a catalogue."""
+
+    name: str
+    meaning: str
+
+
+POLICIES = (
+    Listed("on_demand", "the fewest on-demand GPUs that meet the deadline, from start to end"),
+    Listed("maximal_spot", "all the spot there is, until the deadline forces the maximum"),
+    Listed(
+        "uniform_progress[:gang|:eager]",
+        "keep to the pace; gang: a fixed number of one kind; eager: without hysteresis",
+    ),
+    Listed("ahanp[:SIGMA]", "no forecast: by pace and price; spot is cheap up to SIGMA"),
+    Listed(
+        "ahap[:WINDOW:COMMITMENT:SIGMA:OUTLOOK:PATIENCE][:refuse][:virtual]",
+        "plan WINDOW slots of forecast, hold the mean of COMMITMENT plans; ends may be left out",
+    ),
+    Listed("guarded:POLICY", "any of them, but never late where on-demand could be on time"),
+)
+GROUPS = (
+    Listed("baselines", "on_demand, maximal_spot, uniform_progress"),
+    Listed("paper", "the paper's pool: 105 ahap with outlook and patience 0, and 7 ahanp"),
+    Listed("pool", "our pool: the same with outlook and patience, and the baselines"),
+)
+SELECTORS = (
+    Listed("hedge", "exponential weights, rate from the number of jobs and ex-ante ranges"),
+    Listed("adahedge", "the same with a rate that adapts, in dollars"),
+    Listed("fixed_share[:MEMORY]", "follows a best policy that changes; MEMORY in jobs"),
+)
+
+
+def policy_named(name: str) -> Policy:
+    """The policy of that name; ``policy_named(policy.name) == policy`` for every built-in one."""
+    return _policy(name, also="")
+
+
+def policies_named(text: str) -> tuple[Policy, ...]:
+    """Policies and groups, separated by commas; each policy once, in the order given."""
+    policies: dict[str, Policy] = {}
+    for name in (part.strip() for part in text.split(",")):
+        for policy in _members(name):
+            policies.setdefault(policy.name, policy)
+    return tuple(policies.values())
+
+
+def policies_listed() -> tuple[Listed, ...]:
+    """Every policy that can be named, those registered by others included."""
+    others = (
+        Listed(point.name, f"registered by {point.value}")
+        for point in sorted(_entry_points(), key=lambda point: point.name)
+    )
+    return (*POLICIES, *others)
+
+
+def selector_named(name: str, arms: int, *, jobs: int) -> Learner:
+    """A learner over ``arms`` policies for a sequence of ``jobs`` jobs."""
+    from duetune.selection import AdaHedge, FixedShare, Hedge
+
+    match name.strip().split(":"):
+        case ["hedge"]:
+            return Hedge(arms, jobs=jobs)
+        case ["adahedge"]:
+            return AdaHedge(arms)
+        case ["fixed_share"]:
+            return FixedShare(arms)
+        case ["fixed_share", memory] if memory.isdecimal():
+            return FixedShare(arms, memory=int(memory))
+        case _:
+            raise InvalidInput("selector", name, f"one of {_names(SELECTORS)}")
+
+
+def forecast_named(text: str, *, seed: int) -> ForecastSource:
+    """Where forecasts come from; the seed is for sources that draw their errors."""
+    from duetune.forecast.source import ForecastSource
+
+    return ForecastSource.parse(text, seed=seed)
+
+
+def market_named(
+    kind: str, *, seed: int, slot_hours: float | None = None, slots: int = SYNTHETIC_SLOTS
+) -> MarketTrace:
+    """A synthetic market; ``slots`` longer than the usual length only where a job needs it."""
+    from duetune.market.synthetic import MarketKind, synthetic_market
+
+    if kind not in set(MarketKind):
+        raise InvalidInput("market", kind, f"one of {', '.join(MarketKind)}")
+    if seed < 0:
+        raise InvalidInput("seed", seed, "a whole number, zero or more")
+    return synthetic_market(
+        kind,
+        seed=seed,
+        slots=max(SYNTHETIC_SLOTS, slots),
+        slot_hours=0.5 if slot_hours is None else slot_hours,
+    )
+
+
+def markets_listed() -> tuple[Listed, ...]:
+    """The synthetic markets, described by the functions that make them."""
+    from duetune.market.synthetic import SYNTHETIC_MARKETS
+
+    return tuple(
+        Listed(kind.value, (recipe.__doc__ or "").strip().splitlines()[0])
+        for kind, recipe in SYNTHETIC_MARKETS.items()
+    )
+
+
+def market_from_file(
+    path: Path | str,
+    *,
+    pool: str | None = None,
+    slot_hours: float | None = None,
+    gaps: str = "error",
+    spot_price: float | None = None,
+    on_demand_price: float | None = None,
+    available: int | None = None,
+) -> MarketTrace:
+    """One pool of a trace file, by default its first. Prices are dollars per GPU and hour."""
+    from duetune.market.traces import load_trace
+
+    trace = load_trace(
+        path,
+        pool=pool,
+        slot_hours=slot_hours,
+        gaps=gaps,
+        spot_usd_gpu_h=spot_price,
+        on_demand_usd_gpu_h=on_demand_price,
+        available=available,
+    )
+    return trace.pool()
+
+
+def _policy(name: str, *, also: str) -> Policy:
+    """``also`` is what the message for an unknown name adds to what is allowed."""
+    head, *parts = name.strip().split(":")
+    match head:
+        case "guarded" if parts:
+            from duetune.policies.guard import deadline_guard
+
+            return deadline_guard(_policy(":".join(parts), also=also))
+        case "ahap":
+            return _ahap(name, parts)
+        case "ahanp":
+            return _ahanp(name, parts)
+        case "on_demand" | "maximal_spot" | "uniform_progress":
+            return _baseline(name, head, parts)
+        case _:
+            return _registered(name, head, parts, also)
+
+
+def _members(name: str) -> tuple[Policy, ...]:
+    from duetune.policies.guard import deadline_guard
+    from duetune.policies.pool import baselines, default_pool, paper_pool
+
+    if name.startswith("guarded:"):
+        return tuple(deadline_guard(policy) for policy in _members(name.removeprefix("guarded:")))
+    groups: dict[str, Callable[[], tuple[Policy, ...]]] = {
+        "baselines": baselines,
+        "paper": paper_pool,
+        "pool": default_pool,
+    }
+    also = f"; or a group: {_names(GROUPS)}"
+    return groups[name]() if name in groups else (_policy(name, also=also),)
+
+
+def _ahap(name: str, parts: list[str]) -> Policy:
+    from duetune.policies.ahap import Ahap
+
+    numbers = list(parts)
+    # The order of the name: refuse before virtual, both after the numbers.
+    virtual = numbers[-1:] == ["virtual"]
+    numbers = numbers[:-1] if virtual else numbers
+    refuse = numbers[-1:] == ["refuse"]
+    numbers = numbers[:-1] if refuse else numbers
+    if len(numbers) > 5:
+        raise _malformed(name, "ahap")
+    usual = Ahap()
+    shares = [usual.threshold, usual.outlook, usual.patience]
+    shares[: len(numbers[2:])] = [_share(name, text) for text in numbers[2:]]
+    threshold, outlook, patience = shares
+    return Ahap(
+        window=_whole(name, numbers[0]) if numbers else usual.window,
+        commitment=_whole(name, numbers[1]) if len(numbers) > 1 else usual.commitment,
+        threshold=threshold,
+        outlook=outlook,
+        patience=patience,
+        refuse_dear_spot=refuse,
+        virtual=virtual,
+    )
+
+
+def _ahanp(name: str, parts: list[str]) -> Policy:
+    from duetune.policies.ahanp import Ahanp
+
+    match parts:
+        case []:
+            return Ahanp()
+        case [threshold]:
+            return Ahanp(threshold=_share(name, threshold))
+        case _:
+            raise _malformed(name, "ahanp")
+
+
+def _baseline(name: str, head: str, parts: list[str]) -> Policy:
+    from duetune.policies.baselines import MaximalSpot, OnDemandOnly, UniformProgress
+
+    match head, parts:
+        case "on_demand", []:
+            return OnDemandOnly()
+        case "maximal_spot", []:
+            return MaximalSpot()
+        case "uniform_progress", []:
+            return UniformProgress()
+        case "uniform_progress", ["gang"]:
+            return UniformProgress(gang=True)
+        case "uniform_progress", ["eager"]:
+            return UniformProgress(hysteresis=False)
+        case _:
+            raise _malformed(name, head)
+
+
+def _registered(name: str, head: str, parts: list[str], also: str) -> Policy:
+    """``head:a:b`` calls the factory registered as ``head`` with the texts a and b."""
+    from duetune.core.ports import Policy
+
+    point = next((point for point in _entry_points() if point.name == head), None)
+    if point is None:
+        raise InvalidInput("policy", name, f"one of {_names(policies_listed())}{also}")
+    try:
+        found = point.load()
+        # A class has the attributes of its instances, so it would pass for a policy itself.
+        if isinstance(found, type) or not isinstance(found, Policy):
+            found = found(*parts)
+    except InvalidInput:
+        raise
+    except Exception as error:
+        problem = f"{type(error).__name__}: {error}"
+        raise InvalidInput("policy", name, f"{point.value} to make one ({problem})") from error
+    if not isinstance(found, Policy):
+        raise InvalidInput("policy", name, f"{point.value} to return a policy: name and decide()")
+    return found
+
+
+def _entry_points() -> Iterator[EntryPoint]:
+    from importlib.metadata import entry_points
+
+    return iter(entry_points(group=POLICY_GROUP))
+
+
+def _whole(name: str, text: str) -> int:
+    if not (text.isascii() and text.isdecimal()):
+        raise _malformed(name, "ahap")
+    return int(text)
+
+
+def _share(name: str, text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise _malformed(name, name.strip().split(":", maxsplit=1)[0]) from None
+
+
+def _malformed(name: str, head: str) -> InvalidInput:
+    form = next(listed.name for listed in POLICIES if listed.name.startswith(head))
+    words = "WINDOW and COMMITMENT whole numbers; numbers at the end may be left out"
+    return InvalidInput("policy", name, form if head != "ahap" else f"{form}, {words}")
+
+
+def _names(listed: tuple[Listed, ...]) -> str:
+    return ", ".join(each.name for each in listed)

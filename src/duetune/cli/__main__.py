@@ -1,0 +1,7 @@
+"""``python -m duetune.cli``."""
+
+import sys
+
+from duetune.cli.app import main
+
+sys.exit(main())

@@ -1,0 +1,124 @@
+"""The program: its commands, imported when called, and how it ends when something is wrong."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+import click
+
+from duetune import __version__
+from duetune.cli.options import Session
+from duetune.errors import DuetuneError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+INTERRUPTED = 130
+UNEXPECTED = 70
+
+COMMANDS = {
+    "simulate": (
+        "duetune.cli.simulate:simulate",
+        "One job, slot by slot, every decision explained.",
+    ),
+    "optimum": (
+        "duetune.cli.optimum:optimum",
+        "The best plan there is for a market that is known.",
+    ),
+    "tournament": ("duetune.cli.tournament:tournament", "Many policies on many jobs, ranked."),
+    "select": ("duetune.cli.select:select", "Learn over jobs which policy of a pool to choose."),
+    "policies": ("duetune.cli.catalogue:policies", "The policies, groups and selectors by name."),
+    "markets": (
+        "duetune.cli.catalogue:markets",
+        "The synthetic markets, and what files can be read.",
+    ),
+}
+
+
+class LazyGroup(click.Group):
+    """Knows its commands by name; a command's module is imported when it is called."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+        if cmd_name not in COMMANDS:
+            return None
+        module, attribute = COMMANDS[cmd_name][0].split(":")
+        command = getattr(import_module(module), attribute)
+        return command if isinstance(command, click.Command) else None
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, summary) for name, (_, summary) in COMMANDS.items()])
+
+
+@click.group(
+    cls=LazyGroup,
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+@click.version_option(__version__, prog_name="duetune", message="%(prog)s %(version)s")
+@click.option("--debug", is_flag=True, help="Show the trace of an error; so does DUETUNE_DEBUG=1.")
+@click.pass_context
+def app(context: click.Context, *, debug: bool) -> None:
+    """Fine-tune by the due date at the least cost, on spot and on-demand GPUs.
+
+    Which policy finishes a job by its deadline most cheaply, against the exact optimum: on
+    recorded markets (--trace) or synthetic ones (--market).
+    """
+    if debug and isinstance(context.obj, Session):
+        context.obj.debug = True
+    if context.invoked_subcommand is None:
+        click.echo(context.get_help())
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the program; returns its exit status."""
+    session = Session(debug=os.environ.get("DUETUNE_DEBUG", "") not in {"", "0"})
+    try:
+        status = app.main(
+            args=None if arguments is None else list(arguments),
+            prog_name="duetune",
+            standalone_mode=False,
+            obj=session,
+        )
+        sys.stdout.flush()
+    except (click.Abort, KeyboardInterrupt):
+        return INTERRUPTED
+    except click.ClickException as error:
+        return _refused(error)
+    except BrokenPipeError:
+        # Whoever read us has enough. What is still buffered must not fail at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except DuetuneError as error:
+        return _failed(session, error, str(error), error.exit_code)
+    except Exception as error:  # noqa: BLE001 - the last line of defence
+        name = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        advice = "a bug in duetune; please report it with the command and what --debug shows"
+        return _failed(session, error, f"unexpected {name}; {advice}", UNEXPECTED)
+    return status if isinstance(status, int) else 0
+
+
+def _refused(error: click.ClickException) -> int:
+    context = error.ctx if isinstance(error, click.UsageError) else None
+    advice = f" See '{context.command_path} --help'." if context is not None else ""
+    message = error.format_message()
+    _say(message + ("" if message.endswith((".", "?")) else ".") + advice)
+    return error.exit_code
+
+
+def _failed(session: Session, error: Exception, message: str, status: int) -> int:
+    if session.debug:
+        traceback.print_exception(error)
+    _say(message)
+    return status
+
+
+def _say(message: str) -> None:
+    click.echo(f"duetune: {' '.join(message.split())}", err=True)

@@ -1,0 +1,134 @@
+"""``duetune optimum``."""
+# ruff: noqa: PLC0415
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import click
+
+from duetune.cli.documents import Document, MarketNote, print_document
+from duetune.cli.job import job_options
+from duetune.cli.options import market_options, run_options
+
+if TYPE_CHECKING:
+    from duetune.cli.job import JobOptions
+    from duetune.cli.options import MarketOptions
+    from duetune.core.job import Job
+    from duetune.core.market import MarketTrace
+    from duetune.optimise.optimum import Optimum
+
+
+class Optima(Document, frozen=True, kw_only=True):
+    """One entry per method; ``gaps`` are the certified distances to the true optimum."""
+
+    market: MarketNote
+    start: int
+    job: Job
+    optima: tuple[Optimum, ...]
+    gaps: tuple[float, ...]
+
+
+@click.command()
+@click.option(
+    "--method",
+    type=click.Choice(["dynamic", "milp", "both"]),
+    default="dynamic",
+    show_default=True,
+    help="Dynamic program, integer program (HiGHS), or both beside each other.",
+)
+@click.option(
+    "--time-limit",
+    type=click.FloatRange(min=0, min_open=True),
+    default=300.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="For the integer program.",
+)
+@market_options
+@job_options
+@run_options
+def optimum(
+    method: str,
+    time_limit: float,
+    market: MarketOptions,
+    wish: JobOptions,
+    seed: int,
+    plot: str | None,
+    *,
+    as_json: bool,
+) -> None:
+    """The plan of highest utility for a market that is known, and how sure that is."""
+    from duetune.optimise.dynamic import offline_optimum
+    from duetune.optimise.milp import milp_optimum
+    from duetune.simulate import plots
+    from duetune.simulate.summary import replay
+
+    target = None if plot is None else plots.checked_plot(plot, "--plot")
+    job, trace, start = wish.on(market, seed)
+    window = trace.window(start, job.hard_deadline)
+    optima = []
+    for name in ("dynamic", "milp"):
+        if method in {name, "both"}:
+            began = time.perf_counter()
+            optima.append(
+                offline_optimum(job, window)
+                if name == "dynamic"
+                else milp_optimum(job, window, time_limit_s=time_limit)
+            )
+            click.echo(f"{name}: {time.perf_counter() - began:.3f} s", err=True)
+    document = Optima(
+        command="optimum",
+        seed=seed,
+        market=MarketNote.of(trace),
+        start=start,
+        job=job,
+        optima=tuple(optima),
+        gaps=tuple(found.gap for found in optima),
+    )
+    if target is not None:
+        outcome = replay(optima[0], job, trace, start=start)
+        plots.save_figure(plots.allocation_figure(outcome, job, trace, start=start), target)
+    if as_json:
+        print_document(document)
+        return
+    _show(document, trace)
+    if target is not None:
+        click.echo(f"Plot: {target}")
+
+
+def _show(document: Optima, trace: MarketTrace) -> None:
+    from duetune.cli import tables
+    from duetune.simulate.summary import dollars, replay
+
+    screen, job = tables.console(), document.job
+    screen.print(tables.job_words(job))
+    screen.print(tables.market_words(trace, document.start))
+    plan = replay(document.optima[0], job, trace, start=document.start)
+    screen.print()
+    screen.print(tables.slot_table(plan, job, trace, width=screen.width))
+    screen.print()
+    table = tables.new_table(
+        *("method", "finished", "cost", "utility", "no plan above", "gap"),
+        left=("method", "finished"),
+    )
+    for found in document.optima:
+        table.add_row(
+            found.method,
+            tables.finished_words(found.finished, job),
+            dollars(found.cost),
+            dollars(found.utility),
+            dollars(found.upper_bound),
+            _small(found.gap),
+        )
+    screen.print(table)
+    screen.print()
+    if len(document.optima) == 2:
+        apart = abs(document.optima[0].utility - document.optima[1].utility)
+        screen.print(f"The two utilities differ by {_small(apart)}.")
+
+
+def _small(amount: float) -> str:
+    """Dollars that may be far below a cent; rounding in the last bits is nothing."""
+    return f"${amount:.2g}" if amount >= 1e-6 else "$0"

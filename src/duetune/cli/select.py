@@ -1,0 +1,148 @@
+"""``duetune select``."""
+# ruff: noqa: PLC0415
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from duetune import bootstrap
+from duetune.cli.cases import case_options
+from duetune.cli.documents import Document, MarketNote, print_document
+from duetune.cli.options import forecast_option, market_options, run_options
+
+if TYPE_CHECKING:
+    from duetune.cli.cases import CaseOptions
+    from duetune.cli.options import MarketOptions
+    from duetune.simulate.summary_selection import SelectionSummary
+
+DOLLARS = "$"
+SHARES = "share of a job's range"
+
+
+class Selection(Document, frozen=True, kw_only=True):
+    """``unit`` is that of ``summary.regret`` and ``summary.bound``."""
+
+    forecast: str
+    markets: tuple[MarketNote, ...]
+    jobs: int
+    selector: str
+    policies: int
+    unit: str
+    summary: SelectionSummary
+
+
+@click.command()
+@click.option(
+    "--selector",
+    default="adahedge",
+    show_default=True,
+    metavar="NAME",
+    help="hedge, adahedge or fixed_share[:MEMORY].",
+)
+@click.option(
+    "--policies",
+    "names",
+    default="pool",
+    show_default=True,
+    metavar="NAMES",
+    help="What to choose from: policies and groups, see 'duetune policies'.",
+)
+@forecast_option
+@case_options(jobs=1000)
+@market_options
+@run_options
+def select(
+    selector: str,
+    names: str,
+    forecast: str,
+    drawn: CaseOptions,
+    market: MarketOptions,
+    seed: int,
+    plot: str | None,
+    *,
+    as_json: bool,
+) -> None:
+    """Learn over many jobs which policy of a pool to choose for the next."""
+    import numpy as np
+
+    from duetune.selection import Hedge, run_selection
+    from duetune.simulate import plots
+    from duetune.simulate.summary_selection import case_ranges, selection_summary
+
+    target = None if plot is None else plots.checked_plot(plot, "--plot")
+    pool = bootstrap.policies_named(names)
+    learner = bootstrap.selector_named(selector, len(pool), jobs=drawn.jobs)
+    source = bootstrap.forecast_named(forecast, seed=seed)
+    cases, markets = drawn.draw(market, seed)
+    known = {policy.name for policy in pool}
+    rivals = [each for each in bootstrap.policies_named("baselines") if each.name not in known]
+    result = drawn.play([*pool, *rivals], cases, markets, source, optimum=False)
+    # Hedge learns from fractions of a range; the others from dollars as they are.
+    ranges = case_ranges(cases, markets) if isinstance(learner, Hedge) else None
+    choices = np.random.default_rng((seed, 1))  # not the stream the jobs were drawn from
+    run = run_selection(result.utility[:, : len(pool)], learner, choices, ranges=ranges)
+    document = Selection(
+        command="select",
+        seed=seed,
+        forecast=str(source),
+        markets=tuple(MarketNote.of(trace) for trace in markets),
+        jobs=len(cases),
+        selector=selector,
+        policies=len(pool),
+        unit=DOLLARS if ranges is None else SHARES,
+        summary=selection_summary(run, result),
+    )
+    if target is not None:
+        title = f"{selector} over {len(pool)} policies: weights over jobs"
+        names_of_pool = result.policies[: len(pool)]
+        figure = plots.selection_figure(run, names_of_pool, unit=document.unit, title=title)
+        plots.save_figure(figure, target)
+    if as_json:
+        print_document(document)
+        return
+    _show(document)
+    if target is not None:
+        click.echo(f"Plot: {target}")
+
+
+def _show(document: Selection) -> None:
+    from rich.markup import escape
+
+    from duetune.cli import tables
+    from duetune.simulate.summary import dollars, fraction
+
+    screen, summary = tables.console(), document.summary
+    screen.print(
+        f"{document.selector} chose from {document.policies} policies for {document.jobs:,} jobs "
+        f"on {len(document.markets)} markets; forecast {document.forecast}"
+    )
+    best = summary.best_fixed
+    table = tables.new_table(
+        *("", "mean utility", "of best fixed", "last fifth", "mean cost", "on time"), left=("",)
+    )
+    rows = [("selected", summary.selected), (f"best fixed: {best.name}", best)]
+    rows += [(f"baseline: {row.name}", row) for row in summary.baselines]
+    for name, row in rows:
+        table.add_row(
+            escape(name),
+            dollars(row.mean_utility),
+            tables.percent(fraction(row.mean_utility, best.mean_utility)),
+            dollars(row.late_utility),
+            dollars(row.mean_cost),
+            tables.percent(row.on_time),
+        )
+    screen.print()
+    screen.print(table)
+    screen.print()
+    slope = "" if summary.slope is None else f", slope {summary.slope:.2f} on log-log axes"
+    if document.unit == DOLLARS:
+        regret = f"{dollars(summary.regret)}; bound {dollars(summary.bound)}"
+    else:
+        regret = f"{summary.regret:.2f}; bound {summary.bound:.2f} ({document.unit})"
+    screen.print(f"Regret against the best fixed policy: {regret}{slope}.")
+    weights = ", ".join(
+        f"{each.policy} {each.weight:.1%}" for each in summary.weights if each.weight >= 0.0005
+    )
+    screen.print(f"Weights now: {escape(weights)}.")

@@ -1,0 +1,105 @@
+"""``duetune simulate``."""
+# ruff: noqa: PLC0415
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from duetune import bootstrap
+from duetune.cli.documents import Document, MarketNote, print_document
+from duetune.cli.job import job_options
+from duetune.cli.options import forecast_option, market_options, run_options
+
+if TYPE_CHECKING:
+    from duetune.cli.job import JobOptions
+    from duetune.cli.options import MarketOptions
+    from duetune.core.job import Job
+    from duetune.core.ledger import Outcome
+    from duetune.core.market import MarketTrace
+
+
+class Simulation(Document, frozen=True, kw_only=True):
+    """``optimum`` and ``on_demand`` are runs of the same job."""
+
+    forecast: str
+    market: MarketNote
+    start: int
+    job: Job
+    outcome: Outcome
+    fraction_of_optimum: float | None
+    optimum: Outcome
+    on_demand: Outcome
+
+
+@click.command()
+@click.option(
+    "--policy", default="ahap", show_default=True, metavar="NAME", help="See 'duetune policies'."
+)
+@forecast_option
+@market_options
+@job_options
+@run_options
+def simulate(
+    policy: str,
+    forecast: str,
+    market: MarketOptions,
+    wish: JobOptions,
+    seed: int,
+    plot: str | None,
+    *,
+    as_json: bool,
+) -> None:
+    """One job, slot by slot, every decision explained, beside the optimum and on-demand only."""
+    from duetune.optimise.dynamic import offline_optimum
+    from duetune.simulate import plots
+    from duetune.simulate.episode import simulate as run
+    from duetune.simulate.summary import fraction, replay
+
+    target = None if plot is None else plots.checked_plot(plot, "--plot")
+    chosen = bootstrap.policy_named(policy)
+    source = bootstrap.forecast_named(forecast, seed=seed)
+    job, trace, start = wish.on(market, seed)
+    best = offline_optimum(job, trace.window(start, job.hard_deadline))
+    document = Simulation(
+        command="simulate",
+        seed=seed,
+        forecast=str(source),
+        market=MarketNote.of(trace),
+        start=start,
+        job=job,
+        outcome=(outcome := run(job, trace, chosen, source, start=start)),
+        fraction_of_optimum=fraction(outcome.utility, best.utility),
+        optimum=replay(best, job, trace, start=start),
+        on_demand=run(job, trace, bootstrap.policy_named("on_demand"), source, start=start),
+    )
+    if target is not None:
+        plots.save_figure(plots.allocation_figure(outcome, job, trace, start=start), target)
+    if as_json:
+        print_document(document)
+        return
+    _show(document, trace)
+    if target is not None:
+        click.echo(f"Plot: {target}")
+
+
+def _show(document: Simulation, trace: MarketTrace) -> None:
+    from duetune.cli import tables
+    from duetune.simulate.summary import dollars
+
+    screen, job, outcome = tables.console(), document.job, document.outcome
+    screen.print(tables.job_words(job))
+    screen.print(tables.market_words(trace, document.start) + f", forecast {document.forecast}")
+    screen.print()
+    screen.print(tables.slot_table(outcome, job, trace, width=screen.width))
+    screen.print()
+    runs = (outcome, document.optimum, document.on_demand)
+    screen.print(tables.outcome_table(runs, job, document.optimum.utility))
+    screen.print()
+    dearer = document.on_demand.cost
+    if outcome.finished is not None and document.on_demand.finished is not None and dearer > 0:
+        saved = dearer - outcome.cost
+        words = "less" if saved >= 0 else "more"
+        amount = f"{dollars(abs(saved))} ({abs(saved) / dearer:.0%}) {words}"
+        screen.print(f"{outcome.policy} costs {amount} than on-demand only.")

@@ -1,0 +1,129 @@
+"""``duetune tournament``."""
+# ruff: noqa: PLC0415
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from duetune import bootstrap
+from duetune.cli.cases import case_options
+from duetune.cli.documents import Document, MarketNote, print_document
+from duetune.cli.options import forecast_option, market_options, run_options
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from duetune.cli.cases import CaseOptions
+    from duetune.cli.options import MarketOptions
+    from duetune.simulate.summary import Standing
+
+
+class Ranking(Document, frozen=True, kw_only=True):
+    """``standings`` has the best policy first; ``mean_optimum`` is null with --no-optimum."""
+
+    forecast: str
+    markets: tuple[MarketNote, ...]
+    jobs: int
+    policy_slots: int
+    mean_optimum: float | None
+    standings: tuple[Standing, ...]
+
+
+@click.command()
+@click.option(
+    "--policies",
+    default="baselines,ahanp,ahap",
+    show_default=True,
+    metavar="NAMES",
+    help="Policies and groups, separated by commas; see 'duetune policies'.",
+)
+@forecast_option
+@case_options(jobs=200)
+@click.option(
+    "--optimum/--no-optimum", default=True, help="Compare with the optimum of every job, or not."
+)
+@click.option("--csv", metavar="FILE", help="Write every policy on every job as rows.")
+@market_options
+@run_options
+def tournament(
+    policies: str,
+    forecast: str,
+    drawn: CaseOptions,
+    csv: str | None,
+    market: MarketOptions,
+    seed: int,
+    plot: str | None,
+    *,
+    optimum: bool,
+    as_json: bool,
+) -> None:
+    """Many policies on many jobs, ranked by mean utility."""
+    from duetune.simulate import plots
+    from duetune.simulate.summary import standings, write_rows
+    from duetune.simulate.summary_files import checked_target, whole_file
+
+    target = None if plot is None else plots.checked_plot(plot, "--plot")
+    rows = None if csv is None else checked_target(csv, "--csv", (".csv",))
+    chosen = bootstrap.policies_named(policies)
+    source = bootstrap.forecast_named(forecast, seed=seed)
+    cases, markets = drawn.draw(market, seed)
+    result = drawn.play(chosen, cases, markets, source, optimum=optimum)
+    document = Ranking(
+        command="tournament",
+        seed=seed,
+        forecast=str(source),
+        markets=tuple(MarketNote.of(trace) for trace in markets),
+        jobs=len(cases),
+        policy_slots=result.policy_slots,
+        mean_optimum=None if result.optimum is None else float(result.optimum.mean()),
+        standings=standings(result),
+    )
+    if rows is not None:
+        with whole_file(rows, "--csv") as part, part.open("w", encoding="utf-8") as file:
+            write_rows(result, cases, file)
+    if target is not None:
+        figure = plots.policies_figure(
+            document.standings, optimum=document.mean_optimum, jobs=document.jobs
+        )
+        plots.save_figure(figure, target)
+    if as_json:
+        print_document(document)
+    else:
+        _show(document, [path for path in (rows, target) if path is not None])
+
+
+def _show(document: Ranking, written: list[Path]) -> None:
+    from rich.markup import escape
+
+    from duetune.cli import tables
+    from duetune.simulate.summary import dollars
+
+    screen = tables.console()
+    names = ", ".join(market.name for market in document.markets[:3])
+    more = f" and {len(document.markets) - 3} more" if len(document.markets) > 3 else ""
+    screen.print(f"{document.jobs:,} jobs on {escape(names)}{more}; forecast {document.forecast}")
+    table = tables.new_table(
+        *("policy", "mean utility", "of optimum", "gap closed", "mean cost", "on time", "on spot"),
+        left=("policy",),
+    )
+    if document.mean_optimum is not None:
+        best = dollars(document.mean_optimum)
+        table.add_row("offline optimum", best, "100.0%", "100.0%", "", "", "", style="dim")
+    for row in document.standings:
+        table.add_row(
+            escape(row.policy),
+            dollars(row.mean_utility),
+            tables.percent(row.fraction_of_optimum),
+            tables.percent(row.gap_closed),
+            dollars(row.mean_cost),
+            tables.percent(row.on_time),
+            tables.percent(row.spot_share),
+        )
+    screen.print()
+    screen.print(table)
+    screen.print()
+    screen.print("Per job. Gap closed: how much of the way from the best baseline to the optimum.")
+    for path in written:
+        click.echo(f"{'Plot' if path.suffix != '.csv' else 'Rows'}: {path}")

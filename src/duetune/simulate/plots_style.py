@@ -1,0 +1,120 @@
+"""One look for every figure: colours that all eyes can tell apart, no ornament, no global state."""
+# ruff: noqa: PLC0415
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+from typing import TYPE_CHECKING, Final
+
+from duetune.errors import MissingExtra
+from duetune.simulate.summary_files import checked_target, whole_file
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from matplotlib.typing import RcKeyType
+
+# Okabe and Ito, "Color Universal Design" (2008).
+BLUE: Final = "#0072B2"
+ORANGE: Final = "#E69F00"
+GREEN: Final = "#009E73"
+RED: Final = "#D55E00"
+SKY: Final = "#56B4E9"
+PINK: Final = "#CC79A7"
+YELLOW: Final = "#F0E442"
+INK: Final = "#222222"
+GREY: Final = "#8C8C8C"
+PALE: Final = "#D9D9D9"
+
+SPOT, ON_DEMAND = BLUE, ORANGE
+FORMATS = (".png", ".svg", ".pdf")
+DOTS_PER_INCH = 120
+
+_STYLE: dict[RcKeyType, object] = {
+    "font.family": "DejaVu Sans",
+    "font.size": 11.0,
+    "axes.titlesize": 13.0,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.titlepad": 10.0,
+    "axes.labelsize": 11.0,
+    "axes.labelcolor": INK,
+    "axes.edgecolor": GREY,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.axisbelow": True,
+    "axes.grid": True,
+    "grid.color": PALE,
+    "grid.linewidth": 0.7,
+    "text.color": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "legend.frameon": False,
+    "legend.borderaxespad": 0.8,
+    "legend.fontsize": 10.0,
+    "lines.linewidth": 1.8,
+    "svg.hashsalt": "duetune",
+}
+
+
+def require_matplotlib() -> None:
+    """To be called before long work whose end is a picture."""
+    if importlib.util.find_spec("matplotlib") is None:
+        raise MissingExtra("a plot", "plot")
+
+
+def checked_plot(path: Path | str, field: str = "plot") -> Path:
+    """``path``, if a picture can be drawn and written there."""
+    target = checked_target(path, field, FORMATS)
+    require_matplotlib()
+    return target
+
+
+@contextlib.contextmanager
+def house_style() -> Iterator[None]:
+    """What is drawn within, or by a function decorated with it, has the look of the house."""
+    require_matplotlib()
+    import matplotlib as mpl
+
+    with mpl.rc_context(_STYLE):
+        yield
+
+
+def new_figure(width: float, height: float) -> Figure:
+    """A figure of its own in inches; pyplot's shared state is not touched."""
+    require_matplotlib()
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width, height), dpi=DOTS_PER_INCH, layout="constrained")
+
+
+def styled_axes(
+    figure: Figure, rows: int = 1, *, heights: tuple[float, ...] = (1.0,), share_x: bool = False
+) -> list[Axes]:
+    """One column of axes."""
+    ratios = {"height_ratios": heights}
+    grid = figure.subplots(rows, 1, sharex=share_x, squeeze=False, gridspec_kw=ratios)
+    return [axes for row in grid for axes in row]
+
+
+def save_figure(figure: Figure, path: Path | str) -> Path:
+    """Write a figure as its suffix says, whole or not at all; the same figure, the same bytes."""
+    target = checked_plot(path)
+    dateless = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
+    with whole_file(target, "plot") as part, house_style():
+        figure.savefig(part, metadata=dateless.get(target.suffix.lower()), facecolor="white")
+    return target
+
+
+def plain(text: str) -> str:
+    """Text in which a dollar is a dollar: matplotlib takes a pair of them for mathematics."""
+    return text.replace("$", r"\$")
+
+
+def legend_beside(axes: Axes, *, reverse: bool = False) -> None:
+    """To the right of the axes, where it covers nothing."""
+    axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), handlelength=1.6, reverse=reverse)

@@ -1,0 +1,153 @@
+"""What a tournament came to: one line per policy, and single runs beside the optimum."""
+
+from __future__ import annotations
+
+import csv
+import math
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+
+from duetune.core.decision import Allocation, Decision
+from duetune.forecast.source import ForecastSource
+from duetune.policies.pool import baselines
+from duetune.simulate.episode import simulate
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import IO
+
+    from numpy.typing import NDArray
+
+    from duetune.core.decision import View
+    from duetune.core.job import Job
+    from duetune.core.ledger import Outcome
+    from duetune.core.market import MarketTrace
+    from duetune.optimise.optimum import Optimum
+    from duetune.simulate.cases import Case
+    from duetune.simulate.tournament import Tournament
+
+BASELINES = tuple(policy.name for policy in baselines())
+_TWO_SIDED_95 = 1.96
+
+
+class Standing(msgspec.Struct, frozen=True):
+    """A policy over all jobs; money is dollars per job.
+
+    ``low`` and ``high`` are the 95% interval of the mean utility; where the optimum is known, of
+    the distance to it, so that jobs being different does not widen it. Fractions are of sums, so
+    that a job worth nothing harms none. ``gap_closed`` is how much of the way from the best
+    baseline to the optimum was gone.
+    """
+
+    policy: str
+    mean_utility: float
+    low: float
+    high: float
+    mean_cost: float
+    on_time: float
+    spot_share: float
+    fraction_of_optimum: float | None = None
+    gap_closed: float | None = None
+
+
+def standings(tournament: Tournament) -> tuple[Standing, ...]:
+    """Every policy, the best first."""
+    means = tournament.utility.mean(axis=0)
+    optimum = None if tournament.optimum is None else float(tournament.optimum.mean())
+    rivals = [
+        float(means[place]) for place, name in enumerate(tournament.policies) if name in BASELINES
+    ]
+    spot = tournament.spot_slots.sum(axis=0)
+    held = spot + tournament.on_demand_slots.sum(axis=0)
+    paired = 0.0 if tournament.optimum is None else tournament.optimum[:, np.newaxis]
+    margins = margin_of_mean(tournament.utility - paired)
+    rows = [
+        Standing(
+            policy=name,
+            mean_utility=float(means[place]),
+            low=float(means[place] - margins[place]),
+            high=float(means[place] + margins[place]),
+            mean_cost=float(tournament.cost[:, place].mean()),
+            on_time=float(tournament.on_time[:, place].mean()),
+            spot_share=float(spot[place] / held[place]) if held[place] else 0.0,
+            fraction_of_optimum=fraction(float(means[place]), optimum),
+            gap_closed=_gap_closed(float(means[place]), rivals, optimum),
+        )
+        for place, name in enumerate(tournament.policies)
+    ]
+    return tuple(sorted(rows, key=lambda row: -row.mean_utility))
+
+
+def margin_of_mean(samples: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Half the width of the 95% interval of each column's mean; 0 where there is one sample."""
+    count = len(samples)
+    if count < 2:
+        return np.zeros(samples.shape[1:])
+    spread: NDArray[np.float64] = samples.std(axis=0, ddof=1)
+    return _TWO_SIDED_95 * spread / math.sqrt(count)
+
+
+def fraction(utility: float, optimum: float | None) -> float | None:
+    """Of the optimum; None where the optimum is worth nothing."""
+    return utility / optimum if optimum is not None and optimum > 0 else None
+
+
+def dollars(amount: float) -> str:
+    """``$12.30``, ``-$4.00``."""
+    return f"-${-amount:,.2f}" if amount < -0.005 else f"${abs(amount):,.2f}"
+
+
+def write_rows(tournament: Tournament, cases: Sequence[Case], file: IO[str]) -> None:
+    """Every policy on every job as CSV."""
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow(
+        (
+            *("job", "market", "start", "policy", "utility", "cost", "finished", "deadline"),
+            *("on_time", "spot_gpu_slots", "on_demand_gpu_slots", "optimum"),
+        )
+    )
+    for row, case in enumerate(cases):
+        best = "" if tournament.optimum is None else repr(float(tournament.optimum[row]))
+        for place, policy in enumerate(tournament.policies):
+            writer.writerow(
+                (
+                    *(case.job.name, case.market, case.start, policy),
+                    repr(float(tournament.utility[row, place])),
+                    repr(float(tournament.cost[row, place])),
+                    int(tournament.finished[row, place]) or "",
+                    case.job.deadline,
+                    int(tournament.on_time[row, place]),
+                    int(tournament.spot_slots[row, place]),
+                    int(tournament.on_demand_slots[row, place]),
+                    best,
+                )
+            )
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """A policy that holds what was planned, whatever happens."""
+
+    name: str
+    allocations: tuple[Allocation, ...]
+
+    def decide(self, view: View) -> Decision:
+        place = view.slot - 1
+        planned = place < len(self.allocations)
+        return Decision(
+            allocation=self.allocations[place] if planned else Allocation(), reason="as planned"
+        )
+
+
+def replay(optimum: Optimum, job: Job, trace: MarketTrace, *, start: int = 0) -> Outcome:
+    """The optimal plan as a run of the simulator, with its entries."""
+    plan = Plan(f"optimum ({optimum.method})", optimum.plan)
+    return simulate(job, trace, plan, ForecastSource(), start=start)
+
+
+def _gap_closed(utility: float, rivals: list[float], optimum: float | None) -> float | None:
+    if optimum is None or not rivals:
+        return None
+    best = max(rivals)
+    return (utility - best) / (optimum - best) if optimum > best else None

@@ -1,0 +1,30 @@
+"""For tests of your own: conformance suites to subclass, and small stand-ins for the real thing.
+
+    class TestMyPolicy(PolicyContract):
+        def make(self) -> MyPolicy:
+            return MyPolicy()
+
+A suite is a plain class with ``test_`` methods and plain asserts, so any runner that collects
+classes runs it; pytest is not needed to import it.
+"""
+
+from duetune.testing.forecaster_contract import CausalForecasterContract, ForecasterContract
+from duetune.testing.markets import constant_market, market_of, random_market
+from duetune.testing.policies import FixedPlan, Idle, Restless
+from duetune.testing.policy_contract import PolicyContract
+from duetune.testing.selector_contract import SelectorContract
+from duetune.testing.views import view_of
+
+__all__ = [
+    "CausalForecasterContract",
+    "FixedPlan",
+    "ForecasterContract",
+    "Idle",
+    "PolicyContract",
+    "Restless",
+    "SelectorContract",
+    "constant_market",
+    "market_of",
+    "random_market",
+    "view_of",
+]

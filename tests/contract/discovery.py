@@ -1,0 +1,28 @@
+"""Finds what the package implements, so that nothing new escapes its suite."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+
+def classes_with(package: ModuleType, *methods: str) -> list[type]:
+    """Every concrete class defined in ``package`` that has all these methods."""
+    modules = [package] + [
+        importlib.import_module(found.name)
+        for found in pkgutil.walk_packages(package.__path__, f"{package.__name__}.")
+    ]
+    found = {
+        each
+        for module in modules
+        for _, each in inspect.getmembers(module, inspect.isclass)
+        if each.__module__.startswith(package.__name__)
+        and all(callable(getattr(each, method, None)) for method in methods)
+        and not getattr(each, "_is_protocol", False)
+    }
+    return sorted(found, key=lambda each: each.__qualname__)

@@ -1,0 +1,60 @@
+"""docs/reference/cli.md is true: every example in it is run, every option is in it.
+
+After a change of what the program prints, write the examples anew with
+``DUETUNE_UPDATE_DOCS=1 .venv/bin/pytest -n0 tests/e2e/test_cli_reference.py``.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from pathlib import Path
+
+import click
+import pytest
+
+from duetune.cli import main
+from duetune.cli.app import COMMANDS, app
+from duetune.cli.documents import read_document
+from duetune.core.job import Job
+
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "cli.md"
+EXAMPLE = re.compile(r"```console\n\$ duetune(?P<arguments>[^\n]*)\n(?P<output>.*?)```", re.DOTALL)
+TEXT = PAGE.read_text(encoding="utf-8")
+
+
+def printed(arguments: str, capsys: pytest.CaptureFixture[str]) -> str:
+    status = main(shlex.split(arguments))
+    captured = capsys.readouterr()
+    lines = (captured.out if status == 0 else captured.err).rstrip().splitlines()
+    return "\n".join(line.rstrip() for line in lines) + "\n"
+
+
+@pytest.mark.parametrize("example", list(EXAMPLE.finditer(TEXT)), ids=lambda found: found[1][:60])
+def test_an_example_prints_what_the_page_says(example, capsys, tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.chdir(tmp_path)
+    now = printed(example["arguments"], capsys)
+    if os.environ.get("DUETUNE_UPDATE_DOCS"):
+        old = f"$ duetune{example['arguments']}\n{example['output']}```"
+        new = f"$ duetune{example['arguments']}\n{now}```"
+        PAGE.write_text(PAGE.read_text(encoding="utf-8").replace(old, new), encoding="utf-8")
+    else:
+        assert now == example["output"], f"write it anew: {__doc__}"
+
+
+def test_the_page_has_every_command_and_option():
+    context = click.Context(app)
+    for name in COMMANDS:
+        assert f"## duetune {name}" in TEXT
+        command = app.get_command(context, name)
+        for option in (flag for parameter in command.params for flag in parameter.opts):
+            assert f"`{option}" in TEXT, f"{option} of {name}"
+
+
+def test_the_job_file_of_the_page_is_a_job(tmp_path):
+    (written,) = re.findall(r"```json\n(.*?)```", TEXT, re.DOTALL)
+    (tmp_path / "job.json").write_text(written)
+    assert read_document(str(tmp_path / "job.json"), Job, "job").name == "adapter"

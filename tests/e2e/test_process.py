@@ -1,0 +1,99 @@
+"""The program as a process: start-up, exit status, signals, pipes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+PROGRAM = [sys.executable, "-m", "duetune.cli"]
+
+
+def run(*arguments, **options):
+    return subprocess.run(
+        [*PROGRAM, *arguments], capture_output=True, text=True, check=False, timeout=120, **options
+    )
+
+
+def test_help_starts_fast_and_lists_every_command():
+    began = time.perf_counter()
+    done = run("--help")
+    seconds = time.perf_counter() - began
+    assert done.returncode == 0
+    for command in ("simulate", "optimum", "tournament", "select", "policies", "markets"):
+        assert command in done.stdout
+    # It takes 0.07 s; the rest is for a machine that is busy with other tests.
+    assert seconds < 1.0
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["simulate", "--help"], ["select", "--help"]])
+def test_help_imports_nothing_heavy(arguments):
+    code = (
+        "import sys; from duetune.cli import main; main(sys.argv[1:]);"
+        "print(sorted({'numpy', 'numba', 'rich', 'matplotlib', 'polars'} & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_the_version_is_printed():
+    done = run("--version")
+    assert done.returncode == 0
+    assert done.stdout.startswith("duetune 0.")
+
+
+def test_json_is_all_there_is_on_standard_output():
+    done = run("tournament", "--json", "--jobs", "2", "--markets-count", "1")
+    assert done.returncode == 0
+    assert json.loads(done.stdout)["command"] == "tournament"
+    assert "per second" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["simulate", "--policy", "nope"], "policy: 'nope' is not allowed; expected one of"),
+        (["simulate", "--no-such-option"], "No such option"),
+    ],
+)
+def test_bad_input_is_one_line_and_status_2(arguments, words):
+    done = run(*arguments)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.count("\n") == 1
+    assert done.stderr.startswith("duetune: ")
+    assert words in done.stderr
+
+
+def test_a_reader_that_has_enough_is_no_error():
+    with subprocess.Popen(
+        [*PROGRAM, "simulate", "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        process.stdout.close()
+        assert process.stderr.read() == b""
+        assert process.wait(60) in {0, 1}
+
+
+def test_an_interrupt_ends_it_quietly(tmp_path):
+    log = tmp_path / "log"
+    with (
+        log.open("wb") as stderr,
+        subprocess.Popen(
+            [*PROGRAM, "tournament", "--policies", "pool", "--jobs", "200000"],
+            stdout=subprocess.DEVNULL,
+            stderr=stderr,
+            env=os.environ | {"PYTHONUNBUFFERED": "1"},
+        ) as process,
+    ):
+        time.sleep(3)
+        process.send_signal(signal.SIGINT)
+        status = process.wait(30)
+    assert status == 130
+    assert "Traceback" not in log.read_text()

@@ -1,0 +1,47 @@
+from __future__ import annotations
+
+import inspect
+
+import pytest
+
+from duetune import errors
+
+
+def test_codes_for_programs_and_shells_are_stable():
+    kinds = {
+        name: (kind.code, kind.exit_code)
+        for name, kind in inspect.getmembers(errors, inspect.isclass)
+        if issubclass(kind, errors.DuetuneError)
+    }
+    assert kinds == {
+        "DuetuneError": ("error", 70),
+        "InvalidInput": ("invalid_input", 2),
+        "MissingExtra": ("missing_extra", 2),
+        "NotFound": ("not_found", 3),
+        "Bug": ("bug", 70),
+    }
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (
+            errors.InvalidInput("budget", -1, "zero or more"),
+            "budget: -1 is not allowed; expected zero or more",
+        ),
+        (errors.NotFound("pool", "x", "a, b"), "no pool named 'x'; known: a, b"),
+        (errors.NotFound("pool", "x"), "no pool named 'x'"),
+        (
+            errors.MissingExtra("the integer program", "milp"),
+            "the integer program needs an optional part: pip install 'duetune[milp]'",
+        ),
+    ],
+)
+def test_a_message_is_one_clear_line(error, message):
+    assert str(error) == message
+
+
+def test_a_long_value_is_cut():
+    text = str(errors.InvalidInput("curve", list(range(1000)), "fewer"))
+    assert len(text) < 130
+    assert "..." in text
