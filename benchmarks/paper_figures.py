@@ -1,4 +1,7 @@
-"""The figure of the paper's experiments: fraction of the optimum while one thing varies."""
+"""The figure of the paper's experiments: fraction of the optimum while one thing varies.
+
+On-demand only is far below the others and left to the table.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,6 @@ from typing import TYPE_CHECKING
 from duetune.simulate.plots_style import (
     BLUE,
     GREEN,
-    GREY,
     INK,
     ORANGE,
     PINK,
@@ -25,7 +27,6 @@ if TYPE_CHECKING:
     from paper import Standing
 
 LINES = {
-    "on_demand": ("on-demand only", GREY, "s"),
     "maximal_spot": ("maximal spot", ORANGE, "^"),
     "uniform_progress": ("uniform progress", PINK, "v"),
     "ahanp:0.6": ("AHANP", SKY, "D"),
@@ -44,7 +45,7 @@ PANELS = (
 
 @house_style()
 def sweep_figure(standings: Sequence[Standing]) -> Figure:
-    figure = new_figure(14, 9)
+    figure = new_figure(14, 9.5)
     panels = figure.subplots(2, 3).ravel()
     for axes, (sweep, title) in zip(panels, PANELS, strict=True):
         chosen = [each for each in standings if each.sweep == sweep]
@@ -54,7 +55,8 @@ def sweep_figure(standings: Sequence[Standing]) -> Figure:
     panels[0].set_ylabel("Share of the offline optimum (%)")
     panels[3].set_ylabel("Share of the offline optimum (%)")
     handles, labels = panels[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=6)
+    figure.legend(handles, labels, loc="outside lower center", ncols=5)
+    figure.get_layout_engine().set(h_pad=0.12, w_pad=0.08)
     return figure
 
 
@@ -69,16 +71,16 @@ def _draw(axes: Axes, standings: Sequence[Standing], title: str) -> None:
             if each.policy == policy
         }
         heights = [shares[regime] for regime in regimes]
-        if policy != "on_demand":
-            lowest = min(lowest, *heights)
+        lowest = min(lowest, *heights)
         axes.plot(ticks, heights, color=colour, marker=marker, markersize=6, label=label)
     axes.axhline(100, color=INK, linewidth=1, linestyle="--")
     axes.set_title(title)
-    # On-demand is far below: its line may leave the panel, or the others could not be told apart.
-    axes.set_ylim(max(0.0, lowest - 4), 101)
-    axes.tick_params(axis="x", labelrotation=20 if max(map(len, ticks)) > 7 else 0)
+    axes.set_ylim(max(0.0, lowest - 1), 100.5)
+    crowded = max(len(line) for tick in ticks for line in tick.split("\n")) > 6
+    axes.tick_params(axis="x", labelsize=9 if crowded else 11)
 
 
 def _short(regime: str) -> str:
     words = regime.replace("proportional-uniform, ", "").replace(" of capacity", "")
-    return words.replace(", by composition", ",\nswaps too").replace("_", "\n")
+    words = words.replace(", by composition", "\nand swaps").replace("_", "\n")
+    return words.replace(" / ", " /\n")

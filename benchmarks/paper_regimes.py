@@ -9,7 +9,7 @@ import msgspec
 from duetune.core.job import Reconfiguration, ReconfigurationKey
 from duetune.forecast.error import ErrorRegime
 from duetune.forecast.source import ForecastSource
-from duetune.market.datasets import data_folder, h100_counts, v100_paired
+from duetune.market.datasets import data_folder, h100_counts, spot_traces_slots
 from duetune.market.synthetic import SYNTHETIC_MARKETS, synthetic_market
 from duetune.simulate.cases import JobMix
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 BASE_FORECAST = "noisy:proportional-uniform:0.2"
 SLOTS = 3000
+V100_ON_DEMAND, V100_SPOT = 3.06, 0.918  # dollars per GPU-hour on AWS at the time of the traces
 SWEEPS = (
     "deadline tightness",
     "spot price level",
@@ -164,30 +165,24 @@ def _real(seed: int) -> list[Regime]:
     """Real availability with real prices, forecast by the last value: nothing is made up."""
     if not data_folder().is_dir():
         return []
-    counts, single = h100_counts(slot_hours=0.5), v100_paired()
-    mix = JobMix(deadline=(12, 20))
-    one = JobMix(deadline=(12, 32), max_gpus=(1, 1), min_gpus=(1, 1))
+    counts = _pools(h100_counts(slot_hours=0.5))
+    sixteen, four = (
+        _pools(
+            spot_traces_slots(
+                trace_set=name, on_demand_usd_gpu_h=V100_ON_DEMAND, spot_usd_gpu_h=V100_SPOT
+            )
+        )
+        for name in ("availability/16-node/aws-08-27-2023", "preemption/4-node/aws-08-03-2023")
+    )
+    cases = {
+        "H100 counts, 9 zones": (counts, JobMix(deadline=(12, 20))),
+        "V100, 16 nodes, 2 zones": (sixteen, JobMix(deadline=(12, 20))),
+        "V100, 4 nodes, 2 zones": (four, JobMix(deadline=(12, 20), max_gpus=(2, 4))),
+    }
     return [
-        Regime(
-            "real market",
-            "H100 counts, 9 zones, last value",
-            _pools(counts),
-            mix,
-            _source(seed, "last"),
-        ),
-        Regime(
-            "real market", "H100 counts, 9 zones, 20% error", _pools(counts), mix, _source(seed)
-        ),
-        Regime(
-            "real market",
-            "V100 with prices, 1 GPU, last value",
-            _pools(single),
-            one,
-            _source(seed, "last"),
-        ),
-        Regime(
-            "real market", "V100 with prices, 1 GPU, 20% error", _pools(single), one, _source(seed)
-        ),
+        Regime("real market", f"{label}, {name}", markets, mix, _source(seed, forecast))
+        for label, (markets, mix) in cases.items()
+        for name, forecast in (("last value", "last"), ("20% error", BASE_FORECAST))
     ]
 
 

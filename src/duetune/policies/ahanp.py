@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from duetune.errors import InvalidInput
-from duetune.policies.compiled_policy import CompiledPolicy, policy_record
+from duetune.policies.compiled_policy import CompiledPolicy, policy_record, short
 from duetune.policies.kernel import Guard, Kind
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ class Ahanp(CompiledPolicy, frozen=True):
 
     @property
     def name(self) -> str:
-        return f"ahanp:{self.threshold:g}"
+        return f"ahanp:{short(self.threshold)}"
 
     def record(self) -> NDArray[np.void]:
         return policy_record(Kind.AHANP, guard=Guard.WORTHWHILE, threshold=self.threshold)

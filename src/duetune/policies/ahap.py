@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from duetune.errors import InvalidInput
 from duetune.policies.ahanp import check_threshold
-from duetune.policies.compiled_policy import CompiledPolicy, policy_record
+from duetune.policies.compiled_policy import CompiledPolicy, policy_record, short
 from duetune.policies.kernel import Guard, Kind
 
 if TYPE_CHECKING:
@@ -56,8 +56,8 @@ class Ahap(CompiledPolicy, frozen=True):
 
     @property
     def name(self) -> str:
-        parts = ["ahap", f"{self.window}", f"{self.commitment}", f"{self.threshold:g}"]
-        parts += [f"{self.outlook:g}", f"{self.patience:g}"]
+        parts = ["ahap", f"{self.window}", f"{self.commitment}", f"{short(self.threshold)}"]
+        parts += [f"{short(self.outlook)}", f"{short(self.patience)}"]
         if self.refuse_dear_spot:
             parts.append("refuse")
         if self.virtual:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from duetune.errors import InvalidInput
 from duetune.policies.compiled_policy import CompiledPolicy, policy_record
 from duetune.policies.kernel import Guard, Kind
 
@@ -43,6 +44,12 @@ class UniformProgress(CompiledPolicy, frozen=True):
 
     gang: bool = False
     hysteresis: bool = True
+
+    def __post_init__(self) -> None:
+        if self.gang and not self.hysteresis:
+            raise InvalidInput(
+                "hysteresis", self.hysteresis, "true for a gang, whose rules have it"
+            )
 
     @property
     def name(self) -> str:

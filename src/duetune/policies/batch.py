@@ -9,7 +9,7 @@ import numpy as np
 from duetune.core.compiled import compiled
 from duetune.core.physics import JobPhysics, charge, efficiency, is_done
 from duetune.optimise.bellman import steps_left
-from duetune.policies.committed import accepted_spot, plan
+from duetune.policies.committed import accepted_spot, plan, swap_reserve
 from duetune.policies.horizon import fill_to_go, fill_window, horizon_of
 from duetune.policies.kernel import Kind, decide
 from duetune.policies.rules import Now
@@ -174,9 +174,10 @@ def play_pool(
         price_ahead, available_ahead = forecast_price[slot - 1], forecast_available[slot - 1]
         on_demand_to_go = to_go[0]
         fewest, most = grid.steps, 1
+        reserve = swap_reserve(job)
         for index in range(count):
             if policies[index]["kind"] == Kind.AHAP and result.finished[index] == 0:
-                left = steps_left(job, grid, progress[index])
+                left = steps_left(job, grid, progress[index] - reserve)
                 fewest, most = min(fewest, left), max(most, left)
                 if policies[index]["virtual"]:
                     for row in range(policies[index]["commitment"]):

@@ -12,7 +12,7 @@ from duetune.core.decision import Allocation, Decision
 from duetune.core.physics import job_physics
 from duetune.optimise.bellman import steps_left
 from duetune.optimise.grid import progress_grid
-from duetune.policies.committed import plan
+from duetune.policies.committed import plan, swap_reserve
 from duetune.policies.horizon import PLANNING_STEPS, fill_to_go, fill_window, horizon_of
 from duetune.policies.kernel import POLICY, Guard, Kind, decide
 from duetune.policies.rules import Now
@@ -45,6 +45,11 @@ class CompiledPolicy(msgspec.Struct, frozen=True):
     def decide(self, view: View) -> Decision:
         """Decide one slot with the very functions the tournament uses."""
         return decide_compiled(self.record(), view)
+
+
+def short(number: float) -> str:
+    """A number in a policy's name: short, and the same number when read back."""
+    return repr(float(number)).removesuffix(".0")
 
 
 def policy_record(
@@ -123,7 +128,7 @@ def _plan(
     price = view.outlook.spot_price if typical > 0 else 0.0
     beyond = _to_go(view.job, typical, price, on_demand_price)
     window = np.empty((horizon + 2, job.max_gpus + 1, grid.steps + 1))
-    progresses = [view.progress, *(memo[:, 0] if policy["virtual"] else ())]
+    progresses = [view.progress - swap_reserve(job), *(memo[:, 0] if policy["virtual"] else ())]
     left = [steps_left(job, grid, progress) for progress in progresses]
     fill_window(
         job,

@@ -12,6 +12,17 @@ if TYPE_CHECKING:
     from duetune.policies.kernel import Choice
 
 
+_PACED_AT_END = frozenset(
+    {
+        Rule.AHEAD_SPOT,
+        Rule.AHEAD_WAIT,
+        Rule.AHEAD_KEEP,
+        Rule.BEHIND_CHEAP,
+        Rule.BEHIND_PACE,
+    }
+)
+
+
 def reason(view: View, choice: Choice, horizon: int, threshold: float) -> str:
     """One or two clauses; the guard and the budget speak only when they changed something.
 
@@ -34,7 +45,9 @@ def reason(view: View, choice: Choice, horizon: int, threshold: float) -> str:
 
 def _rule_words(view: View, rule: Rule, wanted: int, horizon: int, threshold: float) -> str:
     job, market = view.job, view.market
-    lead = ahead_by(job_physics(job), view.slot - 1, view.progress)
+    # The elastic rules ask for the pace at this slot's end, plans and gangs at its start.
+    by = view.slot if rule in _PACED_AT_END else view.slot - 1
+    lead = ahead_by(job_physics(job), by, view.progress)
     pace = f"{abs(lead):.1f} work {'ahead of' if lead >= 0 else 'behind'} the pace"
     offer = f"{market.available} spot at {market.spot_price / market.on_demand_price:.0%}"
     limit = f"{threshold:.0%}"
