@@ -1,4 +1,4 @@
-"""docs/reference/cli.md is true: every example in it is run, every option is in it.
+"""The command reference and the README are true: every example in them is run.
 
 After a change of what the program prints, write the examples anew with
 ``DUETUNE_UPDATE_DOCS=1 .venv/bin/pytest -n0 tests/e2e/test_cli_reference.py``.
@@ -19,9 +19,16 @@ from duetune.cli.app import COMMANDS, app
 from duetune.cli.documents import read_document
 from duetune.core.job import Job
 
-PAGE = Path(__file__).parents[2] / "docs" / "reference" / "cli.md"
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "reference" / "cli.md"
+README = ROOT / "README.md"
 EXAMPLE = re.compile(r"```console\n\$ duetune(?P<arguments>[^\n]*)\n(?P<output>.*?)```", re.DOTALL)
 TEXT = PAGE.read_text(encoding="utf-8")
+EXAMPLES = [
+    (page, found)
+    for page in (PAGE, README)
+    for found in EXAMPLE.finditer(page.read_text(encoding="utf-8"))
+]
 
 
 def printed(arguments: str, capsys: pytest.CaptureFixture[str]) -> str:
@@ -31,8 +38,12 @@ def printed(arguments: str, capsys: pytest.CaptureFixture[str]) -> str:
     return "\n".join(line.rstrip() for line in lines) + "\n"
 
 
-@pytest.mark.parametrize("example", list(EXAMPLE.finditer(TEXT)), ids=lambda found: found[1][:60])
-def test_an_example_prints_what_the_page_says(example, capsys, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("page", "example"),
+    EXAMPLES,
+    ids=[f"{page.name}:{found['arguments'][:50]}" for page, found in EXAMPLES],
+)
+def test_an_example_prints_what_the_page_says(page, example, capsys, tmp_path, monkeypatch):
     monkeypatch.setenv("COLUMNS", "100")
     monkeypatch.setenv("NO_COLOR", "1")
     monkeypatch.chdir(tmp_path)
@@ -40,9 +51,15 @@ def test_an_example_prints_what_the_page_says(example, capsys, tmp_path, monkeyp
     if os.environ.get("DUETUNE_UPDATE_DOCS"):
         old = f"$ duetune{example['arguments']}\n{example['output']}```"
         new = f"$ duetune{example['arguments']}\n{now}```"
-        PAGE.write_text(PAGE.read_text(encoding="utf-8").replace(old, new), encoding="utf-8")
+        page.write_text(page.read_text(encoding="utf-8").replace(old, new), encoding="utf-8")
     else:
         assert now == example["output"], f"write it anew: {__doc__}"
+
+
+def test_the_python_of_the_readme_runs(capsys):
+    (code,) = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
+    exec(compile(code, "README.md", "exec"), {})  # noqa: S102 - our own page
+    assert capsys.readouterr().out.startswith("on time: True")
 
 
 def test_the_page_has_every_command_and_option():

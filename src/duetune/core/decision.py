@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from duetune.errors import InvalidInput
+
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
@@ -23,6 +25,22 @@ class Allocation(msgspec.Struct, frozen=True):
     @property
     def total(self) -> int:
         return self.spot + self.on_demand
+
+
+def checked_allocation(wish: Allocation, view: View, policy: str) -> Allocation:
+    """``wish``, if the job and the market allow it: a policy may come from anywhere."""
+    job, available = view.job, view.market.available
+    if (
+        0 <= wish.spot <= available
+        and wish.on_demand >= 0
+        and (wish.total == 0 or job.min_gpus <= wish.total <= job.max_gpus)
+    ):
+        return wish
+    raise InvalidInput(
+        f"decision of {policy} in slot {view.slot}",
+        (wish.spot, wish.on_demand),
+        f"at most {available} spot, and in all 0 or {job.min_gpus} to {job.max_gpus}",
+    )
 
 
 class Forecast(msgspec.Struct, frozen=True, eq=False):

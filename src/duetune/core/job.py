@@ -124,8 +124,10 @@ class Job(msgspec.Struct, frozen=True):
 
     def _check_throughput(self) -> None:
         curve = self.throughput
-        if len(curve) < 2:
-            raise InvalidInput("throughput", curve, "work per slot for 0, 1, ... GPUs")
+        if not isinstance(curve, tuple) or len(curve) < 2:
+            raise InvalidInput("throughput", curve, "a tuple of work per slot for 0, 1, ... GPUs")
+        if isinstance(self.min_gpus, bool) or not isinstance(self.min_gpus, int):
+            raise InvalidInput("min_gpus", self.min_gpus, "a whole number of GPUs")
         if not 1 <= self.min_gpus <= self.max_gpus:
             raise InvalidInput(
                 "min_gpus", self.min_gpus, f"from 1 to max_gpus, which is {self.max_gpus}"

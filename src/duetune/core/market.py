@@ -73,7 +73,10 @@ class MarketTrace(msgspec.Struct, frozen=True, eq=False):
         self._refuse("on_demand_price", self.on_demand_price <= 0, "a positive price")
         self._refuse("available", self.available < 0, "a count of zero or more")
         for field in ("spot_price", "available", "on_demand_price"):
-            getattr(self, field).setflags(write=False)
+            # A view of our own: the caller's array stays as writable as it was.
+            own = getattr(self, field).view()
+            own.setflags(write=False)
+            msgspec.structs.force_setattr(self, field, own)
 
     def _refuse(self, field: str, bad: NDArray[np.bool_], allowed: str) -> None:
         if bad.any():
@@ -98,7 +101,7 @@ class MarketTrace(msgspec.Struct, frozen=True, eq=False):
         prices = np.array(spot_price, dtype=np.float64, ndmin=1)
         return cls(
             spot_price=prices[np.newaxis, :],
-            available=np.array(available, dtype=np.int64, ndmin=1)[np.newaxis, :],
+            available=_whole("available", np.array(available, ndmin=1))[np.newaxis, :],
             on_demand_price=np.array(
                 np.broadcast_to(np.asarray(on_demand_price, dtype=np.float64), prices.shape)
             )[np.newaxis, :],
@@ -151,3 +154,13 @@ class MarketTrace(msgspec.Struct, frozen=True, eq=False):
             available=self.available[0, start:stop],
             on_demand_price=self.on_demand_price[0, start:stop],
         )
+
+
+def _whole(field: str, numbers: NDArray[np.generic]) -> NDArray[np.int64]:
+    """Counts, if that is what they are."""
+    values = numbers.astype(np.float64)
+    wrong = ~(np.isfinite(values) & (values == np.rint(values)))
+    if wrong.any():
+        slot = int(np.argmax(wrong))
+        raise InvalidInput(f"{field} at slot {slot}", values[slot].item(), "a whole number")
+    return values.astype(np.int64)

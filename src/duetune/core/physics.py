@@ -76,7 +76,7 @@ def job_physics(job: Job) -> JobPhysics:
         array.setflags(write=False)
     return JobPhysics(
         work=float(job.work),
-        tolerance=RELATIVE_TOLERANCE * max(1.0, job.work),
+        tolerance=RELATIVE_TOLERANCE * job.work,
         deadline=job.deadline,
         hard_deadline=job.hard_deadline,
         min_gpus=job.min_gpus,
@@ -194,15 +194,18 @@ def on_demand_reach(
 
 @compiled
 def reach_after(job: JobPhysics, left: int, spot: int, on_demand: int) -> float:
-    """The most work that ``left`` slots can still do after holding this, if all spot is lost."""
+    """The most work that ``left`` slots of on-demand can do after this, whatever spot is lost."""
     if left <= 0:
         return 0.0
     if not job.by_composition:
         return float(job.reach[left, spot + on_demand])
     best = float(job.reach[left - 1, 0])
     for gpus in range(job.min_gpus, job.max_gpus + 1):
-        work = efficiency(job, spot, on_demand, 0, gpus, 0) * job.throughput[gpus]
-        best = max(best, work + job.reach[left - 1, gpus])
+        fraction = efficiency(job, spot, on_demand, 0, gpus, 0)
+        if spot > 0:
+            # Where some of the spot stays, leaving it for on-demand is a shrinking too.
+            fraction = min(fraction, job.shrink)
+        best = max(best, fraction * job.throughput[gpus] + job.reach[left - 1, gpus])
     return best
 
 

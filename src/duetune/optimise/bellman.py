@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 @compiled
 def steps_left(job: JobPhysics, grid: ProgressGrid, progress: float) -> int:
     """Work left in steps, rounded up; 0 when done."""
-    left = job.work - progress
-    if left <= job.tolerance:
+    left = job.work - job.tolerance - progress
+    if left <= 0:
         return 0
-    return min(grid.steps, max(1, int(np.ceil(left / grid.unit - 1e-7))))
+    return min(grid.steps, max(1, int(np.ceil(left / grid.unit))))
 
 
 @compiled

@@ -196,9 +196,9 @@ def _stride(
 ) -> int:
     fraction = efficiency(job, held[0], held[1], now[0], now[1], available)
     steps = fraction * job.throughput[now[0] + now[1]] / grid.unit
-    if optimistic:
-        return int(np.ceil(steps - 1e-7))
-    return int(np.floor(steps + 1e-7))
+    if grid.exact:
+        return int(np.rint(steps))
+    return int(np.ceil(steps)) if optimistic else int(np.floor(steps))
 
 
 @compiled

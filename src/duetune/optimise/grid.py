@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from duetune.core.job import Job
 
 STAY, GROW, SHRINK = 0, 1, 2
-_SLACK = 1e-7  # in units: float noise of a division, far below any true remainder
+_NOISE = 1e-12  # relative: what a division may be off by
 _LARGEST_DENOMINATOR = 10**6
 # Decimal amounts are summed as whole numbers of 1e-8, the quick way; others as fractions.
 _DECIMALS = 1e8
@@ -64,15 +64,18 @@ def progress_grid(job: Job, max_steps: int, *, optimistic: bool = False) -> Prog
         unit = job.work / max_steps
     physics = job_physics(job)
     shares = np.outer([1.0, physics.grow, physics.shrink], physics.throughput) / unit
-    if optimistic and not exact:
-        strides = np.ceil(shares - _SLACK)
-        steps = max(1, math.floor(job.work / unit + _SLACK))
+    if exact:
+        strides = np.rint(shares)
+        steps = math.ceil((job.work - physics.tolerance) / unit)
+    elif optimistic:
+        strides = np.ceil(shares * (1 - _NOISE))
+        steps = math.floor(job.work / unit * (1 + _NOISE))
     else:
-        strides = np.floor(shares + _SLACK)
-        steps = max(1, math.ceil(job.work / unit - _SLACK))
+        strides = np.floor(shares * (1 + _NOISE))
+        steps = math.ceil(job.work / unit * (1 - _NOISE))
     table = strides.astype(np.int64)
     table.setflags(write=False)
-    return ProgressGrid(unit=unit, steps=steps, strides=table, exact=exact)
+    return ProgressGrid(unit=unit, steps=max(1, steps), strides=table, exact=exact)
 
 
 def _fraction(number: float) -> Fraction:

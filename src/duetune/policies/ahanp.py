@@ -30,5 +30,5 @@ class Ahanp(CompiledPolicy, frozen=True):
 
 
 def check_threshold(threshold: float) -> None:
-    if not 0 <= threshold <= 10:
-        raise InvalidInput("threshold", threshold, "a share of the on-demand price, 0 to 10")
+    if not 0 <= threshold <= 1:
+        raise InvalidInput("threshold", threshold, "a share of the on-demand price, 0 to 1")

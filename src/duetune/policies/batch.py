@@ -24,6 +24,18 @@ if TYPE_CHECKING:
 _FAMILY = 8  # how many neighbours are asked for their plan
 
 
+class Roster(NamedTuple):
+    """A pool, and what its members share: outlooks (on-demand alone first) and windows, each
+    once and in order, with the place of every policy's own.
+    """
+
+    policies: NDArray[np.void]
+    outlooks: NDArray[np.float64]
+    outlook_of: NDArray[np.int64]
+    windows: NDArray[np.int64]
+    window_of: NDArray[np.int64]
+
+
 class Workspace(NamedTuple):
     """Tables that are filled anew for every job. One per thread, large enough for any job:
     memory that has been touched before is several times faster than fresh memory.
@@ -34,17 +46,26 @@ class Workspace(NamedTuple):
     running: NDArray[np.float64]
 
 
-def make_workspace(
-    policies: NDArray[np.void], *, hard_deadline: int, max_gpus: int, steps: int
-) -> Workspace:
-    """For jobs up to these sizes, played by these policies."""
-    planners = policies[policies["kind"] == Kind.AHAP]
-    widest = int(planners["window"].max(initial=0))
-    outlooks = distinct_outlooks(policies)[0].size
+def make_roster(policies: NDArray[np.void]) -> Roster:
+    outlooks = np.unique(np.append(policies["outlook"], 0.0))
+    windows = np.unique(policies["window"])
+    return Roster(
+        policies,
+        outlooks,
+        np.searchsorted(outlooks, policies["outlook"]),
+        windows,
+        np.searchsorted(windows, policies["window"]),
+    )
+
+
+def make_workspace(roster: Roster, *, hard_deadline: int, max_gpus: int, steps: int) -> Workspace:
+    """For jobs up to these sizes, played by this pool."""
+    outlooks, windows = roster.outlooks.size, roster.windows.size
     rows, columns = max_gpus + 1, steps + 1
+    longest = min(int(roster.windows.max()), hard_deadline)
     return Workspace(
         to_go=np.zeros((outlooks, hard_deadline + 2, rows, columns)),
-        windows=np.zeros((outlooks, widest + 1, widest + 2, rows, columns)),
+        windows=np.zeros((outlooks, windows, longest + 2, rows, columns)),
         running=np.zeros(columns),
     )
 
@@ -103,25 +124,6 @@ def _planned_alike(
 
 
 @compiled
-def distinct_outlooks(
-    policies: NDArray[np.void],
-) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """The different outlooks, on-demand alone first, and which of them each policy has."""
-    outlooks = np.zeros(policies.size + 1)
-    which = np.zeros(policies.size, np.int64)
-    count = 1
-    for index in range(policies.size):
-        place = 0
-        while place < count and outlooks[place] != policies[index]["outlook"]:
-            place += 1
-        if place == count:
-            outlooks[count] = policies[index]["outlook"]
-            count += 1
-        which[index] = place
-    return outlooks[:count].copy(), which
-
-
-@compiled
 def play_pool(
     job: JobPhysics,
     grid: ProgressGrid,
@@ -130,15 +132,15 @@ def play_pool(
     forecast_available: NDArray[np.int64],
     typical_available: float,
     typical_price: float,
-    policies: NDArray[np.void],
+    roster: Roster,
     workspace: Workspace,
 ) -> Result:
     """Every policy through the whole job, in lockstep so that they share the window tables."""
+    policies, outlooks = roster.policies, roster.outlooks
     count = policies.size
     to_go, windows, running = workspace.to_go, workspace.windows, workspace.running
-    outlooks, outlook_of = distinct_outlooks(policies)
     costs = np.zeros(job.max_gpus + 1)
-    filled = np.empty((outlooks.size, windows.shape[1]), dtype=np.bool_)
+    filled = np.empty((outlooks.size, roster.windows.size), dtype=np.bool_)
     longest = policies["commitment"].max()
     memos = np.zeros((count, longest, longest + 2))
     plan_keys = np.zeros((count, 3))
@@ -199,11 +201,14 @@ def play_pool(
                 on_demand_price,
             )
             if policy["kind"] == Kind.AHAP and slot < job.deadline:
-                which = outlook_of[index]
+                which, place = roster.outlook_of[index], roster.window_of[index]
                 horizon = horizon_of(job, policy["window"], slot, price_ahead.size)
+                # Near the deadline a shorter window reaches as far: its tables do.
+                while place > 0 and roster.windows[place - 1] >= horizon:
+                    place -= 1
                 twin = _planned_alike(job, policies, now, index, plan_keys, memos)
                 if twin < 0:
-                    if not filled[which, horizon]:
+                    if not filled[which, place]:
                         fill_window(
                             job,
                             grid,
@@ -215,16 +220,16 @@ def play_pool(
                             on_demand_price,
                             fewest,
                             most,
-                            windows[which, horizon],
+                            windows[which, place],
                             costs,
                             running,
                         )
-                        filled[which, horizon] = True
+                        filled[which, place] = True
                     plan(
                         job,
                         grid,
                         to_go[which],
-                        windows[which, horizon],
+                        windows[which, place],
                         policy,
                         now,
                         horizon,

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from duetune.core.compiled import compiled
-from duetune.core.physics import JobPhysics, resize_efficiency
+from duetune.core.physics import JobPhysics, is_done, resize_efficiency
 from duetune.optimise.bellman import steps_left
-from duetune.policies.horizon import fill_plan
+from duetune.policies.horizon import UNPLANNED, fill_plan
 from duetune.policies.rules import Now, Rule, ahead_by, usable_spot
 
 if TYPE_CHECKING:
@@ -105,8 +105,10 @@ def _mean_of_real_plans(now: Now, commitment: int, memo: NDArray[np.float64]) ->
     for index in range(commitment):
         start = int(memo[index, 0])
         if start > 0 and now.slot - commitment < start:
-            total += memo[index, 2 + now.slot - start]
-            plans += 1
+            action = memo[index, 2 + now.slot - start]
+            if action != UNPLANNED:
+                total += action
+                plans += 1
     return total / plans
 
 
@@ -120,8 +122,10 @@ def _mean_of_virtual_plans(
         row = memo[index]
         since = (now.slot - index) % commitment
         held, action = int(row[1]), int(row[2 + min(since, now.slot - 1)])
-        if row[0] >= job.work - job.tolerance:
+        if is_done(job, row[0]):
             action = 0
+        elif action == UNPLANNED:
+            action = held
         row[0] += resize_efficiency(job, held, action) * job.throughput[action]
         row[1] = action
         total += action
@@ -139,7 +143,7 @@ def ahap(
         mean = _mean_of_real_plans(now, policy["commitment"], memo)
     available = accepted_spot(job, now, policy["threshold"], policy["refuse_dear_spot"])
     gpus, rule = int(np.floor(mean + 0.5)), Rule.PLAN
-    most = usable_spot(job, available)
+    most = usable_spot(job, now, available)
     if most > gpus and is_ahead(job, now) and is_cheap(now, policy["threshold"]):
         gpus, rule = most, Rule.BANK
     if gpus < job.min_gpus:

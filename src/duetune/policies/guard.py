@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from duetune.core.decision import Allocation, Decision
+from duetune.core.decision import Allocation, Decision, checked_allocation
 from duetune.core.physics import job_physics
 from duetune.optimise.grid import progress_grid
 from duetune.policies.compiled_policy import CompiledPolicy
@@ -52,7 +52,8 @@ class PolicyGuard(msgspec.Struct, frozen=True):
 
     def decide(self, view: View) -> Decision:
         decision = self.policy.decide(view)
-        job, market, wish = job_physics(view.job), view.market, decision.allocation
+        wish = checked_allocation(decision.allocation, view, self.policy.name)
+        job, market = job_physics(view.job), view.market
         now = Now(
             view.slot,
             view.progress,
@@ -66,10 +67,10 @@ class PolicyGuard(msgspec.Struct, frozen=True):
             return decision
         grid = progress_grid(view.job, PLANNING_STEPS)
         unused = np.empty((0, 0, 0))
-        spot, on_demand = guarded(
+        spot, on_demand, changed = guarded(
             job, grid, unused, Guard.ALWAYS, now, market.available, wish.total
         )
-        if not keeps_deadline(job, now, spot, on_demand):
+        if not (changed or keeps_deadline(job, now, spot, on_demand)):
             return decision
         return Decision(
             allocation=Allocation(spot=spot, on_demand=on_demand),

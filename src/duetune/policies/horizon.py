@@ -14,7 +14,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from duetune.core.compiled import compiled
-from duetune.core.physics import JobPhysics, charge, cheapest_charge, cheapest_spot, efficiency
+from duetune.core.physics import (
+    JobPhysics,
+    charge,
+    cheapest_charge,
+    cheapest_spot,
+    efficiency,
+    is_done,
+)
 from duetune.optimise.bellman import (
     change_of,
     fill_value_tables,
@@ -30,7 +37,9 @@ if TYPE_CHECKING:
     from duetune.policies.rules import Now
 
 PLANNING_STEPS = 512
+UNPLANNED = -1.0
 _TIE = 1e-9
+_STEP_NOISE = 1e-9
 
 
 @compiled
@@ -126,16 +135,19 @@ def best_gpus_now(
     available: int,
     on_demand_price: float,
 ) -> int:
-    """As ``best_gpus`` for the present slot, where it is known what a change really costs."""
+    """As ``best_gpus`` for the present slot, with true progress and what a change really costs."""
     choice, best = 0, float(following[0, left])
     for gpus in range(job.min_gpus, job.max_gpus + 1):
         spot = cheapest_spot(gpus, available, now.spot_price, on_demand_price)
         fraction = efficiency(
             job, now.held_spot, now.held_on_demand, spot, gpus - spot, now.available
         )
-        after = left - int(fraction * job.throughput[gpus] / grid.unit + 1e-7)
-        gained = job.values[now.slot] if after <= 0 else float(following[gpus, after])
-        value = gained - charge(spot, gpus - spot, now.spot_price, on_demand_price)
+        work = fraction * job.throughput[gpus]
+        value = -charge(spot, gpus - spot, now.spot_price, on_demand_price)
+        if is_done(job, now.progress + work):
+            value += job.values[now.slot]
+        else:
+            value += following[gpus, max(1, left - int(work / grid.unit + _STEP_NOISE))]
         if value > best + _TIE:
             choice, best = gpus, value
     return choice
@@ -158,7 +170,8 @@ def fill_plan(
     held: int,
     plan: NDArray[np.float64],
 ) -> None:
-    """The first ``plan.size`` actions of the window plan; 0 once the work is done.
+    """The first ``plan.size`` actions of the window plan; 0 once the work is done, ``UNPLANNED``
+    beyond the window.
 
     On-demand is always to be had, spot is not: what is bought on demand now forgoes the chance
     that spot does it later. ``patience`` is the price of that chance, as a share of on-demand's.
@@ -166,7 +179,10 @@ def fill_plan(
     spot_price = now.spot_price
     on_demand_price = (1 + patience) * now.on_demand_price
     for ahead in range(plan.size):
-        if left <= 0 or ahead > horizon:
+        if ahead > horizon:
+            plan[ahead] = UNPLANNED
+            continue
+        if left <= 0:
             plan[ahead] = 0.0
             continue
         slot = now.slot + ahead
@@ -174,7 +190,7 @@ def fill_plan(
             spot_price, available = forecast_price[ahead - 1], forecast_available[ahead - 1]
             on_demand_price = now.on_demand_price
         following = to_go[slot + 1] if ahead == horizon else window[ahead + 1]
-        if ahead == 0 and job.by_composition and not virtual:
+        if ahead == 0 and not virtual:
             gpus = best_gpus_now(job, grid, following, now, left, available, on_demand_price)
         else:
             gpus = best_gpus(
@@ -198,14 +214,6 @@ def overtime(
     job: JobPhysics, grid: ProgressGrid, to_go: NDArray[np.float64], now: Now, available: int
 ) -> int:
     """From the deadline on: this slot's spot, on-demand later, or giving up if that is best."""
-    return best_gpus(
-        job,
-        grid,
-        to_go[now.slot + 1],
-        steps_left(job, grid, now.progress),
-        now.held_spot + now.held_on_demand,
-        now.spot_price,
-        available,
-        now.on_demand_price,
-        job.values[now.slot],
-    )
+    left = steps_left(job, grid, now.progress)
+    following = to_go[now.slot + 1]
+    return best_gpus_now(job, grid, following, now, left, available, now.on_demand_price)

@@ -78,6 +78,7 @@ class Choice(NamedTuple):
     on_demand: int
     rule: int
     wanted: int
+    guarded: bool
 
 
 @compiled
@@ -105,8 +106,8 @@ def guarded(
     now: Now,
     available: int,
     gpus: int,
-) -> tuple[int, int]:
-    """Spot and on-demand GPUs for a wish of ``gpus``, changed where the deadline needs it.
+) -> tuple[int, int, bool]:
+    """Spot and on-demand GPUs for a wish of ``gpus``, and whether the deadline changed the wish.
 
     Holding the wish may put the deadline out of reach of on-demand. Never loses a slot: the test
     is made for the worst case, all spot lost in the next slot.
@@ -114,7 +115,7 @@ def guarded(
     spot = cheapest_spot(gpus, available, now.spot_price, now.on_demand_price)
     wish = (spot, gpus - spot)
     if guard == Guard.NEVER or now.slot > job.deadline or keeps_deadline(job, now, *wish):
-        return wish
+        return spot, gpus - spot, False
     safe, safe_spot = -1, -1
     for offset in range(job.max_gpus + 1):
         # Upwards from gpus first, then downwards from it: staying small can beat a dear change.
@@ -125,12 +126,12 @@ def guarded(
                 safe = trial
                 break
     if safe < 0:
-        return wish
+        return spot, gpus - spot, False
     if guard == Guard.WORTHWHILE and not _worth_it(
         job, grid, to_go, now, wish, (safe_spot, safe - safe_spot)
     ):
-        return wish
-    return safe_spot, safe - safe_spot
+        return spot, gpus - spot, False
+    return safe_spot, safe - safe_spot, True
 
 
 @compiled
@@ -195,6 +196,6 @@ def decide(
     else:
         gpus, rule = ahanp(job, now, policy["threshold"])
     wanted = gpus
-    spot, on_demand = guarded(job, grid, to_go, policy["guard"], now, available, gpus)
+    spot, on_demand, changed = guarded(job, grid, to_go, policy["guard"], now, available, gpus)
     spot, on_demand = affordable(job, spot, on_demand, now.spot_price, now.on_demand_price, spent)
-    return Choice(spot, on_demand, rule, wanted)
+    return Choice(spot, on_demand, rule, wanted, changed)

@@ -47,10 +47,10 @@ class Now(NamedTuple):
 
 
 @compiled
-def usable_spot(job: JobPhysics, available: int) -> int:
-    """S: as much spot as the job can use, or none when that is below its minimum."""
+def usable_spot(job: JobPhysics, now: Now, available: int) -> int:
+    """S: as much spot as the job can use; none if that is below its minimum or saves nothing."""
     gpus = min(available, job.max_gpus)
-    return gpus if gpus >= job.min_gpus else 0
+    return gpus if gpus >= job.min_gpus and now.spot_price < now.on_demand_price else 0
 
 
 @compiled
@@ -90,7 +90,7 @@ def keeps_deadline(job: JobPhysics, now: Now, spot: int, on_demand: int) -> bool
 @compiled
 def maximal_spot(job: JobPhysics, now: Now) -> tuple[int, int]:
     """All the spot there is and nothing else, until only the maximum can meet the deadline."""
-    gpus = usable_spot(job, now.available)
+    gpus = usable_spot(job, now, now.available)
     if not keeps_deadline(job, now, gpus, 0):
         spot = min(now.available, job.max_gpus)
         if keeps_deadline(job, now, spot, job.max_gpus - spot):
@@ -106,7 +106,7 @@ def uniform_progress(job: JobPhysics, now: Now, hysteresis: bool) -> tuple[int, 
     pace will be two changeovers from now.
     """
     held = now.held_spot + now.held_on_demand
-    spot = usable_spot(job, now.available)
+    spot = usable_spot(job, now, now.available)
     lead = ahead_by(job, now.slot, now.progress)
     if lead >= -job.tolerance:
         if spot > 0:
@@ -114,10 +114,10 @@ def uniform_progress(job: JobPhysics, now: Now, hysteresis: bool) -> tuple[int, 
         changeover = 1 - job.grow
         if (
             hysteresis
-            and now.held_on_demand > 0
+            and now.held_on_demand >= job.min_gpus
             and ahead_by(job, now.slot + 2 * changeover, now.progress) < 0
         ):
-            return held, Rule.AHEAD_KEEP
+            return now.held_on_demand, Rule.AHEAD_KEEP
         return 0, Rule.AHEAD_WAIT
     return max(pace_gpus(job, held, -lead), spot), Rule.BEHIND_PACE
 
@@ -151,13 +151,14 @@ def ahanp(job: JobPhysics, now: Now, threshold: float) -> tuple[int, int]:
     """AHANP's cases 2 to 5; case 1, overtime, is the planner's."""
     held = now.held_spot + now.held_on_demand
     cheap = now.spot_price <= threshold * now.on_demand_price
-    spot = usable_spot(job, now.available)
+    spot = usable_spot(job, now, now.available)
     lead = ahead_by(job, now.slot, now.progress)
     if lead >= -job.tolerance:
         if spot > 0 and cheap:
             return spot, Rule.AHEAD_SPOT
-        if now.held_on_demand > 0 and lead < 2 * (1 - job.grow) * job.throughput[held]:
-            return held, Rule.AHEAD_KEEP
+        kept = now.held_on_demand
+        if kept >= job.min_gpus and lead < 2 * (1 - job.grow) * job.throughput[kept]:
+            return kept, Rule.AHEAD_KEEP
         return 0, Rule.AHEAD_WAIT
     pace = pace_gpus(job, held, -lead)
     if cheap:

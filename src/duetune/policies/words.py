@@ -30,16 +30,15 @@ def reason(view: View, choice: Choice, horizon: int, threshold: float) -> str:
     """
     parts = [_rule_words(view, Rule(choice.rule), int(choice.wanted), horizon, threshold)]
     held = int(choice.spot + choice.on_demand)
-    spent_out = view.job.budget is not None and held < choice.wanted
-    if held > choice.wanted:
+    if choice.guarded:
         parts.append(
-            f"the guard raises that to {_gpus(held)}: with fewer, on-demand could no longer "
-            f"meet the deadline in slot {view.job.deadline}"
+            f"the guard holds {choice.spot} spot and {choice.on_demand} on demand: else on-demand "
+            f"could no longer meet the deadline in slot {view.job.deadline}"
         )
-    elif spent_out:
+    if view.job.budget is not None and held < choice.wanted:
         parts.append(f"the budget of ${view.job.budget:.2f} leaves room for {_gpus(held)} only")
-    elif held < choice.wanted:
-        parts.append(f"the guard lowers that to {_gpus(held)}: a change would cost more work")
+    if choice.on_demand and view.market.available and not _saves(view):
+        parts.append("on demand, since spot costs no less")
     return "; ".join(parts)
 
 
@@ -71,6 +70,10 @@ def _rule_words(view: View, rule: Rule, wanted: int, horizon: int, threshold: fl
         Rule.GANG_SAFETY_NET: f"safety net: {wanted} on demand until the work is done",
     }
     return words[rule]
+
+
+def _saves(view: View) -> bool:
+    return view.market.spot_price < view.market.on_demand_price
 
 
 def _gpus(count: int) -> str:

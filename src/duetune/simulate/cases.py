@@ -84,6 +84,8 @@ def draw_cases(
     """
     if count < 1:
         raise InvalidInput("jobs", count, "1 or more")
+    if not markets:
+        raise InvalidInput("markets", "none", "at least one market")
     if not 0 <= part[0] < part[1] <= 1:
         raise InvalidInput("part", part, "two shares of a market, 0 <= first < last <= 1")
     spans = [(round(part[0] * each.slots), round(part[1] * each.slots)) for each in markets]

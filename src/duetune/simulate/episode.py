@@ -4,36 +4,39 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from duetune.core.decision import Allocation, View
+from duetune.core.decision import Allocation, View, checked_allocation
 from duetune.core.ledger import Entry, Outcome
 from duetune.core.physics import affordable, charge, efficiency, is_done, job_physics
-from duetune.errors import InvalidInput
 from duetune.forecast.outlook import outlook_at
+from duetune.forecast.source import ForecastKind, ForecastSource
 from duetune.policies.compiled_policy import CompiledPolicy
 
 if TYPE_CHECKING:
     from duetune.core.job import Job
     from duetune.core.market import MarketTrace
     from duetune.core.physics import JobPhysics
-    from duetune.core.ports import Policy
-    from duetune.forecast.source import ForecastSource
+    from duetune.core.ports import Forecaster, Policy
 
 USUAL_HORIZON = 24
+LAST_VALUE = ForecastSource(kind=ForecastKind.LAST)
 
 
 def simulate(
     job: Job,
     trace: MarketTrace,
     policy: Policy,
-    source: ForecastSource,
+    source: ForecastSource | Forecaster = LAST_VALUE,
     *,
     start: int = 0,
 ) -> Outcome:
-    """Run ``job`` from trace slot ``start`` until it is done or its hard deadline has passed."""
+    """Run ``job`` from trace slot ``start`` until it is done or its hard deadline has passed.
+
+    A forecaster of your own should already know what it is to know of the slots before ``start``.
+    """
     horizon = max(USUAL_HORIZON, lookahead(policy))
     physics = job_physics(job)
     trace.window(start, job.hard_deadline)  # refuses a trace that is too short, before any work
-    forecaster = source.forecaster(trace, start)
+    forecaster = source.forecaster(trace, start) if isinstance(source, ForecastSource) else source
     outlook = outlook_at(trace, start)
     progress, spent, held = 0.0, 0.0, Allocation()
     memo: tuple[float, ...] = ()
@@ -102,17 +105,7 @@ def lookahead(policy: Policy) -> int:
 
 def _allowed(physics: JobPhysics, policy: Policy, view: View, wish: Allocation) -> Allocation:
     """What may be held: a policy from elsewhere is checked, and the budget is a hard cap."""
-    total, available = wish.total, view.market.available
-    if not (
-        0 <= wish.spot <= available
-        and wish.on_demand >= 0
-        and (total == 0 or physics.min_gpus <= total <= physics.max_gpus)
-    ):
-        raise InvalidInput(
-            f"decision of {policy.name} in slot {view.slot}",
-            (wish.spot, wish.on_demand),
-            f"at most {available} spot, and in all 0 or {physics.min_gpus} to {physics.max_gpus}",
-        )
+    checked_allocation(wish, view, policy.name)
     spot, on_demand = affordable(
         physics,
         wish.spot,

@@ -19,7 +19,7 @@ from duetune.errors import InvalidInput
 from duetune.forecast.outlook import outlook_at
 from duetune.optimise.dynamic import offline_optimum
 from duetune.optimise.grid import progress_grid
-from duetune.policies.batch import Workspace, make_workspace, play_pool
+from duetune.policies.batch import Workspace, make_roster, make_workspace, play_pool
 from duetune.policies.compiled_policy import CompiledPolicy
 from duetune.policies.horizon import PLANNING_STEPS
 from duetune.simulate.episode import lookahead, simulate
@@ -39,7 +39,11 @@ _CASES_PER_TASK = 16
 
 
 class Tournament(msgspec.Struct, frozen=True, eq=False):
-    """Results with one row per case and one column per policy. ``finished`` 0 means never."""
+    """Results with one row per case and one column per policy. ``finished`` 0 means never.
+
+    ``optimum`` is what the best plan found earns; no policy can earn more than ``upper_bound``. The
+    two differ where a budget binds or the progress grid is not exact.
+    """
 
     policies: tuple[str, ...]
     utility: NDArray[np.float64]
@@ -50,6 +54,7 @@ class Tournament(msgspec.Struct, frozen=True, eq=False):
     on_demand_slots: NDArray[np.int64]
     deadline: NDArray[np.int64]
     optimum: NDArray[np.float64] | None = None
+    upper_bound: NDArray[np.float64] | None = None
 
     @property
     def on_time(self) -> NDArray[np.bool_]:
@@ -74,6 +79,8 @@ def run_tournament(
     """Play every policy on every case; ``advance`` is told how many cases are newly done."""
     if not policies:
         raise InvalidInput("policies", "none", "at least one policy")
+    if not cases:
+        raise InvalidInput("cases", "none", "at least one case")
     contest = _Contest(tuple(policies), tuple(cases), tuple(markets), source, optimum=optimum)
     chunks = [
         range(first, min(first + _CASES_PER_TASK, len(cases)))
@@ -109,7 +116,7 @@ class _Contest:
         self.columns = np.array([place for place, _ in compiled], dtype=np.int64)
         self.stepped = [place for place in range(len(policies)) if place not in self.columns]
         if compiled:
-            self.records = np.concatenate([policy.record() for _, policy in compiled])
+            self.roster = make_roster(np.concatenate([policy.record() for _, policy in compiled]))
         self.local = threading.local()
         shape = (len(cases), len(policies))
         self.result = Tournament(
@@ -122,6 +129,7 @@ class _Contest:
             on_demand_slots=np.zeros(shape, np.int64),
             deadline=np.array([case.job.deadline for case in cases]),
             optimum=np.zeros(len(cases)) if optimum else None,
+            upper_bound=np.zeros(len(cases)) if optimum else None,
         )
 
     def play_all(self, rows: range) -> int:
@@ -144,7 +152,7 @@ class _Contest:
                 np.array(available),
                 outlook.available,
                 outlook.spot_price,
-                self.records,
+                self.roster,
                 self._workspace(),
             )
             for field in (
@@ -158,15 +166,17 @@ class _Contest:
                 getattr(self.result, field)[row, self.columns] = getattr(played, field)
         for place in self.stepped:
             self._play_stepped(row, place)
-        if self.result.optimum is not None:
-            self.result.optimum[row] = offline_optimum(case.job, window).utility
+        if self.result.optimum is not None and self.result.upper_bound is not None:
+            best = offline_optimum(case.job, window)
+            self.result.optimum[row] = best.utility
+            self.result.upper_bound[row] = best.upper_bound
 
     def _workspace(self) -> Workspace:
         """This thread's own."""
         if not hasattr(self.local, "workspace"):
             jobs = [case.job for case in self.cases]
             self.local.workspace = make_workspace(
-                self.records,
+                self.roster,
                 hard_deadline=max(job.hard_deadline for job in jobs),
                 max_gpus=max(job.max_gpus for job in jobs),
                 steps=PLANNING_STEPS,
