@@ -126,9 +126,6 @@ def test_spot_that_comes_back_does_not_lure_the_guard_into_a_swap_it_cannot_affo
         assert outcome.on_time, policy.name
 
 
-# Fails: reach_after takes the loss of all spot for the worst. Where shrinking costs more than a
-# preemption (0.5 against 0.8 here), the worst is spot of which some stays: going over to on-demand
-# from it is a shrink as well.
 def test_spot_that_goes_one_by_one_makes_no_job_late_where_shrinking_costs_most():
     job = Job(
         work=4.25,
@@ -263,8 +260,6 @@ def test_the_budget_stays_above_the_guard():
         assert not outcome.on_time
 
 
-# Fails: keeps_deadline reads throughput[total] past the end of its array (compiled code does not
-# check), so an illegal wish is refused, replaced or waved through depending on stray memory.
 def test_an_illegal_wish_is_refused_under_the_guard_as_without_it():
     job = Job(work=15.6, deadline=4, value=50, throughput=linear_throughput(4))
     for illegal in (Stubborn(0, 5), Stubborn(0, 400), Stubborn(0, -1)):

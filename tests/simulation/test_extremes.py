@@ -101,7 +101,6 @@ def test_a_job_of_500_slots_and_64_gpus_is_played_and_bounded():
 
 
 def test_a_job_of_next_to_no_work_is_not_done_for_nothing():
-    # Fails: work of 1e-9 and less is within the tolerance, so a job is done before it has begun.
     job = Job(work=1e-10, deadline=4, value=9, throughput=(0.0, 1.0))
     trace = constant_market(6, available=0)
     best = offline_optimum(job, trace.window(0, 6))

@@ -48,7 +48,7 @@ def generator(seed: int = 0) -> np.random.Generator:
     return np.random.default_rng(seed)
 
 
-@pytest.mark.parametrize("learner", learners(4, 10), ids=str)
+@pytest.mark.parametrize("learner", learners(4, 10), ids=lambda one: type(one).__name__)
 def test_learners_are_selectors_and_start_even(learner):
     assert isinstance(learner, Selector)
     assert learner.weights.tolist() == [0.25] * 4
@@ -56,7 +56,7 @@ def test_learners_are_selectors_and_start_even(learner):
         learner.weights[0] = 1
 
 
-@pytest.mark.parametrize("learner", learners(3, 10), ids=str)
+@pytest.mark.parametrize("learner", learners(3, 10), ids=lambda one: type(one).__name__)
 @pytest.mark.parametrize(
     "utilities", [[0.1, 0.2], [[0.1, 0.2, 0.3]], [0.1, math.nan, 0.2], [0.1, math.inf, 0.2]]
 )

@@ -129,7 +129,8 @@ def gang_uniform_progress(job: JobPhysics, now: Now, latched: bool) -> tuple[int
     changeover = 1 - job.grow
     time_left = job.deadline - now.slot + 1
     work_left = (job.work - now.progress) / job.throughput[gang]
-    on_spot = now.held_spot >= gang and now.available >= gang
+    offered = now.available >= gang and now.spot_price < now.on_demand_price
+    on_spot = now.held_spot >= gang and offered
     on_on_demand = now.held_on_demand > 0
     idle = not on_spot and not on_on_demand
     # Slots are long: waiting is only allowed if the net still holds one slot later.
@@ -139,7 +140,7 @@ def gang_uniform_progress(job: JobPhysics, now: Now, latched: bool) -> tuple[int
         return gang, Rule.GANG_SPOT
     if on_on_demand and ahead_by(job, now.slot - 1 + 2 * changeover, now.progress) < 0:
         return gang, Rule.GANG_STAY
-    if now.available >= gang:
+    if offered:
         return gang, Rule.GANG_SPOT
     if ahead_by(job, now.slot - 1, now.progress) < -job.tolerance:
         return gang, Rule.GANG_CATCH_UP

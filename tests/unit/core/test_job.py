@@ -75,14 +75,12 @@ def test_a_bad_throughput_curve_is_named_by_its_entry(curve, field):
     assert caught.value.field == field
 
 
-# Fails: a float passes the comparison and then breaks range().
 def test_a_minimum_that_is_not_a_whole_number_is_refused():
     with pytest.raises(InvalidInput) as caught:
         Job(**{**GOOD, "min_gpus": 1.5})
     assert caught.value.field == "min_gpus"
 
 
-# Fails: a list is accepted and breaks later, as "unhashable type", far from its cause.
 def test_a_throughput_that_is_no_tuple_is_refused():
     with pytest.raises(InvalidInput, match="throughput"):
         Job(**{**GOOD, "throughput": [0.0, 1.0]})

@@ -71,8 +71,6 @@ def test_rows_and_pools_must_agree():
         )
 
 
-# Fails: counts are cut down to whole numbers without a word (and NaN becomes a huge negative one,
-# with a RuntimeWarning from numpy).
 @pytest.mark.parametrize("counts", [[1.7, 2.0], [NAN, 2.0]])
 def test_a_count_that_is_not_a_whole_number_is_refused(counts):
     with pytest.raises(InvalidInput, match="available"):

@@ -76,8 +76,6 @@ def test_thirds_are_exact_too():
     assert (grid.exact, grid.steps) == (True, 6)
 
 
-# Fails: work left is rounded up only beyond 1e-7 of a unit, a hundred times the tolerance within
-# which a job counts as done; between the two the grid says done and the physics does not.
 @pytest.mark.parametrize("hair", [2e-9, 1e-8, 3e-8])
 def test_a_hair_of_work_is_a_step_of_work(hair):
     hairy = job(work=3 * (1 + hair), throughput=(0.0, 1.0), reconfiguration=FREE)

@@ -115,8 +115,6 @@ def test_a_solver_out_of_time_says_so():
         milp_optimum(job, market, time_limit_s=0.01)
 
 
-# Fails: HiGHS 1.15 calls 3.9 optimal when mip_feasibility_tolerance is 1e-9 and presolve is on;
-# 4.7 with the default of 1e-6, or without presolve.
 def test_the_integer_program_finds_the_optimum_that_its_tolerance_hides():
     job = Job(
         work=3.5,

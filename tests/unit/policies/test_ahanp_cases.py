@@ -87,10 +87,10 @@ def test_the_pace_is_that_at_the_end_of_the_slot():
     assert held(slot=3, progress=12.0, spot_price=DEAR, available=0) == (0, 0)
 
 
-@pytest.mark.parametrize("threshold", [-0.1, 10.1, float("nan")])
+@pytest.mark.parametrize("threshold", [-0.1, 1.1, float("nan")])
 def test_a_threshold_is_a_share_of_the_on_demand_price(threshold):
     with pytest.raises(InvalidInput) as caught:
         Ahanp(threshold=threshold)
     assert caught.value.field == "threshold"
     assert repr(threshold) in str(caught.value)
-    assert "0 to 10" in str(caught.value)
+    assert "0 to 1" in str(caught.value)

@@ -191,8 +191,6 @@ def test_old_plans_are_forgotten():
     assert third.allocation.total == fourth.allocation.total == 4, "(7 + 0) / 2, each time"
 
 
-# Fails: a plan that ends before this slot, because the forecast was shorter than the commitment,
-# counts as a plan to hold nothing; the specification averages the plans that are defined here.
 def test_a_plan_that_does_not_reach_this_slot_does_not_count():
     policy, wish = planner(2, 2), job()
     first = policy.decide(view_of(wish, spot_price=0.9, available=0, ahead=()))
@@ -263,8 +261,8 @@ def test_it_goes_on_late_where_that_still_earns():
         ("window", 513, "to 512 slots"),
         ("commitment", 0, "1 to the window, which is 4"),
         ("commitment", 5, "1 to the window, which is 4"),
-        ("threshold", -0.1, "0 to 10"),
-        ("threshold", float("nan"), "0 to 10"),
+        ("threshold", -0.1, "0 to 1"),
+        ("threshold", float("nan"), "0 to 1"),
         ("outlook", -0.1, "0 to 1"),
         ("outlook", 1.1, "0 to 1"),
         ("outlook", float("nan"), "0 to 1"),

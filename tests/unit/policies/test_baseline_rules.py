@@ -172,8 +172,13 @@ def test_gang_is_free_of_the_net_in_a_job_of_its_own():
 @pytest.mark.parametrize(
     "policy", [MaximalSpot(), UniformProgress(), GANG], ids=lambda policy: policy.name
 )
-def test_spot_that_is_dearer_is_replaced_by_on_demand(policy):
-    spot, on_demand = held(policy, spot_price=1.2, available=8)
+def test_spot_that_is_dearer_counts_as_none(policy):
+    dear = held(policy, spot_price=1.2, available=8)
+    assert dear == held(policy, spot_price=0.4, available=0)
+
+
+def test_behind_the_pace_on_demand_replaces_spot_that_is_dearer():
+    spot, on_demand = held(UniformProgress(), spot_price=1.2, available=8)
     assert spot == 0
     assert on_demand > 0
 
