@@ -56,7 +56,7 @@ def measure(regime: Regime, history: int, measured: int, seed: int) -> list[Stan
     random = np.random.default_rng(seed)
     past = draw_cases(regime.mix, regime.markets, history, random, part=HISTORY_PART)
     cases = draw_cases(regime.mix, regime.markets, measured, random, part=MEASURED_PART)
-    pool = {policy.name: policy for policy in (*paper_pool(), *default_pool())}
+    pool = {policy.name: policy for policy in default_pool()}
     names = list(pool)
     learnt = run_tournament(list(pool.values()), past, regime.markets, regime.source)
     played = run_tournament(list(pool.values()), cases, regime.markets, regime.source, optimum=True)
@@ -236,8 +236,9 @@ def _page(
     )
     pools = (
         f"`{SELECTED_PAPER}` chooses among the paper's 112 policies as specified, whose plans end "
-        f"in the value of on-demand alone; `{SELECTED}` among the same with outlook and patience, "
-        "and the baselines. AHAP is named by window, commitment, threshold, outlook and patience."
+        f"in the value of on-demand alone; `{SELECTED}` among those, the same planners with "
+        "outlook and patience, and the baselines. AHAP is named by window, commitment, threshold, "
+        "outlook and patience."
     )
     parts = [
         headline,

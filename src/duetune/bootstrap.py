@@ -50,8 +50,8 @@ POLICIES = (
 )
 GROUPS = (
     Listed("baselines", "on_demand, maximal_spot, uniform_progress"),
-    Listed("paper", "the paper's pool: 105 ahap with outlook and patience 0, and 7 ahanp"),
-    Listed("pool", "our pool: the same with outlook and patience, and the baselines"),
+    Listed("paper", "the paper's pool: 105 ahap with outlook and patience 0, 7 ahanp: 112"),
+    Listed("pool", "the paper's, its ahap again with outlook and patience, and the baselines: 220"),
 )
 SELECTORS = (
     Listed("hedge", "exponential weights, rate from the number of jobs and ex-ante ranges"),

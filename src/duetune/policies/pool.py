@@ -37,5 +37,6 @@ def baselines() -> tuple[CompiledPolicy, ...]:
 
 
 def default_pool() -> tuple[CompiledPolicy, ...]:
-    """The paper's 112 parameters, with outlook and patience, and the three baselines: 115."""
-    return (*paper_pool(outlook=DEFAULT_OUTLOOK, patience=DEFAULT_PATIENCE), *baselines())
+    """The paper's 112, its 105 planners again with outlook and patience, 3 baselines: 220."""
+    ours = paper_pool(outlook=DEFAULT_OUTLOOK, patience=DEFAULT_PATIENCE)
+    return (*paper_pool(), *(policy for policy in ours if isinstance(policy, Ahap)), *baselines())

@@ -1,7 +1,7 @@
-"""The command reference and the README are true: every example in them is run.
+"""The documentation is true: its examples print what it says, its Python runs.
 
 After a change of what the program prints, write the examples anew with
-``DUETUNE_UPDATE_DOCS=1 .venv/bin/pytest -n0 tests/e2e/test_cli_reference.py``.
+``DUETUNE_UPDATE_DOCS=1 .venv/bin/pytest -n0 tests/e2e/test_documentation.py``.
 """
 
 from __future__ import annotations
@@ -28,6 +28,11 @@ EXAMPLES = [
     (page, found)
     for page in (PAGE, README)
     for found in EXAMPLE.finditer(page.read_text(encoding="utf-8"))
+]
+PYTHON = [
+    (page, code)
+    for page in (README, *sorted((ROOT / "docs").rglob("*.md")))
+    for code in re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
 ]
 
 
@@ -56,10 +61,12 @@ def test_an_example_prints_what_the_page_says(page, example, capsys, tmp_path, m
         assert now == example["output"], f"write it anew: {__doc__}"
 
 
-def test_the_python_of_the_readme_runs(capsys):
-    (code,) = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
-    exec(compile(code, "README.md", "exec"), {})  # noqa: S102 - our own page
-    assert capsys.readouterr().out.startswith("on time: True")
+@pytest.mark.parametrize(
+    ("page", "code"), PYTHON, ids=[f"{page.name}-{place}" for place, (page, _) in enumerate(PYTHON)]
+)
+def test_the_python_of_a_page_runs(page, code, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    exec(compile(code, str(page), "exec"), {"__name__": page.stem})  # noqa: S102 - our own pages
 
 
 def test_the_page_has_every_command_and_option():
