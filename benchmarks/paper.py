@@ -26,10 +26,12 @@ from duetune.simulate.tournament import run_tournament
 from paper_figures import sweep_figure
 from paper_regimes import SWEEPS, Regime, all_regimes
 from reporting import RESULTS, arguments, finish, markdown_table, publish
-from selection import all_kinds, all_recoveries, growth, play
+from selection import RECOVERY_NOTE, all_kinds, all_recoveries, growth, play, recovery_table
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+    from selection import Recovery
 
 BASELINES = tuple(policy.name for policy in baselines())
 SELECTED = "selected"
@@ -123,6 +125,7 @@ def main() -> None:
     regret_run = growth(played, options.seed)["AdaHedge"]
     adaptation = all_recoveries(300 if options.quick else 2000, options.seed)
     figures = _figures(results)
+    figures["regret_jobs"] = regret_run.jobs
     figures["regret_slope"] = regret_run.slope().fit
     figures["regret_under_bound"] = bool((regret_run.regret <= regret_run.bound).all())
     figures["recovery_jobs_fixed_share"] = {
@@ -139,7 +142,7 @@ def main() -> None:
                 regret_run,
                 played.tournament.policies,
                 unit="job ranges",
-                title="AdaHedge over 10,000 jobs: weights",
+                title=f"AdaHedge over {regret_run.jobs:,} jobs: weights",
             ),
             RESULTS / "paper-selection.png",
         )
@@ -147,7 +150,7 @@ def main() -> None:
         "paper.md",
         "The paper's experiments",
         "python benchmarks/paper.py",
-        _page(results, figures, history, measured),
+        _page(results, figures, adaptation, history, measured),
         write=write,
     )
     finish(figures)
@@ -178,6 +181,7 @@ def _figures(results: list[list[Standing]]) -> dict[str, object]:
 def _page(
     results: list[list[Standing]],
     figures: dict[str, object],
+    adaptation: dict[str, Recovery],
     history: int,
     measured: int,
 ) -> list[str]:
@@ -277,15 +281,12 @@ def _page(
             parts += [f"### {sweep}", markdown_table(long_header, group_rows)]
     parts += [
         "## Regret and adaptation",
-        f"Over {10_000:,} jobs AdaHedge's regret grows with a log-log slope of "
+        f"Over {figures['regret_jobs']:,} jobs AdaHedge's regret grows with a log-log slope of "
         f"{figures['regret_slope']:.2f} and "
         + ("stays" if figures["regret_under_bound"] else "does NOT stay")
-        + " under its bound. After a change midway, jobs until FixedShare is within 2% of the new "
-        "best policy (20 is the least that can be measured): "
-        + ", ".join(
-            f"{change}: {jobs}" for change, jobs in figures["recovery_jobs_fixed_share"].items()
-        )
-        + ". `benchmarks/selection.py` has all learners.",
+        + " under its bound.",
+        recovery_table(adaptation),
+        RECOVERY_NOTE,
         "![Weights and regret](paper-selection.png)",
     ]
     return parts

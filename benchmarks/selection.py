@@ -32,6 +32,11 @@ if TYPE_CHECKING:
 GOOD = "noisy:proportional-uniform:0.1"
 BAD = "noisy:fixed-heavy:2.0"
 CHECKED_AT = 1000
+RECOVERY_NOTE = (
+    "Recovery counts jobs after the change until the mean of the last 20 is within 2% (or 0.5%) of "
+    "the new best policy's on the same jobs; 20 is the least possible. The loss of staying is what "
+    "the policy that was best before the change gives up after it."
+)
 LEARNERS = ("FixedShare", "AdaHedge", "Hedge")
 
 
@@ -144,6 +149,26 @@ def behind_best(run: SelectionRun, played: Played, first: int) -> float:
     return 1 - float(run.expected_dollars[first:].mean() / best)
 
 
+def recovery_table(changes: dict[str, Recovery]) -> str:
+    """One row per change; a learner's column says how near to the new best it must come."""
+    rows = [
+        [
+            change,
+            f"{found.loss_of_staying:.2%}",
+            *(_jobs(found.jobs[name]) for name in LEARNERS),
+            *(_jobs(found.jobs_strict[name]) for name in LEARNERS),
+        ]
+        for change, found in changes.items()
+    ]
+    header = (
+        "change midway",
+        "loss of staying",
+        *(f"{name}, 2%" for name in LEARNERS),
+        *(f"{name}, 0.5%" for name in LEARNERS),
+    )
+    return markdown_table(header, rows)
+
+
 def _jobs(found: int | None) -> str:
     return "never" if found is None else str(found)
 
@@ -178,27 +203,10 @@ def main() -> None:
         "regret ($)",
     )
     changes = all_recoveries(half, seed)
-    change_rows = [
-        [
-            change,
-            f"{found.loss_of_staying:.2%}",
-            *(_jobs(found.jobs[name]) for name in LEARNERS),
-            *(_jobs(found.jobs_strict[name]) for name in LEARNERS),
-        ]
-        for change, found in changes.items()
-    ]
-    change_header = (
-        "change midway",
-        "loss of staying",
-        *(f"{name}, 2%" for name in LEARNERS),
-        *(f"{name}, 0.5%" for name in LEARNERS),
-    )
     notes = (
         f"Pool: {len(default_pool())} policies. Regret is in units of one job's range and is that "
         "of the expected utility against the policy that is best in hindsight on the jobs so far. "
-        "Recovery counts jobs after the change until the mean of the last 20 is within 2% (or "
-        "0.5%) of the new best policy's on the same jobs; 20 is the least possible. The loss of "
-        "staying is what the policy that was best before the change gives up after it."
+        + RECOVERY_NOTE
     )
     write = not (options.quick or options.no_write)
     publish(
@@ -207,7 +215,7 @@ def main() -> None:
         "python benchmarks/selection.py",
         [
             markdown_table(header, rows),
-            markdown_table(change_header, change_rows),
+            recovery_table(changes),
             notes,
             "![Weights and regret of AdaHedge](selection.png)",
         ],
