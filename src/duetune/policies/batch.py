@@ -12,7 +12,7 @@ from duetune.optimise.bellman import steps_left
 from duetune.policies.committed import accepted_spot, plan, swap_reserve
 from duetune.policies.horizon import fill_to_go, fill_window, horizon_of
 from duetune.policies.kernel import Kind, decide
-from duetune.policies.rules import Now
+from duetune.policies.rules import Ahead, Now
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -173,7 +173,7 @@ def play_pool(
                 )
             priced = on_demand_price
         filled[:] = False
-        price_ahead, available_ahead = forecast_price[slot - 1], forecast_available[slot - 1]
+        ahead = Ahead(forecast_price[slot - 1], forecast_available[slot - 1])
         on_demand_to_go = to_go[0]
         fewest, most = grid.steps, 1
         reserve = swap_reserve(job)
@@ -202,7 +202,7 @@ def play_pool(
             )
             if policy["kind"] == Kind.AHAP and slot < job.deadline:
                 which, place = roster.outlook_of[index], roster.window_of[index]
-                horizon = horizon_of(job, policy["window"], slot, price_ahead.size)
+                horizon = horizon_of(job, policy["window"], slot, ahead.spot_price.size)
                 # Near the deadline a shorter window reaches as far: its tables do.
                 while place > 0 and roster.windows[place - 1] >= horizon:
                     place -= 1
@@ -215,8 +215,7 @@ def play_pool(
                             to_go[which],
                             slot,
                             horizon,
-                            price_ahead,
-                            available_ahead,
+                            ahead,
                             on_demand_price,
                             fewest,
                             most,
@@ -233,8 +232,7 @@ def play_pool(
                         policy,
                         now,
                         horizon,
-                        price_ahead,
-                        available_ahead,
+                        ahead,
                         memos[index],
                     )
             choice = decide(job, grid, on_demand_to_go, policy, now, spent[index], memos[index])

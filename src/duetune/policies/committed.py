@@ -15,7 +15,7 @@ from duetune.core.compiled import compiled
 from duetune.core.physics import JobPhysics, is_done, resize_efficiency
 from duetune.optimise.bellman import steps_left
 from duetune.policies.horizon import UNPLANNED, fill_plan
-from duetune.policies.rules import Now, Rule, ahead_by, usable_spot
+from duetune.policies.rules import Ahead, Now, Rule, ahead_by, usable_spot
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -62,8 +62,7 @@ def plan(
     policy: np.void,
     now: Now,
     horizon: int,
-    forecast_price: NDArray[np.float64],
-    forecast_available: NDArray[np.int64],
+    forecast: Ahead,
     memo: NDArray[np.float64],
 ) -> None:
     """Write the plans that are due in this slot into the memo."""
@@ -89,8 +88,7 @@ def plan(
                 now,
                 available,
                 horizon,
-                forecast_price,
-                forecast_available,
+                forecast,
                 policy["patience"],
                 policy["virtual"],
                 steps_left(job, grid, progress),

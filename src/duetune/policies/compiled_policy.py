@@ -15,7 +15,7 @@ from duetune.optimise.grid import progress_grid
 from duetune.policies.committed import plan, swap_reserve
 from duetune.policies.horizon import PLANNING_STEPS, fill_to_go, fill_window, horizon_of
 from duetune.policies.kernel import POLICY, Guard, Kind, decide
-from duetune.policies.rules import Now
+from duetune.policies.rules import Ahead, Now, now_of
 from duetune.policies.words import reason
 
 if TYPE_CHECKING:
@@ -84,25 +84,19 @@ def decide_compiled(record: NDArray[np.void], view: View) -> Decision:
     job, grid = job_physics(view.job), progress_grid(view.job, PLANNING_STEPS)
     market, forecast = view.market, view.forecast
     # Own copies: the kernel is compiled for one kind of array, writable and contiguous.
-    price_ahead = np.array(forecast.spot_price, dtype=np.float64)
-    available_ahead = np.array(forecast.available, dtype=np.int64)
+    ahead = Ahead(
+        np.array(forecast.spot_price, dtype=np.float64),
+        np.array(forecast.available, dtype=np.int64),
+    )
     policy = record[0]
     length = int(policy["commitment"])
     memo = np.array(view.memo, dtype=np.float64) if view.memo else np.zeros(length * (length + 2))
     memo = memo.reshape(length, length + 2)
-    now = Now(
-        view.slot,
-        view.progress,
-        view.held.spot,
-        view.held.on_demand,
-        market.spot_price,
-        market.available,
-        market.on_demand_price,
-    )
+    now = now_of(view)
     horizon = 0
     if policy["kind"] == Kind.AHAP and view.slot < job.deadline:
-        horizon = horizon_of(job, int(policy["window"]), view.slot, price_ahead.size)
-        _plan(view, policy, now, horizon, price_ahead, available_ahead, memo)
+        horizon = horizon_of(job, int(policy["window"]), view.slot, ahead.spot_price.size)
+        _plan(view, policy, now, horizon, ahead, memo)
     to_go = _to_go(view.job, 0.0, 0.0, market.on_demand_price)
     choice = decide(job, grid, to_go, policy, now, view.spent, memo)
     return Decision(
@@ -117,8 +111,7 @@ def _plan(
     policy: np.void,
     now: Now,
     horizon: int,
-    price_ahead: NDArray[np.float64],
-    available_ahead: NDArray[np.int64],
+    ahead: Ahead,
     memo: NDArray[np.float64],
 ) -> None:
     """AHAP's plans of this slot, into the memo."""
@@ -136,8 +129,7 @@ def _plan(
         beyond,
         view.slot,
         horizon,
-        price_ahead,
-        available_ahead,
+        ahead,
         on_demand_price,
         min(left),
         max(left),
@@ -153,8 +145,7 @@ def _plan(
         policy,
         now,
         horizon,
-        price_ahead,
-        available_ahead,
+        ahead,
         memo,
     )
 

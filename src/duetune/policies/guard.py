@@ -13,7 +13,7 @@ from duetune.optimise.grid import progress_grid
 from duetune.policies.compiled_policy import CompiledPolicy
 from duetune.policies.horizon import PLANNING_STEPS
 from duetune.policies.kernel import Guard, guarded
-from duetune.policies.rules import Now, keeps_deadline
+from duetune.policies.rules import keeps_deadline, now_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -54,15 +54,7 @@ class PolicyGuard(msgspec.Struct, frozen=True):
         decision = self.policy.decide(view)
         wish = checked_allocation(decision.allocation, view, self.policy.name)
         job, market = job_physics(view.job), view.market
-        now = Now(
-            view.slot,
-            view.progress,
-            view.held.spot,
-            view.held.on_demand,
-            market.spot_price,
-            market.available,
-            market.on_demand_price,
-        )
+        now = now_of(view)
         if view.slot > job.deadline or keeps_deadline(job, now, wish.spot, wish.on_demand):
             return decision
         grid = progress_grid(view.job, PLANNING_STEPS)

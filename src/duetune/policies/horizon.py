@@ -34,7 +34,7 @@ from duetune.optimise.grid import GROW, STAY, ProgressGrid
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from duetune.policies.rules import Now
+    from duetune.policies.rules import Ahead, Now
 
 PLANNING_STEPS = 512
 UNPLANNED = -1.0
@@ -75,8 +75,7 @@ def fill_window(
     to_go: NDArray[np.float64],
     slot: int,
     horizon: int,
-    forecast_price: NDArray[np.float64],
-    forecast_available: NDArray[np.int64],
+    forecast: Ahead,
     on_demand_price: float,
     fewest: int,
     most: int,
@@ -93,8 +92,8 @@ def fill_window(
         for gpus in range(1, job.max_gpus + 1):
             costs[gpus] = cheapest_charge(
                 gpus,
-                forecast_available[ahead - 1],
-                forecast_price[ahead - 1],
+                forecast.available[ahead - 1],
+                forecast.spot_price[ahead - 1],
                 on_demand_price,
             )
         following = to_go[slot + horizon + 1] if ahead == horizon else window[ahead + 1]
@@ -162,8 +161,7 @@ def fill_plan(
     now: Now,
     available: int,
     horizon: int,
-    forecast_price: NDArray[np.float64],
-    forecast_available: NDArray[np.int64],
+    forecast: Ahead,
     patience: float,
     virtual: bool,
     left: int,
@@ -187,7 +185,7 @@ def fill_plan(
             continue
         slot = now.slot + ahead
         if ahead > 0:
-            spot_price, available = forecast_price[ahead - 1], forecast_available[ahead - 1]
+            spot_price, available = forecast.spot_price[ahead - 1], forecast.available[ahead - 1]
             on_demand_price = now.on_demand_price
         following = to_go[slot + 1] if ahead == horizon else window[ahead + 1]
         if ahead == 0 and not virtual:

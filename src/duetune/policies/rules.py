@@ -6,10 +6,16 @@ Each returns how many GPUs to hold in all and the rule that said so.
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from duetune.core.compiled import compiled
 from duetune.core.physics import JobPhysics, efficiency, reach_after, resize_efficiency
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from duetune.core.decision import View
 
 
 class Rule(IntEnum):
@@ -44,6 +50,26 @@ class Now(NamedTuple):
     spot_price: float
     available: int
     on_demand_price: float
+
+
+class Ahead(NamedTuple):
+    """The forecast of the slots after the present one, as compiled rules see it."""
+
+    spot_price: NDArray[np.float64]
+    available: NDArray[np.int64]
+
+
+def now_of(view: View) -> Now:
+    market, held = view.market, view.held
+    return Now(
+        view.slot,
+        view.progress,
+        held.spot,
+        held.on_demand,
+        market.spot_price,
+        market.available,
+        market.on_demand_price,
+    )
 
 
 @compiled
