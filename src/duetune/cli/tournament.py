@@ -44,6 +44,14 @@ class Ranking(Document, frozen=True, kw_only=True):
 @click.option(
     "--optimum/--no-optimum", default=True, help="Compare with the optimum of every job, or not."
 )
+@click.option(
+    "--top",
+    type=click.IntRange(min=0),
+    default=15,
+    show_default=True,
+    metavar="N",
+    help="Show the best N policies and the baselines; 0 shows all.",
+)
 @click.option("--csv", metavar="FILE", help="Write every policy on every job as rows.")
 @market_options
 @run_options
@@ -51,6 +59,7 @@ def tournament(
     policies: str,
     forecast: str,
     drawn: CaseOptions,
+    top: int,
     csv: str | None,
     market: MarketOptions,
     seed: int,
@@ -91,14 +100,14 @@ def tournament(
     if as_json:
         print_document(document)
     else:
-        _show(document, [path for path in (rows, target) if path is not None])
+        _show(document, top, [path for path in (rows, target) if path is not None])
 
 
-def _show(document: Ranking, written: list[Path]) -> None:
+def _show(document: Ranking, top: int, written: list[Path]) -> None:
     from rich.markup import escape
 
     from duetune.cli import tables
-    from duetune.simulate.summary import dollars
+    from duetune.simulate.summary import BASELINES, dollars
 
     screen = tables.console()
     names = ", ".join(market.name for market in document.markets[:3])
@@ -111,7 +120,12 @@ def _show(document: Ranking, written: list[Path]) -> None:
     if document.mean_optimum is not None:
         best = dollars(document.mean_optimum)
         table.add_row("offline optimum", best, "100.0%", "100.0%", "", "", "", style="dim")
-    for row in document.standings:
+    shown = [
+        row
+        for place, row in enumerate(document.standings)
+        if not top or place < top or row.policy in BASELINES
+    ]
+    for row in shown:
         table.add_row(
             escape(row.policy),
             dollars(row.mean_utility),
@@ -125,5 +139,8 @@ def _show(document: Ranking, written: list[Path]) -> None:
     screen.print(table)
     screen.print()
     screen.print("Per job. Gap closed: how much of the way from the best baseline to the optimum.")
+    hidden = len(document.standings) - len(shown)
+    if hidden:
+        screen.print(f"{hidden} more policies: --top 0 shows all, --csv writes every job.")
     for path in written:
         click.echo(f"{'Plot' if path.suffix != '.csv' else 'Rows'}: {path}")
