@@ -9,7 +9,8 @@ import msgspec
 
 from duetune.errors import InvalidInput
 
-MAX_SLOTS = 100_000
+MAX_SLOTS = 10_000
+MAX_GPUS = 1024
 
 
 class ValueShape(StrEnum):
@@ -126,6 +127,8 @@ class Job(msgspec.Struct, frozen=True):
         curve = self.throughput
         if not isinstance(curve, tuple) or len(curve) < 2:
             raise InvalidInput("throughput", curve, "a tuple of work per slot for 0, 1, ... GPUs")
+        if self.max_gpus > MAX_GPUS:
+            raise InvalidInput("max_gpus", self.max_gpus, f"at most {MAX_GPUS}")
         if isinstance(self.min_gpus, bool) or not isinstance(self.min_gpus, int):
             raise InvalidInput("min_gpus", self.min_gpus, "a whole number of GPUs")
         if not 1 <= self.min_gpus <= self.max_gpus:
@@ -158,8 +161,8 @@ def linear_throughput(
     max_gpus: int, *, slope: float = 1.0, intercept: float = 0.0
 ) -> tuple[float, ...]:
     """H(n) = alpha n + beta for n > 0, and H(0) = 0: the paper's throughput."""
-    if isinstance(max_gpus, bool) or not isinstance(max_gpus, int) or max_gpus < 1:
-        raise InvalidInput("max_gpus", max_gpus, "a whole number, 1 or more")
+    if isinstance(max_gpus, bool) or not isinstance(max_gpus, int) or not 1 <= max_gpus <= MAX_GPUS:
+        raise InvalidInput("max_gpus", max_gpus, f"a whole number, 1 to {MAX_GPUS}")
     return (0.0, *(slope * gpus + intercept for gpus in range(1, max_gpus + 1)))
 
 

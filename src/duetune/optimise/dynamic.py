@@ -27,6 +27,7 @@ from duetune.core.physics import (
     job_physics,
     resize_efficiency,
 )
+from duetune.errors import InvalidInput
 from duetune.optimise.bellman import (
     raise_to,
     steps_left,
@@ -48,6 +49,9 @@ if TYPE_CHECKING:
 DEFAULT_MAX_STEPS = 20_000
 _TABLE_CELLS = 60_000_000  # 480 MB: beyond this the grid is coarsened and the bound says so
 _BISECTIONS = 40
+# By composition every holding can follow every other: the grid is coarsened to keep to seconds.
+_COMPOSITION_MOVES = 10_000_000_000
+_COMPOSITION_GPUS = 128
 
 
 def offline_optimum(
@@ -69,10 +73,19 @@ class _Solver:
         self.job = job
         self.market = market
         self.physics = job_physics(job)
-        self.spot, self.on_demand = holdings(self.physics)
-        rows = self.spot.size if self.physics.by_composition else job.max_gpus + 1
-        cells = (job.hard_deadline + 2) * rows
-        steps = max(1, min(max_steps, _TABLE_CELLS // cells))
+        steps = min(max_steps, _TABLE_CELLS // ((job.hard_deadline + 2) * (job.max_gpus + 1)))
+        if self.physics.by_composition:
+            if job.max_gpus > _COMPOSITION_GPUS:
+                allowed = f"at most {_COMPOSITION_GPUS} for the exact optimum by composition"
+                raise InvalidInput("max_gpus", job.max_gpus, allowed)
+            self.spot, self.on_demand = holdings(self.physics)
+            rows = self.spot.size
+            steps = min(
+                max_steps,
+                _TABLE_CELLS // ((job.hard_deadline + 2) * rows),
+                _COMPOSITION_MOVES // (job.hard_deadline * rows * rows),
+            )
+        steps = max(1, steps)
         self.floor = progress_grid(job, steps)
         self.ceiling = progress_grid(job, steps, optimistic=True)
 

@@ -11,9 +11,8 @@ import numpy as np
 from duetune.core.decision import Allocation, Decision
 from duetune.core.physics import job_physics
 from duetune.optimise.bellman import steps_left
-from duetune.optimise.grid import progress_grid
 from duetune.policies.committed import plan, swap_reserve
-from duetune.policies.horizon import PLANNING_STEPS, fill_to_go, fill_window, horizon_of
+from duetune.policies.horizon import fill_to_go, fill_window, horizon_of, planning_grid
 from duetune.policies.kernel import POLICY, Guard, Kind, decide
 from duetune.policies.rules import Ahead, Now, now_of
 from duetune.policies.words import reason
@@ -81,7 +80,7 @@ def policy_record(
 
 
 def decide_compiled(record: NDArray[np.void], view: View) -> Decision:
-    job, grid = job_physics(view.job), progress_grid(view.job, PLANNING_STEPS)
+    job, grid = job_physics(view.job), planning_grid(view.job)
     market, forecast = view.market, view.forecast
     # Own copies: the kernel is compiled for one kind of array, writable and contiguous.
     ahead = Ahead(
@@ -115,7 +114,7 @@ def _plan(
     memo: NDArray[np.float64],
 ) -> None:
     """AHAP's plans of this slot, into the memo."""
-    job, grid = job_physics(view.job), progress_grid(view.job, PLANNING_STEPS)
+    job, grid = job_physics(view.job), planning_grid(view.job)
     on_demand_price = view.market.on_demand_price
     typical = float(policy["outlook"]) * view.outlook.available
     price = view.outlook.spot_price if typical > 0 else 0.0
@@ -155,7 +154,7 @@ def _to_go(
     job: Job, available: float, spot_price: float, on_demand_price: float
 ) -> NDArray[np.float64]:
     """The same tables serve every slot of a job, so they are remembered."""
-    physics, grid = job_physics(job), progress_grid(job, PLANNING_STEPS)
+    physics, grid = job_physics(job), planning_grid(job)
     tables = np.zeros((physics.hard_deadline + 2, physics.max_gpus + 1, grid.steps + 1))
     fill_to_go(
         physics, grid, available, spot_price, on_demand_price, tables, np.empty(grid.steps + 1)

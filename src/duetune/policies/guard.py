@@ -9,9 +9,8 @@ import numpy as np
 
 from duetune.core.decision import Allocation, Decision, checked_allocation
 from duetune.core.physics import job_physics
-from duetune.optimise.grid import progress_grid
 from duetune.policies.compiled_policy import CompiledPolicy
-from duetune.policies.horizon import PLANNING_STEPS
+from duetune.policies.horizon import planning_grid
 from duetune.policies.kernel import Guard, guarded
 from duetune.policies.rules import keeps_deadline, now_of
 
@@ -57,7 +56,7 @@ class PolicyGuard(msgspec.Struct, frozen=True):
         now = now_of(view)
         if view.slot > job.deadline or keeps_deadline(job, now, wish.spot, wish.on_demand):
             return decision
-        grid = progress_grid(view.job, PLANNING_STEPS)
+        grid = planning_grid(view.job)
         unused = np.empty((0, 0, 0))
         spot, on_demand, changed = guarded(
             job, grid, unused, Guard.ALWAYS, now, market.available, wish.total

@@ -29,17 +29,25 @@ from duetune.optimise.bellman import (
     sweep,
     value_of_action,
 )
-from duetune.optimise.grid import GROW, STAY, ProgressGrid
+from duetune.optimise.grid import GROW, STAY, ProgressGrid, progress_grid
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from duetune.core.job import Job
     from duetune.policies.rules import Ahead, Now
 
 PLANNING_STEPS = 512
+_TABLE_CELLS = 20_000_000  # 160 MB: longer and larger jobs are planned on a coarser grid
 UNPLANNED = -1.0
 _TIE = 1e-9
 _STEP_NOISE = 1e-9
+
+
+def planning_grid(job: Job) -> ProgressGrid:
+    """The grid that policies plan a job on."""
+    cells = (job.hard_deadline + 2) * (job.max_gpus + 1)
+    return progress_grid(job, max(1, min(PLANNING_STEPS, _TABLE_CELLS // cells)))
 
 
 @compiled

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from duetune.core.market import MarketTrace
 
 
+MAX_CASES = 1_000_000
+
+
 class Case(msgspec.Struct, frozen=True):
     """A job that begins in slot ``start`` of market ``market`` (an index)."""
 
@@ -82,8 +85,8 @@ def draw_cases(
 
     ``part`` keeps every job within that part of its market, such as the first or last half.
     """
-    if count < 1:
-        raise InvalidInput("jobs", count, "1 or more")
+    if not 1 <= count <= MAX_CASES:
+        raise InvalidInput("jobs", count, f"1 to {MAX_CASES:,}")
     if not markets:
         raise InvalidInput("markets", "none", "at least one market")
     if not 0 <= part[0] < part[1] <= 1:

@@ -18,10 +18,9 @@ from duetune.core.physics import job_physics
 from duetune.errors import InvalidInput
 from duetune.forecast.outlook import outlook_at
 from duetune.optimise.dynamic import offline_optimum
-from duetune.optimise.grid import progress_grid
 from duetune.policies.batch import Workspace, make_roster, make_workspace, play_pool
 from duetune.policies.compiled_policy import CompiledPolicy
-from duetune.policies.horizon import PLANNING_STEPS
+from duetune.policies.horizon import planning_grid
 from duetune.simulate.episode import lookahead, simulate
 
 if TYPE_CHECKING:
@@ -146,7 +145,7 @@ class _Contest:
             outlook = outlook_at(trace, case.start)
             played = play_pool(
                 job_physics(case.job),
-                progress_grid(case.job, PLANNING_STEPS),
+                planning_grid(case.job),
                 window,
                 np.array(price),
                 np.array(available),
@@ -179,7 +178,7 @@ class _Contest:
                 self.roster,
                 hard_deadline=max(job.hard_deadline for job in jobs),
                 max_gpus=max(job.max_gpus for job in jobs),
-                steps=PLANNING_STEPS,
+                steps=max(planning_grid(job).steps for job in jobs),
             )
         workspace: Workspace = self.local.workspace
         return workspace
