@@ -15,7 +15,7 @@ venv: .venv/.ready
 demo: venv
 	@mkdir -p out
 	@$(BIN)/duetune simulate --market diurnal --policy ahap --seed 7 --plot out/demo.png
-	@$(BIN)/duetune tournament --market diurnal --policies baselines,ahanp,ahap --jobs 100 --seed 7 --plot out/demo-policies.png
+	@$(BIN)/duetune tournament --market price_spike --policies baselines,ahanp,ahap --jobs 200 --seed 7 --plot out/demo-policies.png
 
 check: venv
 	@$(BIN)/ruff check .
