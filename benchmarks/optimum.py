@@ -15,10 +15,11 @@ import numpy as np
 from rich.progress import track
 
 from duetune.core.job import Job, linear_throughput
+from duetune.errors import SolverStopped
 from duetune.market.synthetic import SYNTHETIC_MARKETS, synthetic_market
 from duetune.optimise.dynamic import offline_optimum
 from duetune.optimise.grid import progress_grid
-from duetune.optimise.milp import SolverStopped, milp_optimum
+from duetune.optimise.milp import milp_optimum
 from reporting import arguments, finish, markdown_table, publish
 
 TIME_LIMIT_S = 300.0

@@ -4,7 +4,7 @@
     ├── InvalidInput      what the user gave cannot be used: field, value, what is allowed
     ├── MissingExtra      an optional dependency is needed for this
     ├── NotFound          nothing by that name
-    └── Bug               duetune contradicts itself; please report
+    └── SolverStopped     the integer program hit its time limit
 
 Being late, preempted or infeasible is a value in an outcome, never an exception.
 """
@@ -59,11 +59,11 @@ class NotFound(DuetuneError):
         super().__init__(f"no {kind} named {shown(name)}{hint}")
 
 
-class Bug(DuetuneError):
-    """duetune contradicts itself; please report it with this message."""
+class SolverStopped(DuetuneError):
+    """The integer program was not solved to optimality within its limits."""
 
-    code = "bug"
-    exit_code = 70
+    code = "solver_stopped"
+    exit_code = 4
 
 
 def shown(value: object) -> str:

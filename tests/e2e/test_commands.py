@@ -87,7 +87,7 @@ class TestSimulate:
         said = document("simulate", "--policy", "ahap", "--seed", "7")
         assert list(said) == [
             *("command", "version", "seed", "forecast", "market", "start", "job", "outcome"),
-            *("fraction_of_optimum", "optimum", "on_demand"),
+            *("fraction_of_optimum", "upper_bound", "optimum", "on_demand"),
         ]
         outcome = said["outcome"]
         charges = sum(entry["charge"] for entry in outcome["entries"])

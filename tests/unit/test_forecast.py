@@ -106,7 +106,7 @@ def test_sources_build_forecasters_and_print_as_they_are_parsed(text: str):
         ("", "perfect, last"),
         ("perfect:1", "perfect, last"),
         ("seasonal", "seasonal:SLOTS"),
-        ("seasonal:0", "1 or more"),
+        ("seasonal:0", "1 to 1,000,000"),
         ("seasonal:-3", "seasonal:SLOTS"),
         ("noisy:cauchy:0.5", "proportional-uniform"),
         ("noisy:fixed-heavy:nan", "from 0 to 2"),

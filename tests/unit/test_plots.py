@@ -57,6 +57,7 @@ def tournament(utility, policies, optimum=None):
         on_demand_slots=whole,
         deadline=np.full(len(utility), 5),
         optimum=None if optimum is None else np.array(optimum, dtype=float),
+        upper_bound=None if optimum is None else np.array(optimum, dtype=float),
     )
 
 

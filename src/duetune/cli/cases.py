@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from duetune.simulate.cases import Case
     from duetune.simulate.tournament import Tournament
 
+MAX_MARKETS = 1000
+
 
 class CaseOptions(msgspec.Struct, frozen=True):
     """How many jobs, drawn how, on how many markets, on how many cores."""
@@ -43,8 +45,8 @@ class CaseOptions(msgspec.Struct, frozen=True):
 
         if self.jobs < 1:
             raise InvalidInput("jobs", self.jobs, "1 or more")
-        if self.markets_count < 1:
-            raise InvalidInput("markets_count", self.markets_count, "1 or more")
+        if not 1 <= self.markets_count <= MAX_MARKETS:
+            raise InvalidInput("markets_count", self.markets_count, f"1 to {MAX_MARKETS:,}")
         mix = JobMix() if self.mix is None else read_document(self.mix, JobMix, "mix")
         markets = market.several(seed, count=self.markets_count, slots=mix.longest())
         return draw_cases(mix, markets, self.jobs, np.random.default_rng(seed)), markets

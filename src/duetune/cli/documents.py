@@ -57,6 +57,7 @@ def read_document(path: str, kind: type[Value], what: str) -> Value:
     except OSError as error:
         reason = error.strerror or type(error).__name__
         raise InvalidInput(f"{what} file", path, f"a readable file ({reason})") from None
+    raw: object = None
     try:
         raw = msgspec.json.decode(text)
         if isinstance(raw, dict):

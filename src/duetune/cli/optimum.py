@@ -131,4 +131,6 @@ def _show(document: Optima, trace: MarketTrace) -> None:
 
 def _small(amount: float) -> str:
     """Dollars that may be far below a cent; rounding in the last bits is nothing."""
+    if amount >= 0.01:
+        return f"${amount:,.2f}"
     return f"${amount:.2g}" if amount >= 1e-6 else "$0"

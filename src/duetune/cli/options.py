@@ -30,6 +30,16 @@ _FLAGS = {
 }
 
 
+def _slot_hours(
+    context: click.Context,  # noqa: ARG001 - click calls it so
+    parameter: click.Parameter,  # noqa: ARG001
+    hours: float | None,
+) -> float | None:
+    if hours is not None and not 1 / 60 <= hours <= 24 * 7:
+        raise InvalidInput("slot_hours", hours, "hours, from a minute (1/60) to a week (168)")
+    return hours
+
+
 class Session:
     """What holds for one call of the program."""
 
@@ -131,7 +141,11 @@ market_options = bundle(
         "--pool", "pool_name", metavar="NAME", help="The pool of the trace: first if none."
     ),
     click.option(
-        "--slot-hours", type=float, metavar="HOURS", help="Length of a slot; resamples a trace."
+        "--slot-hours",
+        type=float,
+        callback=_slot_hours,
+        metavar="HOURS",
+        help="Length of a slot, a minute to a week; resamples a trace.",
     ),
     click.option(
         "--gaps",

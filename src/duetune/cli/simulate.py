@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Simulation(Document, frozen=True, kw_only=True):
-    """``optimum`` and ``on_demand`` are runs of the same job."""
+    """``optimum`` and ``on_demand`` are runs of the same job; none can be above ``upper_bound``."""
 
     forecast: str
     market: MarketNote
@@ -29,6 +29,7 @@ class Simulation(Document, frozen=True, kw_only=True):
     job: Job
     outcome: Outcome
     fraction_of_optimum: float | None
+    upper_bound: float
     optimum: Outcome
     on_demand: Outcome
 
@@ -70,7 +71,8 @@ def simulate(
         start=start,
         job=job,
         outcome=(outcome := run(job, trace, chosen, source, start=start)),
-        fraction_of_optimum=fraction(outcome.utility, best.utility),
+        fraction_of_optimum=fraction(outcome.utility, best.upper_bound),
+        upper_bound=best.upper_bound,
         optimum=replay(best, job, trace, start=start),
         on_demand=run(job, trace, bootstrap.policy_named("on_demand"), source, start=start),
     )
@@ -95,10 +97,13 @@ def _show(document: Simulation, trace: MarketTrace) -> None:
     screen.print(tables.slot_table(outcome, job, trace, width=screen.width))
     screen.print()
     runs = (outcome, document.optimum, document.on_demand)
-    screen.print(tables.outcome_table(runs, job, document.optimum.utility))
+    screen.print(tables.outcome_table(runs, job, document.upper_bound))
+    if document.upper_bound > document.optimum.utility + 0.005:
+        bound = dollars(document.upper_bound)
+        screen.print(f"The optimum is not exact here; no plan can be above {bound}.")
     screen.print()
     dearer = document.on_demand.cost
-    if outcome.finished is not None and document.on_demand.finished is not None and dearer > 0:
+    if outcome.on_time and document.on_demand.on_time and outcome.cost != dearer:
         saved = dearer - outcome.cost
         words = "less" if saved >= 0 else "more"
         amount = f"{dollars(abs(saved))} ({abs(saved) / dearer:.0%}) {words}"

@@ -28,7 +28,8 @@ def console() -> Console:
     """Standard output; a pipe has no width of its own, so it is given one."""
     pipe = Console()
     width = None if pipe.is_terminal or "COLUMNS" in os.environ else WIDTH_OF_PIPES
-    return Console(highlight=False, width=width)
+    # No emoji: a policy's name such as ahap:100:1 is not one.
+    return Console(highlight=False, emoji=False, width=width)
 
 
 def new_table(*columns: str, left: Sequence[str] = (), gap: int = 2) -> Table:

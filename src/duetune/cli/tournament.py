@@ -86,7 +86,7 @@ def tournament(
         markets=tuple(MarketNote.of(trace) for trace in markets),
         jobs=len(cases),
         policy_slots=result.policy_slots,
-        mean_optimum=None if result.optimum is None else float(result.optimum.mean()),
+        mean_optimum=None if result.upper_bound is None else float(result.upper_bound.mean()),
         standings=standings(result),
     )
     if rows is not None:

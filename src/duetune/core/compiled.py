@@ -25,7 +25,10 @@ else:
         must be the same bits.
         """
         dispatcher = numba.njit(nogil=True, error_model="numpy")(function)
-        dispatcher.enable_caching()
+        try:
+            dispatcher.enable_caching()
+        except RuntimeError:
+            return dispatcher  # nowhere to write: compile anew in every process
         # Numba renews a cached function when its own file changes, not when a function that it
         # calls in another file does: without this, edited physics would go on as it was.
         cache_file = dispatcher._cache._cache_file  # noqa: SLF001 - there is no public way

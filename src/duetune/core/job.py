@@ -111,7 +111,7 @@ class Job(msgspec.Struct, frozen=True):
             raise InvalidInput("value", self.value, "dollars, zero or more")
         if not (math.isfinite(self.hard_deadline_factor) and self.hard_deadline_factor >= 1):
             raise InvalidInput("hard_deadline_factor", self.hard_deadline_factor, "1 or more")
-        if self.hard_deadline > MAX_SLOTS:
+        if self.hard_deadline_factor * self.deadline >= MAX_SLOTS + 1:
             raise InvalidInput(
                 "hard_deadline_factor",
                 self.hard_deadline_factor,

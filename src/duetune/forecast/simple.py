@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
     from duetune.core.market import MarketTrace, Slot
 
+MAX_PERIOD_SLOTS = 1_000_000
+
 
 class Perfect:
     """Knows the future of ``trace``: an oracle, for experiments only.
@@ -122,6 +124,7 @@ def checked_start(start: int) -> int:
 
 
 def checked_period(period_slots: int) -> int:
-    if period_slots < 1:
-        raise InvalidInput("period_slots", period_slots, "a number of slots, 1 or more")
+    if not 1 <= period_slots <= MAX_PERIOD_SLOTS:
+        allowed = f"a number of slots, 1 to {MAX_PERIOD_SLOTS:,}"
+        raise InvalidInput("period_slots", period_slots, allowed)
     return period_slots

@@ -28,6 +28,9 @@ RATIO_SPREAD = 0.36
 LOWEST_RATIO = 0.08
 
 
+LARGEST = 10_000_000
+
+
 class MarketKind(StrEnum):
     DIURNAL = "diurnal"
     REGIME_SWITCHING = "regime_switching"
@@ -86,8 +89,8 @@ def synthetic_market(
     if (seed is None) == (random is None):
         raise InvalidInput("seed", seed, "either seed or random, and not both")
     for field, value in (("slots", slots), ("max_available", max_available)):
-        if value < 1:
-            raise InvalidInput(field, value, "one or more")
+        if not 1 <= value <= LARGEST:
+            raise InvalidInput(field, value, f"1 to {LARGEST:,}")
     positive = {
         "slot_hours": slot_hours,
         "on_demand_usd_gpu_h": on_demand_usd_gpu_h,

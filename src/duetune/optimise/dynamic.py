@@ -92,15 +92,25 @@ class _Solver:
     def solve(self, multiplier: float) -> tuple[Plan, float]:
         """The best plan, and a bound, for the objective value - multiplier x charges."""
         tables = self._tables(self.floor, multiplier, optimistic=False)
+        plan = self._follow(self.floor, tables, multiplier)
         if self.floor.exact:
-            bound = float(tables[1, 0, self.floor.steps])
-        else:
-            above = self._tables(self.ceiling, multiplier, optimistic=True)
-            bound = float(above[1, 0, self.ceiling.steps])
+            return plan, float(tables[1, 0, self.floor.steps])
+        above = self._tables(self.ceiling, multiplier, optimistic=True)
+        # On a coarse grid the hopeful tables can lead to the better plan, followed with true
+        # progress; both are feasible, so the better one is taken.
+        plans = (plan, self._follow(self.ceiling, above, multiplier))
+        best = max(plans, key=lambda each: self._worth(each, multiplier))
+        return best, float(above[1, 0, self.ceiling.steps])
+
+    def _worth(self, plan: Plan, multiplier: float) -> float:
+        found = optimum_of_plan("dynamic", self.job, self.market, plan, 0.0)
+        return found.utility - (multiplier - 1) * found.cost
+
+    def _follow(self, grid: ProgressGrid, tables: Tables, multiplier: float) -> Plan:
         if self.physics.by_composition:
             plan = _composition_plan(
                 self.physics,
-                self.floor,
+                grid,
                 self.market,
                 self.spot,
                 self.on_demand,
@@ -108,8 +118,8 @@ class _Solver:
                 multiplier,
             )
         else:
-            plan = _total_plan(self.physics, self.floor, self.market, tables, multiplier)
-        return [(int(spot), int(on_demand)) for spot, on_demand in plan], bound
+            plan = _total_plan(self.physics, grid, self.market, tables, multiplier)
+        return [(int(spot), int(on_demand)) for spot, on_demand in plan]
 
     def _tables(self, grid: ProgressGrid, multiplier: float, *, optimistic: bool) -> Tables:
         if self.physics.by_composition:

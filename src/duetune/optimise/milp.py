@@ -12,7 +12,7 @@ import math
 from typing import TYPE_CHECKING, NamedTuple
 
 from duetune.core.physics import job_physics
-from duetune.errors import DuetuneError, InvalidInput, MissingExtra
+from duetune.errors import InvalidInput, MissingExtra, SolverStopped
 from duetune.optimise.optimum import Optimum, optimum_of_plan
 
 if TYPE_CHECKING:
@@ -25,13 +25,6 @@ if TYPE_CHECKING:
 
 _AGREEMENT = 1e-6
 _FINE = {"mip_feasibility_tolerance": 1e-9, "primal_feasibility_tolerance": 1e-9}
-
-
-class SolverStopped(DuetuneError):
-    """The integer program was not solved to optimality within its limits."""
-
-    code = "solver_stopped"
-    exit_code = 4
 
 
 def milp_optimum(

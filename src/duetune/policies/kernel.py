@@ -25,6 +25,7 @@ from duetune.policies.rules import (
     Now,
     Rule,
     ahanp,
+    enough_gpus,
     gang_uniform_progress,
     keeps_deadline,
     maximal_spot,
@@ -69,6 +70,10 @@ POLICY = np.dtype(
         ("guard", np.int64),
     ]
 )
+
+
+# Those that choose their size slot by slot, and so never hold more than finishes the work.
+_ELASTIC = (Kind.MAXIMAL_SPOT, Kind.UNIFORM_PROGRESS, Kind.AHANP, Kind.AHAP)
 
 
 class Choice(NamedTuple):
@@ -195,6 +200,8 @@ def decide(
             available = 0
     else:
         gpus, rule = ahanp(job, now, policy["threshold"])
+    if policy["kind"] in _ELASTIC and not job.by_composition:
+        gpus = enough_gpus(job, now, gpus)
     wanted = gpus
     spot, on_demand, changed = guarded(job, grid, to_go, policy["guard"], now, available, gpus)
     spot, on_demand = affordable(job, spot, on_demand, now.spot_price, now.on_demand_price, spent)

@@ -9,7 +9,13 @@ from enum import IntEnum
 from typing import TYPE_CHECKING, NamedTuple
 
 from duetune.core.compiled import compiled
-from duetune.core.physics import JobPhysics, efficiency, reach_after, resize_efficiency
+from duetune.core.physics import (
+    JobPhysics,
+    efficiency,
+    is_done,
+    reach_after,
+    resize_efficiency,
+)
 
 if TYPE_CHECKING:
     import numpy as np
@@ -102,6 +108,17 @@ def steady_gpus(job: JobPhysics) -> int:
         if work >= job.work - job.tolerance:
             return gpus
     return job.max_gpus
+
+
+@compiled
+def enough_gpus(job: JobPhysics, now: Now, gpus: int) -> int:
+    """``gpus``, or fewer where fewer finish the job in this slot just as well."""
+    held = now.held_spot + now.held_on_demand
+    for fewer in range(job.min_gpus, gpus):
+        work = resize_efficiency(job, held, fewer) * job.throughput[fewer]
+        if is_done(job, now.progress + work):
+            return fewer
+    return gpus
 
 
 @compiled

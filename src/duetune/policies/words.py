@@ -35,7 +35,7 @@ def reason(view: View, choice: Choice, horizon: int, threshold: float) -> str:
             f"the guard holds {choice.spot} spot and {choice.on_demand} on demand: else on-demand "
             f"could no longer meet the deadline in slot {view.job.deadline}"
         )
-    if view.job.budget is not None and held < choice.wanted:
+    if view.job.budget is not None and held < choice.wanted and not choice.guarded:
         parts.append(f"the budget of ${view.job.budget:.2f} leaves room for {_gpus(held)} only")
     if choice.on_demand and view.market.available and not _saves(view):
         parts.append("on demand, since spot costs no less")
@@ -48,12 +48,13 @@ def _rule_words(view: View, rule: Rule, wanted: int, horizon: int, threshold: fl
     by = view.slot if rule in _PACED_AT_END else view.slot - 1
     lead = ahead_by(job_physics(job), by, view.progress)
     pace = f"{abs(lead):.1f} work {'ahead of' if lead >= 0 else 'behind'} the pace"
+    few = "too few to run on" if _saves(view) else "no cheaper than on-demand"
     offer = f"{market.available} spot at {market.spot_price / market.on_demand_price:.0%}"
     limit = f"{threshold:.0%}"
     words = {
         Rule.STEADY: f"{_gpus(wanted)} on demand from start to end meet the deadline",
         Rule.SPOT_ALL: f"all the spot there is: {offer}",
-        Rule.SPOT_NONE: f"{offer}, too few to run on: wait",
+        Rule.SPOT_NONE: f"{offer}, {few}: wait",
         Rule.LAST_MOMENT: f"last moment: only {_gpus(wanted)} from now on meet the deadline",
         Rule.AHEAD_SPOT: f"{pace}, {offer}: spot only, {_gpus(wanted)}",
         Rule.AHEAD_WAIT: f"{pace}, {offer}: wait",
@@ -65,8 +66,8 @@ def _rule_words(view: View, rule: Rule, wanted: int, horizon: int, threshold: fl
         Rule.OVERTIME: f"deadline in slot {job.deadline}: {_gpus(wanted)} now is worth most",
         Rule.GANG_SPOT: f"the gang of {wanted} runs on spot: {offer}",
         Rule.GANG_STAY: f"{pace}: stay on demand until two changeovers ahead",
-        Rule.GANG_CATCH_UP: f"{pace}, {offer}, not enough for the gang: {wanted} on demand",
-        Rule.GANG_WAIT: f"{pace}, {offer}, not enough for the gang: wait",
+        Rule.GANG_CATCH_UP: f"{pace}, {offer}, {few}: the gang of {wanted} on demand",
+        Rule.GANG_WAIT: f"{pace}, {offer}, {few}: the gang waits",
         Rule.GANG_SAFETY_NET: f"safety net: {wanted} on demand until the work is done",
     }
     return words[rule]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from duetune.core.job import Job, Reconfiguration, linear_throughput
+from duetune.core.job import MAX_GPUS, MAX_SLOTS, Job, Reconfiguration, linear_throughput
 from duetune.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -47,7 +47,16 @@ class JobMix(msgspec.Struct, frozen=True):
         for field in ("deadline", "tightness", "max_gpus", "min_gpus", "value_factor", "intercept"):
             low, high = getattr(self, field)
             if not (math.isfinite(low) and math.isfinite(high) and 0 <= low <= high):
-                raise InvalidInput(f"job mix {field}", (low, high), "a range, low before high")
+                allowed = "two numbers, zero or more, the lower one first"
+                raise InvalidInput(f"job mix {field}", (low, high), allowed)
+        for field in ("deadline", "tightness", "max_gpus", "min_gpus"):
+            if getattr(self, field)[0] <= 0:
+                raise InvalidInput(f"job mix {field}", getattr(self, field), "above zero")
+        if self.max_gpus[1] > MAX_GPUS:
+            raise InvalidInput("job mix max_gpus", self.max_gpus, f"at most {MAX_GPUS}")
+        if not 1 <= self.hard_deadline_factor * self.deadline[1] < MAX_SLOTS + 1:
+            allowed = f"a hard deadline of at most {MAX_SLOTS} slots"
+            raise InvalidInput("job mix deadline", self.deadline, allowed)
 
     def longest(self) -> int:
         """The most slots a job of this mix can take."""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from duetune.core.decision import Allocation, View, checked_allocation
+from duetune.core.decision import Allocation, Decision, View, checked_allocation
 from duetune.core.ledger import Entry, Outcome
 from duetune.core.physics import affordable, charge, efficiency, is_done, job_physics
+from duetune.errors import DuetuneError, InvalidInput
 from duetune.forecast.outlook import outlook_at
 from duetune.forecast.source import ForecastKind, ForecastSource
 from duetune.policies.compiled_policy import CompiledPolicy
@@ -56,7 +57,7 @@ def simulate(
             spent=spent,
             memo=memo,
         )
-        decision = policy.decide(view)
+        decision = _decided(policy, view)
         memo = decision.memo
         now = _allowed(physics, policy, view, decision.allocation)
         cost = charge(now.spot, now.on_demand, market.spot_price, market.on_demand_price)
@@ -96,6 +97,20 @@ def simulate(
         utility=value - spent,
         entries=tuple(entries),
     )
+
+
+def _decided(policy: Policy, view: View) -> Decision:
+    """A failure of somebody's policy is told as theirs."""
+    try:
+        return policy.decide(view)
+    except DuetuneError:
+        raise
+    except Exception as error:
+        if isinstance(policy, CompiledPolicy):
+            raise
+        problem = f"{type(error).__name__}: {error}"
+        place = f"policy {policy.name} in slot {view.slot}"
+        raise InvalidInput(place, problem, "a decision, not an exception") from error
 
 
 def lookahead(policy: Policy) -> int:

@@ -55,13 +55,16 @@ class Standing(msgspec.Struct, frozen=True):
 def standings(tournament: Tournament) -> tuple[Standing, ...]:
     """Every policy, the best first."""
     means = tournament.utility.mean(axis=0)
-    optimum = None if tournament.optimum is None else float(tournament.optimum.mean())
+    # Against the bound, so that nothing seems better than the optimum where that is not exact.
+    bound = tournament.upper_bound
+    optimum = None if bound is None else float(bound.mean())
     rivals = [
         float(means[place]) for place, name in enumerate(tournament.policies) if name in BASELINES
     ]
     spot = tournament.spot_slots.sum(axis=0)
     held = spot + tournament.on_demand_slots.sum(axis=0)
-    paired = 0.0 if tournament.optimum is None else tournament.optimum[:, np.newaxis]
+    paired = 0.0 if tournament.upper_bound is None else tournament.upper_bound[:, np.newaxis]
+    on_time = tournament.on_time.mean(axis=0)
     margins = margin_of_mean(tournament.utility - paired)
     rows = [
         Standing(
@@ -70,7 +73,7 @@ def standings(tournament: Tournament) -> tuple[Standing, ...]:
             low=float(means[place] - margins[place]),
             high=float(means[place] + margins[place]),
             mean_cost=float(tournament.cost[:, place].mean()),
-            on_time=float(tournament.on_time[:, place].mean()),
+            on_time=float(on_time[place]),
             spot_share=float(spot[place] / held[place]) if held[place] else 0.0,
             fraction_of_optimum=fraction(float(means[place]), optimum),
             gap_closed=_gap_closed(float(means[place]), rivals, optimum),
@@ -108,6 +111,7 @@ def write_rows(tournament: Tournament, cases: Sequence[Case], file: IO[str]) -> 
             *("on_time", "spot_gpu_slots", "on_demand_gpu_slots", "optimum"),
         )
     )
+    on_time = tournament.on_time
     for row, case in enumerate(cases):
         best = "" if tournament.optimum is None else repr(float(tournament.optimum[row]))
         for place, policy in enumerate(tournament.policies):
@@ -118,7 +122,7 @@ def write_rows(tournament: Tournament, cases: Sequence[Case], file: IO[str]) -> 
                     repr(float(tournament.cost[row, place])),
                     int(tournament.finished[row, place]) or "",
                     case.job.deadline,
-                    int(tournament.on_time[row, place]),
+                    int(on_time[row, place]),
                     int(tournament.spot_slots[row, place]),
                     int(tournament.on_demand_slots[row, place]),
                     best,

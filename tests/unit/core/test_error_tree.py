@@ -18,7 +18,7 @@ def test_codes_for_programs_and_shells_are_stable():
         "InvalidInput": ("invalid_input", 2),
         "MissingExtra": ("missing_extra", 2),
         "NotFound": ("not_found", 3),
-        "Bug": ("bug", 70),
+        "SolverStopped": ("solver_stopped", 4),
     }
 
 

@@ -8,9 +8,9 @@ import pytest
 from duetune.core.decision import Allocation
 from duetune.core.job import Job, Reconfiguration, ReconfigurationKey, linear_throughput
 from duetune.core.physics import job_physics
-from duetune.errors import InvalidInput, MissingExtra
+from duetune.errors import InvalidInput, MissingExtra, SolverStopped
 from duetune.optimise.dynamic import holdings, offline_optimum
-from duetune.optimise.milp import SolverStopped, milp_optimum
+from duetune.optimise.milp import milp_optimum
 from duetune.testing import constant_market, market_of
 
 FREE = Reconfiguration(1.0, 1.0, 1.0)

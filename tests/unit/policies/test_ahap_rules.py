@@ -205,7 +205,7 @@ def test_versions_with_trajectories_of_their_own_stop_when_they_believe_they_are
     assert second.allocation.total == 4, "one version holds its 7 now, the other waits: 3.5"
     slot = {"spot_price": 0.5, "available": 8, "ahead": LATER_CHEAPER, "held": (4, 0)}
     third = policy.decide(view_of(wish, slot=3, progress=4.0, memo=second.memo, **slot))
-    assert third.allocation.total == 4, "one version is done, the other holds its 7 now"
+    assert third.allocation.total == 3, "one version is done, the other holds its 7; 3 finish"
 
 
 def test_one_plan_at_a_time_on_its_own_trajectory_is_the_real_one():
