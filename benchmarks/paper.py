@@ -17,6 +17,7 @@ from rich.progress import Progress
 
 from duetune.policies.ahanp import Ahanp
 from duetune.policies.ahap import Ahap
+from duetune.policies.baselines import MaximalSpot
 from duetune.policies.pool import baselines, default_pool, paper_pool
 from duetune.selection import AdaHedge, job_utility_range, normalised, run_selection
 from duetune.simulate.cases import draw_cases
@@ -36,7 +37,14 @@ if TYPE_CHECKING:
 BASELINES = tuple(policy.name for policy in baselines())
 SELECTED = "selected"
 SELECTED_PAPER = "selected, paper's pool"
-FIXED = (*BASELINES, Ahanp().name, Ahap(outlook=0.0, patience=0.0).name, Ahap().name)
+SPECIFIED = Ahap(outlook=0.0, patience=0.0, thrifty=False)
+FIXED = (
+    *BASELINES,
+    MaximalSpot(thrifty=True).name,
+    Ahanp().name,
+    SPECIFIED.name,
+    Ahap().name,
+)
 HISTORY_PART, MEASURED_PART = (0.0, 0.4), (0.4, 1.0)
 
 
@@ -241,8 +249,10 @@ def _page(
     pools = (
         f"`{SELECTED_PAPER}` chooses among the paper's 112 policies as specified, whose plans end "
         f"in the value of on-demand alone; `{SELECTED}` among those, the same planners with "
-        "outlook and patience, and the baselines. AHAP is named by window, commitment, threshold, "
-        "outlook and patience."
+        "outlook, patience and thrift, the baselines, and maximal spot with thrift. AHAP is named "
+        "by window, commitment, threshold, outlook and patience. Thrift (no more GPUs in the last "
+        "slot than finish the work) is ours and cheap, and brings maximal spot close to the best: "
+        "compare its rows."
     )
     parts = [
         headline,

@@ -36,22 +36,25 @@ class Listed(NamedTuple):
 
 POLICIES = (
     Listed("on_demand", "the fewest on-demand GPUs that meet the deadline, from start to end"),
-    Listed("maximal_spot", "all the spot there is, until the deadline forces the maximum"),
+    Listed(
+        "maximal_spot[:thrifty]",
+        "all the spot there is, until the deadline forces the maximum; thrifty: not beyond need",
+    ),
     Listed(
         "uniform_progress[:gang|:eager]",
         "keep to the pace; gang: a fixed number of one kind; eager: without hysteresis",
     ),
     Listed("ahanp[:SIGMA]", "no forecast: by pace and price; spot is cheap up to SIGMA"),
     Listed(
-        "ahap[:WINDOW:COMMITMENT:SIGMA:OUTLOOK:PATIENCE][:refuse][:virtual]",
+        "ahap[:WINDOW:COMMITMENT:SIGMA:OUTLOOK:PATIENCE][:lavish][:refuse][:virtual]",
         "plan WINDOW slots of forecast, hold the mean of COMMITMENT plans; ends may be left out",
     ),
     Listed("guarded:POLICY", "any of them, but never late where on-demand could be on time"),
 )
 GROUPS = (
     Listed("baselines", "on_demand, maximal_spot, uniform_progress"),
-    Listed("paper", "the paper's pool: 105 ahap with outlook and patience 0, 7 ahanp: 112"),
-    Listed("pool", "the paper's, its ahap again with outlook and patience, and the baselines: 220"),
+    Listed("paper", "the paper's pool: 105 lavish ahap without outlook and patience, 7 ahanp: 112"),
+    Listed("pool", "the paper's, its ahap as we run it, baselines, thrifty spot: 221"),
 )
 SELECTORS = (
     Listed("hedge", "exponential weights, rate from the number of jobs and ex-ante ranges"),
@@ -197,11 +200,13 @@ def _ahap(name: str, parts: list[str]) -> Policy:
     from duetune.policies.ahap import Ahap
 
     numbers = list(parts)
-    # The order of the name: refuse before virtual, both after the numbers.
+    # The order of the name: lavish, refuse, virtual, all after the numbers.
     virtual = numbers[-1:] == ["virtual"]
     numbers = numbers[:-1] if virtual else numbers
     refuse = numbers[-1:] == ["refuse"]
     numbers = numbers[:-1] if refuse else numbers
+    lavish = numbers[-1:] == ["lavish"]
+    numbers = numbers[:-1] if lavish else numbers
     if len(numbers) > 5:
         raise _malformed(name, "ahap")
     usual = Ahap()
@@ -214,6 +219,7 @@ def _ahap(name: str, parts: list[str]) -> Policy:
         threshold=threshold,
         outlook=outlook,
         patience=patience,
+        thrifty=not lavish,
         refuse_dear_spot=refuse,
         virtual=virtual,
     )
@@ -239,6 +245,8 @@ def _baseline(name: str, head: str, parts: list[str]) -> Policy:
             return OnDemandOnly()
         case "maximal_spot", []:
             return MaximalSpot()
+        case "maximal_spot", ["thrifty"]:
+            return MaximalSpot(thrifty=True)
         case "uniform_progress", []:
             return UniformProgress()
         case "uniform_progress", ["gang"]:

@@ -38,6 +38,7 @@ def ahaps(draw):
         threshold=draw(shares),
         outlook=draw(shares),
         patience=draw(shares),
+        thrifty=draw(st.booleans()),
         refuse_dear_spot=draw(st.booleans()),
         virtual=draw(st.booleans()),
     )
@@ -48,6 +49,7 @@ plain = st.one_of(
         [
             OnDemandOnly(),
             MaximalSpot(),
+            MaximalSpot(thrifty=True),
             UniformProgress(),
             UniformProgress(gang=True),
             UniformProgress(hysteresis=False),
@@ -112,7 +114,7 @@ def test_what_is_no_policy_is_refused(name):
 
 
 def test_an_unknown_policy_is_told_what_there_is():
-    with pytest.raises(InvalidInput, match=r"policy: 'nope' .* on_demand, maximal_spot, .*ahap"):
+    with pytest.raises(InvalidInput, match=r"policy: 'nope' .* on_demand, maximal_spot.*ahap"):
         policy_named("nope")
     with pytest.raises(InvalidInput, match="or a group: baselines, paper, pool"):
         policies_named("baselines,nope")

@@ -27,10 +27,11 @@ class Ahap(CompiledPolicy, frozen=True):
     ``virtual``: plans follow trajectories of their own, as in committed horizon control proper,
     instead of starting from the real state.
 
-    Two parameters are ours; at 0, AHAP is as in the specification. ``outlook``: the share of the
-    typically available spot that is counted on beyond the window; 0 counts on on-demand alone.
+    Three parameters are ours; at 0, 0 and false, AHAP is as specified. ``outlook``: the share of
+    the typically available spot that is counted on beyond the window; 0 counts on on-demand alone.
     ``patience``: by how much dearer than its price on-demand seems in the present slot, since
-    buying it now forgoes the chance that spot does the work later.
+    buying it now forgoes the chance that spot does the work later. ``thrifty``: no more GPUs than
+    finish the work in the present slot, where fewer finish it as soon.
     """
 
     window: int = 5
@@ -38,6 +39,7 @@ class Ahap(CompiledPolicy, frozen=True):
     threshold: float = 0.5
     outlook: float = DEFAULT_OUTLOOK
     patience: float = DEFAULT_PATIENCE
+    thrifty: bool = True
     refuse_dear_spot: bool = False
     virtual: bool = False
 
@@ -58,6 +60,8 @@ class Ahap(CompiledPolicy, frozen=True):
     def name(self) -> str:
         parts = ["ahap", f"{self.window}", f"{self.commitment}", f"{short(self.threshold)}"]
         parts += [f"{short(self.outlook)}", f"{short(self.patience)}"]
+        if not self.thrifty:
+            parts.append("lavish")
         if self.refuse_dear_spot:
             parts.append("refuse")
         if self.virtual:
@@ -79,4 +83,5 @@ class Ahap(CompiledPolicy, frozen=True):
             virtual=self.virtual,
             outlook=self.outlook,
             patience=self.patience,
+            thrifty=self.thrifty,
         )

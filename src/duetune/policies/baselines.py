@@ -25,14 +25,19 @@ class OnDemandOnly(CompiledPolicy, frozen=True):
 
 
 class MaximalSpot(CompiledPolicy, frozen=True):
-    """All the spot there is, nothing else, until the deadline forces the maximum."""
+    """All the spot there is, nothing else, until the deadline forces the maximum.
+
+    ``thrifty`` is ours: in the slot that finishes the work, no more than that takes.
+    """
+
+    thrifty: bool = False
 
     @property
     def name(self) -> str:
-        return "maximal_spot"
+        return "maximal_spot:thrifty" if self.thrifty else "maximal_spot"
 
     def record(self) -> NDArray[np.void]:
-        return policy_record(Kind.MAXIMAL_SPOT, guard=Guard.WORTHWHILE)
+        return policy_record(Kind.MAXIMAL_SPOT, guard=Guard.WORTHWHILE, thrifty=self.thrifty)
 
 
 class UniformProgress(CompiledPolicy, frozen=True):

@@ -63,6 +63,7 @@ def policy_record(
     hysteresis: bool = False,
     outlook: float = 0.0,
     patience: float = 0.0,
+    thrifty: bool = False,
 ) -> NDArray[np.void]:
     row = (
         kind,
@@ -74,6 +75,7 @@ def policy_record(
         hysteresis,
         outlook,
         patience,
+        thrifty,
         guard,
     )
     return np.array([row], dtype=POLICY)

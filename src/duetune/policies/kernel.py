@@ -67,13 +67,10 @@ POLICY = np.dtype(
         ("hysteresis", np.bool_),
         ("outlook", np.float64),
         ("patience", np.float64),
+        ("thrifty", np.bool_),
         ("guard", np.int64),
     ]
 )
-
-
-# Those that choose their size slot by slot, and so never hold more than finishes the work.
-_ELASTIC = (Kind.MAXIMAL_SPOT, Kind.UNIFORM_PROGRESS, Kind.AHANP, Kind.AHAP)
 
 
 class Choice(NamedTuple):
@@ -200,7 +197,7 @@ def decide(
             available = 0
     else:
         gpus, rule = ahanp(job, now, policy["threshold"])
-    if policy["kind"] in _ELASTIC and not job.by_composition:
+    if policy["thrifty"] and not job.by_composition:
         gpus = enough_gpus(job, now, gpus)
     wanted = gpus
     spot, on_demand, changed = guarded(job, grid, to_go, policy["guard"], now, available, gpus)

@@ -15,7 +15,9 @@ WINDOWS = (1, 2, 3, 4, 5)
 THRESHOLDS = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 
 
-def paper_pool(*, outlook: float = 0.0, patience: float = 0.0) -> tuple[CompiledPolicy, ...]:
+def paper_pool(
+    *, outlook: float = 0.0, patience: float = 0.0, thrifty: bool = False
+) -> tuple[CompiledPolicy, ...]:
     """105 AHAP (window 1-5, commitment 1..window, 7 thresholds) and 7 AHANP: 112 policies."""
     planners = [
         Ahap(
@@ -24,6 +26,7 @@ def paper_pool(*, outlook: float = 0.0, patience: float = 0.0) -> tuple[Compiled
             threshold=threshold,
             outlook=outlook,
             patience=patience,
+            thrifty=thrifty,
         )
         for window in WINDOWS
         for commitment in range(1, window + 1)
@@ -37,6 +40,7 @@ def baselines() -> tuple[CompiledPolicy, ...]:
 
 
 def default_pool() -> tuple[CompiledPolicy, ...]:
-    """The paper's 112, its 105 planners again with outlook and patience, 3 baselines: 220."""
-    ours = paper_pool(outlook=DEFAULT_OUTLOOK, patience=DEFAULT_PATIENCE)
-    return (*paper_pool(), *(policy for policy in ours if isinstance(policy, Ahap)), *baselines())
+    """The paper's 112, its 105 planners as we run them, 3 baselines, thrifty maximal spot: 221."""
+    ours = paper_pool(outlook=DEFAULT_OUTLOOK, patience=DEFAULT_PATIENCE, thrifty=True)
+    planners = (policy for policy in ours if isinstance(policy, Ahap))
+    return (*paper_pool(), *planners, *baselines(), MaximalSpot(thrifty=True))

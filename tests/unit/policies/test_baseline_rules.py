@@ -23,6 +23,19 @@ def held(policy, wish=None, **slot):
     return allocation.spot, allocation.on_demand
 
 
+# --- thrift
+
+
+def test_thrifty_maximal_spot_holds_no_more_than_finishes_the_work():
+    slot = {"slot": 5, "progress": 36.0, "held": (8, 0), "available": 8}
+    assert held(MaximalSpot(), **slot) == (8, 0)
+    assert held(MaximalSpot(thrifty=True), **slot) == (5, 0), "0.95 x 4 is below the 4 left"
+
+
+def test_thrift_changes_nothing_while_the_work_goes_on():
+    assert held(MaximalSpot(thrifty=True), available=6) == held(MaximalSpot(), available=6)
+
+
 # --- on-demand only
 
 
