@@ -243,8 +243,10 @@ def _page(
         f"In each regime AdaHedge chooses among {len(default_pool())} policies: it learns on "
         f"{history} jobs in the first 40% of the markets and is measured on {measured} jobs in "
         "the rest. Utility and cost are dollars per job. The gap closed is the way gone from the "
-        "best baseline to the offline optimum, which knows the future. Outlook and patience of "
-        "AHAP were set on synthetic markets of another seed; the real markets played no part."
+        "best baseline to the offline optimum, which knows the future. These regimes are not "
+        "held out: outlook, patience and thrift were thought of while looking at some of them, "
+        "the real markets included; only the values 0.5 and 0.3 were then set on synthetic markets "
+        "of another seed."
     )
     pools = (
         f"`{SELECTED_PAPER}` chooses among the paper's 112 policies as specified, whose plans end "

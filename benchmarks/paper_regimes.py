@@ -9,7 +9,7 @@ import msgspec
 from duetune.core.job import Reconfiguration, ReconfigurationKey
 from duetune.forecast.error import ErrorRegime
 from duetune.forecast.source import ForecastSource
-from duetune.market.datasets import data_folder, h100_counts, spot_traces_slots
+from duetune.market.datasets import data_folder, h100_counts, spot_traces_slots, v100_paired
 from duetune.market.synthetic import SYNTHETIC_MARKETS, synthetic_market
 from duetune.simulate.cases import JobMix
 
@@ -178,6 +178,10 @@ def _real(seed: int) -> list[Regime]:
         "H100 counts, 9 zones": (counts, JobMix(deadline=(12, 20))),
         "V100, 16 nodes, 2 zones": (sixteen, JobMix(deadline=(12, 20))),
         "V100, 4 nodes, 2 zones": (four, JobMix(deadline=(12, 20), max_gpus=(2, 4))),
+        "V100 with prices, 1 GPU": (
+            _pools(v100_paired()),
+            JobMix(deadline=(12, 32), max_gpus=(1, 1), min_gpus=(1, 1)),
+        ),
     }
     return [
         Regime("real market", f"{label}, {name}", markets, mix, _source(seed, forecast))

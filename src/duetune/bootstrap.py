@@ -3,7 +3,6 @@
 A name is cheap, what it stands for is not (compiled kernels, optional extras), so everything is
 imported when it is asked for.
 """
-# ruff: noqa: PLC0415
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
 """Many jobs on several markets: what ``tournament`` and ``select`` have in common."""
-# ruff: noqa: PLC0415
 
 from __future__ import annotations
 

@@ -31,8 +31,8 @@ _FLAGS = {
 
 
 def _slot_hours(
-    context: click.Context,  # noqa: ARG001 - click calls it so
-    parameter: click.Parameter,  # noqa: ARG001
+    context: click.Context,
+    parameter: click.Parameter,
     hours: float | None,
 ) -> float | None:
     if hours is not None and not 1 / 60 <= hours <= 24 * 7:

@@ -1,5 +1,4 @@
 """``duetune select``."""
-# ruff: noqa: PLC0415
 
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ class PerfectPlusError:
         )
         return ForecastTable(spot_price=price, available=available)
 
-    def observe(self, slot: Slot) -> None:  # noqa: ARG002
+    def observe(self, slot: Slot) -> None:  # noqa: ARG002 - only time passes
         self._next += 1
 
     def forecast(self, horizon: int) -> Forecast:

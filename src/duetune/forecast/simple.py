@@ -33,7 +33,7 @@ class Perfect:
         self._available = trace.available[0]
         self._next = checked_start(start)
 
-    def observe(self, slot: Slot) -> None:  # noqa: ARG002
+    def observe(self, slot: Slot) -> None:  # noqa: ARG002 - only time passes
         self._next += 1
 
     def forecast(self, horizon: int) -> Forecast:

@@ -123,12 +123,15 @@ class ForecastSource(msgspec.Struct, frozen=True):
 
     def table(self, trace: MarketTrace, horizon: int) -> ForecastTable:
         """All forecasts of a trace, for many jobs to share: the fast way through a tournament."""
-        price, available = self._forecasts(trace, np.arange(trace.slots), checked_horizon(horizon))
+        price, available = self.forecasts_made(
+            trace, np.arange(trace.slots), checked_horizon(horizon)
+        )
         return ForecastTable(spot_price=price, available=available)
 
-    def _forecasts(
+    def forecasts_made(
         self, trace: MarketTrace, now: NDArray[np.int64], horizon: int
     ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+        """The forecasts made in trace slots ``now``: one row each, ``horizon`` columns."""
         match self.kind:
             case ForecastKind.NOISY:
                 return noisy_forecasts(
@@ -162,7 +165,7 @@ def forecast_table(
     if isinstance(source, ForecastTable):
         return source.rows(start, slots, horizon)
     now = np.arange(checked_start(start), start + slots)
-    return source._forecasts(trace, now, checked_horizon(horizon))  # noqa: SLF001
+    return source.forecasts_made(trace, now, checked_horizon(horizon))
 
 
 def _level(text: str) -> float:

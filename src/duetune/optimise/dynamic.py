@@ -225,6 +225,11 @@ def _stride(
 
 
 @compiled
+def _charge_in(market: MarketWindow, slot: int, spot: int, on_demand: int) -> float:
+    return charge(spot, on_demand, market.spot_price[slot - 1], market.on_demand_price[slot - 1])
+
+
+@compiled
 def _composition_tables(
     job: JobPhysics,
     grid: ProgressGrid,
@@ -244,12 +249,7 @@ def _composition_tables(
             for now in range(1, spot.size):
                 if spot[now] > available:
                     continue
-                cost = multiplier * charge(
-                    spot[now],
-                    on_demand[now],
-                    market.spot_price[slot - 1],
-                    market.on_demand_price[slot - 1],
-                )
+                cost = multiplier * _charge_in(market, slot, spot[now], on_demand[now])
                 stride = _stride(
                     job,
                     grid,
@@ -282,12 +282,7 @@ def _composition_plan(
         for now in range(1, spot.size):
             if spot[now] > available:
                 continue
-            cost = multiplier * charge(
-                spot[now],
-                on_demand[now],
-                market.spot_price[slot - 1],
-                market.on_demand_price[slot - 1],
-            )
+            cost = multiplier * _charge_in(market, slot, spot[now], on_demand[now])
             pair_held, pair_now = (spot[held], on_demand[held]), (spot[now], on_demand[now])
             after = left - _stride(job, grid, pair_held, pair_now, available, False)
             value = (job.values[slot] if after <= 0 else tables[slot + 1, now, after]) - cost

@@ -1,5 +1,4 @@
 """One run over time: what was held, what it cost per GPU, how far the work was."""
-# ruff: noqa: PLC0415
 
 from __future__ import annotations
 

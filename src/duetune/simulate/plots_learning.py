@@ -1,5 +1,4 @@
 """Online selection over jobs: where the weight went, and regret against its bound."""
-# ruff: noqa: PLC0415
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
 """One look for every figure: colours that all eyes can tell apart, no ornament, no global state."""
-# ruff: noqa: PLC0415
 
 from __future__ import annotations
 
