@@ -13,6 +13,7 @@ from duetune.simulate.plots_style import (
     INK,
     ORANGE,
     PINK,
+    RED,
     SKY,
     house_style,
     new_figure,
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 LINES = {
     "maximal_spot": ("maximal spot", ORANGE, "^"),
+    "maximal_spot:thrifty": ("maximal spot, thrifty", RED, "X"),
     "uniform_progress": ("uniform progress", PINK, "v"),
     "ahanp:0.6": ("AHANP", SKY, "D"),
     "selected, paper's pool": ("selected, paper's pool", GREEN, "P"),
@@ -55,7 +57,7 @@ def sweep_figure(standings: Sequence[Standing]) -> Figure:
     panels[0].set_ylabel("Share of the offline optimum (%)")
     panels[3].set_ylabel("Share of the offline optimum (%)")
     handles, labels = panels[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=5)
+    figure.legend(handles, labels, loc="outside lower center", ncols=6)
     figure.get_layout_engine().set(h_pad=0.12, w_pad=0.08)
     return figure
 
