@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import msgspec
 
 from duetune.core.job import Reconfiguration, ReconfigurationKey
+from duetune.core.market import MarketTrace
 from duetune.forecast.error import ErrorRegime
 from duetune.forecast.source import ForecastSource
 from duetune.market.datasets import data_folder, h100_counts, spot_traces_slots, v100_paired
 from duetune.market.synthetic import SYNTHETIC_MARKETS, synthetic_market
 from duetune.simulate.cases import JobMix
-
-if TYPE_CHECKING:
-    from duetune.core.market import MarketTrace
 
 BASE_FORECAST = "noisy:proportional-uniform:0.2"
 SLOTS = 3000

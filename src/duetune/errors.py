@@ -4,7 +4,10 @@
     ├── InvalidInput      what the user gave cannot be used: field, value, what is allowed
     ├── MissingExtra      an optional dependency is needed for this
     ├── NotFound          nothing by that name
-    └── SolverStopped     the integer program hit its time limit
+    ├── SolverStopped     the integer program hit its time limit
+    ├── FleetError        a fleet could not be asked; says whether a retry helps
+    ├── StaleController   somebody else has written to the journal; whoever loses stops
+    └── Bug               an event that must not come; carries the story that led to it
 
 Being late, preempted or infeasible is a value in an outcome, never an exception.
 """
@@ -64,6 +67,42 @@ class SolverStopped(DuetuneError):
 
     code = "solver_stopped"
     exit_code = 4
+
+
+class FleetError(DuetuneError):
+    """A fleet could not be asked. Whether the call had an effect is unknown."""
+
+    code = "fleet"
+    exit_code = 4
+
+    def __init__(self, message: str, *, retry: bool = True) -> None:
+        self.retry = retry
+        super().__init__(message)
+
+
+class StaleController(DuetuneError):
+    """Somebody else has written to the journal: whoever loses stops."""
+
+    code = "stale_controller"
+    exit_code = 4
+
+    def __init__(self, stream: str, expected: int) -> None:
+        self.stream = stream
+        self.expected = expected
+        super().__init__(
+            f"another controller has written to job {stream!r} after event {expected}; "
+            "this one stops"
+        )
+
+
+class Bug(DuetuneError):
+    """An event that must not come. ``story`` is what led to it."""
+
+    code = "bug"
+
+    def __init__(self, message: str, story: tuple[str, ...] = ()) -> None:
+        self.story = story
+        super().__init__(message + ("; after " + ", ".join(story) if story else ""))
 
 
 def shown(value: object) -> str:

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
+from duetune.core.job import Job
+from duetune.core.market import Slot
 from duetune.errors import InvalidInput
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    from duetune.core.job import Job
-    from duetune.core.market import Slot
 
 
 class Allocation(msgspec.Struct, frozen=True):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from duetune.core.decision import Allocation  # noqa: TC001 - msgspec reads it when decoding
+from duetune.core.decision import Allocation
 
 
 class Entry(msgspec.Struct, frozen=True):

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from datetime import datetime
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from duetune.errors import InvalidInput, NotFound
-
-if TYPE_CHECKING:
-    from datetime import datetime
-
-    from numpy.typing import NDArray
 
 
 class Slot(msgspec.Struct, frozen=True):

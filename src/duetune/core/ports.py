@@ -5,11 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import numpy as np
     from numpy.typing import NDArray
 
     from duetune.core.decision import Decision, Forecast, View
-    from duetune.core.market import Slot
+    from duetune.core.events import Event, Recorded
+    from duetune.core.fleet import Command, FleetReport, MarketReport
+    from duetune.core.market import MarketTrace, Slot
 
 
 @runtime_checkable
@@ -38,3 +42,49 @@ class Selector(Protocol):
     def choose(self, random: np.random.Generator) -> int: ...
 
     def learn(self, utilities: NDArray[np.float64]) -> None: ...
+
+
+@runtime_checkable
+class Fleet(Protocol):
+    """Where nodes come from. Both verbs return at once.
+
+    ``apply`` asks, ``observe`` tells what has become of it; a refused or lost node is a state in
+    the report, not an exception. A call that fails altogether raises ``FleetError``: whether it
+    had an effect is then unknown, and applying the same commands again is always safe.
+    """
+
+    def apply(self, commands: Sequence[Command]) -> None: ...
+
+    def observe(self, job: str) -> FleetReport: ...
+
+
+@runtime_checkable
+class MarketFeed(Protocol):
+    """``now`` is the present slot; ``history`` the slots before it, oldest first, None if none."""
+
+    def now(self) -> MarketReport: ...
+
+    def history(self, slots: int) -> MarketTrace | None: ...
+
+
+@runtime_checkable
+class Clock(Protocol):
+    """The only source of time, in seconds since the epoch."""
+
+    def now(self) -> float: ...
+
+    def wait_until(self, moment: float) -> None: ...
+
+
+@runtime_checkable
+class Journal(Protocol):
+    """What happened, one stream of events per job, append-only.
+
+    ``append`` succeeds only if the stream has exactly ``expected`` events, else it raises
+    ``StaleController`` and writes nothing; all events of one call are written, or none. Returns
+    the new length. ``read`` gives the events from position ``after`` on, in order.
+    """
+
+    def append(self, stream: str, events: Sequence[Event], *, expected: int) -> int: ...
+
+    def read(self, stream: str, *, after: int = 0) -> list[Recorded]: ...

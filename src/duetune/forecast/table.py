@@ -6,13 +6,12 @@ from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from duetune.core.decision import Forecast
 from duetune.errors import InvalidInput
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from duetune.core.market import MarketTrace
     from duetune.core.ports import Forecaster
 

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from duetune.core.market import MarketTrace, Pool
 from duetune.errors import InvalidInput
 from duetune.market.moments import EPOCH, MICROSECONDS_PER_HOUR, moment_at, written
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 LARGEST_GRID = 50_000_000
 OFF_GRID = 0.1

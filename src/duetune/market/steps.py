@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from duetune.errors import InvalidInput
 from duetune.market.grid import LARGEST_GRID, Grid
@@ -18,8 +19,6 @@ from duetune.market.moments import MICROSECONDS_PER_HOUR, written
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from numpy.typing import NDArray
 
     from duetune.core.market import Pool
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from duetune.core.compiled import compiled
 from duetune.core.market import MarketTrace, Pool
@@ -21,7 +22,6 @@ from duetune.errors import InvalidInput
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from numpy.typing import NDArray
 
 MEDIAN_RATIO = 0.33
 RATIO_SPREAD = 0.36

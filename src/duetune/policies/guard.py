@@ -9,6 +9,7 @@ import numpy as np
 
 from duetune.core.decision import Allocation, Decision, checked_allocation
 from duetune.core.physics import job_physics
+from duetune.core.ports import Policy
 from duetune.policies.compiled_policy import CompiledPolicy
 from duetune.policies.horizon import planning_grid
 from duetune.policies.kernel import Guard, guarded
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from duetune.core.decision import View
-    from duetune.core.ports import Policy
 
 
 class CompiledGuard(CompiledPolicy, frozen=True):

@@ -6,14 +6,13 @@ from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from duetune.errors import InvalidInput
 from duetune.selection.ranges import UtilityRange, normalised
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from numpy.typing import NDArray
 
     from duetune.selection.learner import Learner
 

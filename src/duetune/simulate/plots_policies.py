@@ -19,14 +19,13 @@ from duetune.simulate.plots_style import (
     plain,
     styled_axes,
 )
-from duetune.simulate.summary import BASELINES, dollars
+from duetune.simulate.summary import BASELINES, Standing, dollars
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from matplotlib.figure import Figure
 
-    from duetune.simulate.summary import Standing
 
 MOST_BARS = 16
 _COLOURS = {"ahap": BLUE, "ahanp": GREEN, "selected": ORANGE}

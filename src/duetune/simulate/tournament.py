@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from duetune.core.physics import job_physics
 from duetune.errors import InvalidInput
@@ -25,8 +26,6 @@ from duetune.simulate.episode import lookahead, simulate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-
-    from numpy.typing import NDArray
 
     from duetune.core.market import MarketTrace
     from duetune.core.ports import Policy

@@ -14,11 +14,14 @@ def test_codes_for_programs_and_shells_are_stable():
         if issubclass(kind, errors.DuetuneError)
     }
     assert kinds == {
+        "Bug": ("bug", 70),
         "DuetuneError": ("error", 70),
+        "FleetError": ("fleet", 4),
         "InvalidInput": ("invalid_input", 2),
         "MissingExtra": ("missing_extra", 2),
         "NotFound": ("not_found", 3),
         "SolverStopped": ("solver_stopped", 4),
+        "StaleController": ("stale_controller", 4),
     }
 
 
