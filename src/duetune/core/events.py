@@ -61,7 +61,8 @@ Wish = Cancel | Pause | Resume | Amend
 class Submitted(msgspec.Struct, frozen=True, tag="submitted"):
     """The job as it was accepted. ``job`` counts work in optimiser steps and time in slots of
     ``slot_s`` seconds, the first of which began at ``origin``. ``spec`` is what the user wrote, as
-    JSON; ``policy`` the name of the policy that was chosen, ``chosen`` how.
+    JSON; ``policy`` the name of the policy that was chosen, ``chosen`` how; ``stop_at`` a moment
+    at which the job ends whatever its state.
     """
 
     at: float
@@ -74,6 +75,7 @@ class Submitted(msgspec.Struct, frozen=True, tag="submitted"):
     chosen: str = ""
     max_price: float | None = None
     outlook: Outlook = Outlook()
+    stop_at: float | None = None
 
 
 class Wished(msgspec.Struct, frozen=True, tag="wished"):
@@ -85,11 +87,15 @@ class Wished(msgspec.Struct, frozen=True, tag="wished"):
 
 
 class Reported(msgspec.Struct, frozen=True, tag="reported"):
-    """What is new about nodes and training since the last report; the rest is as it was."""
+    """What is new about nodes and training since the last report; the rest is as it was.
+
+    ``progress_at`` is when the workers said so, by the fleet's clock.
+    """
 
     at: float
     nodes: tuple[Node, ...] = ()
     progress: Progress | None = None
+    progress_at: float | None = None
 
 
 class Observed(msgspec.Struct, frozen=True, tag="observed"):

@@ -1,1 +1,11 @@
-"""Placeholder."""
+"""Events in, commands out: what a job is, given all that happened to it.
+
+The engine knows no clock, no fleet and no database. The live controller feeds it events as they
+come, a replay feeds it the same events from the journal, and the simulator asks it for the same
+decisions.
+"""
+
+from duetune.engine.engine import Engine
+from duetune.engine.state import JobState
+
+__all__ = ["Engine", "JobState"]

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from duetune.core.decision import Allocation, Decision, View, checked_allocation
+from duetune.core.decision import Allocation, View
 from duetune.core.ledger import Entry, Outcome
-from duetune.core.physics import affordable, charge, efficiency, is_done, job_physics
-from duetune.errors import DuetuneError, InvalidInput
+from duetune.core.physics import charge, efficiency, is_done, job_physics
+from duetune.engine.deciding import decide, lookahead
 from duetune.forecast.outlook import outlook_at
 from duetune.forecast.source import ForecastKind, ForecastSource
-from duetune.policies.compiled_policy import CompiledPolicy
 
 if TYPE_CHECKING:
     from duetune.core.job import Job
     from duetune.core.market import MarketTrace
-    from duetune.core.physics import JobPhysics
     from duetune.core.ports import Forecaster, Policy
 
 USUAL_HORIZON = 24
@@ -57,9 +55,8 @@ def simulate(
             spent=spent,
             memo=memo,
         )
-        decision = _decided(policy, view)
-        memo = decision.memo
-        now = _allowed(physics, policy, view, decision.allocation)
+        decision = decide(policy, view)
+        memo, now = decision.memo, decision.allocation
         cost = charge(now.spot, now.on_demand, market.spot_price, market.on_demand_price)
         fraction = efficiency(
             physics, held.spot, held.on_demand, now.spot, now.on_demand, market.available
@@ -97,36 +94,3 @@ def simulate(
         utility=value - spent,
         entries=tuple(entries),
     )
-
-
-def _decided(policy: Policy, view: View) -> Decision:
-    """A failure of somebody's policy is told as theirs."""
-    try:
-        return policy.decide(view)
-    except DuetuneError:
-        raise
-    except Exception as error:
-        if isinstance(policy, CompiledPolicy):
-            raise
-        problem = f"{type(error).__name__}: {error}"
-        place = f"policy {policy.name} in slot {view.slot}"
-        raise InvalidInput(place, problem, "a decision, not an exception") from error
-
-
-def lookahead(policy: Policy) -> int:
-    """How many slots of forecast a policy is known to use."""
-    return policy.lookahead if isinstance(policy, CompiledPolicy) else 0
-
-
-def _allowed(physics: JobPhysics, policy: Policy, view: View, wish: Allocation) -> Allocation:
-    """What may be held: a policy from elsewhere is checked, and the budget is a hard cap."""
-    checked_allocation(wish, view, policy.name)
-    spot, on_demand = affordable(
-        physics,
-        wish.spot,
-        wish.on_demand,
-        view.market.spot_price,
-        view.market.on_demand_price,
-        view.spent,
-    )
-    return Allocation(spot=int(spot), on_demand=int(on_demand))

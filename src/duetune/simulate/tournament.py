@@ -16,13 +16,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from duetune.core.physics import job_physics
+from duetune.engine.deciding import lookahead
 from duetune.errors import InvalidInput
 from duetune.forecast.outlook import outlook_at
 from duetune.optimise.dynamic import offline_optimum
 from duetune.policies.batch import Workspace, make_roster, make_workspace, play_pool
 from duetune.policies.compiled_policy import CompiledPolicy
 from duetune.policies.horizon import planning_grid
-from duetune.simulate.episode import lookahead, simulate
+from duetune.simulate.episode import simulate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -1,0 +1,221 @@
+"""The controller: level-triggered, the journal before the fleet, nothing in memory that a replay
+would not give back.
+"""
+
+from __future__ import annotations
+
+import logging
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from duetune.control.memory import MarketMemory
+from duetune.core.events import Event, Learned, Reported, Wished
+from duetune.core.fleet import Limit, NodeState
+from duetune.engine.deciding import lookahead
+from duetune.engine.engine import Engine
+from duetune.errors import FleetError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from duetune.control.world import Books, Learning, World
+    from duetune.core.events import Observed, Wish
+    from duetune.core.fleet import FleetReport, MarketReport
+    from duetune.core.ports import Forecaster, Policy
+
+USUAL_HORIZON = 24
+PROGRESS_SHARE = 0.25
+"""Progress enters the journal at least after this share of a slot."""
+
+SETTLE_SHARE = 0.02
+"""So much of a slot is waited into it, that the market may turn first."""
+
+log = logging.getLogger(__name__)
+
+
+class Controller:
+    """Runs every job of the books that is not over. Any number may be started on the same books:
+    the journal lets one of them write, the others stop with ``StaleController``.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        books: Books,
+        *,
+        policy_named: Callable[[str], Policy],
+        forecaster: Callable[[], Forecaster],
+        learning: Learning | None = None,
+        poll_wall_s: float = 10.0,
+    ) -> None:
+        self.world, self.books, self.learning = world, books, learning
+        self.poll_s = poll_wall_s * world.speed
+        self._policy_named = policy_named
+        self._memory = MarketMemory(world.feed, forecaster)
+        self._engines: dict[str, Engine] = {}
+        self._limits: dict[str, Limit] = {}
+
+    def run(self, *, linger_s: float = 0.0, stop: Callable[[], bool] = lambda: False) -> None:
+        """Until ``stop`` says so, or nothing was to do for ``linger_s`` seconds."""
+        clock = self.world.clock
+        last_busy = clock.now()
+        while not stop():
+            if self.turn():
+                last_busy = clock.now()
+            elif clock.now() - last_busy >= linger_s:
+                return
+            clock.wait_until(self.next_turn(clock.now()))
+
+    def turn(self) -> bool:
+        """One tick for every job; whether there was one."""
+        streams = self.books.active()
+        wishes = self.books.wishes.pending()
+        for stream in streams:
+            try:
+                self.tick(stream, [(number, wish) for number, job, wish in wishes if job == stream])
+            except FleetError as error:
+                # Nodes and workers go on; what was asked for is asked for again.
+                log.warning("job %s: %s", stream, error)
+                self.world.revive()
+        for stream in set(self._engines) - set(streams):
+            del self._engines[stream]
+        self._refuse_late(wishes, set(streams))
+        return bool(streams)
+
+    def tick(self, stream: str, wishes: Sequence[tuple[int, Wish]] = ()) -> None:
+        """Observe, forecast, decide; write it down; act. Once over: account, learn."""
+        engine = self._engine(stream)
+        if engine.is_over():
+            self._learn(engine)
+            return
+        market = self.world.feed.now()
+        fleet = self.world.fleet.observe(stream)
+        with self._written(engine) as happened:
+            for number, wish in wishes:
+                if number not in engine.state.wishes:
+                    happened(Wished(market.at, number, wish))
+            happened(self._report(engine, fleet))
+            slot_is_due = engine.state.slot_is_due(market.at)
+            if slot_is_due:
+                observed = self._observe(engine, market)
+                happened(observed)
+                if engine.state.ending is None:
+                    happened(engine.decide(observed))
+            happened(engine.request(market.at))
+            happened(engine.end(market.at))
+        self.books.wishes.taken([number for number, _ in wishes])
+        self._act(engine)
+        if slot_is_due:
+            self._warn_workers(engine)
+        if engine.is_over():
+            self._learn(engine)
+
+    @contextmanager
+    def _written(self, engine: Engine) -> Iterator[Callable[[Event | None], None]]:
+        """Collects what happened and appends it as one; what was not written did not happen."""
+        before = engine.position
+        events: list[Event] = []
+
+        def happened(event: Event | None) -> None:
+            if event is not None:
+                engine.handle(event)
+                events.append(event)
+
+        try:
+            yield happened
+            if events:
+                self.books.journal.append(engine.stream, events, expected=before)
+        except BaseException:
+            self._engines.pop(engine.stream, None)  # the next turn begins from the journal
+            raise
+
+    def next_turn(self, now: float) -> float:
+        """The next slot of any job, a moment in, or the next look around."""
+        soon = now + self.poll_s
+        for engine in self._engines.values():
+            state = engine.state
+            slot_s = state.submitted.slot_s
+            opens = state.moment(state.slot_at(now)) + SETTLE_SHARE * slot_s
+            soon = min(soon, opens, now + slot_s / 10)
+        return soon
+
+    def _engine(self, stream: str) -> Engine:
+        """From memory, or by replay."""
+        if stream not in self._engines:
+            engine = Engine(stream, self._policy_named)
+            for recorded in self.books.journal.read(stream):
+                engine.handle(recorded.event)
+            self._engines[stream] = engine
+        return self._engines[stream]
+
+    def _report(self, engine: Engine, fleet: FleetReport) -> Reported | None:
+        """What is new. Bills of living nodes and steps are written down now and then only."""
+        state = engine.state
+        due = state.slot_is_due(fleet.at) or state.ending is not None
+        nodes = []
+        for node in fleet.nodes:
+            known = state.nodes.get(node.id)
+            if known is None or not (known.state.alive and node.state.alive) or due:
+                changed = node != known
+            else:
+                changed = (node.state, node.notice_at) != (known.state, known.notice_at)
+            if changed:
+                nodes.append(node)
+        report = self.world.reports.read(engine.stream)
+        progress = progress_at = None
+        if report is not None and report[0] != state.progress:
+            waited = fleet.at - (state.progress_at or 0.0)
+            stale = waited >= PROGRESS_SHARE * state.submitted.slot_s
+            if due or stale or nodes or report[0].phase is not state.progress.phase:
+                progress, progress_at = report
+        if not nodes and progress is None:
+            return None
+        return Reported(fleet.at, tuple(nodes), progress, progress_at)
+
+    def _observe(self, engine: Engine, market: MarketReport) -> Observed:
+        state = engine.state
+        horizon = max(USUAL_HORIZON, lookahead(self._policy_named(state.submitted.policy)))
+        pace = {}
+        if state.progress.step_s and state.progress.world > 0:
+            slot_wall_s = state.submitted.slot_s / self.world.speed
+            pace[state.progress.world] = slot_wall_s / state.progress.step_s
+        return engine.observed(
+            at=market.at,
+            market=market.slot,
+            forecast=self._memory.forecast(market, horizon),
+            outlook=state.submitted.outlook,
+            pace=pace,
+        )
+
+    def _act(self, engine: Engine) -> None:
+        commands = engine.outstanding()
+        limits = {c.job: c for c in commands if isinstance(c, Limit)}
+        if all(isinstance(c, Limit) for c in commands) and all(
+            self._limits.get(job) == limit for job, limit in limits.items()
+        ):
+            return
+        self.world.fleet.apply(commands)
+        self._limits.update(limits)
+
+    def _warn_workers(self, engine: Engine) -> None:
+        """Workers save the more often the shorter nodes live."""
+        lived, losses = 0.0, 0
+        for node in engine.state.nodes.values():
+            if node.started_at is not None:
+                end = node.ended_at if node.ended_at is not None else engine.state.slot_began
+                lived += max(0.0, end - node.started_at)
+                losses += node.state is NodeState.LOST
+        self.world.reports.hazard(engine.stream, lived, losses)
+
+    def _learn(self, engine: Engine) -> None:
+        story = self.books.journal.read(engine.stream)
+        if self.learning is not None and not isinstance(story[-1].event, Learned):
+            with self._written(engine) as happened:
+                happened(self.learning.learn(engine.stream, story))
+        self._engines.pop(engine.stream, None)
+
+    def _refuse_late(self, wishes: Sequence[tuple[int, str, Wish]], active: set[str]) -> None:
+        """Wishes for jobs that are over have no effect and are not asked again."""
+        late = [number for number, job, _ in wishes if job not in active]
+        if late:
+            self.books.wishes.taken(late)

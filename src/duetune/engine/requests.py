@@ -1,0 +1,74 @@
+"""From what is wanted to what to ask of the fleet, level by level: nothing here remembers a step,
+it only compares what should be with what is.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from duetune.core.events import NodeRequest, Requested
+from duetune.core.fleet import NodeKind, NodeState
+
+if TYPE_CHECKING:
+    from duetune.core.fleet import Node
+    from duetune.engine.state import JobState
+
+GRANT_PATIENCE = 0.5
+"""After this share of a slot a request that was not granted is given up."""
+
+RETRY_SHARE = 0.05
+"""After a refusal or a loss within a slot, wait this share of it, then twice as long, and so on."""
+
+
+def requested(state: JobState, at: float) -> Requested | None:
+    """What to launch and to release now, or None."""
+    stopping = state.ending is not None
+    launches: list[NodeRequest] = []
+    releases: list[str] = []
+    epoch = state.position + 1
+    for kind, want in (
+        (NodeKind.ON_DEMAND, state.wanted.on_demand),
+        (NodeKind.SPOT, state.wanted.spot),
+    ):
+        alive = state.alive(kind)
+        waiting_too_long = [node for node in alive if _given_up(state, node, at)]
+        alive = [node for node in alive if node not in waiting_too_long]
+        releases += [node.id for node in waiting_too_long]
+        want = 0 if stopping else want  # noqa: PLW2901 - nothing is wanted any more
+        if len(alive) > want:
+            surplus = sorted(alive, key=_worth_keeping)[: len(alive) - want]
+            releases += [node.id for node in surplus]
+        elif len(alive) < want and at >= _next_try(state, kind):
+            launches += [
+                NodeRequest(f"{state.stream}-{epoch:05d}-{len(launches) + number}", kind, epoch)
+                for number in range(1, want - len(alive) + 1)
+            ]
+    if not launches and not releases:
+        return None
+    return Requested(at=at, launches=tuple(launches), releases=tuple(releases))
+
+
+def _given_up(state: JobState, node: Node, at: float) -> bool:
+    patience = GRANT_PATIENCE * state.submitted.slot_s
+    return node.state is NodeState.REQUESTED and at - node.requested_at > patience
+
+
+def _worth_keeping(node: Node) -> tuple[bool, bool, float]:
+    """Least first: not yet running, about to be taken, youngest."""
+    return (node.state is NodeState.RUNNING, node.notice_at is None, -node.requested_at)
+
+
+def _next_try(state: JobState, kind: NodeKind) -> float:
+    """Not before the fleet had time to change its mind since the last failure in this slot."""
+    failures = [
+        node.ended_at
+        for node in state.nodes.values()
+        if node.kind is kind
+        and node.state in {NodeState.REFUSED, NodeState.LOST}
+        and node.ended_at is not None
+        and node.ended_at > state.slot_began
+    ]
+    if not failures:
+        return state.slot_began
+    delay: float = RETRY_SHARE * state.submitted.slot_s * 2.0 ** min(len(failures) - 1, 10)
+    return max(failures) + delay

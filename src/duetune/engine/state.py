@@ -1,0 +1,119 @@
+"""A job as it is now: the sum of its events."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from duetune.core.decision import Allocation
+from duetune.core.events import Status, Submitted
+from duetune.core.fleet import Node, NodeKind, NodeState
+from duetune.core.job import Job
+from duetune.core.progress import Progress
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+
+class Ending(msgspec.Struct, frozen=True):
+    """What a job that is stopping will have come to."""
+
+    status: Status
+    reason: str
+
+
+class JobState(msgspec.Struct):
+    """``position`` events have been handled. ``wanted`` is the standing decision, ``releasing``
+    are nodes to be given back; ``confirmed`` those the fleet has told us about. ``due``: the
+    present slot must be decided (again), since the terms have changed.
+    """
+
+    stream: str
+    submitted: Submitted
+    job: Job
+    position: int = 1
+    status: Status = Status.QUEUED
+    reason: str = ""
+    ending: Ending | None = None
+    slot: int = 0
+    slot_began: float = -math.inf
+    due: bool = True
+    wanted: Allocation = Allocation()
+    memo: tuple[float, ...] = ()
+    nodes: dict[str, Node] = msgspec.field(default_factory=dict)
+    epochs: dict[str, int] = msgspec.field(default_factory=dict)
+    confirmed: set[str] = msgspec.field(default_factory=set)
+    releasing: set[str] = msgspec.field(default_factory=set)
+    wishes: set[int] = msgspec.field(default_factory=set)
+    progress: Progress = Progress()
+    progress_at: float | None = None
+    pace: dict[int, float] = msgspec.field(default_factory=dict)
+    lost_steps: int = 0
+    preemptions: int = 0
+    resizes: int = 0
+    stalled_slots: int = 0
+    step_at_slot: int = -1
+
+    @property
+    def spent(self) -> float:
+        """The bill so far, dead nodes included."""
+        return math.fsum(node.billed for node in self.nodes.values())
+
+    @property
+    def deadline_at(self) -> float:
+        return self.moment(self.job.deadline)
+
+    @property
+    def hard_deadline_at(self) -> float:
+        return self.moment(self.job.hard_deadline)
+
+    def moment(self, slot: int) -> float:
+        """When slot ``slot`` ends."""
+        return self.submitted.origin + slot * self.submitted.slot_s
+
+    def slot_at(self, moment: float) -> int:
+        """The slot that ``moment`` is in, counted from 1."""
+        elapsed = (moment - self.submitted.origin) / self.submitted.slot_s
+        # A boundary that rounding puts a hair too early still belongs to the slot it opens.
+        return max(1, math.floor(elapsed + 1e-9) + 1)
+
+    def slot_is_due(self, moment: float) -> bool:
+        """Whether a decision should be taken at ``moment``."""
+        live = self.ending is None and not self.status.final
+        return live and (self.due or self.slot_at(moment) > self.slot)
+
+    def alive(self, kind: NodeKind | None = None) -> list[Node]:
+        """Nodes requested or running and not to be released, oldest first."""
+        return [
+            node
+            for node in self.nodes.values()
+            if node.state.alive
+            and node.id not in self.releasing
+            and (kind is None or node.kind is kind)
+        ]
+
+    def running(self) -> Allocation:
+        return _count(node for node in self.alive() if node.state is NodeState.RUNNING)
+
+    def held(self) -> Allocation:
+        """What was held in the slot that ends, before any preemption: what runs, and what was
+        taken from us since the slot began.
+        """
+        return _count(
+            node
+            for node in self.nodes.values()
+            if (node.state is NodeState.RUNNING and node.id not in self.releasing)
+            or (
+                node.state is NodeState.LOST
+                and node.started_at is not None
+                and node.ended_at is not None
+                and node.ended_at > self.slot_began
+            )
+        )
+
+
+def _count(nodes: Iterable[Node]) -> Allocation:
+    kinds = [node.kind for node in nodes]
+    return Allocation(spot=kinds.count(NodeKind.SPOT), on_demand=kinds.count(NodeKind.ON_DEMAND))
