@@ -8,9 +8,11 @@ import logging
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from duetune.control.memory import MarketMemory
 from duetune.core.events import Event, Learned, Reported, Wished
-from duetune.core.fleet import Limit, NodeState
+from duetune.core.fleet import Limit, NodeState, Release
 from duetune.engine.deciding import lookahead
 from duetune.engine.engine import Engine
 from duetune.errors import FleetError
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
 
     from duetune.control.world import Books, Learning, World
     from duetune.core.events import Observed, Wish
-    from duetune.core.fleet import FleetReport, MarketReport
+    from duetune.core.fleet import FleetReport, MarketReport, Node
     from duetune.core.ports import Forecaster, Policy
 
 USUAL_HORIZON = 24
@@ -54,6 +56,7 @@ class Controller:
         self._memory = MarketMemory(world.feed, forecaster)
         self._engines: dict[str, Engine] = {}
         self._limits: dict[str, Limit] = {}
+        self._released: set[str] = set()
 
     def run(self, *, linger_s: float = 0.0, stop: Callable[[], bool] = lambda: False) -> None:
         """Until ``stop`` says so, or nothing was to do for ``linger_s`` seconds."""
@@ -103,7 +106,6 @@ class Controller:
                     happened(engine.decide(observed))
             happened(engine.request(market.at))
             happened(engine.end(market.at))
-        self.books.wishes.taken([number for number, _ in wishes])
         self._act(engine)
         if slot_is_due:
             self._warn_workers(engine)
@@ -161,6 +163,7 @@ class Controller:
                 changed = (node.state, node.notice_at) != (known.state, known.notice_at)
             if changed:
                 nodes.append(node)
+        nodes += self._never_launched(engine, fleet)
         report = self.world.reports.read(engine.stream)
         progress = progress_at = None
         if report is not None and report[0] != state.progress:
@@ -171,6 +174,21 @@ class Controller:
         if not nodes and progress is None:
             return None
         return Reported(fleet.at, tuple(nodes), progress, progress_at)
+
+    def _never_launched(self, engine: Engine, fleet: FleetReport) -> list[Node]:
+        """Nodes given back before the fleet had heard of them: it will refuse them from now on."""
+        known = {node.id for node in fleet.nodes}
+        state = engine.state
+        return [
+            msgspec.structs.replace(
+                state.nodes[node],
+                state=NodeState.RELEASED,
+                ended_at=fleet.at,
+                reason="not launched",
+            )
+            for node in sorted(state.releasing & self._released)
+            if state.nodes[node].state.alive and node not in known
+        ]
 
     def _observe(self, engine: Engine, market: MarketReport) -> Observed:
         state = engine.state
@@ -196,6 +214,7 @@ class Controller:
             return
         self.world.fleet.apply(commands)
         self._limits.update(limits)
+        self._released.update(c.node for c in commands if isinstance(c, Release))
 
     def _warn_workers(self, engine: Engine) -> None:
         """Workers save the more often the shorter nodes live."""

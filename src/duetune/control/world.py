@@ -24,7 +24,9 @@ class Reports(Protocol):
 
 
 class Wishes(Protocol):
-    """What other processes ask for; taken once the journal has it."""
+    """What other processes ask for. A wish is pending until the journal has it; ``taken`` is for
+    those that it will never have.
+    """
 
     def pending(self) -> Sequence[tuple[int, str, Wish]]: ...
 

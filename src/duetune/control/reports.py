@@ -1,0 +1,36 @@
+"""Progress and hazard by way of the jobs' folders, for fleets that share a disk with us."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from duetune.training.hazard import Hazard, write_hazard
+from duetune.training.progress import read_progress
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from duetune.core.ports import Clock
+    from duetune.core.progress import Progress
+
+PROGRESS_FILE = "progress.json"
+HAZARD_FILE = "hazard.json"
+
+
+class FolderReports:
+    """One folder per job under ``jobs``. Workers write wall time; ``clock`` may run faster."""
+
+    def __init__(self, jobs: Path, clock: Clock, speed: float) -> None:
+        self._jobs, self._clock, self._speed = jobs, clock, speed
+
+    def read(self, job: str) -> tuple[Progress, float] | None:
+        progress = read_progress(self._jobs / job / PROGRESS_FILE)
+        if progress is None:
+            return None
+        age_s = max(0.0, time.time() - progress.at)
+        return progress, self._clock.now() - age_s * self._speed
+
+    def hazard(self, job: str, lived_s: float, losses: int) -> None:
+        seen = Hazard().seen(losses, lived_s / self._speed)
+        write_hazard(self._jobs / job / HAZARD_FILE, seen.mean_time_between_losses_s())
