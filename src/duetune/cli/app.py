@@ -21,6 +21,19 @@ INTERRUPTED = 130
 UNEXPECTED = 70
 
 COMMANDS = {
+    "plan": ("duetune.cli.launch:plan", "What a job would be, cost and take."),
+    "launch": ("duetune.cli.launch:launch", "Run a job by its deadline at the least cost."),
+    "queue": ("duetune.cli.queue:queue", "Jobs that are not over."),
+    "status": ("duetune.cli.status:status", "How a job is doing."),
+    "logs": ("duetune.cli.logs:logs", "What a job's nodes wrote."),
+    "explain": ("duetune.cli.explain:explain", "Why a job held what it held."),
+    "cost-report": ("duetune.cli.queue:cost_report", "Every cent that was charged."),
+    "cancel": ("duetune.cli.wishes:cancel", "Stop a job for good."),
+    "pause": ("duetune.cli.wishes:pause", "Give back a job's GPUs for now."),
+    "resume": ("duetune.cli.wishes:resume", "Let a paused job go on."),
+    "amend": ("duetune.cli.wishes:amend", "Change the deadline or budget of a running job."),
+    "fleet": ("duetune.cli.fleet:fleet", "The emulated fleet of this machine."),
+    "controller": ("duetune.cli.controller:controller", "The process that runs the jobs."),
     "simulate": (
         "duetune.cli.simulate:simulate",
         "One job, slot by slot, every decision explained.",

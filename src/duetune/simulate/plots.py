@@ -21,6 +21,7 @@ from duetune.simulate.plots_style import (
     save_figure,
     styled_axes,
 )
+from duetune.simulate.plots_timeline import timeline_figure
 
 __all__ = [
     "allocation_figure",
@@ -35,5 +36,6 @@ __all__ = [
     "save_figure",
     "selection_figure",
     "styled_axes",
+    "timeline_figure",
     "weights_figure",
 ]

@@ -1,4 +1,4 @@
-"""The composition root: names become objects here.
+"""Policies, selectors, forecasts and markets by name.
 
 A name is cheap, what it stands for is not (compiled kernels, optional extras), so everything is
 imported when it is asked for.

@@ -1,0 +1,233 @@
+"""What runs jobs, put together: the store, the embedded fleet, the controller."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import time
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from duetune.bootstrap.names import (
+    SYNTHETIC_SLOTS,
+    market_from_file,
+    market_named,
+    policies_named,
+    policy_named,
+    selector_named,
+)
+from duetune.errors import FleetError, InvalidInput
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+    from duetune.control.loop import Controller
+    from duetune.core.market import MarketTrace
+    from duetune.core.ports import Forecaster, Policy
+    from duetune.fleets.embedded.client import EmbeddedFleet
+    from duetune.service.submission import Desk
+    from duetune.settings import Settings, SiteSettings
+    from duetune.store.store import Store
+
+SITE_FILE = "site.json"
+POOL = "pool"
+WEEK_HOURS = 168.0
+LINGER_WALL_S = 30.0
+FASTEST_POLL_S = 0.25
+SLOWEST_POLL_S = 10.0
+
+log = logging.getLogger(__name__)
+
+
+def opened_store(settings: Settings) -> Store:
+    """The store of the home, made if it is not there."""
+    from duetune.store import open_store
+
+    settings.home.mkdir(parents=True, exist_ok=True, mode=0o700)
+    return open_store(settings.database)
+
+
+def default_policies() -> tuple[Policy, ...]:
+    """The pool that jobs with ``policy: auto`` choose from."""
+    return policies_named(POOL)
+
+
+def site_market(site: SiteSettings) -> MarketTrace:
+    """The market that the embedded fleet is to replay."""
+    if site.trace is not None:
+        return market_from_file(site.trace, pool=site.pool, slot_hours=site.slot_hours)
+    return market_named(
+        site.market, seed=site.seed, slot_hours=site.slot_hours, slots=SYNTHETIC_SLOTS
+    )
+
+
+def history_slots(site: SiteSettings, trace: MarketTrace) -> int:
+    """How much of the market is known before the replay begins: a week, at most half of it."""
+    if site.history_slots is not None:
+        if not 0 <= site.history_slots < trace.slots:
+            allowed = f"from 0 to {trace.slots - 1}, within the trace of {trace.slots} slots"
+            raise InvalidInput("history_slots", site.history_slots, allowed)
+        return site.history_slots
+    return min(round(WEEK_HOURS / trace.slot_hours), trace.slots // 2)
+
+
+def start_fleet(settings: Settings, site: SiteSettings | None = None) -> EmbeddedFleet:
+    """The home's embedded fleet: the running one, or a new one on ``site``."""
+    from duetune.fleets.embedded import FleetSettings, start_provider
+
+    wanted = settings.site if site is None else site
+    if site is None and (found := running_fleet(settings)) is not None:
+        return found
+    trace = site_market(wanted)
+    settings.fleet.mkdir(parents=True, exist_ok=True, mode=0o700)
+    fleet = start_provider(
+        settings.fleet,
+        FleetSettings(
+            first_slot=history_slots(wanted, trace),
+            wrap=True,
+            speed=wanted.speed,
+            grant_delay_s=wanted.grant_delay_s,
+            notice_s=wanted.notice_s,
+            silent_share=wanted.silent_share,
+            on_demand_capacity=wanted.on_demand_capacity,
+            seed=wanted.seed,
+        ),
+        trace,
+    )
+    site_file = settings.fleet / SITE_FILE
+    temporary = site_file.with_suffix(".tmp")
+    temporary.write_bytes(msgspec.json.encode(wanted))
+    temporary.replace(site_file)
+    return fleet
+
+
+def running_fleet(settings: Settings) -> EmbeddedFleet | None:
+    from duetune.fleets.embedded import EmbeddedFleet, provider_status
+
+    if provider_status(settings.fleet) is None:
+        return None
+    return EmbeddedFleet(settings.fleet)
+
+
+def site_of(settings: Settings) -> SiteSettings:
+    """The site that the home's fleet was started on; the configured one if it never was."""
+    from duetune.settings import SiteSettings
+
+    try:
+        content = (settings.fleet / SITE_FILE).read_bytes()
+        return msgspec.json.decode(content, type=SiteSettings)
+    except (OSError, msgspec.MsgspecError):
+        return settings.site
+
+
+def desk(settings: Settings) -> Desk:
+    """Where jobs are prepared: on the running fleet, or on the one that would be started."""
+    from duetune.core.fleet import MarketReport
+    from duetune.market.resample import slice_slots
+    from duetune.quote.site import CPU, Site
+    from duetune.service.submission import Desk
+
+    running = running_fleet(settings)
+    site = settings.site if running is None else site_of(settings)
+    history: MarketTrace | None
+    if running is not None:
+        market = running.now()
+        history = running.history(round(WEEK_HOURS * 3600 / market.slot_s))
+    else:
+        trace = site_market(site)
+        first = history_slots(site, trace)
+        now = time.time()
+        slot_s = trace.slot_hours * 3600
+        market = MarketReport(now, first, now, slot_s, trace.slot(first))
+        history = slice_slots(trace, 0, first) if first else None
+    return Desk(
+        site=Site(
+            accelerator=site.accelerator or CPU,
+            memory_gb=site.memory_gb,
+            max_gpus=site.max_gpus,
+            speed=site.speed,
+            emulated_microbatch_s=site.emulated_microbatch_s,
+        ),
+        market=market,
+        history=history,
+        pool=default_policies(),
+        policy_named=policy_named,
+        learner=lambda arms: selector_named(settings.selector, arms, jobs=1000),
+    )
+
+
+def live_forecaster(name: str) -> Forecaster:
+    """A forecaster that knows only what it was shown."""
+    from duetune.forecast.simple import LastValue, SeasonalNaive
+
+    match name.split(":"):
+        case ["last"]:
+            return LastValue()
+        case ["seasonal", slots] if slots.isdecimal():
+            return SeasonalNaive(int(slots))
+        case _:
+            raise InvalidInput("forecast", name, "last or seasonal:SLOTS for jobs that run")
+
+
+def make_controller(settings: Settings, store: Store, fleet: EmbeddedFleet) -> Controller:
+    from duetune.control import Books, Controller, World
+    from duetune.control.crash_points import with_crash_points
+    from duetune.control.learning import PoolLearning
+    from duetune.control.reports import FolderReports
+    from duetune.service.observations import record_observations
+
+    speed = fleet.clock.speed
+    live_forecaster(settings.forecast)
+    world, books = with_crash_points(
+        World(
+            fleet=fleet,
+            feed=fleet,
+            clock=fleet.clock,
+            reports=FolderReports(settings.jobs, fleet.clock, speed),
+            speed=speed,
+            revive=lambda: _revive(settings),
+        ),
+        Books(store.journal, store.wishes, store.unsettled),
+    )
+    slot_wall_s = fleet.now().slot_s / speed
+    return Controller(
+        world,
+        books,
+        policy_named=policy_named,
+        forecaster=lambda: live_forecaster(settings.forecast),
+        learning=PoolLearning(
+            store.selector,
+            default_policies(),
+            lambda job, story: record_observations(store, site_of(settings), job, story),
+        ),
+        poll_wall_s=min(SLOWEST_POLL_S, max(FASTEST_POLL_S, slot_wall_s / 20)),
+    )
+
+
+def run_controller(settings: Settings) -> None:
+    """The controller's process: until all jobs are over, or it is told to stop."""
+    store = opened_store(settings)
+    fleet = start_fleet(settings)
+    controller = make_controller(settings, store, fleet)
+    stopping: list[int] = []
+
+    def stop(number: int, _: FrameType | None) -> None:
+        stopping.append(number)
+        fleet.clock.interrupt()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, stop)
+    log.info("controller of %s begins", settings.home)
+    controller.run(linger_s=LINGER_WALL_S * fleet.clock.speed, stop=lambda: bool(stopping))
+    log.info("controller of %s ends", settings.home)
+
+
+def _revive(settings: Settings) -> None:
+    """A fleet that died is started again; one that is merely slow is left alone."""
+    if running_fleet(settings) is not None:
+        return
+    try:
+        start_fleet(settings, site_of(settings))
+    except (FleetError, InvalidInput) as error:
+        log.warning("the fleet cannot be started again: %s", error)

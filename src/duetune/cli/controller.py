@@ -1,0 +1,62 @@
+"""``duetune controller``: the process that runs the jobs."""
+
+from __future__ import annotations
+
+import logging
+
+import click
+
+from duetune.cli.home import Answer, Home, json_option, print_answer
+
+
+class ControllerAnswer(Answer, frozen=True, kw_only=True):
+    running: bool
+    pid: int | None = None
+
+
+@click.group()
+def controller() -> None:
+    """The process that runs the jobs. `launch` starts it; it ends when all jobs are over."""
+
+
+@controller.command()
+def run() -> None:
+    """Be the controller, in the foreground."""
+    from duetune.bootstrap import live
+    from duetune.service.processes import sole_controller
+
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", datefmt="%H:%M:%S"
+    )
+    settings = Home().settings
+    with sole_controller(settings) as alone:
+        if alone:
+            live.run_controller(settings)
+        else:
+            click.echo("Another controller is running.")
+
+
+@controller.command()
+@json_option
+def start(as_json: bool) -> None:
+    """Start it in the background, if none is running."""
+    from duetune.service.processes import start_controller
+
+    pid = start_controller(Home().settings)
+    if as_json:
+        print_answer(ControllerAnswer(command="controller start", running=True, pid=pid))
+    else:
+        click.echo(f"Controller {pid} is running.")
+
+
+@controller.command()
+@json_option
+def status(as_json: bool) -> None:
+    """Whether one is running."""
+    pid = Home().controller
+    if as_json:
+        print_answer(
+            ControllerAnswer(command="controller status", running=pid is not None, pid=pid)
+        )
+    else:
+        click.echo(f"Controller {pid} is running." if pid else "No controller is running.")

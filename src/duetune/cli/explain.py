@@ -1,0 +1,139 @@
+"""``duetune explain``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from duetune import bootstrap
+from duetune.cli.home import Answer, Home, json_option, print_answer
+
+if TYPE_CHECKING:
+    from duetune.service.explanation import Explanation, SlotExplained
+    from duetune.store.rows import JobRow
+
+
+class ExplainAnswer(Answer, frozen=True, kw_only=True):
+    explanation: Explanation
+
+
+@click.command()
+@click.argument("job")
+@click.argument("slot", type=int, required=False)
+@click.option("--plot", metavar="FILE", help="Draw the run over time: .png, .svg or .pdf.")
+@json_option
+def explain(job: str, slot: int | None, plot: str | None, as_json: bool) -> None:
+    """Why a job held what it held, slot by slot; with SLOT, one decision in full."""
+    from duetune.service.explanation import explained
+
+    home = Home()
+    target = None
+    if plot is not None:
+        from duetune.simulate import plots
+
+        target = plots.checked_plot(plot, "--plot")
+    row = home.store.job(job)
+    story = home.store.journal.read(row.id)
+    explanation = explained(row.id, story, bootstrap.policy_named, slot=slot)
+    if target is not None:
+        from duetune.simulate import plots
+
+        plots.save_figure(plots.timeline_figure(row.name, story), target)
+    if as_json:
+        print_answer(ExplainAnswer(command="explain", explanation=explanation))
+        return
+    if slot is None:
+        _show_run(row, explanation)
+    else:
+        for each in explanation.slots:
+            _show_slot(each, explanation.policy)
+    if target is not None:
+        click.echo(f"Plot: {target}")
+
+
+def _show_run(row: JobRow, explanation: Explanation) -> None:
+    from rich.markup import escape
+
+    from duetune.cli import tables
+    from duetune.simulate.summary import dollars
+
+    screen = tables.console()
+    screen.print(f"{escape(row.id)}: policy {escape(explanation.policy)} ({explanation.chosen})")
+    screen.print()
+    table = tables.new_table(
+        *("slot", "$/GPU-h", "avail", "had", "spot", "on-dem", "step", "spent", "why"),
+        left=("why",),
+        gap=1,
+    )
+    for each in explanation.slots:
+        table.add_row(
+            str(each.slot),
+            f"{each.spot_price:.2f}",
+            str(each.available),
+            f"{each.held.spot}+{each.held.on_demand}",
+            f"[cyan]{each.decided.spot}[/]",
+            f"[yellow]{each.decided.on_demand}[/]",
+            f"{each.step:.0f}",
+            dollars(each.spent),
+            escape(each.reason),
+        )
+    screen.print(table)
+    if not explanation.whole_runs:
+        return
+    screen.print()
+    runs = tables.new_table("on the same market", "finished", "cost", left=("on the same market",))
+    if explanation.cost is not None:
+        runs.add_row("[bold]this job, as billed[/]", _finished(row), dollars(explanation.cost))
+    for run in explanation.whole_runs:
+        finished = "never" if run.finished is None else f"slot {run.finished}"
+        late = "" if run.on_time else " [red](late)[/]"
+        runs.add_row(escape(run.policy), finished + late, dollars(run.cost))
+    screen.print(runs)
+    screen.print("[dim]The others are simulated with the measured speed; slots that the job did")
+    screen.print("[dim]not see are taken to be like its last one.[/]")
+
+
+def _finished(row: JobRow) -> str:
+    return "never" if row.finished_at is None else "done"
+
+
+def _show_slot(each: SlotExplained, policy: str) -> None:
+    from rich.markup import escape
+
+    from duetune.cli import tables
+    from duetune.simulate.summary import dollars
+
+    screen = tables.console()
+    ahead = ", ".join(f"{count} at ${price:.2f}" for price, count in each.expected)
+    pace = ", ".join(f"{gpus} GPU: {steps:.1f}" for gpus, steps in each.pace.items())
+    screen.print(f"[bold]Slot {each.slot}[/]")
+    screen.print(
+        f"  seen      spot ${each.spot_price:.2f} with {each.available} available, on demand "
+        f"${each.on_demand_price:.2f} per GPU and hour"
+    )
+    screen.print(f"  expected  {ahead}")
+    screen.print(
+        f"  progress  step {each.step:.0f} of {each.work:.0f}; spent {dollars(each.spent)}; "
+        f"had {each.held.spot} spot and {each.held.on_demand} on demand"
+    )
+    screen.print(f"  speed     {pace or 'not measured yet'} (steps per slot)")
+    screen.print(
+        f"  decided   [cyan]{each.decided.spot} spot[/], "
+        f"[yellow]{each.decided.on_demand} on demand[/] for {dollars(each.charge)}"
+    )
+    screen.print(f"  why       {escape(policy)}: {escape(each.reason)}")
+    if each.others:
+        screen.print()
+        table = tables.new_table(
+            *("in its place", "spot", "on-dem", "charge", "why"), left=("in its place", "why")
+        )
+        for other in each.others:
+            table.add_row(
+                escape(other.policy),
+                str(other.allocation.spot),
+                str(other.allocation.on_demand),
+                dollars(other.charge),
+                escape(other.reason),
+            )
+        screen.print(table)

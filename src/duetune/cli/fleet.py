@@ -1,0 +1,129 @@
+"""``duetune fleet``: the embedded fleet of this machine."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+import msgspec
+
+from duetune.cli.home import Answer, Home, json_option, print_answer
+
+if TYPE_CHECKING:
+    from duetune.fleets.embedded.wire import FleetStatus
+
+
+class FleetAnswer(Answer, frozen=True, kw_only=True):
+    running: bool
+    pid: int | None = None
+    market: str | None = None
+    speed: float | None = None
+    spot_price: float | None = None
+    available: int | None = None
+    on_demand_price: float | None = None
+    spot_held: int = 0
+    on_demand_held: int = 0
+    spent: float = 0.0
+    warm: str | None = None
+
+
+@click.group()
+def fleet() -> None:
+    """The embedded fleet: emulated spot and on-demand GPUs on this machine.
+
+    It replays a recorded or synthetic market in scaled time, and grants, takes and bills nodes as
+    a cloud would; a node is a group of processes. `launch` starts it if need be.
+    """
+
+
+@fleet.command()
+@click.option("--market", metavar="KIND", help="A synthetic market (see 'duetune markets').")
+@click.option("--trace", metavar="FILE", help="A recorded market instead.")
+@click.option("--pool", metavar="NAME", help="The pool of the trace: first if none.")
+@click.option("--slot-hours", type=float, metavar="HOURS", help="Resample the market to this.")
+@click.option("--history", type=int, metavar="SLOTS", help="Slots known before the replay begins.")
+@click.option("--speed", type=float, help="Market seconds per second.  [default: 1]")
+@click.option("--max-gpus", type=int, help="The most GPUs a job may hold.  [default: 4]")
+@click.option("--accelerator", metavar="NAME", help="What the GPUs are called, such as H100.")
+@click.option(
+    "--emulated-microbatch",
+    type=float,
+    metavar="SECONDS",
+    help="An emulated GPU: a microbatch takes at least so long.",
+)
+@click.option("--grant-delay", type=float, metavar="SECONDS", help="From request to node.")
+@click.option("--notice", type=float, metavar="SECONDS", help="Between notice and taking.")
+@click.option("--silent", type=float, metavar="SHARE", help="Of nodes taken without notice.")
+@click.option("--seed", type=int, help="For all that is drawn by chance.")
+@json_option
+def start(as_json: bool, **chosen: object) -> None:
+    """Start it; what is not said is as in config.toml."""
+    from duetune.bootstrap import live
+
+    home = Home()
+    names = {
+        "history": "history_slots",
+        "emulated_microbatch": "emulated_microbatch_s",
+        "grant_delay": "grant_delay_s",
+        "notice": "notice_s",
+        "silent": "silent_share",
+    }
+    changes = {names.get(key, key): value for key, value in chosen.items() if value is not None}
+    site = msgspec.structs.replace(home.settings.site, **changes)
+    running = live.start_fleet(home.settings, site)
+    _show("fleet start", running.status(), as_json=as_json)
+
+
+@fleet.command()
+@json_option
+def status(as_json: bool) -> None:
+    """What it is doing."""
+    running = Home().fleet
+    _show("fleet status", None if running is None else running.status(), as_json=as_json)
+
+
+@fleet.command()
+@json_option
+def stop(as_json: bool) -> None:
+    """Take all nodes and end it. Jobs that are not over keep their checkpoints."""
+    from duetune.fleets.embedded import stop_provider
+
+    was_running = stop_provider(Home().settings.fleet)
+    if as_json:
+        print_answer(FleetAnswer(command="fleet stop", running=False))
+    else:
+        click.echo("The fleet is stopped." if was_running else "No fleet was running.")
+
+
+def _show(command: str, status: FleetStatus | None, *, as_json: bool) -> None:
+    if status is None:
+        answer = FleetAnswer(command=command, running=False)
+    else:
+        hours = status.report.slot_s / 3600
+        slot = status.report.slot
+        answer = FleetAnswer(
+            command=command,
+            running=True,
+            pid=status.pid,
+            market=status.market,
+            speed=status.settings.speed,
+            spot_price=slot.spot_price / hours,
+            available=slot.available,
+            on_demand_price=slot.on_demand_price / hours,
+            spot_held=status.spot_held,
+            on_demand_held=status.on_demand_held,
+            spent=status.spent,
+            warm=status.warm,
+        )
+    if as_json:
+        print_answer(answer)
+        return
+    if not answer.running:
+        click.echo("No fleet is running.")
+        return
+    click.echo(
+        f"Fleet {answer.pid} on market {answer.market} at {answer.speed:g}x: "
+        f"spot ${answer.spot_price:.2f}, {answer.available} available, "
+        f"on demand ${answer.on_demand_price:.2f} per GPU and hour; "
+        f"held {answer.spot_held} spot, {answer.on_demand_held} on demand."
+    )

@@ -1,0 +1,138 @@
+"""``duetune plan`` and ``duetune launch``."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+import click
+
+from duetune.cli.home import Answer, Home, json_option, print_answer
+
+if TYPE_CHECKING:
+    from duetune.quote import Configuration, Quote
+    from duetune.service.look import Look
+    from duetune.service.submission import Prepared
+
+OVER_BADLY = 1
+
+
+class PlanAnswer(Answer, frozen=True, kw_only=True):
+    name: str
+    policy: str
+    chosen: str
+    configuration: Configuration
+    quote: Quote
+
+
+class LaunchAnswer(Answer, frozen=True, kw_only=True):
+    job: str
+    policy: str
+    controller: int
+    status: Look | None = None
+
+
+@click.command()
+@click.argument("spec", metavar="JOB.YAML")
+@click.option("--seed", type=int, default=0, show_default=True, help="Of the scenarios.")
+@json_option
+def plan(spec: str, seed: int, as_json: bool) -> None:
+    """What a job would be, cost and take: nothing is started or spent."""
+    home = Home()
+    prepared = _prepared(home, spec, seed)
+    if as_json:
+        print_answer(
+            PlanAnswer(
+                command="plan",
+                name=prepared.spec.name,
+                policy=prepared.policy,
+                chosen=prepared.chosen,
+                configuration=prepared.configuration,
+                quote=prepared.quote,
+            )
+        )
+        return
+    from duetune.cli.plan_tables import show_plan
+
+    show_plan(prepared)
+
+
+@click.command()
+@click.argument("spec", metavar="JOB.YAML")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask before spending.")
+@click.option("-d", "--detach", is_flag=True, help="Return at once; the job goes on.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Of the scenarios.")
+@json_option
+def launch(spec: str, yes: bool, detach: bool, seed: int, as_json: bool) -> None:
+    """Plan a job, ask, run it, and show how it goes.
+
+    The job goes on when this command is interrupted; `duetune cancel` stops it. The exit status is
+    0 if the job succeeded, 1 if it failed or was cancelled.
+    """
+    from duetune.bootstrap import live
+    from duetune.cli.status import watch
+    from duetune.service.processes import start_controller
+    from duetune.service.submission import submit
+
+    home = Home()
+    _require_training(spec)
+    fleet = live.start_fleet(home.settings)
+    prepared = _prepared(home, spec, seed)
+    if not as_json:
+        from duetune.cli.plan_tables import show_plan
+
+        show_plan(prepared)
+    if not yes:
+        if not sys.stdin.isatty():
+            raise click.UsageError("this spends money: confirm with --yes")
+        click.confirm("Launch it?", abort=True)
+    job = submit(prepared, home.settings, home.store, now=fleet.clock.now())
+    controller = start_controller(home.settings)
+    if detach:
+        if as_json:
+            print_answer(
+                LaunchAnswer(
+                    command="launch", job=job, policy=prepared.policy, controller=controller
+                )
+            )
+        else:
+            click.echo(f"Job {job} is launched: 'duetune status {job} -f' follows it.")
+        return
+    try:
+        look = watch(home, job, silent=as_json)
+    except KeyboardInterrupt:
+        click.echo(f"\nJob {job} goes on: 'duetune status {job} -f', 'duetune cancel {job}'.")
+        raise
+    if as_json:
+        print_answer(
+            LaunchAnswer(
+                command="launch",
+                job=job,
+                policy=prepared.policy,
+                controller=controller,
+                status=look,
+            )
+        )
+    if look.job.status.value != "SUCCEEDED":
+        sys.exit(OVER_BADLY)
+
+
+def _prepared(home: Home, spec: str, seed: int) -> Prepared:
+    from duetune.bootstrap import live
+    from duetune.service.submission import prepare
+    from duetune.spec.load import load_checked
+
+    loaded = load_checked(spec)
+    return prepare(loaded, live.desk(home.settings), home.store, seed=seed)
+
+
+def _require_training(spec: str) -> None:
+    """Before anything is started: what the job will run with must be installed."""
+    from importlib.util import find_spec
+
+    from duetune.errors import MissingExtra
+    from duetune.spec.load import load_checked
+
+    own_command = load_checked(spec).run is not None
+    if not own_command and any(find_spec(name) is None for name in ("torch", "torchft", "peft")):
+        raise MissingExtra("training", "train")

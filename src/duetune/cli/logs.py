@@ -1,0 +1,69 @@
+"""``duetune logs``."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import click
+
+from duetune.cli.home import Home
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+POLL_S = 0.3
+
+
+@click.command()
+@click.argument("job")
+@click.option("-f", "--follow", is_flag=True, help="Go on until the job is over.")
+@click.option("--node", metavar="ID", help="Only this node.")
+@click.option("-n", "--tail", type=click.IntRange(0), help="Only the last so many lines of each.")
+@click.option("--controller", is_flag=True, help="The controller's log instead.")
+def logs(job: str, follow: bool, node: str | None, tail: int | None, controller: bool) -> None:
+    """What a job's nodes wrote, each line with its node."""
+    from duetune.errors import NotFound
+    from duetune.service.processes import LOG_FILE
+
+    home = Home()
+    row = home.store.job(job)
+    folder = home.settings.folder(row.id) / "logs"
+    if controller:
+        _print_new({home.settings.home / LOG_FILE: 0}, tail, {})
+        return
+    read: dict[Path, int] = {}
+    unfinished: dict[Path, str] = {}
+    first = True
+    while True:
+        over = home.store.job(row.id).status.final
+        for path in sorted(folder.glob("*.log")):
+            if node is None or path.stem == node:
+                read.setdefault(path, 0)
+        if node is not None and not read:
+            known = ", ".join(sorted(path.stem for path in folder.glob("*.log")))
+            raise NotFound("node", node, known)
+        _print_new(read, tail if first else None, unfinished)
+        first = False
+        if not follow or over:
+            return
+        time.sleep(POLL_S)
+
+
+def _print_new(read: dict[Path, int], tail: int | None, unfinished: dict[Path, str]) -> None:
+    for path, place in read.items():
+        try:
+            with path.open("rb") as file:
+                file.seek(place)
+                content = file.read()
+        except OSError:
+            continue
+        read[path] = place + len(content)
+        text = unfinished.pop(path, "") + content.decode("utf-8", "replace")
+        lines = text.split("\n")
+        # The last line may still be written; it is shown once it is whole.
+        if lines[-1]:
+            unfinished[path] = lines[-1]
+        lines = lines[:-1]
+        for line in lines if tail is None else lines[max(0, len(lines) - tail) :]:
+            click.echo(f"{path.stem} | {line}")

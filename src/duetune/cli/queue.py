@@ -1,0 +1,134 @@
+"""``duetune queue`` and ``duetune cost-report``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from duetune.cli.home import Answer, Home, duration_words, json_option, print_answer
+
+if TYPE_CHECKING:
+    from duetune.core.events import Status
+    from duetune.store.rows import CostLine, JobRow
+
+COLOURS = {
+    "QUEUED": "yellow",
+    "RUNNING": "cyan",
+    "PAUSED": "yellow",
+    "STOPPING": "yellow",
+    "SUCCEEDED": "green",
+    "FAILED": "red",
+    "CANCELLED": "dim",
+}
+
+
+class QueueAnswer(Answer, frozen=True, kw_only=True):
+    controller: int | None
+    jobs: tuple[JobRow, ...]
+
+
+class CostAnswer(Answer, frozen=True, kw_only=True):
+    by: str
+    total: float
+    lines: tuple[CostLine, ...]
+
+
+@click.command()
+@click.option("--all", "everything", is_flag=True, help="Those that are over, too.")
+@click.option("--limit", type=click.IntRange(1), default=50, show_default=True)
+@json_option
+def queue(everything: bool, limit: int, as_json: bool) -> None:
+    """Jobs that are not over, newest first."""
+    from duetune.core.events import Status
+
+    home = Home()
+    alive = [each for each in Status if not each.final]
+    rows = home.store.jobs(status=None if everything else alive, limit=limit)
+    if as_json:
+        answer = QueueAnswer(command="queue", controller=home.controller, jobs=tuple(rows))
+        print_answer(answer)
+        return
+    if not rows:
+        click.echo("No jobs." if everything else "No jobs that are not over; --all shows all.")
+        return
+    _show(rows, home)
+
+
+def _show(rows: list[JobRow], home: Home) -> None:
+    from rich.markup import escape
+
+    from duetune.cli import tables
+    from duetune.simulate.summary import dollars
+
+    table = tables.new_table(
+        *("job", "status", "steps", "spot", "on-dem", "spent", "due", "policy"),
+        left=("job", "status", "due", "policy"),
+    )
+    fleet = home.fleet
+    now = None if fleet is None else fleet.clock.now()
+    for row in rows:
+        table.add_row(
+            escape(row.id),
+            status_words(row.status),
+            f"{row.step}/{row.total_steps}",
+            str(row.spot),
+            str(row.on_demand),
+            dollars(row.spent),
+            _due(row, now),
+            escape(row.policy),
+        )
+    tables.console().print(table)
+    if home.controller is None and any(not row.status.final for row in rows):
+        click.echo("No controller is running: 'duetune controller start' goes on with these jobs.")
+
+
+def status_words(status: Status) -> str:
+    colour = COLOURS[status.value]
+    return f"[{colour}]{status.value}[/]"
+
+
+def _due(row: JobRow, now: float | None) -> str:
+    if row.status.final:
+        if row.finished_at is None:
+            return "-"
+        spare = row.deadline_at - row.finished_at
+        return f"{duration_words(abs(spare))} {'early' if spare >= 0 else 'late'}"
+    if now is None:
+        return "?"
+    left = row.deadline_at - now
+    return f"in {duration_words(left)}" if left >= 0 else f"{duration_words(-left)} ago"
+
+
+@click.command("cost-report")
+@click.option(
+    "--by",
+    type=click.Choice(["job", "day", "kind", "tag"]),
+    default="job",
+    show_default=True,
+    help="What to add up by.",
+)
+@json_option
+def cost_report(by: str, as_json: bool) -> None:
+    """Every cent: what was charged, by job, day, kind of GPU or tag."""
+    from duetune.cli import tables
+    from duetune.simulate.summary import dollars
+    from duetune.store.rows import CostBy
+
+    home = Home()
+    lines = home.store.cost_report(CostBy(by))
+    total = sum(charge.dollars for charge in home.store.charges())
+    if as_json:
+        print_answer(CostAnswer(command="cost-report", by=by, total=total, lines=tuple(lines)))
+        return
+    if not lines:
+        click.echo("Nothing was charged yet.")
+        return
+    table = tables.new_table(by, "cost", "GPU-hours", "nodes", left=(by,))
+    for line in lines:
+        table.add_row(
+            line.key or "(none)", dollars(line.dollars), f"{line.gpu_hours:.2f}", str(line.nodes)
+        )
+    screen = tables.console()
+    screen.print(table)
+    screen.print(f"Total {dollars(total)}" + (" (tags may overlap)" if by == "tag" else ""))

@@ -1,0 +1,168 @@
+"""``duetune status``, and the live view that ``launch`` shows."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import click
+
+from duetune.cli.home import Answer, Home, duration_words, json_option, print_answer
+
+if TYPE_CHECKING:
+    from rich.console import Group
+
+    from duetune.service.look import Look
+
+REFRESH_S = 0.5
+BAR = 40
+
+
+class StatusAnswer(Answer, frozen=True, kw_only=True):
+    status: Look
+
+
+@click.command()
+@click.argument("job")
+@click.option("-f", "--follow", is_flag=True, help="Go on until the job is over.")
+@json_option
+def status(job: str, follow: bool, as_json: bool) -> None:
+    """How a job is doing."""
+    home = Home()
+    name = home.store.job(job).id
+    if follow and not as_json:
+        watch(home, name)
+        return
+    look = looked(home, name)
+    if as_json:
+        print_answer(StatusAnswer(command="status", status=look))
+        return
+    from duetune.cli import tables
+
+    tables.console().print(panel(look))
+    if not look.job.status.final and look.controller is None:
+        click.echo("No controller is running: 'duetune controller start' goes on with this job.")
+
+
+def looked(home: Home, job: str) -> Look:
+    from duetune.service.look import look_at
+
+    row = home.store.job(job)
+    return look_at(row, home.settings, home.store, home.fleet, controller=home.controller)
+
+
+def watch(home: Home, job: str, *, silent: bool = False) -> Look:
+    """Until the job is over. In a pipe, a line whenever something has changed."""
+    from rich.live import Live
+
+    from duetune.cli import tables
+
+    screen = tables.console()
+    look = looked(home, job)
+    if silent or not screen.is_terminal:
+        return _lines(home, job, silent=silent)
+    with Live(panel(look), console=screen, refresh_per_second=4) as live:
+        while not look.job.status.final:
+            time.sleep(REFRESH_S)
+            look = looked(home, job)
+            live.update(panel(look))
+    return look
+
+
+def _lines(home: Home, job: str, *, silent: bool) -> Look:
+    said = ""
+    while True:
+        look = looked(home, job)
+        running = [node for node in look.nodes if node.state.value == "running"]
+        spot = sum(node.kind.value == "spot" for node in running)
+        held = f"{spot} spot, {len(running) - spot} on demand"
+        words = f"{look.job.status.value} slot {look.slot}: {held}"
+        if words != said and not silent:
+            progress = look.progress
+            loss = "" if progress.loss is None else f", loss {progress.loss:.3f}"
+            click.echo(
+                f"{words}; step {progress.step}/{progress.total_steps}{loss}, ${look.spent:.2f}"
+            )
+            said = words
+        if look.job.status.final:
+            return look
+        time.sleep(REFRESH_S)
+
+
+def panel(look: Look) -> Group:
+    """A few lines that say it all."""
+    from rich.console import Group
+    from rich.markup import escape
+    from rich.table import Table
+    from rich.text import Text
+
+    from duetune.cli.queue import status_words
+    from duetune.simulate.summary import dollars
+
+    row, progress = look.job, look.progress
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="dim")
+    grid.add_column()
+    total = progress.total_steps or row.total_steps
+    share = min(1.0, progress.step / total) if total else 0.0
+    full = int(share * BAR)
+    bar = f"[green]{'█' * full}[/][dim]{'░' * (BAR - full)}[/] {int(share * 100):>3}%"
+    grid.add_row("steps", f"{bar}  {progress.step} of {total}{_loss(look)}")
+    grid.add_row("GPUs", _gpus(look))
+    if look.market is not None:
+        grid.add_row(
+            "market",
+            f"spot {dollars(look.market.spot_price)}, {look.market.available} available; "
+            f"on demand {dollars(look.market.on_demand_price)} per GPU and hour",
+        )
+    budget = "" if row.budget is None else f" of at most {dollars(row.budget)}"
+    grid.add_row("spent", f"{dollars(look.spent)}{budget}")
+    grid.add_row("due", _due(look))
+    grid.add_row("policy", escape(row.policy))
+    if row.reason:
+        grid.add_row("why", escape(row.reason))
+    if row.output:
+        grid.add_row("output", escape(row.output))
+    title = Text.from_markup(f"[bold]{escape(row.id)}[/]  {status_words(row.status)}")
+    return Group(title, grid)
+
+
+def _loss(look: Look) -> str:
+    progress = look.progress
+    if progress.eval_loss is not None and progress.base_eval_loss is not None:
+        return f", held-out loss {progress.base_eval_loss:.3f} -> {progress.eval_loss:.3f}"
+    return "" if progress.loss is None else f", loss {progress.loss:.3f}"
+
+
+def _gpus(look: Look) -> str:
+    if look.job.status.final:
+        lost = f"{look.job.preemptions} preempted, {look.resizes} resizes"
+        return f"none any more ({lost}, {look.lost_steps} steps done twice)"
+    running = [node for node in look.nodes if node.state.value == "running"]
+    coming = sum(node.state.value == "requested" for node in look.nodes)
+    going = sum(node.notice_at is not None for node in running)
+    spot = sum(node.kind.value == "spot" for node in running)
+    words = f"[cyan]{spot} spot[/], [yellow]{len(running) - spot} on demand[/]"
+    words += f", {coming} requested" if coming else ""
+    words += f", [red]{going} about to be taken[/]" if going else ""
+    return f"{words}; {look.job.preemptions} preempted so far"
+
+
+def _due(look: Look) -> str:
+    row = look.job
+    if row.status.final:
+        if row.finished_at is None:
+            return "not finished"
+        spare = row.deadline_at - row.finished_at
+        words = f"{duration_words(abs(spare))} {'before' if spare >= 0 else 'after'} the deadline"
+        return f"[green]{words}[/]" if spare >= 0 else f"[red]{words}[/]"
+    slots = f"slot {look.slot} of {look.deadline_slot}"
+    if look.now is None:
+        return slots
+    left = row.deadline_at - look.now
+    words = f"in {duration_words(left)}" if left >= 0 else f"[red]{duration_words(-left)} ago[/]"
+    finish = ""
+    if look.projected_finish is not None:
+        ahead = duration_words(look.projected_finish - look.now)
+        finish = f"; done in {ahead} at this size"
+    return f"{words} ({slots}){finish}"

@@ -1,0 +1,1 @@
+"""What people and programs ask of duetune: plan, submit, wish, look, explain."""

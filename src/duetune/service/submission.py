@@ -1,0 +1,241 @@
+"""From a spec to a job in the journal: configure, quote, choose a policy, write it all down."""
+
+from __future__ import annotations
+
+import os
+import secrets as randomness
+import shlex
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from duetune.control.learning import learnt_utilities
+from duetune.core.events import Submitted
+from duetune.core.fleet import Task
+from duetune.errors import InvalidInput
+from duetune.forecast.outlook import outlook_at
+from duetune.quote import Configuration, Quote, Terms, configure, job_terms, make_quote
+from duetune.quote.model import model_facts
+from duetune.selection.learner import Play
+from duetune.service.measured import measured_paces
+from duetune.service.wishes import seconds_until
+from duetune.spec.places import is_path
+from duetune.training.data import check_dataset
+from duetune.training.task import TrainingTask, write_task
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from duetune.core.decision import Outlook
+    from duetune.core.fleet import MarketReport
+    from duetune.core.market import MarketTrace
+    from duetune.core.ports import Policy
+    from duetune.quote.site import Site
+    from duetune.selection.learner import Learner
+    from duetune.settings import Settings
+    from duetune.spec.schema import JobSpec
+    from duetune.store.store import Store
+
+TRUST = 0.9
+"""How much the scenarios of the quote count before any job was learnt from."""
+
+SCENARIOS = 100
+TRAINER = "duetune.training.worker"
+SECRETS_FILE = "secrets.json"
+SPEC_FILE = "job.yaml"
+_LETTERS = "bcdfghjkmnpqrstvwxz23456789"
+
+
+class Prepared(msgspec.Struct, frozen=True):
+    """A job that could be submitted: nothing has been written or spent."""
+
+    spec: JobSpec
+    configuration: Configuration
+    terms: Terms
+    quote: Quote
+    policy: str
+    chosen: str
+    rows: int | None
+    outlook: Outlook
+
+
+class Desk(msgspec.Struct, frozen=True):
+    """What is needed to prepare a job: the site, its market now and before, the pool."""
+
+    site: Site
+    market: MarketReport
+    history: MarketTrace | None
+    pool: tuple[Policy, ...]
+    policy_named: Callable[[str], Policy]
+    learner: Callable[[int], Learner]
+
+
+def prepare(spec: JobSpec, desk: Desk, store: Store, *, seed: int = 0) -> Prepared:
+    """All that can be wrong with a job is found here, before anything is spent."""
+    now = desk.market.at
+    _check_environment(spec, os.environ)
+    left = seconds_until(spec.deadline, desk.site.speed)
+    spec = spec.model_copy(update={"deadline": timedelta(seconds=left)})
+    rows = _rows(spec)
+    facts = None if spec.model is None else model_facts(spec.model)
+    measured = measured_paces(store.observations.observations(), spec)
+    configuration = configure(spec, desk.site, rows, facts, measured)
+    terms = job_terms(spec, configuration, desk.site, desk.market, now)
+    history = desk.history
+    quote = make_quote(
+        terms,
+        desk.pool,
+        market_history=history,
+        now=desk.market,
+        scenarios=SCENARIOS,
+        seed=seed,
+    )
+    policy, chosen = _chosen(spec, terms, desk, quote.utilities, store)
+    return Prepared(
+        spec=spec,
+        configuration=configuration,
+        terms=terms,
+        quote=quote.with_policy(desk.policy_named(policy)),
+        policy=policy,
+        chosen=chosen,
+        rows=rows,
+        outlook=_outlook(desk),
+    )
+
+
+def submit(prepared: Prepared, settings: Settings, store: Store, *, now: float) -> str:
+    """The id of the new job. Its folder is there before the journal knows of it, so that no
+    controller can find a job without one.
+    """
+    job = _identifier(prepared.spec.name)
+    folder = settings.folder(job)
+    folder.mkdir(parents=True, mode=0o700)
+    (folder / "logs").mkdir()
+    (folder / SPEC_FILE).write_text(prepared.spec.to_yaml(), "utf-8")
+    _write_secrets(folder, prepared.spec, os.environ)
+    if prepared.spec.run is None:
+        write_task(folder, training_task(prepared))
+    terms = prepared.terms
+    event = Submitted(
+        at=now,
+        spec=prepared.spec.model_dump_json(exclude_defaults=True),
+        job=terms.job,
+        task=_node_task(prepared.spec, folder),
+        policy=prepared.policy,
+        origin=terms.origin,
+        slot_s=terms.slot_s,
+        chosen=prepared.chosen,
+        max_price=terms.max_price,
+        outlook=prepared.outlook,
+        stop_at=terms.stop_at,
+    )
+    store.journal.append(job, [event], expected=0)
+    return job
+
+
+def training_task(prepared: Prepared) -> TrainingTask:
+    spec, chosen = prepared.spec, prepared.configuration
+    given = dict(spec.training.given)
+    for field in (
+        *("num_train_epochs", "max_steps", "per_device_train_batch_size", "bf16", "fp16"),
+        *("gradient_accumulation_steps", "gradient_checkpointing", "max_length"),
+    ):
+        given.pop(field, None)
+    every = spec.checkpoint.every
+    return msgspec.convert(
+        {
+            "model": spec.model,
+            "dataset": spec.dataset,
+            "method": chosen.method,
+            "max_steps": chosen.total_steps,
+            "per_device_train_batch_size": chosen.microbatch,
+            "gradient_accumulation_steps": chosen.accumulation,
+            "global_batch": chosen.global_batch,
+            "max_length": chosen.max_length,
+            "bf16": chosen.precision == "bf16",
+            "fp16": chosen.precision == "fp16",
+            "gradient_checkpointing": chosen.gradient_checkpointing,
+            "checkpoint_every_s": every.total_seconds() if isinstance(every, timedelta) else None,
+            "emulated_microbatch_s": chosen.emulated_microbatch_s,
+            **given,
+        },
+        TrainingTask,
+    )
+
+
+def _rows(spec: JobSpec) -> int | None:
+    """How many rows the dataset has; None where it is not on this machine."""
+    if spec.training.eval_dataset is not None and is_path(spec.training.eval_dataset):
+        check_dataset(spec.training.eval_dataset)
+    if spec.dataset is None or not is_path(spec.dataset):
+        return None
+    return check_dataset(spec.dataset).rows
+
+
+def _chosen(
+    spec: JobSpec, terms: Terms, desk: Desk, scenarios: NDArray[np.float64], store: Store
+) -> tuple[str, str]:
+    """The policy and how it came to be chosen."""
+    if terms.policy is not None:
+        return terms.policy, f"resources.spot is {spec.resources.spot.value}"
+    if spec.policy != "auto":
+        return desk.policy_named(spec.policy).name, "named in the spec"
+    names = [policy.name for policy in desk.pool]
+    learnt = learnt_utilities(store.selector, names)
+    learner = desk.learner(len(names))
+    learner.warm_start(scenarios, trust=TRUST)
+    for row in learnt:
+        learner.learn(row)
+    best = int(learner.weights.argmax())
+    jobs = "no job yet" if not len(learnt) else f"{len(learnt)} finished jobs"
+    return names[best], f"best of {len(names)} on {len(scenarios)} scenarios and {jobs}"
+
+
+def _outlook(desk: Desk) -> Outlook:
+    from duetune.core.decision import Outlook  # noqa: PLC0415
+
+    if desk.history is None:
+        return Outlook(float(desk.market.slot.available), desk.market.slot.spot_price)
+    return outlook_at(desk.history, desk.history.slots - 1)
+
+
+def _identifier(name: str) -> str:
+    suffix = "".join(randomness.choice(_LETTERS) for _ in range(5))
+    return f"{name[:40].lower().strip('-._')}-{suffix}"
+
+
+def _node_task(spec: JobSpec, folder: Path) -> Task:
+    environment = {
+        name: os.environ[name] if value is None else value for name, value in spec.envs.items()
+    }
+    if spec.checkpoint.dir is not None:
+        environment["DUETUNE_CHECKPOINT_DIR"] = spec.checkpoint.dir
+    environment["DUETUNE_CHECKPOINT_KEEP"] = str(spec.checkpoint.keep)
+    if spec.run is None:
+        return Task(folder=str(folder), module=TRAINER, environment=environment, coordinated=True)
+    start = f"cd {shlex.quote(spec.workdir)}\n" if spec.workdir else ""
+    script = f"set -e\n{start}{spec.setup or ''}\n{spec.run}\n"
+    return Task(folder=str(folder), command=("bash", "-c", script), environment=environment)
+
+
+def _check_environment(spec: JobSpec, environ: Mapping[str, str]) -> None:
+    for name, value in spec.envs.items():
+        if value is None and name not in environ:
+            raise InvalidInput(f"envs.{name}", None, "a value, or one in your environment")
+    for name in spec.secrets:
+        if name not in environ:
+            raise InvalidInput(f"secrets.{name}", "not set", "a value in your environment")
+
+
+def _write_secrets(folder: Path, spec: JobSpec, environ: Mapping[str, str]) -> None:
+    """Beside the job, for its owner alone; neither the journal nor a log ever has them."""
+    if not spec.secrets:
+        return
+    path = folder / SECRETS_FILE
+    path.touch(mode=0o600)
+    path.write_bytes(msgspec.json.encode({name: environ[name] for name in spec.secrets}))

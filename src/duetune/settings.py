@@ -1,0 +1,107 @@
+"""Where duetune keeps its things on this machine, and what its embedded fleet is like.
+
+``$DUETUNE_HOME`` (``~/.duetune`` if not set) holds everything. Its ``config.toml`` may say:
+
+    database = "postgresql+psycopg://..."   # a file in the home if not said
+    forecast = "last"
+    selector = "adahedge"
+
+    [site]
+    market = "diurnal"                      # or trace = "market.csv"
+    speed = 1
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from duetune.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+HOME = "DUETUNE_HOME"
+CONFIG_FILE = "config.toml"
+DATABASE_FILE = "duetune.db"
+
+
+class SiteSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The embedded fleet: which market it replays, how fast, and what its GPUs are.
+
+    ``market`` is a synthetic kind, ``trace`` a file that replaces it. ``history_slots`` of it are
+    known before the replay begins. ``speed`` is market seconds per wall second.
+    ``emulated_microbatch_s`` makes every GPU take at least so long for a microbatch.
+    """
+
+    market: str = "diurnal"
+    trace: str | None = None
+    pool: str | None = None
+    seed: int = 0
+    slot_hours: float | None = None
+    history_slots: int | None = None
+    speed: float = 1.0
+    accelerator: str | None = None
+    memory_gb: float | None = None
+    max_gpus: int = 4
+    emulated_microbatch_s: float | None = None
+    grant_delay_s: float = 0.5
+    notice_s: float = 2.0
+    silent_share: float = 0.1
+    on_demand_capacity: int = 16
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    home: Path
+    database: str
+    forecast: str = "last"
+    selector: str = "adahedge"
+    site: SiteSettings = SiteSettings()
+
+    @property
+    def jobs(self) -> Path:
+        return self.home / "jobs"
+
+    @property
+    def fleet(self) -> Path:
+        return self.home / "fleet"
+
+    def folder(self, job: str) -> Path:
+        return self.jobs / job
+
+
+class _Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    database: str | None = None
+    forecast: str = "last"
+    selector: str = "adahedge"
+    site: SiteSettings = SiteSettings()
+
+
+def load_settings(environ: Mapping[str, str] = os.environ) -> Settings:
+    """From the environment and the home's ``config.toml``; nothing is created."""
+    home = Path(environ.get(HOME) or Path.home() / ".duetune").expanduser().absolute()
+    if home.exists() and not home.is_dir():
+        raise InvalidInput(HOME, str(home), "a folder")
+    path = home / CONFIG_FILE
+    config = _Config()
+    if path.is_file():
+        try:
+            text = path.read_text("utf-8")
+            config = msgspec.convert(tomllib.loads(text), _Config)
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise InvalidInput(CONFIG_FILE, str(path), f"valid TOML ({error})") from None
+        except msgspec.ValidationError as error:
+            raise InvalidInput(CONFIG_FILE, str(path), f"known settings ({error})") from None
+        except OSError as error:
+            raise InvalidInput(CONFIG_FILE, str(path), f"a file ({error.strerror})") from None
+    return Settings(
+        home=home,
+        database=config.database or str(home / DATABASE_FILE),
+        forecast=config.forecast,
+        selector=config.selector,
+        site=config.site,
+    )
