@@ -80,7 +80,8 @@ def start_fleet(settings: Settings, site: SiteSettings | None = None) -> Embedde
     if site is None and (found := running_fleet(settings)) is not None:
         return found
     trace = site_market(wanted)
-    settings.fleet.mkdir(parents=True, exist_ok=True, mode=0o700)
+    settings.home.mkdir(parents=True, exist_ok=True, mode=0o700)
+    settings.fleet.mkdir(exist_ok=True, mode=0o700)
     fleet = start_provider(
         settings.fleet,
         FleetSettings(

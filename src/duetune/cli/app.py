@@ -49,6 +49,9 @@ COMMANDS = {
         "duetune.cli.catalogue:markets",
         "The synthetic markets, and what files can be read.",
     ),
+    "import": ("duetune.cli.spec_import:import_", "A job spec from a file of another tool."),
+    "export": ("duetune.cli.spec_export:export", "A job spec as a file of another tool."),
+    "schema": ("duetune.cli.schema:schema", "The JSON Schema of a job spec."),
 }
 
 

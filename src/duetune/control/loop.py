@@ -71,8 +71,9 @@ class Controller:
 
     def turn(self) -> bool:
         """One tick for every job; whether there was one."""
-        streams = self.books.active()
+        # In this order: what is wished for a job that comes in between is not late.
         wishes = self.books.wishes.pending()
+        streams = self.books.active()
         for stream in streams:
             try:
                 self.tick(stream, [(number, wish) for number, job, wish in wishes if job == stream])
@@ -106,6 +107,9 @@ class Controller:
                     happened(engine.decide(observed))
             happened(engine.request(market.at))
             happened(engine.end(market.at))
+        if slot_is_due:
+            # A sleeper that woke up late may have told the fleet an older one.
+            self._limits.pop(stream, None)
         self._act(engine)
         if slot_is_due:
             self._warn_workers(engine)
@@ -166,7 +170,7 @@ class Controller:
         nodes += self._never_launched(engine, fleet)
         report = self.world.reports.read(engine.stream)
         progress = progress_at = None
-        if report is not None and report[0] != state.progress:
+        if report is not None and report[0] != state.progress and not state.progress.phase.final:
             waited = fleet.at - (state.progress_at or 0.0)
             stale = waited >= PROGRESS_SHARE * state.submitted.slot_s
             if due or stale or nodes or report[0].phase is not state.progress.phase:

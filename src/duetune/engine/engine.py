@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from typing import TYPE_CHECKING, assert_never
 
 import msgspec
+import numpy as np
 
 from duetune.core.decision import Allocation, Decision, Forecast, View
 from duetune.core.events import (
@@ -30,7 +32,7 @@ from duetune.engine.curve import calibrated
 from duetune.engine.deciding import decide
 from duetune.engine.requests import requested
 from duetune.engine.state import Ending, JobState
-from duetune.errors import Bug, NotFound
+from duetune.errors import Bug, InvalidInput, NotFound
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -175,6 +177,7 @@ class Engine:
         state = self.state
         job = state.job
         pace = {**state.pace, **observed.pace}
+        market, forecast = offered(observed, state.submitted)
         return View(
             job=msgspec.structs.replace(
                 job, throughput=calibrated(state.submitted.job.throughput, pace)
@@ -182,8 +185,8 @@ class Engine:
             slot=observed.slot,
             progress=min(observed.progress, job.work),
             held=observed.held,
-            market=observed.market,
-            forecast=forecast_of(observed),
+            market=market,
+            forecast=forecast,
             outlook=observed.outlook,
             spent=observed.spent,
             memo=state.memo,
@@ -260,13 +263,18 @@ class Engine:
                 assert_never(event)
 
 
-def forecast_of(observed: Observed) -> Forecast:
-    import numpy as np  # noqa: PLC0415
-
-    return Forecast(
-        spot_price=np.array(observed.forecast_price, dtype=np.float64),
-        available=np.array(observed.forecast_available, dtype=np.int64),
-    )
+def offered(observed: Observed, submitted: Submitted) -> tuple[Slot, Forecast]:
+    """The market as far as this job can use it: spot above its highest price is not there."""
+    highest = math.inf
+    if submitted.max_price is not None:
+        highest = submitted.max_price * submitted.slot_s / 3600
+    market = observed.market
+    if market.spot_price > highest:
+        market = msgspec.structs.replace(market, available=0)
+    price = np.array(observed.forecast_price, dtype=np.float64)
+    available = np.array(observed.forecast_available, dtype=np.int64)
+    available[price > highest] = 0
+    return market, Forecast(spot_price=price, available=available)
 
 
 def _stop(state: JobState, status: Status, reason: str) -> None:
@@ -300,13 +308,17 @@ def _wish(state: JobState, event: Wished) -> None:
 
 
 def _amend(state: JobState, wish: Amend) -> None:
+    """Terms that no job can have change nothing: a wish in the journal must not stop a replay."""
     changes: dict[str, float | int] = {}
-    if wish.deadline is not None:
-        slots = int((wish.deadline - state.submitted.origin) / state.submitted.slot_s + 1e-9)
-        changes["deadline"] = max(1, state.slot, slots)
-    if wish.budget is not None:
-        changes["budget"] = wish.budget
-    state.job = msgspec.structs.replace(state.job, **changes)
+    try:
+        if wish.deadline is not None:
+            slots = int((wish.deadline - state.submitted.origin) / state.submitted.slot_s + 1e-9)
+            changes["deadline"] = max(1, state.slot, slots)
+        if wish.budget is not None:
+            changes["budget"] = wish.budget
+        state.job = msgspec.structs.replace(state.job, **changes)
+    except (InvalidInput, OverflowError, ValueError):
+        return
     state.due = True
 
 
@@ -324,7 +336,7 @@ def _report(state: JobState, event: Reported) -> None:
         if node.state is NodeState.RELEASED and node.reason == "hopeless":
             said = state.progress.message if event.progress is None else event.progress.message
             _stop(state, Status.FAILED, said or "the training command cannot work; see the logs")
-    if event.progress is not None:
+    if event.progress is not None and not state.progress.phase.final:
         state.lost_steps += max(0, state.progress.step - event.progress.step)
         state.progress = event.progress
         state.progress_at = event.progress_at if event.progress_at is not None else event.at
@@ -337,10 +349,11 @@ def _report(state: JobState, event: Reported) -> None:
 def _observe(state: JobState, event: Observed) -> None:
     if state.status is Status.QUEUED:
         state.status = Status.RUNNING
-    busy = event.held.total > 0 and state.slot > 0
-    stuck = busy and state.progress.step <= state.step_at_slot
-    state.stalled_slots = state.stalled_slots + 1 if stuck else 0
-    state.step_at_slot = state.progress.step
+    if event.slot > state.slot:
+        busy = event.held.total > 0 and state.slot > 0
+        stuck = busy and state.progress.step <= state.step_at_slot
+        state.stalled_slots = state.stalled_slots + 1 if stuck else 0
+        state.step_at_slot = state.progress.step
     state.slot, state.due = event.slot, False
     state.slot_began = max(event.at, state.moment(event.slot - 1))
     state.pace.update(event.pace)

@@ -59,16 +59,25 @@ def _worth_keeping(node: Node) -> tuple[bool, bool, float]:
 
 
 def _next_try(state: JobState, kind: NodeKind) -> float:
-    """Not before the fleet had time to change its mind since the last failure in this slot."""
-    failures = [
-        node.ended_at
+    """Not before the fleet had time to change its mind since the last failure in this slot. Nodes
+    that were asked for together fail as one.
+    """
+    failures = {
+        node.id: node.ended_at
         for node in state.nodes.values()
         if node.kind is kind
-        and node.state in {NodeState.REFUSED, NodeState.LOST}
+        and _failed(state, node)
         and node.ended_at is not None
         and node.ended_at > state.slot_began
-    ]
+    }
     if not failures:
         return state.slot_began
-    delay: float = RETRY_SHARE * state.submitted.slot_s * 2.0 ** min(len(failures) - 1, 10)
-    return max(failures) + delay
+    rounds = len({state.epochs[node] for node in failures})
+    delay: float = RETRY_SHARE * state.submitted.slot_s * 2.0 ** min(rounds - 1, 10)
+    return max(failures.values()) + delay
+
+
+def _failed(state: JobState, node: Node) -> bool:
+    """Refused, taken, or gone by itself: what runs there may do so again at once."""
+    left = node.state is NodeState.RELEASED and node.id not in state.releasing
+    return left or node.state in {NodeState.REFUSED, NodeState.LOST}

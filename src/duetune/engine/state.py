@@ -80,9 +80,11 @@ class JobState(msgspec.Struct):
         return max(1, math.floor(elapsed + 1e-9) + 1)
 
     def slot_is_due(self, moment: float) -> bool:
-        """Whether a decision should be taken at ``moment``."""
+        """Whether a decision should be taken at ``moment``, or the job's time is up."""
         live = self.ending is None and not self.status.final
-        return live and (self.due or self.slot_at(moment) > self.slot)
+        stop_at = self.submitted.stop_at
+        time_is_up = stop_at is not None and moment >= stop_at
+        return live and (self.due or time_is_up or self.slot_at(moment) > self.slot)
 
     def alive(self, kind: NodeKind | None = None) -> list[Node]:
         """Nodes requested or running and not to be released, oldest first."""
@@ -99,18 +101,23 @@ class JobState(msgspec.Struct):
 
     def held(self) -> Allocation:
         """What was held in the slot that ends, before any preemption: what runs, and what was
-        taken from us since the slot began.
+        taken from us since the slot began. A node that was replaced counts once: with it more was
+        never held than wanted.
         """
-        return _count(
+        runs = self.running()
+        lost = _count(
             node
             for node in self.nodes.values()
-            if (node.state is NodeState.RUNNING and node.id not in self.releasing)
-            or (
-                node.state is NodeState.LOST
-                and node.started_at is not None
-                and node.ended_at is not None
-                and node.ended_at > self.slot_began
-            )
+            if node.state is NodeState.LOST
+            and node.started_at is not None
+            and node.ended_at is not None
+            and node.ended_at > self.slot_began
+        )
+        return Allocation(
+            spot=max(runs.spot, min(runs.spot + lost.spot, self.wanted.spot)),
+            on_demand=max(
+                runs.on_demand, min(runs.on_demand + lost.on_demand, self.wanted.on_demand)
+            ),
         )
 
 

@@ -1,1 +1,1 @@
-"""Placeholder."""
+"""Where nodes come from: one package for each kind of fleet."""

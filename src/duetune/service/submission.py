@@ -5,40 +5,39 @@ from __future__ import annotations
 import os
 import secrets as randomness
 import shlex
+from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from duetune.control.learning import learnt_utilities
+from duetune.core.decision import Outlook
 from duetune.core.events import Submitted
-from duetune.core.fleet import Task
+from duetune.core.fleet import MarketReport, Task
+from duetune.core.market import MarketTrace
+from duetune.core.ports import Policy
 from duetune.errors import InvalidInput
 from duetune.forecast.outlook import outlook_at
 from duetune.quote import Configuration, Quote, Terms, configure, job_terms, make_quote
 from duetune.quote.model import model_facts
-from duetune.selection.learner import Play
+from duetune.quote.site import Site
+from duetune.selection.learner import Learner
 from duetune.service.measured import measured_paces
 from duetune.service.wishes import seconds_until
 from duetune.spec.places import is_path
+from duetune.spec.schema import JobSpec
 from duetune.training.data import check_dataset
 from duetune.training.task import TrainingTask, write_task
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping
     from pathlib import Path
 
     import numpy as np
     from numpy.typing import NDArray
 
-    from duetune.core.decision import Outlook
-    from duetune.core.fleet import MarketReport
-    from duetune.core.market import MarketTrace
-    from duetune.core.ports import Policy
-    from duetune.quote.site import Site
-    from duetune.selection.learner import Learner
     from duetune.settings import Settings
-    from duetune.spec.schema import JobSpec
     from duetune.store.store import Store
 
 TRUST = 0.9

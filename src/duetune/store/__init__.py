@@ -1,1 +1,24 @@
-"""Placeholder."""
+"""Where the journal is kept, and what can be asked of it: SQLite or PostgreSQL."""
+
+from duetune.store.failure import StoreError
+from duetune.store.memory import MemoryJournal
+from duetune.store.observations import Observation, RunOutcome
+from duetune.store.rows import Charge, CostBy, CostLine, JobRow
+from duetune.store.selector import SelectorState
+from duetune.store.store import Store, open_store
+from duetune.store.wishes import PendingWish
+
+__all__ = [
+    "Charge",
+    "CostBy",
+    "CostLine",
+    "JobRow",
+    "MemoryJournal",
+    "Observation",
+    "PendingWish",
+    "RunOutcome",
+    "SelectorState",
+    "Store",
+    "StoreError",
+    "open_store",
+]

@@ -8,7 +8,10 @@ A suite is a plain class with ``test_`` methods and plain asserts, so any runner
 classes runs it; pytest is not needed to import it.
 """
 
+from duetune.testing.fleet_contract import FleetContract, MarketFeedContract
+from duetune.testing.fleets import ManualClock, MemoryFleet
 from duetune.testing.forecaster_contract import CausalForecasterContract, ForecasterContract
+from duetune.testing.journal_contract import JournalContract
 from duetune.testing.markets import constant_market, market_of, random_market
 from duetune.testing.policies import FixedPlan, Idle, Restless
 from duetune.testing.policy_contract import PolicyContract
@@ -18,8 +21,13 @@ from duetune.testing.views import view_of
 __all__ = [
     "CausalForecasterContract",
     "FixedPlan",
+    "FleetContract",
     "ForecasterContract",
     "Idle",
+    "JournalContract",
+    "ManualClock",
+    "MarketFeedContract",
+    "MemoryFleet",
     "PolicyContract",
     "Restless",
     "SelectorContract",

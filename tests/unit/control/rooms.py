@@ -6,7 +6,8 @@ import itertools
 
 from duetune import bootstrap
 from duetune.control import Books, Controller, World
-from duetune.core.events import Decided, Status, Submitted
+from duetune.control.crash_points import Crash, CrashPlan, JournalPoints, LearningPoints, planned
+from duetune.core.events import Decided, Ended, Learned, Status, Submitted, Wished
 from duetune.core.fleet import Task
 from duetune.core.job import Job, linear_throughput
 from duetune.engine import Engine
@@ -28,6 +29,7 @@ class MemoryWishes:
         self._asked = {}
         self._numbers = itertools.count(1)
         self._taken = set()
+        self._read = {}
 
     def ask(self, job, wish):
         number = next(self._numbers)
@@ -35,49 +37,93 @@ class MemoryWishes:
         return number
 
     def pending(self):
-        in_journal = {
-            recorded.event.wish_id
-            for stream in self._journal.streams()
-            for recorded in self._journal.read(stream)
-            if type(recorded.event).__name__ == "Wished"
-        }
+        for stream in self._journal.streams():
+            for recorded in self._journal.read(stream, after=self._read.get(stream, 0)):
+                self._read[stream] = recorded.position
+                if isinstance(recorded.event, Wished):
+                    self._taken.add(recorded.event.wish_id)
         return [
             (number, job, wish)
             for number, (job, wish) in self._asked.items()
-            if number not in in_journal | self._taken
+            if number not in self._taken
         ]
 
     def taken(self, ids):
         self._taken.update(ids)
 
 
+class Lessons:
+    """Learning that only remembers of which jobs; ``calls`` counts how often each was offered."""
+
+    def __init__(self):
+        self.calls = {}
+
+    def learn(self, job, story):
+        assert isinstance(story[-1].event, Ended)
+        self.calls[job] = self.calls.get(job, 0) + 1
+        return Learned(story[-1].event.at, "pool", ("ahap",), (story[-1].event.value,))
+
+
 class Room:
-    def __init__(self, trace=None, *, settings=None, pace=1.0, learning=None):
+    """``store`` instead of memory: the journal and the wishes of a database."""
+
+    def __init__(
+        self, trace=None, *, settings=None, pace=1.0, learning=None, store=None, poll_s=60.0
+    ):
         trace = trace if trace is not None else market_of(PRICES, AVAILABLE)
         self.fleet = MemoryFleet(trace, settings) if settings else MemoryFleet(trace)
         self.clock = self.fleet.clock
         self.training = PretendTraining(self.fleet, slot_s=SLOT_S, pace=pace)
-        self.journal = MemoryJournal()
-        self.wishes = MemoryWishes(self.journal)
+        self.journal = store.journal if store else MemoryJournal()
+        self.wishes = store.wishes if store else MemoryWishes(self.journal)
         self.learning = learning
+        self.poll_s = poll_s
+        self.plan = CrashPlan()
+        self.revived = 0
+        self.budgets = {}
+        self.began = self.clock.now()
+        self._script = []
+        self.fleet_wire = self.fleet
         self.controller = self.fresh()
 
-    def fresh(self, *, fleet=None, journal=None):
-        """A controller as after a restart: nothing in memory."""
-        world = World(fleet or self.fleet, self.fleet, self.clock, self.training)
+    def fresh(self, *, fleet=None, journal=None, plan=None):
+        """A controller as after a restart: nothing in memory. It dies as ``plan`` says."""
+        self.plan = plan or CrashPlan()
+        world, books = planned(
+            World(
+                fleet or self.fleet_wire,
+                self.fleet,
+                self.clock,
+                self.training,
+                revive=self._revive,
+            ),
+            Books(journal or self.journal, self.wishes, self.active),
+            self.plan,
+        )
         return Controller(
             world,
-            Books(journal or self.journal, self.wishes, self.active),
+            books,
             policy_named=bootstrap.policy_named,
             forecaster=LastValue,
-            learning=self.learning,
-            poll_wall_s=60.0,
+            learning=self.learning and LearningPoints(self.learning, self.plan),
+            poll_wall_s=self.poll_s,
         )
 
-    def active(self):
-        return [name for name in self.journal.streams() if not self.engine(name).is_over()]
+    def restart(self, plan=None):
+        self.controller = self.fresh(plan=plan)
 
-    def submit(self, name="job", *, policy="ahap", steps=60, stop_at=None, max_price=None, **terms):
+    def active(self):
+        """Not over, or nothing learnt yet."""
+        last = {
+            name: self.journal.read(name, after=self.journal.length(name) - 1)[-1].event
+            for name in self.journal.streams()
+        }
+        done = Learned if self.learning else Ended | Learned
+        return [name for name, event in last.items() if not isinstance(event, done)]
+
+    def submission(
+        self, *, policy="ahap", steps=60, stop_at=None, max_price=None, origin=None, **terms
+    ):
         job = Job(
             **{
                 "work": float(steps),
@@ -87,20 +133,30 @@ class Room:
                 **terms,
             }
         )
-        self.training.add(name, job, steps)
-        event = Submitted(
+        return Submitted(
             at=self.clock.now(),
             spec="{}",
             job=job,
-            task=Task(folder=name, module="training"),
+            task=Task(folder="folder", module="training"),
             policy=policy,
-            origin=self.clock.now(),
+            origin=self.clock.now() if origin is None else origin,
             slot_s=SLOT_S,
             stop_at=stop_at,
             max_price=max_price,
         )
-        self.journal.append(name, [event], expected=0)
-        return job
+
+    def submit(self, name="job", *, plan=None, **options):
+        """By another process, which may die of ``plan``; asked again, it submits once."""
+        event = self.submission(**options)
+        journal = JournalPoints(self.journal, plan) if plan else self.journal
+        if self.journal.length(name) == 0:
+            journal.append(name, [event], expected=0)
+        self.training.add(name, event.job, round(event.job.work))
+        self.budgets[name] = [event.job.budget]
+        return event.job
+
+    def ask(self, wish, name="job"):
+        return self.wishes.ask(name, wish)
 
     def engine(self, name="job"):
         engine = Engine(name, bootstrap.policy_named)
@@ -109,18 +165,59 @@ class Room:
             engine.validate()
         return engine
 
+    def state(self, name="job"):
+        return self.engine(name).state
+
     def status(self, name="job"):
-        return self.engine(name).state.status
+        return self.state(name).status
+
+    def at(self, slot, act):
+        """``act`` happens once, that many slots after the beginning, controller or not."""
+        self._script.append((self.began + slot * SLOT_S, len(self._script), act))
+        self._script.sort()
+
+    def wait(self, moment):
+        """Time passes, and what is to happen in it does."""
+        while self._script and self._script[0][0] <= moment:
+            due, _, act = self._script.pop(0)
+            self.clock.wait_until(due)
+            act()
+        self.clock.wait_until(moment)
 
     def run(self, *, slots=30, each=None):
         end = self.clock.now() + slots * SLOT_S
-        while self.clock.now() < end and self.controller.turn():
+        while self.clock.now() < end and (self.controller.turn() or self._script):
             if each is not None:
                 each()
-            self.clock.wait_until(self.controller.next_turn(self.clock.now()))
+            self.wait(self.controller.next_turn(self.clock.now()))
+
+    def dead(self, slots):
+        """No controller for so long."""
+        self.wait(self.clock.now() + slots * SLOT_S)
+        self.restart()
+
+    def survive(self, *plans, slots=60):
+        """To the end, with a fresh controller after every death; how often it died."""
+        deaths = 0
+        self.restart(plans[0] if plans else None)
+        while True:
+            try:
+                self.run(slots=slots)
+            except Crash:
+                deaths += 1
+                self.restart(plans[deaths] if deaths < len(plans) else None)
+            else:
+                return deaths
+
+    def events(self, name="job", kind=object):
+        return [r.event for r in self.journal.read(name) if isinstance(r.event, kind)]
 
     def decisions(self, name="job"):
-        return [r.event for r in self.journal.read(name) if isinstance(r.event, Decided)]
+        return self.events(name, Decided)
+
+    def ended(self, name="job"):
+        (event,) = self.events(name, Ended)
+        return event
 
     def bill(self, name="job"):
         return sum(node.billed for node in self.fleet.observe(name).nodes)
@@ -134,5 +231,8 @@ class Room:
             for node in self.fleet.alive(name)
         ]
 
+    def _revive(self):
+        self.revived += 1
 
-__all__ = ["SLOT_S", "MemoryWishes", "Room", "Status"]
+
+__all__ = ["SLOT_S", "Lessons", "MemoryWishes", "Room", "Status"]

@@ -1,0 +1,13 @@
+"""``duetune schema``."""
+
+from __future__ import annotations
+
+import click
+
+
+@click.command()
+def schema() -> None:
+    """The JSON Schema of a job spec, for editors and other programs."""
+    from duetune.spec.reference import schema_text
+
+    click.echo(schema_text(), nl=False)

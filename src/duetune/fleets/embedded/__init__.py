@@ -1,0 +1,50 @@
+"""A cloud on one machine: a provider process on loopback that replays a market, grants and takes
+nodes (process groups), and bills them.
+
+    fleet = start_provider(folder, FleetSettings(speed=60), trace)
+    fleet.apply([Launch(...)])
+    fleet.observe("job")
+    stop_provider(folder)
+
+The names are imported when they are first used: node agents need none of them.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from duetune.fleets.embedded.client import EmbeddedFleet
+    from duetune.fleets.embedded.clock import ScaledClock
+    from duetune.fleets.embedded.lifecycle import provider_status, start_provider, stop_provider
+    from duetune.fleets.embedded.settings import FleetFaults, FleetSettings
+    from duetune.fleets.embedded.wire import FleetStatus
+
+__all__ = [
+    "EmbeddedFleet",
+    "FleetFaults",
+    "FleetSettings",
+    "FleetStatus",
+    "ScaledClock",
+    "provider_status",
+    "start_provider",
+    "stop_provider",
+]
+
+_HOMES = {
+    "EmbeddedFleet": "client",
+    "FleetFaults": "settings",
+    "FleetSettings": "settings",
+    "FleetStatus": "wire",
+    "ScaledClock": "clock",
+    "provider_status": "lifecycle",
+    "start_provider": "lifecycle",
+    "stop_provider": "lifecycle",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -1,0 +1,155 @@
+"""The agent of one node: runs what the node is for, starts it again when it crashes, and takes it
+down when the provider is gone.
+
+Single-threaded and light, since it forks what it runs: forked from a process that has the heavy
+libraries loaded (``zygote``), it starts a worker in a fraction of a second.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+
+from duetune.fleets.embedded.channel import Assignment, Channel, Gone, Leave
+from duetune.fleets.embedded.processes import adopt_orphans, end_family
+from duetune.fleets.embedded.worker import become_worker
+
+FINAL = {0, 75, 78}
+FIRST_PAUSE_S = 0.5
+LONGEST_PAUSE_S = 30.0
+# A worker that lived this long was not crashing at once: the pauses begin anew.
+SOUND_S = 30.0
+HEARTBEAT_GLANCE_S = 5.0
+
+
+class Agent:
+    def __init__(self, channel: Channel, assignment: Assignment, *, leaving: bool) -> None:
+        self._channel = channel
+        self._assignment = assignment
+        self._heartbeat = Path(assignment.heartbeat) if assignment.heartbeat else None
+        self._worker: int | None = None
+        self._started = 0.0
+        self._pause_s = FIRST_PAUSE_S
+        self._start_at = 0.0
+        self._leaving = leaving
+
+    def run(self) -> int:
+        """Until the worker is done, or the provider is gone."""
+        woken, waker = socket.socketpair()
+        waker.setblocking(False)
+        signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.set_wakeup_fd(waker.fileno(), warn_on_full_buffer=False)
+        while True:
+            if self._worker is None and time.monotonic() >= self._start_at and not self._leaving:
+                self._start()
+            ends = [self._channel.fileno(), woken.fileno()]
+            ready, _, _ = select.select(ends, [], [], self._patience())
+            if woken.fileno() in ready:
+                woken.recv(4096)
+            if self._channel.fileno() in ready and not self._heard():
+                end_family(os.getpid(), spare_root=True)
+                return 1
+            code = self._reap()
+            if code is not None and self._is_over(code):
+                self._channel.send(Gone(code))
+                return 0
+            self._check_heartbeat()
+
+    def _start(self) -> None:
+        if self._heartbeat is not None:
+            self._heartbeat.unlink(missing_ok=True)
+        pid = os.fork()
+        if pid == 0:
+            self._channel.close()
+            become_worker(self._assignment)
+        self._worker, self._started = pid, time.monotonic()
+
+    def _heard(self) -> bool:
+        """Whether the provider is still there."""
+        messages = self._channel.receive()
+        if messages is None:
+            return False
+        if any(isinstance(message, Leave) for message in messages):
+            self._leaving = True
+            if self._worker is not None:
+                os.kill(self._worker, signal.SIGTERM)
+        return True
+
+    def _reap(self) -> int | None:
+        """The worker's exit code, once it has one. What it leaves behind ends with it."""
+        code = None
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                break
+            if pid == 0:
+                break
+            if pid == self._worker:
+                code = os.waitstatus_to_exitcode(status)
+                self._worker = None
+                end_family(os.getpid(), spare_root=True)
+        if code is None and self._leaving and self._worker is None:
+            return -signal.SIGTERM  # it was between two attempts
+        return code
+
+    def _is_over(self, code: int) -> bool:
+        if self._leaving or (code in FINAL and not self._assignment.tireless):
+            return True
+        if time.monotonic() - self._started > SOUND_S:
+            self._pause_s = FIRST_PAUSE_S
+        self._log(f"ended with code {code}; starts again in {self._pause_s:g} s")
+        self._start_at = time.monotonic() + self._pause_s
+        self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
+        return False
+
+    def _check_heartbeat(self) -> None:
+        if self._worker is None or self._heartbeat is None:
+            return
+        try:
+            age = time.time() - self._heartbeat.stat().st_mtime
+        except OSError:
+            return
+        if age > self._assignment.heartbeat_timeout_s:
+            self._log(f"has given no sign of life for {age:.0f} s and is killed")
+            self._heartbeat.unlink(missing_ok=True)
+            os.kill(self._worker, signal.SIGKILL)
+
+    def _patience(self) -> float | None:
+        """How long nothing needs to be looked at."""
+        if self._leaving and self._worker is None:
+            return 0.0
+        if self._worker is None:
+            return max(0.0, self._start_at - time.monotonic())
+        if self._heartbeat is None:
+            return None
+        return min(HEARTBEAT_GLANCE_S, self._assignment.heartbeat_timeout_s / 4)
+
+    def _log(self, words: str) -> None:
+        with Path(self._assignment.log).open("a", encoding="utf-8") as log:
+            log.write(f"[duetune] {self._assignment.name} {words}\n")
+
+
+def serve(connection: socket.socket) -> int:
+    """The life of an agent, from its first line on."""
+    connection.set_inheritable(False)
+    adopt_orphans()
+    channel = Channel(connection)
+    while True:
+        messages = channel.receive()
+        if messages is None:
+            return 1
+        leaving = any(isinstance(message, Leave) for message in messages)
+        for message in messages:
+            if isinstance(message, Assignment):
+                return Agent(channel, message, leaving=leaving).run()
+
+
+if __name__ == "__main__":
+    sys.exit(serve(socket.socket(fileno=int(sys.argv[1]))))

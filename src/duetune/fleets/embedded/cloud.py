@@ -1,0 +1,361 @@
+"""The emulated cloud itself, without a clock or a process: who gets a node, who loses it, the bill.
+
+Whoever drives it says what time it is; it then says what has changed. The provider process makes
+that true with real processes, ``duetune.testing.MemoryFleet`` with none.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from enum import StrEnum
+from typing import TYPE_CHECKING
+from zlib import crc32
+
+import msgspec
+import numpy as np
+
+from duetune.core.fleet import (
+    FleetReport,
+    Launch,
+    Limit,
+    Node,
+    NodeKind,
+    NodeState,
+    Release,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from duetune.core.fleet import Command
+    from duetune.fleets.embedded.replay import MarketReplay
+    from duetune.fleets.embedded.settings import FleetSettings
+
+EXIT_FINISHED = 0
+EXIT_LEFT = 75
+EXIT_HOPELESS = 78
+# A limit is kept with this much to spare, in dollars: sums of many small charges are not exact.
+SPARE = 1e-6
+# Market seconds by which a limit is looked at late, so that it has then surely been reached.
+LATE = 1e-3
+
+
+class Reason(StrEnum):
+    """How a node ended; a refusal adds the numbers in brackets."""
+
+    CAPACITY = "capacity"
+    PRICE = "price"
+    LIMIT = "limit"
+    RELEASED = "released"
+    FINISHED = "finished"
+    HOPELESS = "hopeless"
+    LEFT = "left after notice"
+    DIED = "node died"
+    CANCELLED = "released before it was launched"
+    RESTARTED = "the fleet was restarted"
+    STOPPED = "the fleet was stopped"
+
+
+class Record(msgspec.Struct):
+    """A node and what only the cloud knows of it: when it will be granted, when taken, and why."""
+
+    node: Node
+    launch: Launch | None = None
+    grant_at: float = math.inf
+    silent: bool = False
+    taken_at: float = math.inf
+    why: str = ""
+
+    @property
+    def alive(self) -> bool:
+        return self.node.state.alive
+
+    def stays_after(self, moment: float) -> bool:
+        return self.alive and self.taken_at > moment
+
+
+Key = tuple[str, str]
+
+
+class Cloud:
+    """All nodes of all jobs. Times are market seconds.
+
+    ``changed`` collects the nodes that differ from what was last taken out of it, in order; who
+    drives the cloud empties it. ``refusing``: nobody gets a node.
+    """
+
+    def __init__(self, replay: MarketReplay, settings: FleetSettings) -> None:
+        self.at = replay.began
+        self.changed: dict[Key, Record] = {}
+        self.limits: dict[str, float] = {}
+        self.cancelled: set[Key] = set()
+        self.replay = replay
+        self.settings = settings
+        self.refusing = False
+        self._notice_s = 0.0 if settings.faults.no_notice else settings.notice_s * settings.speed
+        self._records: dict[Key, Record] = {}
+        self._living: dict[Key, Record] = {}
+        self._settled: dict[str, float] = defaultdict(float)
+
+    def restore(
+        self, nodes: Iterable[Node], limits: dict[str, float], cancelled: set[Key], at: float
+    ) -> None:
+        """What was before: nodes that lived then have ended with it, at ``at``."""
+        self.at = max(self.at, at)
+        self.limits = dict(limits)
+        self.cancelled = set(cancelled)
+        for node in nodes:
+            key = (node.job, node.id)
+            record = self._records[key] = Record(node)
+            if not node.state.alive:
+                self._settled[node.job] += node.billed
+            else:
+                self._living[key] = record
+                lived = node.state is NodeState.RUNNING
+                end = max(at, node.requested_at, node.started_at or 0.0)
+                state = NodeState.LOST if lived else NodeState.REFUSED
+                self._end(record, state, Reason.RESTARTED, end)
+
+    def advance(self, moment: float) -> None:
+        """Everything that is due by ``moment``, each at its own time."""
+        while (due := self.next_moment()) <= moment:
+            self._step(due)
+        self._step(max(moment, self.at))
+
+    def next_moment(self) -> float:
+        """When something may happen by itself; infinite if nothing will."""
+        if not self._living:
+            return math.inf
+        ahead = self.replay.slots_since(self.at + self._notice_s) + 1
+        moments = [self.replay.begins(ahead) - self._notice_s]
+        for record in self._living.values():
+            if record.node.state is NodeState.REQUESTED:
+                moments.append(record.grant_at)
+            moments.append(record.taken_at)
+        soonest = min(moments)
+        for job in self.limits:
+            reached = self._reached(job, soonest + self._notice_s)
+            if reached is not None:
+                soonest = min(soonest, reached - self._notice_s + LATE)
+        # A moment that has passed would be taken again and again.
+        return max(soonest, math.nextafter(self.at, math.inf))
+
+    def apply(self, command: Command, moment: float) -> None:
+        self.advance(moment)
+        match command:
+            case Launch():
+                self._launch(command)
+            case Release():
+                self._release(command)
+            case Limit():
+                if command.dollars is None:
+                    self.limits.pop(command.job, None)
+                else:
+                    self.limits[command.job] = command.dollars
+        self._step(self.at)
+
+    def take(self, job: str, node: str, moment: float, reason: str, *, notice: bool) -> None:
+        """The node will be gone at ``moment``, or already is."""
+        record = self._living.get((job, node))
+        if record is not None:
+            self._doom(record, moment, reason, notice=notice)
+            self._step(self.at)
+
+    def worker_ended(self, job: str, node: str, code: int) -> None:
+        """What a node ran is over and will not be started again."""
+        record = self._living.get((job, node))
+        if record is None:
+            return
+        if code == EXIT_FINISHED:
+            self._end(record, NodeState.RELEASED, Reason.FINISHED, self.at)
+        elif code == EXIT_HOPELESS:
+            self._end(record, NodeState.RELEASED, Reason.HOPELESS, self.at)
+        elif record.node.notice_at is not None:
+            self._end(record, NodeState.LOST, f"{record.why}, {Reason.LEFT}", self.at)
+        else:
+            self._end(record, NodeState.RELEASED, Reason.RELEASED, self.at)
+
+    def report(self, job: str) -> FleetReport:
+        nodes = (record.node for record in self._records.values() if record.node.job == job)
+        return FleetReport(at=self.at, nodes=tuple(self._as_billed(node) for node in nodes))
+
+    def living(self) -> list[Record]:
+        return list(self._living.values())
+
+    def find(self, node: str) -> Node | None:
+        """The latest node of that name, whatever its job."""
+        found = [record.node for (_, name), record in self._records.items() if name == node]
+        return max(found, key=lambda each: (each.state.alive, each.requested_at), default=None)
+
+    def spent(self) -> float:
+        """The bill of all jobs."""
+        return sum(self._as_billed(record.node).billed for record in self._records.values())
+
+    def _step(self, moment: float) -> None:
+        self.at = moment
+        self._foresee_market()
+        self._foresee_limits()
+        for record in self.living():
+            node = record.node
+            if record.taken_at <= moment:
+                lived = node.state is NodeState.RUNNING
+                state = NodeState.LOST if lived else NodeState.REFUSED
+                self._end(record, state, record.why, record.taken_at)
+            elif node.state is NodeState.REQUESTED and record.grant_at <= moment:
+                self._grant(record)
+
+    def _launch(self, launch: Launch) -> None:
+        key = (launch.job, launch.node)
+        if key in self._records:
+            return
+        node = Node(
+            id=launch.node,
+            job=launch.job,
+            kind=launch.kind,
+            state=NodeState.REQUESTED,
+            requested_at=self.at,
+        )
+        record = self._records[key] = self._living[key] = Record(node, launch)
+        refusal = Reason.CANCELLED if key in self.cancelled else self._refusal(launch)
+        if refusal:
+            self._end(record, NodeState.REFUSED, refusal, self.at)
+            return
+        # Chance hangs on the node's name alone, so that the order of calls does not matter.
+        draw = np.random.default_rng([self.settings.seed, crc32("/".join(key).encode())])
+        delay = self.settings.grant_delay_s * self.settings.speed * draw.uniform(0.5, 1.5)
+        record.grant_at = math.inf if self.settings.faults.never_grant else self.at + delay
+        record.silent = bool(draw.uniform() < self.settings.silent_share)
+        self.changed[key] = record
+
+    def _refusal(self, launch: Launch) -> str:
+        """Why the node cannot be had now; "" if it can."""
+        if self.refusing:
+            return Reason.CAPACITY
+        dollars = self.limits.get(launch.job)
+        if dollars is not None and self._bill(launch.job, self.at) >= dollars - 2 * SPARE:
+            return f"{Reason.LIMIT} ({dollars:g} dollars are spent)"
+        held = sum(record.node.kind is launch.kind for record in self._living.values()) - 1
+        number = self.replay.slots_since(self.at)
+        if launch.kind is NodeKind.ON_DEMAND:
+            capacity = self.settings.on_demand_capacity
+        else:
+            capacity = self.replay.slot(number).available
+            highest = self._max_price(launch)
+            price = self.replay.hourly(NodeKind.SPOT, number)
+            if price > highest:
+                return f"{Reason.PRICE} ({price:g} is above {highest:g} dollars per hour)"
+        if held >= capacity:
+            return f"{Reason.CAPACITY} ({held} of {capacity} {launch.kind} GPUs are held)"
+        return ""
+
+    def _release(self, release: Release) -> None:
+        key = (release.job, release.node)
+        if key not in self._records:
+            self.cancelled.add(key)
+        elif (record := self._living.get(key)) is not None:
+            self._end(record, NodeState.RELEASED, Reason.RELEASED, self.at)
+
+    def _grant(self, record: Record) -> None:
+        known = record.taken_at < math.inf and not record.silent and self._notice_s > 0
+        record.node = msgspec.structs.replace(
+            record.node,
+            state=NodeState.RUNNING,
+            started_at=record.grant_at,
+            notice_at=record.taken_at if known else None,
+        )
+        self._note(record)
+
+    def _foresee_market(self) -> None:
+        """Dooms the spot nodes that the market takes from now until the notice is over."""
+        spot = [record for record in self.living() if record.node.kind is NodeKind.SPOT]
+        if not spot:
+            return
+        first = self.replay.slots_since(self.at)
+        last = self.replay.slots_since(self.at + self._notice_s)
+        for number in range(first, last + 1):
+            moment = max(self.at, self.replay.begins(number))
+            price = self.replay.hourly(NodeKind.SPOT, number)
+            for record in spot:
+                if record.stays_after(moment) and price > self._max_price(record.launch):
+                    self._doom(record, moment, Reason.PRICE, notice=not record.silent)
+            staying = [record for record in spot if record.stays_after(moment)]
+            surplus = len(staying) - self.replay.slot(number).available
+            for record in staying[len(staying) - surplus :] if surplus > 0 else []:
+                self._doom(record, moment, Reason.CAPACITY, notice=not record.silent)
+
+    def _foresee_limits(self) -> None:
+        for job in self.limits:
+            reached = self._reached(job, self.at + self._notice_s)
+            if reached is not None:
+                for record in self._of(job):
+                    if record.stays_after(reached):
+                        self._doom(record, reached, Reason.LIMIT, notice=True)
+
+    def _doom(self, record: Record, moment: float, reason: str, *, notice: bool) -> None:
+        if moment >= record.taken_at:
+            return
+        record.taken_at, record.why = moment, str(reason)
+        if notice and moment > self.at and record.node.state is NodeState.RUNNING:
+            record.node = msgspec.structs.replace(record.node, notice_at=moment)
+            self._note(record)
+
+    def _reached(self, job: str, until: float) -> float | None:
+        """The last moment at which the job's bill is within its limit, if that is before
+        ``until``; never before now.
+        """
+        allowed = self.limits[job] - SPARE
+        if not any(self._of(job)) or self._bill(job, until) <= allowed:
+            return None
+        within, beyond = self.at, until
+        if self._bill(job, within) > allowed:
+            return within
+        while (middle := (within + beyond) / 2) not in {within, beyond}:
+            if self._bill(job, middle) <= allowed:
+                within = middle
+            else:
+                beyond = middle
+        return within
+
+    def _bill(self, job: str, moment: float) -> float:
+        """What the job will have cost by ``moment``, if nothing else happens."""
+        total = self._settled[job]
+        for record in self._of(job):
+            started = record.node.started_at
+            start = record.grant_at if started is None else started
+            stop = min(moment, record.taken_at)
+            if start < stop:
+                total += self.replay.cost(record.node.kind, start, stop)
+        return total
+
+    def _end(self, record: Record, state: NodeState, reason: str, moment: float) -> None:
+        node = record.node
+        start = node.started_at
+        paid = 0.0 if start is None else self.replay.cost(node.kind, start, moment)
+        record.node = msgspec.structs.replace(
+            node,
+            state=state,
+            ended_at=moment,
+            billed=max(node.billed, paid),
+            reason=str(reason),
+        )
+        self._living.pop((node.job, node.id), None)
+        self._settled[node.job] += record.node.billed
+        self._note(record)
+
+    def _as_billed(self, node: Node) -> Node:
+        if node.state is not NodeState.RUNNING or node.started_at is None:
+            return node
+        paid = self.replay.cost(node.kind, node.started_at, self.at)
+        return msgspec.structs.replace(node, billed=max(node.billed, paid))
+
+    def _max_price(self, launch: Launch | None) -> float:
+        own = None if launch is None else launch.max_price
+        highest = self.settings.max_price if own is None else own
+        return math.inf if highest is None else highest
+
+    def _of(self, job: str) -> Iterator[Record]:
+        return (record for record in self.living() if record.node.job == job)
+
+    def _note(self, record: Record) -> None:
+        self.changed[record.node.job, record.node.id] = record

@@ -1,0 +1,73 @@
+"""What a worker finds in its environment: the contract between a node and what it runs."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from duetune.fleets.embedded.channel import Assignment
+
+if TYPE_CHECKING:
+    from duetune.core.fleet import Launch
+
+COORDINATOR = "duetune.training.coordinator"
+
+
+def notice_file(launch: Launch) -> Path:
+    return Path(launch.task.folder) / f"notice-{launch.node}.json"
+
+
+def assignment_of(
+    launch: Launch, *, url: str, secret: str, lighthouse: str, heartbeat_timeout_s: float
+) -> Assignment:
+    """What the agent of this node is told. ``secret`` opens the job's address for progress."""
+    task, folder = launch.task, Path(launch.task.folder)
+    environment = {
+        **os.environ,
+        "PYTHONUNBUFFERED": "1",
+        "DUETUNE_CHECKPOINT_DIR": str(folder / "checkpoints"),
+        "DUETUNE_OUTPUT_DIR": str(folder / "output"),
+        "DUETUNE_PROGRESS_FILE": str(folder / "progress.json"),
+        "DUETUNE_HAZARD_FILE": str(folder / "hazard.json"),
+        **task.environment,
+        "DUETUNE_JOB_ID": launch.job,
+        "DUETUNE_NODE_ID": launch.node,
+        "DUETUNE_EPOCH": str(launch.epoch),
+        "DUETUNE_JOB_DIR": str(folder),
+        "DUETUNE_NOTICE_FILE": str(notice_file(launch)),
+        "DUETUNE_NOTICE_URL": f"{url}/nodes/{launch.node}/notice",
+    }
+    if task.command:
+        environment["DUETUNE_PROGRESS_URL"] = f"{url}/jobs/{launch.job}/progress/{secret}"
+    if lighthouse:
+        environment["DUETUNE_LIGHTHOUSE"] = lighthouse
+    return Assignment(
+        name=launch.node,
+        folder=str(folder),
+        log=str(folder / "logs" / f"{launch.node}.log"),
+        environment=environment,
+        module=task.module,
+        command=task.command,
+        heartbeat=str(folder / "heartbeats" / launch.node),
+        heartbeat_timeout_s=heartbeat_timeout_s,
+    )
+
+
+def coordinator_of(launch: Launch, port: int) -> Assignment:
+    """The coordinator of the node's job. It is started again on the same port when it dies."""
+    folder = Path(launch.task.folder)
+    return Assignment(
+        name="coordinator",
+        folder=str(folder),
+        log=str(folder / "logs" / "coordinator.log"),
+        environment={**os.environ, **launch.task.environment, "PYTHONUNBUFFERED": "1"},
+        module=COORDINATOR,
+        arguments=(
+            "--port-file",
+            str(folder / "coordinator.port"),
+            "--bind",
+            f"127.0.0.1:{port}",
+        ),
+        tireless=True,
+    )

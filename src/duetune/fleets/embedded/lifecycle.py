@@ -1,0 +1,145 @@
+"""Starting, finding and stopping the provider of a folder."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from duetune.errors import FleetError, InvalidInput
+from duetune.fleets.embedded import processes
+from duetune.fleets.embedded.client import EmbeddedFleet
+from duetune.fleets.embedded.clock import PROVIDER_FILE, Signpost
+from duetune.fleets.embedded.daemon import BUSY, is_locked
+from duetune.fleets.embedded.ledger import read_story
+from duetune.fleets.embedded.opening import Order, save_market
+
+if TYPE_CHECKING:
+    from duetune.core.market import MarketTrace
+    from duetune.fleets.embedded.settings import FleetSettings
+    from duetune.fleets.embedded.wire import FleetStatus
+
+START_TIMEOUT_S = 60.0
+STOP_TIMEOUT_S = 10.0
+
+
+def start_provider(
+    folder: Path | str, settings: FleetSettings, market: MarketTrace | None = None
+) -> EmbeddedFleet:
+    """A running provider: one that runs already with the same settings, or a new one.
+
+    ``market`` may be left out where the folder has one from before.
+    """
+    place = _place(folder)
+    place.mkdir(parents=True, exist_ok=True)
+    place.chmod(0o700)
+    if market is not None and settings.first_slot >= market.slots:
+        allowed = f"from 0 to {market.slots - 1}, the last slot of {market.name!r}"
+        raise InvalidInput("first_slot", settings.first_slot, allowed)
+    order = _order(place, settings, market)
+    if not is_locked(place):
+        said = _spawn(place, order)
+        if said not in {"", BUSY.decode()}:
+            raise FleetError(f"the fleet in {place} could not be started: {said}", retry=False)
+    return _running(place, order)
+
+
+def stop_provider(folder: Path | str) -> bool:
+    """Takes all nodes and ends the provider; False if none was running.
+
+    Workers get the release grace of the settings to leave.
+    """
+    place = _place(folder)
+    was_running = is_locked(place)
+    if was_running:
+        provider = Signpost(place).read()
+        with contextlib.suppress(FleetError):
+            EmbeddedFleet(place).stop()
+        grace_s = provider.settings.release_grace_s
+        if not _wait_for_end(place, grace_s + STOP_TIMEOUT_S):
+            # It does not listen any more. Its nodes go with it.
+            processes.send(provider.pid, signal.SIGKILL)
+            _wait_for_end(place, STOP_TIMEOUT_S)
+    processes.end_marked(place)
+    return was_running
+
+
+def provider_status(folder: Path | str) -> FleetStatus | None:
+    """None: no provider is running."""
+    place = _place(folder)
+    if not is_locked(place) or not (place / PROVIDER_FILE).exists():
+        return None
+    return EmbeddedFleet(place).status()
+
+
+def _place(folder: Path | str) -> Path:
+    # One folder, one name: processes are marked with it.
+    return Path(folder).expanduser().resolve()
+
+
+def _order(place: Path, settings: FleetSettings, market: MarketTrace | None) -> Order:
+    if market is not None:
+        return Order(settings, market.name, save_market(place, market))
+    before = read_story(place).opened
+    if before is None:
+        raise InvalidInput("market", None, f"given, as {place} has none from before")
+    return Order(settings, before.market, before.digest)
+
+
+def _spawn(place: Path, order: Order) -> str:
+    """What kept it from starting; "" if nothing did."""
+    mark = f"{place}:{secrets.token_hex(8)}"
+    try:
+        done = subprocess.run(  # noqa: S603 - our own module
+            [sys.executable, "-m", f"{__package__}.daemon", str(place)],
+            input=msgspec.json.encode(order),
+            env={**os.environ, processes.MARK: mark},
+            capture_output=True,
+            timeout=START_TIMEOUT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return f"no answer within {START_TIMEOUT_S:g} s"
+    said = done.stderr.decode(errors="replace").strip()
+    return said if done.returncode else ""
+
+
+def _running(place: Path, order: Order) -> EmbeddedFleet:
+    """The provider that answers now, if it is the wanted one."""
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while True:
+        try:
+            provider = Signpost(place).read()
+            fleet = EmbeddedFleet(place)
+            fleet.now()
+        except FleetError:
+            if time.monotonic() > deadline or not is_locked(place):
+                raise
+            time.sleep(0.05)
+        else:
+            break
+    other = order.difference(provider.settings, provider.digest)
+    if other:
+        allowed = (
+            f"what the fleet that runs in {place} has; stop that one first "
+            "('duetune fleet stop', or stop_provider)"
+        )
+        raise InvalidInput("fleet settings", other, allowed)
+    return fleet
+
+
+def _wait_for_end(place: Path, seconds: float) -> bool:
+    deadline = time.monotonic() + seconds
+    while is_locked(place):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True

@@ -1,0 +1,214 @@
+"""The provider's main thread: makes true with processes what the cloud says.
+
+It alone starts and ends processes; calls come in on other threads (``desk``) and wake it. It sleeps
+until something is due.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import logging
+import os
+import secrets
+import selectors
+import signal
+import socket
+import time
+from hashlib import sha256
+from typing import TYPE_CHECKING
+
+from duetune.core.fleet import Launch, NodeKind, NodeState
+from duetune.errors import FleetError
+from duetune.fleets.embedded.cloud import Reason
+from duetune.fleets.embedded.coordinators import Coordinators
+from duetune.fleets.embedded.crew import Crew
+from duetune.fleets.embedded.desk import Desk
+from duetune.fleets.embedded.documents import write_document
+from duetune.fleets.embedded.environment import assignment_of, notice_file
+from duetune.fleets.embedded.starter import Starter
+from duetune.fleets.embedded.wire import FleetStatus, NoticeDocument
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+    from types import FrameType
+
+    from duetune.fleets.embedded.cloud import Cloud, Key, Record
+    from duetune.fleets.embedded.ledger import Ledger, Opened
+
+ALIVE_NOTE_S = 1.0
+DISK_RETRY_S = 1.0
+log = logging.getLogger(__name__)
+
+
+class Provider:
+    """``url`` is to be set before ``run``."""
+
+    def __init__(self, folder: Path, opened: Opened, cloud: Cloud, ledger: Ledger) -> None:
+        self.url = ""
+        self.token = secrets.token_urlsafe(24)
+        self.desk = Desk(cloud, ledger, opened.anchor, self.wake)
+        self._folder = folder
+        self._market = opened.market
+        self._settings = settings = opened.settings
+        self._selector = selectors.DefaultSelector()
+        self._woken, self._waker = socket.socketpair()
+        self._woken.setblocking(False)
+        self._waker.setblocking(False)
+        self._watch(self._woken, self._drain)
+        self._starter = Starter(settings.preload, self._watch, self._unwatch)
+        self._crew = Crew(self._starter, self._selector, self._gone)
+        self._coordinators = Coordinators(self._crew, settings.coordinator_linger_s)
+        self._noticed: set[Key] = set()
+        self._started: set[Key] = set()
+        self._next_note = 0.0
+        self._orders_to_stop = 0
+
+    def status(self) -> FleetStatus:
+        held = self.desk.held()
+        return FleetStatus(
+            pid=os.getpid(),
+            url=self.url,
+            folder=str(self._folder),
+            market=self._market,
+            report=self.desk.market(),
+            spot_held=len(held[NodeKind.SPOT]),
+            on_demand_held=len(held[NodeKind.ON_DEMAND]),
+            jobs=tuple(sorted({job for jobs in held.values() for job in jobs})),
+            spent=self.desk.spent(),
+            warm=self._starter.warmth,
+            settings=self._settings,
+        )
+
+    def wake(self) -> None:
+        with contextlib.suppress(BlockingIOError):  # it is as good as awake
+            self._waker.send(b"!")
+
+    def stop(self) -> None:
+        """From any thread; asked twice, nobody gets time to leave."""
+        self._orders_to_stop += 1
+        self.wake()
+
+    def progress_secret(self, job: str) -> str:
+        return hmac.new(self.token.encode(), job.encode(), sha256).hexdigest()[:32]
+
+    def run(self) -> None:
+        """Until told to stop."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._on_signal)
+        signal.set_wakeup_fd(self._waker.fileno(), warn_on_full_buffer=False)
+        while not self._orders_to_stop:
+            self._turn()
+        self._end()
+
+    def _turn(self) -> None:
+        wait_s = DISK_RETRY_S
+        try:
+            for record in self.desk.turn():
+                self._carry_out(record)
+            wait_s = self._tend()
+        except FleetError:
+            log.exception("what has changed is not carried out before it is written")
+        self._sleep(wait_s)
+
+    def _tend(self) -> float:
+        """Whatever is due; how long nothing will be."""
+        living = {job for jobs in self.desk.held().values() for job in jobs}
+        self._starter.tend()
+        self._crew.tend()
+        self._coordinators.tend(living)
+        now = time.monotonic()
+        if living and now >= self._next_note:
+            self.desk.note_alive()
+            self._next_note = now + ALIVE_NOTE_S
+        parts = (self._starter, self._crew, self._coordinators)
+        soonest = min(part.next_moment() for part in parts)
+        if living:
+            soonest = min(soonest, self._next_note)
+        return max(0.0, min(soonest - now, self.desk.next_wall_moment() - time.time()))
+
+    def _sleep(self, seconds: float) -> None:
+        for key, _ in self._selector.select(min(seconds, 3600.0)):
+            callback: Callable[[], None] = key.data
+            callback()
+
+    def _carry_out(self, record: Record) -> None:
+        node, launch = record.node, record.launch
+        key = (node.job, node.id)
+        if node.state is NodeState.RUNNING and launch is not None:
+            if key not in self._started:
+                self._started.add(key)
+                self._start(key, launch)
+            if node.notice_at is not None and key not in self._noticed:
+                self._noticed.add(key)
+                self._notify(key, launch, node.notice_at)
+        elif not node.state.alive:
+            if node.reason == Reason.RELEASED and launch is not None and key in self._crew:
+                leaves_by = time.time() + self._settings.release_grace_s
+                self._write_notice(launch, leaves_by)
+                self._crew.leave(key, self._settings.release_grace_s)
+            else:
+                self._crew.end(key)
+
+    def _start(self, key: Key, launch: Launch) -> None:
+        lighthouse = self._coordinators.address(launch) if launch.task.coordinated else ""
+        with contextlib.suppress(OSError):
+            notice_file(launch).unlink(missing_ok=True)
+        assignment = assignment_of(
+            launch,
+            url=self.url,
+            secret=self.progress_secret(launch.job),
+            lighthouse=lighthouse,
+            heartbeat_timeout_s=self._settings.heartbeat_timeout_s,
+        )
+        self._crew.start(key, assignment)
+
+    def _notify(self, key: Key, launch: Launch, taken_at: float) -> None:
+        self._write_notice(launch, self.desk.anchor.wall_time(taken_at))
+        self._crew.notify(key)
+
+    def _write_notice(self, launch: Launch, wall: float) -> None:
+        try:
+            write_document(notice_file(launch), NoticeDocument(wall))
+        except OSError as error:
+            # The signal tells it too.
+            log.warning("node %s: the notice file cannot be written: %s", launch.node, error)
+
+    def _gone(self, key: Key, code: int | None) -> None:
+        job, node = key
+        if node:
+            self.desk.gone(key, code)
+        else:
+            self._coordinators.died(job)
+
+    def _end(self) -> None:
+        """Takes all nodes, with time to leave, then everything else."""
+        self.desk.take_all()
+        for record in self.desk.turn():
+            launch = record.launch
+            key = (record.node.job, record.node.id)
+            if launch is not None and key in self._crew:
+                self._write_notice(launch, time.time() + self._settings.release_grace_s)
+                self._crew.leave(key, self._settings.release_grace_s)
+        while self._orders_to_stop == 1 and any(node for _, node in self._crew.members()):
+            self._crew.tend()
+            self._sleep(max(0.0, self._crew.next_moment() - time.monotonic()))
+        for key in self._crew.members():
+            self._crew.end(key)
+        self._starter.stop()
+        self._crew.tend()
+
+    def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
+        self._orders_to_stop += 1
+
+    def _watch(self, end: socket.socket, callback: Callable[[], None]) -> None:
+        self._selector.register(end, selectors.EVENT_READ, callback)
+
+    def _unwatch(self, end: socket.socket) -> None:
+        self._selector.unregister(end)
+
+    def _drain(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            while self._woken.recv(4096):
+                pass

@@ -1,0 +1,276 @@
+"""The configuration of a job: what was asked for, completed by rules of thumb, with reasons.
+
+``configure`` is the one place where a configuration comes from.
+"""
+
+from __future__ import annotations
+
+import math
+from datetime import timedelta
+from statistics import median
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from duetune.errors import InvalidInput
+from duetune.quote.memory import memory_terms
+from duetune.quote.model import ModelFacts, usual_model
+from duetune.quote.pace import Basis, MeasuredPace, rounds, step_seconds
+from duetune.quote.recipe import GIVEN, USUAL, choose_recipe
+from duetune.spec.durations import written_deadline
+from duetune.training.task import Method
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from duetune.quote.recipe import Chosen
+    from duetune.quote.site import Site
+    from duetune.spec.schema import JobSpec
+
+OWN_COMMAND = "own command"
+PERCENT = 100
+USUAL_GPUS = 8
+UNKNOWN_PARAMETERS = 7e9
+ASSUMED_SHARE = 0.5
+"""An own command of which nothing is known is taken to need this share of its time."""
+
+
+class Configuration(msgspec.Struct, frozen=True, kw_only=True):
+    """How a job is trained, and how fast that is believed to be.
+
+    One optimiser step takes ``accumulation`` microbatches of ``microbatch`` examples over all GPUs
+    together. ``step_s[n]`` are wall seconds per step with n GPUs (0.0 for none), on the given
+    ``basis``. ``epochs`` is None where the steps were given. ``memory_gb`` is the estimated peak
+    of one GPU, the sum of ``memory_terms``; None, and no terms, where the size of the model is not
+    known. ``reasons`` says for every field that could have been given whether it was ("given") or
+    why it was chosen.
+    """
+
+    accelerator: str
+    min_gpus: int
+    max_gpus: int
+    method: str
+    microbatch: int
+    accumulation: int
+    global_batch: int
+    precision: str
+    gradient_checkpointing: bool
+    max_length: int
+    lora_r: int
+    lora_alpha: float
+    epochs: float | None
+    total_steps: int
+    parameters: int | None
+    memory_gb: float | None
+    memory_terms: dict[str, float]
+    step_s: tuple[float, ...]
+    basis: Basis
+    emulated_microbatch_s: float | None
+    reasons: dict[str, str]
+
+
+def configure(
+    spec: JobSpec,
+    site: Site,
+    rows: int | None = None,
+    model: ModelFacts | None = None,
+    measured: Sequence[MeasuredPace] = (),
+    *,
+    now: float | None = None,
+) -> Configuration:
+    """What ``spec`` leaves open, chosen for ``site``; what cannot work is refused.
+
+    ``rows`` of the dataset, ``model`` from ``model_facts``, ``measured`` earlier runs of any kind:
+    those that are alike are used. ``now``, the moment of submission, is only asked for where a
+    deadline is a moment, too.
+    """
+    _check_accelerator(spec, site)
+    if spec.run is not None:
+        return _own_command(spec, site, now, measured)
+    _, least, most = spec.gpus
+    wanted = min(site.max_gpus, most or max(least, USUAL_GPUS))
+    trained = None if rows is None else rows - held_out_rows(spec, rows)
+    chosen = choose_recipe(spec, site, model, wanted, trained)
+    recipe, accumulation, reasons = chosen
+    if accumulation < least:
+        raise InvalidInput(
+            "training.gradient_accumulation_steps",
+            accumulation,
+            f"at least {least}, the fewest GPUs that the job may run on: each needs a share",
+        )
+    max_gpus = _useful(accumulation, least, min(wanted, accumulation))
+    epochs, total_steps = _length_of_run(spec, trained, recipe.microbatch * accumulation, reasons)
+    facts = model or usual_model(UNKNOWN_PARAMETERS, "")
+    alike = [run for run in measured if _alike(run, spec, site, chosen)]
+    step_s, basis = step_seconds(site, facts, recipe, accumulation, max_gpus, alike)
+    terms = {} if model is None else memory_terms(model, recipe)
+    adapted = recipe.method is Method.LORA
+    alpha = spec.training.lora_alpha
+    if adapted:
+        reasons["lora_alpha"] = "the usual scale" if alpha is None else GIVEN
+    reasons |= _other_reasons(spec, site, model, basis, max_gpus, len(alike))
+    return Configuration(
+        accelerator=site.accelerator,
+        min_gpus=least,
+        max_gpus=max_gpus,
+        method=recipe.method.value,
+        microbatch=recipe.microbatch,
+        accumulation=accumulation,
+        global_batch=recipe.microbatch * accumulation,
+        precision=recipe.precision,
+        gradient_checkpointing=recipe.gradient_checkpointing,
+        max_length=recipe.max_length,
+        lora_r=recipe.lora_r if adapted else 0,
+        lora_alpha=(alpha or USUAL.lora_alpha) if adapted else 0.0,
+        epochs=epochs,
+        total_steps=total_steps,
+        parameters=None if model is None else model.parameters,
+        memory_gb=None if model is None else math.fsum(terms.values()),
+        memory_terms=terms,
+        step_s=step_s,
+        basis=basis,
+        emulated_microbatch_s=site.emulated_microbatch_s,
+        reasons=reasons,
+    )
+
+
+def held_out_rows(spec: JobSpec, rows: int) -> int:
+    """Examples that the trainer sets aside to measure the loss on, as ``batches.held_out``."""
+    training = spec.training
+    if training.eval_dataset is not None:
+        return 0
+    fraction = USUAL.eval_fraction if training.eval_fraction is None else training.eval_fraction
+    return min(int(rows * fraction), USUAL.eval_rows, rows // 2)
+
+
+def _check_accelerator(spec: JobSpec, site: Site) -> None:
+    name, least, _ = spec.gpus
+    wish = str(spec.resources.accelerators)
+    if name is not None and not site.sells(name):
+        raise InvalidInput(
+            "resources.accelerators", wish, f"auto or {site.accelerator}: the fleet has no other"
+        )
+    most = 1 if spec.run is not None else site.max_gpus
+    if least > most:
+        why = "an own command (run) runs on one GPU" if spec.run is not None else "the fleet's all"
+        raise InvalidInput("resources.accelerators", wish, f"at most {most}: {why}")
+
+
+def _useful(accumulation: int, least: int, most: int) -> int:
+    """The fewest GPUs that are as quick as ``most``: one more would only wait for the others."""
+    quickest = rounds(accumulation, most)
+    return max(least, rounds(accumulation, quickest))
+
+
+def _length_of_run(
+    spec: JobSpec, trained: int | None, batch: int, reasons: dict[str, str]
+) -> tuple[float | None, int]:
+    """Epochs, if they are what counts, and optimiser steps."""
+    training = spec.training
+    if training.max_steps is not None:
+        reasons["total_steps"] = GIVEN
+        return None, training.max_steps
+    if trained is None:
+        allowed = "given, since the number of examples is not known"
+        raise InvalidInput("training.max_steps", None, allowed)
+    epochs = training.num_train_epochs
+    reasons["epochs"] = "the usual number" if epochs is None else GIVEN
+    epochs = USUAL.num_train_epochs if epochs is None else epochs
+    reasons["total_steps"] = f"{epochs:g} passes over {trained} examples, {batch} per step"
+    return epochs, max(1, math.ceil(epochs * trained / batch))
+
+
+def _alike(run: MeasuredPace, spec: JobSpec, site: Site, chosen: Chosen) -> bool:
+    return (
+        run.subject == spec.model
+        and run.accelerator == site.accelerator
+        and run.method == chosen.recipe.method.value
+        and run.max_length == chosen.recipe.max_length
+    )
+
+
+def _other_reasons(
+    spec: JobSpec,
+    site: Site,
+    model: ModelFacts | None,
+    basis: Basis,
+    max_gpus: int,
+    runs: int,
+) -> dict[str, str]:
+    name, least, most = spec.gpus
+    given_most = most is not None and max_gpus == most
+    match basis:
+        case Basis.MEASURED:
+            pace = f"{runs} earlier runs like this one"
+        case Basis.EMULATED:
+            pace = "what the emulated GPU takes for a microbatch"
+        case _:
+            pace = f"the arithmetic of the model on {site.accelerator}"
+            if model is None:
+                pace += f", taken to have {UNKNOWN_PARAMETERS / 1e9:g} billion parameters"
+    return {
+        "accelerator": "what the fleet has" if name is None else GIVEN,
+        "min_gpus": GIVEN if least > 1 else "one is enough",
+        "max_gpus": GIVEN if given_most else "as many as there are and as speed a step up",
+        "global_batch": "microbatch times accumulation",
+        "parameters": "not known" if model is None else f"from {model.source}",
+        "step_s": pace,
+    }
+
+
+def _time_left(spec: JobSpec, now: float | None) -> float:
+    if isinstance(spec.deadline, timedelta):
+        return spec.deadline.total_seconds()
+    if now is None:
+        raise InvalidInput("deadline", written_deadline(spec.deadline), "a duration")
+    return spec.deadline_s(now)
+
+
+def _own_command(
+    spec: JobSpec, site: Site, now: float | None, measured: Sequence[MeasuredPace]
+) -> Configuration:
+    """One GPU. Progress is what the command reports: steps of ``max_steps``, or percent."""
+    given = spec.training.max_steps
+    total_steps = PERCENT if given is None else given
+    alike = [
+        run.step_s
+        for run in measured
+        if run.subject == spec.run and run.accelerator == site.accelerator
+    ]
+    if alike:
+        basis, step = Basis.MEASURED, median(alike)
+        pace = f"{len(alike)} earlier runs of this command"
+    else:
+        time_s = _time_left(spec, now) / site.speed
+        basis, step = Basis.ASSUMED, ASSUMED_SHARE * time_s / total_steps
+        pace = "nothing was measured: taken to need half of the time until the deadline"
+    name, _, _ = spec.gpus
+    return Configuration(
+        accelerator=site.accelerator,
+        min_gpus=1,
+        max_gpus=1,
+        method=OWN_COMMAND,
+        microbatch=1,
+        accumulation=1,
+        global_batch=1,
+        precision="",
+        gradient_checkpointing=False,
+        max_length=0,
+        lora_r=0,
+        lora_alpha=0.0,
+        epochs=None,
+        total_steps=total_steps,
+        parameters=None,
+        memory_gb=None,
+        memory_terms={},
+        step_s=(0.0, step),
+        basis=basis,
+        emulated_microbatch_s=site.emulated_microbatch_s,
+        reasons={
+            "accelerator": "what the fleet has" if name is None else GIVEN,
+            "min_gpus": "an own command runs on one GPU",
+            "max_gpus": "an own command runs on one GPU",
+            "total_steps": "progress in percent" if given is None else GIVEN,
+            "step_s": pace,
+        },
+    )

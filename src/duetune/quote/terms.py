@@ -1,0 +1,183 @@
+"""The terms of a job: its spec and configuration as work, slots and dollars."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from duetune.core.job import MAX_SLOTS, Job, Reconfiguration, ReconfigurationKey
+from duetune.errors import InvalidInput
+from duetune.spec.durations import written_deadline, written_duration
+from duetune.spec.schema import AUTO, Spot
+
+if TYPE_CHECKING:
+    from duetune.core.fleet import MarketReport
+    from duetune.quote.configuration import Configuration
+    from duetune.quote.site import Site
+    from duetune.spec.schema import JobSpec
+
+MARGIN = 1.02
+"""More work than steps: evaluation and saving take time, too."""
+
+HARD_DEADLINE_FACTOR = 1.5
+VALUE_FACTOR = 3.0
+"""A job whose value was not told is worth so many times what it costs on demand alone."""
+
+ON_DEMAND = "on_demand"
+SPOT_ONLY = "spot_only"
+_LONGEST = math.floor(MAX_SLOTS / HARD_DEADLINE_FACTOR)
+
+
+class Terms(msgspec.Struct, frozen=True, kw_only=True):
+    """``job`` counts work in optimiser steps and time in slots of ``slot_s`` market seconds, the
+    first of which began at ``origin``. ``deadline_at`` is the moment that was asked for; the job's
+    own deadline is the end of the last slot before it. ``stop_at``: the job ends then, whatever
+    its state. ``max_price`` is for a GPU and hour. ``policy`` is the name of the only policy that
+    the spec's other fields allow, and ``policy_reason`` which; None, and "", where it is free.
+    """
+
+    job: Job
+    origin: float
+    slot_s: float
+    deadline_at: float
+    stop_at: float | None = None
+    max_price: float | None = None
+    policy: str | None = None
+    policy_reason: str = ""
+
+    def moment(self, slot: float) -> float:
+        """When slot ``slot`` ends."""
+        return self.origin + slot * self.slot_s
+
+
+def job_terms(
+    spec: JobSpec, configuration: Configuration, site: Site, market: MarketReport, now: float
+) -> Terms:
+    """Refuses a deadline that cannot be met even with all GPUs on demand from now on.
+
+    The present slot of the market is slot 1, though part of it has passed. Where the deadline, cut
+    to whole slots, leaves less room than that part, the difference is work to be made up for.
+    """
+    slot_s = market.slot_s
+    policy, policy_reason = _policy(spec, market)
+    rule = _reconfiguration(site, slot_s)
+    curve = throughput(configuration, site, slot_s)
+    deadline_at = spec.deadline_at(now)
+    length = (deadline_at - market.slot_began) / slot_s
+    slots = math.floor(length + 1e-9)
+    if slots < 1:
+        ends = _moment(market.slot_began + slot_s)
+        allowed = f"at least one slot of {_duration(slot_s)}; the present one ends at {ends}"
+        raise InvalidInput("deadline", written_deadline(spec.deadline), allowed)
+    if slots > _LONGEST:
+        allowed = f"at most {_duration(_LONGEST * slot_s)}, {_LONGEST} slots"
+        raise InvalidInput("deadline", written_deadline(spec.deadline), allowed)
+    work = MARGIN * configuration.total_steps + 1
+    gone = max(0.0, now - market.slot_began) / slot_s
+    late = gone + max(0.0, site.startup_s - site.grow_s) * site.speed / slot_s
+    lost = max(0.0, late - (length - slots))
+    effective = slots - 1 + rule.grow - lost
+    gpus = next(
+        (
+            gpus
+            for gpus in range(configuration.min_gpus, configuration.max_gpus + 1)
+            if effective * curve[gpus] >= work
+        ),
+        None,
+    )
+    if gpus is None:
+        needed = work / curve[-1] + 1 - rule.grow + late
+        raise _too_soon(spec, configuration, market, now, math.ceil(needed - 1e-9))
+    work += lost * curve[gpus]
+    held = math.ceil(work / curve[gpus] + 1 - rule.grow - 1e-9)
+    on_demand_cost = held * gpus * market.slot.on_demand_price
+    return Terms(
+        job=Job(
+            work=work,
+            deadline=slots,
+            value=VALUE_FACTOR * on_demand_cost if spec.value is None else spec.value,
+            throughput=curve,
+            min_gpus=configuration.min_gpus,
+            hard_deadline_factor=HARD_DEADLINE_FACTOR,
+            reconfiguration=rule,
+            budget=spec.budget,
+            name=spec.name,
+        ),
+        origin=market.slot_began,
+        slot_s=slot_s,
+        deadline_at=deadline_at,
+        stop_at=None if spec.max_duration_s is None else now + spec.max_duration_s,
+        max_price=spec.max_price,
+        policy=policy,
+        policy_reason=policy_reason,
+    )
+
+
+def throughput(configuration: Configuration, site: Site, slot_s: float) -> tuple[float, ...]:
+    """Steps per slot with 0, 1, ... GPUs; more GPUs never do less, since some may stay idle."""
+    wall_s = slot_s / site.speed
+    paces = (wall_s / step if step > 0 else 0.0 for step in configuration.step_s)
+    return tuple(itertools.accumulate(paces, max))
+
+
+def _reconfiguration(site: Site, slot_s: float) -> Reconfiguration:
+    longest = max(site.startup_s, site.grow_s, site.shrink_s, site.preempted_s)
+    if longest * site.speed >= slot_s:
+        allowed = (
+            f"below {slot_s / longest:g}: GPUs need up to {longest:g} s to start, "
+            f"and a slot of {_duration(slot_s)} would be over by then"
+        )
+        raise InvalidInput("speed", site.speed, allowed)
+    return Reconfiguration.from_delays(
+        grow_s=site.grow_s * site.speed,
+        shrink_s=site.shrink_s * site.speed,
+        preempted_s=site.preempted_s * site.speed,
+        slot_s=slot_s,
+        key=ReconfigurationKey.COMPOSITION,
+    )
+
+
+def _policy(spec: JobSpec, market: MarketReport) -> tuple[str | None, str]:
+    """The policy that is left, if only one is, and why."""
+    hourly = market.slot.on_demand_price / market.slot_s * 3600
+    if spec.resources.spot is Spot.NEVER:
+        forced, why = ON_DEMAND, "resources.spot is never"
+    elif spec.resources.spot is Spot.ONLY:
+        forced, why = SPOT_ONLY, "resources.spot is only"
+    elif spec.max_price is not None and spec.max_price < hourly:
+        forced, why = SPOT_ONLY, f"on-demand costs ${hourly:.2f} an hour, above max_price"
+    else:
+        return None, ""
+    if spec.policy not in {AUTO, forced}:
+        raise InvalidInput("policy", spec.policy, f"auto or {forced}: {why}")
+    return forced, why
+
+
+def _too_soon(
+    spec: JobSpec, configuration: Configuration, market: MarketReport, now: float, slots: int
+) -> InvalidInput:
+    earliest = market.slot_began + slots * market.slot_s
+    gpus = configuration.max_gpus
+    group = f"all {gpus} GPUs" if gpus > 1 else "the one GPU"
+    if isinstance(spec.deadline, timedelta):
+        when = f"at least {_duration(earliest - now)}"
+    else:
+        when = f"{_moment(earliest)} or later"
+    allowed = (
+        f"{when}: {group} on demand from now on need until then for "
+        f"{configuration.total_steps} steps (pace: {configuration.basis})"
+    )
+    return InvalidInput("deadline", written_deadline(spec.deadline), allowed)
+
+
+def _duration(seconds: float) -> str:
+    """Rounded up to the second, so that what is named is enough."""
+    return written_duration(timedelta(seconds=math.ceil(seconds - 1e-6)))
+
+
+def _moment(seconds: float) -> str:
+    return datetime.fromtimestamp(math.ceil(seconds - 1e-6), tz=UTC).isoformat()

@@ -1,0 +1,1 @@
+"""Job specs as files of other tools."""

@@ -1,0 +1,1 @@
+"""Job specs from the files of other tools."""

@@ -1,0 +1,90 @@
+"""The journal in a database."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sqlalchemy import func, insert, select
+from sqlalchemy.exc import IntegrityError
+
+from duetune.core.events import Recorded
+from duetune.errors import StaleController
+from duetune.store import read_models, tables
+from duetune.store.codec import decode_event, encode_event
+from duetune.store.streams import check_stream
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from sqlalchemy.engine import Connection
+
+    from duetune.core.events import Event
+    from duetune.store.database import Database
+
+
+class DatabaseJournal:
+    """Implements ``duetune.core.ports.Journal``. The read models follow in the same transaction,
+    so they are never behind; an event is on disk when ``append`` returns.
+    """
+
+    def __init__(self, database: Database, clock: Callable[[], float]) -> None:
+        self._database = database
+        self._clock = clock
+
+    def append(self, stream: str, events: Sequence[Event], *, expected: int) -> int:
+        check_stream(stream)
+        lines = [encode_event(event) for event in events]
+        now = self._clock()
+        with self._database.writing() as connection:
+            if _length(connection, stream) != expected:
+                raise StaleController(stream, expected)
+            if not lines:
+                return expected
+            rows = [
+                {
+                    "stream": stream,
+                    "position": position,
+                    "schema": line.schema,
+                    "tag": line.tag,
+                    "body": line.body,
+                    "recorded_at": now,
+                }
+                for position, line in enumerate(lines, expected + 1)
+            ]
+            try:
+                connection.execute(insert(tables.journal), rows)
+            except IntegrityError as race:
+                # Somebody took the position after we had looked; the primary key decides.
+                raise StaleController(stream, expected) from race
+            read_models.follow(connection, stream, [line.event for line in lines], at=now)
+        return expected + len(lines)
+
+    def read(self, stream: str, *, after: int = 0) -> list[Recorded]:
+        columns = tables.journal.c
+        with self._database.reading() as connection:
+            found = connection.execute(
+                select(columns.position, columns.schema, columns.body)
+                .where(columns.stream == stream, columns.position > after)
+                .order_by(columns.position)
+            ).all()
+        return [
+            Recorded(position, decode_event(body, schema=schema, stream=stream, position=position))
+            for position, schema, body in found
+        ]
+
+    def streams(self) -> list[str]:
+        """Every stream there is, by name."""
+        stream = tables.journal.c.stream
+        with self._database.reading() as connection:
+            return sorted(connection.scalars(select(stream).distinct()))
+
+    def length(self, stream: str) -> int:
+        """How many events a stream has; none if nobody has written to it."""
+        with self._database.reading() as connection:
+            return _length(connection, stream)
+
+
+def _length(connection: Connection, stream: str) -> int:
+    """Positions count from 1 without gaps, so the last one is the length."""
+    last = select(func.max(tables.journal.c.position)).where(tables.journal.c.stream == stream)
+    return int(connection.scalar(last) or 0)

@@ -1,0 +1,1 @@
+"""One module per schema, run in order by Alembic. None is ever changed once released."""

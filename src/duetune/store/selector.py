@@ -1,0 +1,86 @@
+"""What the selector has learnt, version by version."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+from sqlalchemy import func, insert, select
+from sqlalchemy.exc import IntegrityError
+
+from duetune.store import tables
+from duetune.store.database import parsed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from duetune.store.database import Database
+
+
+class SelectorState(msgspec.Struct, frozen=True):
+    """Version ``version`` (from 1) of the state for a pool; ``job`` is the one learnt from."""
+
+    pool: str
+    version: int
+    payload: bytes
+    job: str | None
+    saved_at: float
+
+
+class SelectorStates:
+    """Snapshots per pool of policies, named by the pool's digest; older ones are kept."""
+
+    def __init__(self, database: Database, clock: Callable[[], float]) -> None:
+        self._database = database
+        self._clock = clock
+
+    def save(self, pool: str, payload: bytes, *, expected: int, job: str | None = None) -> bool:
+        """Save version ``expected`` + 1. False, and nothing is saved, if ``expected`` is not the
+        latest version (load, learn again, save again) or the pool has learnt from ``job`` before.
+        """
+        columns = tables.selector_states.c
+        latest = select(func.max(columns.version)).where(columns.pool == pool)
+        with self._database.writing() as connection:
+            if (connection.scalar(latest) or 0) != expected:
+                return False
+            try:
+                with connection.begin_nested():
+                    connection.execute(
+                        insert(tables.selector_states).values(
+                            pool=pool,
+                            version=expected + 1,
+                            job=job,
+                            payload=payload,
+                            saved_at=self._clock(),
+                        )
+                    )
+            except IntegrityError:
+                return False
+        return True
+
+    def load(self, pool: str) -> SelectorState | None:
+        """The latest; None if the pool has learnt nothing yet."""
+        history = self._states(pool, limit=1)
+        return history[0] if history else None
+
+    def history(self, pool: str) -> list[SelectorState]:
+        """All versions, oldest first."""
+        return self._states(pool, limit=None)[::-1]
+
+    def learnt(self, pool: str, job: str) -> bool:
+        """Whether the pool has learnt from ``job``."""
+        columns = tables.selector_states.c
+        query = select(columns.version).where(columns.pool == pool, columns.job == job)
+        with self._database.reading() as connection:
+            return connection.scalar(query) is not None
+
+    def _states(self, pool: str, *, limit: int | None) -> list[SelectorState]:
+        columns = tables.selector_states.c
+        query = (
+            select(tables.selector_states)
+            .where(columns.pool == pool)
+            .order_by(columns.version.desc())
+            .limit(limit)
+        )
+        with self._database.reading() as connection:
+            return [parsed(found, SelectorState) for found in connection.execute(query).mappings()]

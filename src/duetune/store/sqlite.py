@@ -1,0 +1,113 @@
+"""A store in one SQLite file."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+import time
+from typing import TYPE_CHECKING
+
+from sqlalchemy import URL, create_engine, event
+
+from duetune.errors import InvalidInput
+from duetune.store.database import WRITES, Database
+from duetune.store.failure import StoreError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from sqlalchemy.engine import Connection
+    from sqlalchemy.engine.interfaces import DBAPIConnection
+    from sqlalchemy.pool import ConnectionPoolEntry
+
+BUSY_S = 30.0
+"""How long to wait for another writer."""
+
+_REFUSALS = {
+    sqlite3.SQLITE_NOTADB: "an SQLite database",
+    sqlite3.SQLITE_CORRUPT: "an SQLite database",
+    sqlite3.SQLITE_READONLY: "a file and a folder that can be written",
+    sqlite3.SQLITE_CANTOPEN: "a file and a folder that can be written",
+    sqlite3.SQLITE_PERM: "a file and a folder that can be written",
+}
+"""What the user can mend, by SQLite's code."""
+
+
+def sqlite_database(path: Path) -> Database:
+    """The database in ``path``, made if there is none. The caller opens one at a time: closing a
+    file drops every lock that the process holds on it.
+    """
+    _make_file(path)
+    engine = create_engine(URL.create("sqlite", database=str(path)))
+    event.listen(engine, "connect", _connected)
+    event.listen(engine, "begin", _begun)
+    with _refusal(path):
+        _use_write_ahead_log(path)
+    return Database(engine, str(path))
+
+
+def _make_file(path: Path) -> None:
+    """Only the owner may read it: it holds what users wrote."""
+    if not path.parent.is_dir():
+        raise InvalidInput("store", str(path), "a file in a folder that exists")
+    if path.is_dir():
+        raise InvalidInput("store", str(path), "a file; this is a folder")
+    with contextlib.suppress(FileExistsError):
+        try:
+            os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
+        except FileExistsError:
+            raise
+        except OSError as failure:
+            allowed = f"a file that can be made ({failure.strerror})"
+            raise InvalidInput("store", str(path), allowed) from failure
+    if not os.access(path, os.R_OK | os.W_OK, effective_ids=os.access in os.supports_effective_ids):
+        raise InvalidInput("store", str(path), "a file that can be read and written")
+
+
+def _use_write_ahead_log(path: Path) -> None:
+    """Readers then never wait for the writer. The mode stays with the file."""
+    give_up = time.monotonic() + BUSY_S
+    with contextlib.closing(sqlite3.connect(path, timeout=BUSY_S)) as connection:
+        while True:
+            try:
+                connection.execute("PRAGMA journal_mode = WAL")
+            except sqlite3.OperationalError as failure:
+                # Two that switch at once do not wait for each other as writers do.
+                if failure.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() > give_up:
+                    raise
+                time.sleep(0.01)
+            else:
+                return
+
+
+@contextlib.contextmanager
+def _refusal(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except sqlite3.DatabaseError as failure:
+        allowed = _REFUSALS.get(failure.sqlite_errorcode & 0xFF)
+        if allowed is None:
+            raise StoreError(str(path), str(failure)) from failure
+        raise InvalidInput("store", str(path), f"{allowed} ({failure})") from failure
+
+
+def _connected(connection: DBAPIConnection, _entry: ConnectionPoolEntry) -> None:
+    # The driver's own transactions would begin too late; ours begin in _begun.
+    connection.isolation_level = None
+    cursor = connection.cursor()
+    for pragma in (
+        f"busy_timeout = {BUSY_S * 1000:.0f}",
+        # The journal must survive the loss of power, not only of the process.
+        "synchronous = FULL",
+        "foreign_keys = ON",
+    ):
+        cursor.execute(f"PRAGMA {pragma}")
+    cursor.close()
+
+
+def _begun(connection: Connection) -> None:
+    # A writer that begins as a reader could not wait for another: it would fail instead.
+    writes = connection.get_execution_options().get(WRITES, False)
+    connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")

@@ -1,0 +1,130 @@
+"""The tables, the same on SQLite and PostgreSQL. A change here needs a migration beside it.
+
+Only ``journal``, ``wishes``, ``selector_states`` and ``observations`` hold what cannot be had
+otherwise; ``jobs`` and ``charges`` are read models, computed from the journal.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    Column,
+    Double,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    Table,
+    Text,
+    UniqueConstraint,
+)
+
+REVISIONS = ("0001",)
+"""Every schema this code knows, oldest first; the last is the one it works with."""
+
+VERSION_TABLE = "duetune_schema"
+
+# SQLite counts up by itself only for the type named INTEGER.
+_Count = BigInteger().with_variant(Integer(), "sqlite")
+
+metadata = MetaData()
+
+journal = Table(
+    "journal",
+    metadata,
+    Column("stream", Text, primary_key=True),
+    Column("position", BigInteger, primary_key=True, autoincrement=False),
+    Column("schema", Integer, nullable=False),
+    Column("tag", Text, nullable=False),
+    Column("body", Text, nullable=False),
+    Column("recorded_at", Double, nullable=False),
+)
+
+wishes = Table(
+    "wishes",
+    metadata,
+    Column("id", _Count, primary_key=True, autoincrement=True),
+    Column("job", Text, nullable=False),
+    Column("body", Text, nullable=False),
+    Column("asked_at", Double, nullable=False),
+    Column("taken_at", Double),
+    Index("wishes_by_job", "job"),
+    # An id that was given once must never be given again: the journal remembers it for good.
+    sqlite_autoincrement=True,
+)
+
+jobs = Table(
+    "jobs",
+    metadata,
+    Column("id", Text, primary_key=True),
+    Column("name", Text, nullable=False),
+    Column("status", Text, nullable=False),
+    Column("reason", Text, nullable=False),
+    Column("policy", Text, nullable=False),
+    Column("model", Text, nullable=False),
+    Column("tags", JSON, nullable=False),
+    Column("submitted_at", Double, nullable=False),
+    Column("deadline_at", Double, nullable=False),
+    Column("budget", Double),
+    Column("step", BigInteger, nullable=False),
+    Column("total_steps", BigInteger, nullable=False),
+    Column("loss", Double),
+    Column("spot", Integer, nullable=False),
+    Column("on_demand", Integer, nullable=False),
+    Column("preemptions", Integer, nullable=False),
+    Column("spent", Double, nullable=False),
+    Column("cost", Double),
+    Column("value", Double),
+    Column("output", Text, nullable=False),
+    Column("finished_at", Double),
+    Column("ended_at", Double),
+    Column("learned_at", Double),
+    Column("updated_at", Double, nullable=False),
+    Column("events", BigInteger, nullable=False),
+    Index("jobs_by_submission", "submitted_at"),
+    Index("jobs_by_name", "name"),
+)
+
+charges = Table(
+    "charges",
+    metadata,
+    Column("job", Text, primary_key=True),
+    Column("node", Text, primary_key=True),
+    Column("kind", Text, nullable=False),
+    Column("state", Text, nullable=False),
+    Column("dollars", Double, nullable=False),
+    Column("from_at", Double, nullable=False),
+    Column("to_at", Double, nullable=False),
+)
+
+selector_states = Table(
+    "selector_states",
+    metadata,
+    Column("pool", Text, primary_key=True),
+    Column("version", BigInteger, primary_key=True, autoincrement=False),
+    Column("job", Text),
+    Column("payload", LargeBinary, nullable=False),
+    Column("saved_at", Double, nullable=False),
+    # A job teaches a pool once, whatever crashes in between.
+    UniqueConstraint("pool", "job", name="selector_states_once_per_job"),
+)
+
+observations = Table(
+    "observations",
+    metadata,
+    Column("job", Text, primary_key=True),
+    Column("gpus", Integer, primary_key=True, autoincrement=False),
+    Column("model", Text, nullable=False),
+    Column("method", Text, nullable=False),
+    Column("gpu", Text, nullable=False),
+    Column("microbatch", Integer, nullable=False),
+    Column("global_batch", Integer, nullable=False),
+    Column("sequence_length", Integer, nullable=False),
+    Column("precision", Text, nullable=False),
+    Column("steps_per_s", Double),
+    Column("tokens_per_s", Double),
+    Column("measured_at", Double, nullable=False),
+    Column("versions", JSON, nullable=False),
+    Column("outcome", Text, nullable=False),
+)

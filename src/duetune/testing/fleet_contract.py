@@ -1,0 +1,311 @@
+"""What every fleet and every market feed must do, built in or your own."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from duetune.core.fleet import FleetReport, Launch, Limit, Node, NodeKind, NodeState, Release, Task
+from duetune.core.ports import Fleet, MarketFeed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from duetune.core.fleet import Command
+
+PATIENCE = 400
+SPOT = 2
+"""How many spot GPUs the fleet under test must have for the suite, exactly."""
+
+
+class FleetContract:
+    """Subclass it and give ``make`` and ``wait``; ``task`` if the fleet cannot sleep.
+
+    Prices must be above zero and stay as they are for the length of a test.
+    """
+
+    def make(self) -> Fleet:
+        """A fleet without nodes, in which ``SPOT`` spot nodes and some on-demand ones can be had;
+        called once in every test.
+        """
+        raise NotImplementedError
+
+    def wait(self) -> None:
+        """Lets a moment pass by the fleet's clock; nodes are granted within some of them."""
+        raise NotImplementedError
+
+    def task(self) -> Task:
+        """Something that runs for longer than any test."""
+        return Task(folder="/nonexistent", command=("sleep", "600"))
+
+    def launch(
+        self, node: str, *, job: str = "job", kind: NodeKind = NodeKind.SPOT, epoch: int = 1
+    ) -> Launch:
+        return Launch(node, job, kind, epoch, self.task())
+
+    def eventually(
+        self, fleet: Fleet, holds: Callable[[FleetReport], bool], *, job: str = "job"
+    ) -> FleetReport:
+        """The first report of which ``holds`` is true."""
+        for _ in range(PATIENCE):
+            report = fleet.observe(job)
+            if holds(report):
+                return report
+            self.wait()
+        raise AssertionError(f"it did not come to that; last seen: {report}")
+
+    def running(self, *commands: Command) -> Fleet:
+        """A fresh fleet that has carried out ``commands`` and whose nodes all run."""
+        fleet = self.make()
+        fleet.apply(commands)
+        for job in {command.job for command in commands}:
+            self.eventually(fleet, _all_run, job=job)
+        return fleet
+
+    def test_it_is_a_fleet(self) -> None:
+        assert isinstance(self.make(), Fleet)
+
+    def test_a_node_that_is_asked_for_comes_to_run(self) -> None:
+        fleet = self.make()
+        fleet.apply([self.launch("a"), self.launch("b", kind=NodeKind.ON_DEMAND)])
+        for node in fleet.observe("job").nodes:
+            assert node.state.alive
+        report = self.eventually(fleet, _all_run)
+        assert [(node.id, node.kind) for node in report.nodes] == [
+            ("a", NodeKind.SPOT),
+            ("b", NodeKind.ON_DEMAND),
+        ]
+        for node in report.nodes:
+            assert node.started_at is not None
+            assert node.requested_at <= node.started_at <= report.at
+            assert node.ended_at is None
+
+    def test_asking_twice_makes_one_node(self) -> None:
+        fleet = self.make()
+        asked = [self.launch("a"), self.launch("a")]
+        fleet.apply(asked)
+        fleet.apply(asked)
+        first = self.eventually(fleet, _all_run)
+        fleet.apply(asked)
+        again = fleet.observe("job")
+        assert [node.id for node in first.nodes] == ["a"]
+        assert [(node.id, node.started_at) for node in again.nodes] == [
+            (node.id, node.started_at) for node in first.nodes
+        ]
+
+    def test_a_node_that_has_ended_is_not_made_again(self) -> None:
+        fleet = self.running(self.launch("a"))
+        fleet.apply([Release("a", "job")])
+        fleet.apply([self.launch("a")])
+        self.wait()
+        (node,) = fleet.observe("job").nodes
+        assert node.state is NodeState.RELEASED
+
+    def test_no_commands_change_nothing(self) -> None:
+        fleet = self.make()
+        fleet.apply([])
+        assert fleet.observe("job").nodes == ()
+
+    def test_what_is_given_back_is_released_at_once(self) -> None:
+        fleet = self.running(self.launch("a"))
+        fleet.apply([Release("a", "job")])
+        (node,) = fleet.observe("job").nodes
+        assert node.state is NodeState.RELEASED
+        assert node.reason
+        assert node.started_at is not None
+        assert node.ended_at is not None
+        assert node.started_at <= node.ended_at
+
+    def test_giving_back_twice_is_no_error(self) -> None:
+        fleet = self.running(self.launch("a"))
+        fleet.apply([Release("a", "job"), Release("a", "job")])
+        before = fleet.observe("job").nodes
+        self.wait()
+        fleet.apply([Release("a", "job")])
+        assert fleet.observe("job").nodes == before
+
+    def test_commands_are_carried_out_in_order(self) -> None:
+        fleet = self.make()
+        fleet.apply([self.launch("a"), Release("a", "job"), self.launch("b")])
+        states = {node.id: node.state for node in fleet.observe("job").nodes}
+        assert states["a"] is NodeState.RELEASED
+        assert states["b"].alive
+
+    def test_giving_back_the_unknown_keeps_it_from_being_launched_later(self) -> None:
+        fleet = self.make()
+        fleet.apply([Release("a", "job")])
+        fleet.apply([self.launch("a"), self.launch("b")])
+        report = self.eventually(fleet, lambda report: _state(report, "b") is NodeState.RUNNING)
+        assert _state(report, "a") is NodeState.REFUSED
+        assert _node(report, "a").billed == 0
+        assert _node(report, "a").reason
+
+    def test_more_spot_than_there_is_is_refused_and_costs_nothing(self) -> None:
+        fleet = self.make()
+        fleet.apply([self.launch(f"n{number}") for number in range(SPOT + 2)])
+        report = self.eventually(fleet, _none_waits)
+        states = [node.state for node in report.nodes]
+        assert states == [NodeState.RUNNING] * SPOT + [NodeState.REFUSED] * 2
+        for node in report.nodes[SPOT:]:
+            assert node.billed == 0
+            assert node.reason
+
+    def test_what_is_given_back_can_be_had_again(self) -> None:
+        fleet = self.running(*(self.launch(f"n{number}") for number in range(SPOT)))
+        fleet.apply([Release("n0", "job"), self.launch("other", job="next")])
+        self.eventually(fleet, _all_run, job="next")
+
+    def test_spot_is_one_market_for_all_jobs(self) -> None:
+        fleet = self.make()
+        fleet.apply([self.launch(f"n{number}") for number in range(SPOT)])
+        fleet.apply([self.launch("late", job="other")])
+        (node,) = fleet.observe("other").nodes
+        assert node.state is NodeState.REFUSED
+
+    def test_a_bill_grows_while_a_node_runs_and_never_after(self) -> None:
+        fleet = self.running(self.launch("a"))
+        bills = []
+        for _ in range(5):
+            bills.append(_bill(fleet.observe("job")))
+            self.wait()
+        assert bills == sorted(bills)
+        self.eventually(fleet, lambda report: _bill(report) > bills[-1])
+        fleet.apply([Release("a", "job")])
+        final = _bill(fleet.observe("job"))
+        assert final > bills[-1]
+        for _ in range(3):
+            self.wait()
+            assert _bill(fleet.observe("job")) == final
+
+    def test_time_does_not_go_back(self) -> None:
+        fleet = self.make()
+        moments = []
+        for _ in range(5):
+            moments.append(fleet.observe("job").at)
+            self.wait()
+        assert moments == sorted(moments)
+        assert moments[-1] > moments[0]
+
+    def test_jobs_do_not_see_each_other(self) -> None:
+        fleet = self.running(self.launch("a", job="one"), self.launch("b", job="two"))
+        assert [node.id for node in fleet.observe("one").nodes] == ["a"]
+        assert [node.id for node in fleet.observe("two").nodes] == ["b"]
+        assert fleet.observe("three").nodes == ()
+
+    def test_jobs_do_not_end_each_others_nodes(self) -> None:
+        fleet = self.running(self.launch("a", job="one"), self.launch("a", job="two"))
+        fleet.apply([Release("a", "two")])
+        self.wait()
+        (mine,), (theirs,) = fleet.observe("one").nodes, fleet.observe("two").nodes
+        assert (mine.job, mine.state) == ("one", NodeState.RUNNING)
+        assert (theirs.job, theirs.state) == ("two", NodeState.RELEASED)
+
+    def test_a_limit_is_kept_while_nobody_watches(self) -> None:
+        fleet = self.running(self.launch("a"), self.launch("b", kind=NodeKind.ON_DEMAND))
+        self.eventually(fleet, lambda report: _bill(report) > 0)
+        limit = 3 * _bill(fleet.observe("job"))
+        fleet.apply([Limit("job", limit), self.launch("free", job="other")])
+        report = self.eventually(fleet, _none_lives)
+        assert 0 < _bill(report) <= limit
+        assert {node.state for node in report.nodes} == {NodeState.LOST}
+        fleet.apply([self.launch("c")])
+        assert _bill(self.eventually(fleet, _none_lives)) <= limit
+        (other,) = fleet.observe("other").nodes
+        assert other.state.alive
+
+    def test_a_limit_can_be_lifted(self) -> None:
+        fleet = self.make()
+        fleet.apply([Limit("job", 0.0), self.launch("a"), Limit("job", None), self.launch("b")])
+        report = self.eventually(fleet, lambda report: _state(report, "b") is NodeState.RUNNING)
+        assert _state(report, "a") is NodeState.REFUSED
+
+
+class MarketFeedContract:
+    """Subclass it and give ``make`` and ``turn``."""
+
+    def make(self) -> MarketFeed:
+        """A feed; called once in every test."""
+        raise NotImplementedError
+
+    def turn(self) -> None:
+        """Lets at least one slot pass, and not many."""
+        raise NotImplementedError
+
+    def test_it_is_a_feed(self) -> None:
+        assert isinstance(self.make(), MarketFeed)
+
+    def test_now_is_within_its_slot(self) -> None:
+        feed = self.make()
+        for _ in range(3):
+            report = feed.now()
+            assert report.slot_began <= report.at < report.slot_began + report.slot_s
+            assert report.slot.on_demand_price > 0
+            assert report.slot.spot_price >= 0
+            assert report.slot.available >= 0
+            self.turn()
+
+    def test_slots_are_counted_one_by_one(self) -> None:
+        feed = self.make()
+        before = feed.now()
+        self.turn()
+        after = feed.now()
+        passed = after.index - before.index
+        assert passed >= 1
+        assert abs(after.slot_began - before.slot_began - passed * before.slot_s) < 1e-3
+
+    def test_history_ends_before_the_present_slot(self) -> None:
+        feed = self.make()
+        seen = {}
+        for _ in range(3):
+            report = feed.now()
+            seen[report.index] = report.slot
+            self.turn()
+        last = feed.now().index
+        history = feed.history(last - min(seen))
+        # The feed may have gone on between the two calls, by a slot at most.
+        assert history is not None
+        for offset in (0, 1):
+            first = last + offset - history.slots
+            told = {first + number: history.slot(number) for number in range(history.slots)}
+            if all(told[index] == slot for index, slot in seen.items() if index in told):
+                break
+        else:
+            raise AssertionError(f"{told} is not what was seen: {seen}")
+
+    def test_history_is_no_longer_than_asked_for(self) -> None:
+        feed = self.make()
+        self.turn()
+        self.turn()
+        assert feed.history(0) is None
+        for slots in (1, 2):
+            history = feed.history(slots)
+            assert history is not None
+            assert history.slots == slots
+
+
+def _all_run(report: FleetReport) -> bool:
+    return bool(report.nodes) and all(node.state is NodeState.RUNNING for node in report.nodes)
+
+
+def _none_waits(report: FleetReport) -> bool:
+    return all(node.state is not NodeState.REQUESTED for node in report.nodes)
+
+
+def _none_lives(report: FleetReport) -> bool:
+    return not any(node.state.alive for node in report.nodes)
+
+
+def _node(report: FleetReport, name: str) -> Node:
+    (found,) = (node for node in report.nodes if node.id == name)
+    return found
+
+
+def _state(report: FleetReport, name: str) -> NodeState:
+    return _node(report, name).state
+
+
+def _bill(report: FleetReport) -> float:
+    return _total(report.nodes)
+
+
+def _total(nodes: Sequence[Node]) -> float:
+    return sum(node.billed for node in nodes)

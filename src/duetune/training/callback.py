@@ -1,0 +1,277 @@
+"""For transformers' Trainer and what is built on it, such as TRL's SFTTrainer.
+
+    duetune = DuetuneCallback()
+    trainer = SFTTrainer(..., callbacks=[duetune])
+    trainer.train(resume_from_checkpoint=duetune.resume_from())
+    sys.exit(duetune.finish(trainer))
+
+Where duetune has not started the process these lines change nothing: training begins at the
+beginning, the model is saved to the Trainer's own output folder, and the exit status is 0.
+"""
+
+# ruff: noqa: ARG002 - the Trainer decides what its callbacks are given
+
+from __future__ import annotations
+
+import logging
+import os
+import statistics
+import time
+from collections import deque
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from duetune.core.progress import Phase, Progress
+from duetune.errors import InvalidInput, MissingExtra
+from duetune.training import ranks
+from duetune.training.checkpoint import CheckpointStore, StaleEpoch
+from duetune.training.contract import DONE, LEFT, Contract, Notice
+from duetune.training.hazard import checkpoint_interval, read_hazard
+from duetune.training.progress import ProgressReporter
+
+try:
+    from transformers import TrainerCallback
+except ImportError as error:
+    raise MissingExtra("DuetuneCallback", "train") from error
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from transformers import Trainer, TrainerControl, TrainerState, TrainingArguments
+
+_log = logging.getLogger(__name__)
+
+_STATE = "trainer_state.json"
+
+
+class DuetuneCallback(TrainerCallback):
+    """Reports progress, publishes each checkpoint, and leaves in time when the node is taken.
+
+    Checkpoints are those the Trainer makes (``save_steps``), and more where the nodes of this job
+    are lost so often that it pays; ``save_every_s`` sets the seconds between two instead. ``keep``
+    of the published ones are kept.
+    """
+
+    def __init__(
+        self,
+        environ: Mapping[str, str] = os.environ,
+        *,
+        save_every_s: float | None = None,
+        keep: int = 2,
+    ) -> None:
+        self._run = None
+        if Contract.given(environ):
+            contract = Contract.from_environment(environ)
+            self._run = _Run(contract, save_every_s=save_every_s, keep=keep)
+
+    def resume_from(self) -> str | None:
+        """The folder to give as ``resume_from_checkpoint``; None to begin at the beginning.
+
+        From here on older launches of this job can publish nothing more. If a later one has
+        begun already, there is nothing left to do here and the process ends.
+        """
+        return None if self._run is None else self._run.resume_from()
+
+    @property
+    def exit_code(self) -> int:
+        """75 if training has stopped because the node will be taken, else 0."""
+        return LEFT if self._run is not None and self._run.left else DONE
+
+    def finish(self, trainer: Trainer, output: str | os.PathLike[str] | None = None) -> int:
+        """The last line: save the model if training is done, tell so, and give the exit status.
+
+        Saves to ``output``, or else to the folder the job's result is looked for in, or else to
+        the Trainer's own. All ranks must call it.
+        """
+        run = self._run
+        if run is not None and run.left:
+            return LEFT
+        folder = Path(output or (run.contract.output if run else _output_dir(trainer.args)))
+        trainer.save_model(str(folder))
+        ranks.wait()
+        if run is not None and ranks.first():
+            run.finished(folder.absolute())
+        return DONE
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
+    ) -> None:
+        if self._run is not None:
+            if args.save_only_model:
+                raise InvalidInput(
+                    "save_only_model", value=True, allowed="False, to be able to resume"
+                )
+            self._run.begin(args, state)
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
+    ) -> None:
+        if self._run is not None:
+            self._run.step(args, state, control)
+
+    def on_epoch_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
+    ) -> None:
+        if self._run is not None and self._run.left:
+            # Saved at the step already; there is no time for anything else.
+            control.should_save = control.should_evaluate = False
+
+    def on_save(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
+    ) -> None:
+        if self._run is not None:
+            self._run.publish(_output_dir(args), state)
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, float] | None = None,
+        **_: object,
+    ) -> None:
+        if self._run is not None and logs is not None:
+            self._run.measured(state, logs)
+
+
+class _Run:
+    """What the callback knows and does where duetune has started the process."""
+
+    def __init__(self, contract: Contract, *, save_every_s: float | None, keep: int) -> None:
+        self.contract = contract
+        self.left = False
+        self._superseded = False
+        self._save_every_s = save_every_s
+        self._store = CheckpointStore(contract.checkpoints, contract.epoch, keep)
+        self._notice = Notice(contract.notice_file).install()
+        self._reporter = ProgressReporter(contract)
+        self._progress = Progress()
+        self._claimed = False
+        self._step_times: deque[float] = deque(maxlen=51)
+        self._step_began: float | None = None
+        self._saved_at = time.monotonic()
+        self._save_began: float | None = None
+        self._save_s = 0.0
+
+    def resume_from(self) -> str | None:
+        found = ""
+        if ranks.first():
+            self._claim()
+            # After the claim, so that what is read stays the newest.
+            checkpoint = self._store.latest()
+            if checkpoint is not None and not (checkpoint.files / _STATE).is_file():
+                raise InvalidInput(
+                    "checkpoint",
+                    str(checkpoint.path),
+                    "a checkpoint made by a transformers Trainer",
+                )
+            if checkpoint is not None:
+                found = str(checkpoint.files)
+                self._report(step=checkpoint.step, checkpoint_step=checkpoint.step)
+            else:
+                self._report()
+        return ranks.told_by_first(found) or None
+
+    def begin(self, args: TrainingArguments, state: TrainerState) -> None:
+        if ranks.first() and not self._claimed:
+            self._claim()
+        self._saved_at = time.monotonic()
+        self._report(
+            step=state.global_step,
+            total_steps=state.max_steps,
+            world=args.world_size,
+            phase=Phase.TRAINING,
+        )
+
+    def step(self, args: TrainingArguments, state: TrainerState, control: TrainerControl) -> None:
+        now = time.monotonic()
+        if self._step_began is not None:
+            self._step_times.append(now - self._step_began)
+        step_s = statistics.median(self._step_times) if self._step_times else None
+        self._report(
+            step=state.global_step,
+            step_s=step_s,
+            tokens=max(state.num_input_tokens_seen, self._progress.tokens),
+        )
+        # All ranks must stop and save at the same step, whichever of them has heard of it.
+        noticed, superseded, save = ranks.any_of(
+            (self._notice.given, self._superseded, self._save_due(now)), args.device
+        )
+        done = state.global_step >= state.max_steps or control.should_training_stop
+        if superseded or (noticed and not done):
+            self.left = True
+            control.should_training_stop = True
+            control.should_save = not superseded
+            control.should_evaluate = False
+            reason = "another launch has taken over" if superseded else "the node will be taken"
+            _log.warning("leaving after step %d: %s", state.global_step, reason)
+        elif save:
+            control.should_save = True
+        self._step_began = self._save_began = time.monotonic()
+        if control.should_evaluate or control.should_save:
+            self._step_began = None
+        if control.should_evaluate:
+            self._save_began = None
+
+    def publish(self, output_dir: Path, state: TrainerState) -> None:
+        # Every rank writes its part of the folder.
+        ranks.wait()
+        if not ranks.first() or self._superseded:
+            return
+        step = state.global_step
+        try:
+            self._store.publish(step, output_dir / f"checkpoint-{step}")
+        except StaleEpoch as error:
+            self._superseded = True
+            _log.warning("%s", error)
+        except OSError as error:
+            # Training is worth more than this one; the one before it is still there.
+            _log.warning("the checkpoint of step %d is not published: %s", step, error)
+            self._report(message=f"checkpoint of step {step} failed: {error}")
+        else:
+            self._saved_at = time.monotonic()
+            if self._save_began is not None:
+                self._save_s = self._saved_at - self._save_began
+            self._report(checkpoint_step=step, message="")
+
+    def measured(self, state: TrainerState, logs: dict[str, float]) -> None:
+        progress = self._progress
+        self._report(
+            step=state.global_step,
+            loss=_number(logs.get("loss"), progress.loss),
+            eval_loss=_number(logs.get("eval_loss"), progress.eval_loss),
+            tokens=int(max(logs.get("num_tokens", 0), progress.tokens)),
+        )
+
+    def finished(self, output: Path) -> None:
+        self._report(phase=Phase.FINISHED, output=str(output), message="")
+
+    def _claim(self) -> None:
+        try:
+            self._store.claim(alone=True)
+        except StaleEpoch as error:
+            _log.warning("%s: nothing left to do here", error)
+            raise SystemExit(LEFT) from error
+        self._claimed = True
+
+    def _save_due(self, now: float) -> bool:
+        mean_s = read_hazard(self.contract.hazard_file)
+        if not ranks.first() or (self._save_every_s is None and mean_s is None):
+            return False
+        interval = checkpoint_interval(self._save_s, mean_s, every=self._save_every_s)
+        return now - self._saved_at >= interval
+
+    def _report(self, **changes: object) -> None:
+        if ranks.first() and not self._superseded:
+            self._progress = msgspec.structs.replace(self._progress, **changes, at=time.time())
+            self._reporter.report(self._progress)
+
+
+def _output_dir(args: TrainingArguments) -> Path:
+    return Path(args.output_dir or "trainer_output")
+
+
+def _number(value: float | None, otherwise: float | None) -> float | None:
+    return otherwise if value is None else float(value)

@@ -1,0 +1,303 @@
+"""Checkpoints that survive whatever happens to their writer.
+
+A checkpoint is a folder ``step-00000120.epoch-000007`` with the state of the whole job, whatever
+the number of its members, and a manifest with the size and hash of each file. It is prepared under
+the writer's own claim, every file is synced, and one rename publishes it: no reader ever sees half
+of one. Readers take the newest by (epoch, step), check every byte, and fall back to the one before
+it where something is wrong. ``duetune.training.fence`` says why an old writer cannot
+interfere.
+
+Nothing here relies on locks, so a network file system will do. Torch is imported only where
+tensors are saved or loaded.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import functools
+import json
+import logging
+import platform
+import re
+import time
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
+
+import msgspec
+
+from duetune.errors import InvalidInput
+from duetune.training import manifest as manifests
+from duetune.training.durable import pieces, remove_tree, sync_folder, write_file
+from duetune.training.fence import Claim, Fence, StaleEpoch
+from duetune.training.manifest import Damaged, Entry, Manifest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+
+    import torch
+
+__all__ = ["Checkpoint", "CheckpointStore", "Damaged", "Json", "StaleEpoch"]
+
+Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
+
+_log = logging.getLogger(__name__)
+
+_NAME = re.compile(r"step-(\d{8,15})\.epoch-(\d{6,15})")
+_ARRAYS = "arrays-"
+_DOCUMENT = "document.json"
+_FILES = "files"
+_GONE = frozenset({errno.ENOENT, errno.ESTALE})
+_SOFTWARE = ("duetune", "torch", "transformers", "safetensors")
+
+
+class Checkpoint(msgspec.Struct, frozen=True, order=True):
+    """A published checkpoint; they order by epoch first, then by step."""
+
+    epoch: int
+    step: int
+    path: Path
+
+    @property
+    def files(self) -> Path:
+        """The folder as it was handed to ``publish``."""
+        return self.path / _FILES
+
+    def verify(self) -> None:
+        """``Damaged`` unless every byte is as it was written."""
+        manifest = manifests.read_manifest(self.path)
+        if (manifest.step, manifest.epoch) != (self.step, self.epoch):
+            raise Damaged(f"{self.path.name}: its manifest is of another checkpoint")
+        manifests.check_content(self.path, manifest)
+
+    def document(self) -> dict[str, Json]:
+        """The state beside the arrays or files."""
+        manifest = manifests.read_manifest(self.path)
+        (entry,) = (entry for entry in manifest.files if entry.path == _DOCUMENT)
+        content = b"".join(manifests.checked_pieces(self.path, entry))
+        try:
+            found = json.loads(content)
+        except ValueError as error:
+            raise Damaged(f"{self.path.name}: {_DOCUMENT}: {error}") from error
+        if not isinstance(found, dict):
+            raise Damaged(f"{self.path.name}: {_DOCUMENT} is no document")
+        return found
+
+    def load(self) -> tuple[dict[str, torch.Tensor], dict[str, Json]]:
+        """Arrays (on the CPU) and document, as they were saved."""
+        from duetune.training.arrays import decoded  # noqa: PLC0415 - imports torch
+
+        arrays: dict[str, torch.Tensor] = {}
+        for entry in manifests.read_manifest(self.path).files:
+            if entry.path.startswith(_ARRAYS):
+                try:
+                    arrays |= decoded(b"".join(manifests.checked_pieces(self.path, entry)))
+                except ValueError as error:
+                    raise Damaged(f"{self.path.name}: {entry.path}: {error}") from error
+        return arrays, self.document()
+
+
+class CheckpointStore:
+    """The checkpoints of one job, for a process of launch ``epoch``.
+
+    Reading is open to all. ``save`` and ``publish`` need a claim: ``claim`` makes one, and the
+    first of them makes one as a process that works alone where there is none yet.
+    """
+
+    def __init__(self, folder: Path, epoch: int, keep: int = 2) -> None:
+        if keep < 1:
+            raise InvalidInput("keep", keep, "a whole number from 1 on")
+        if epoch < 0:
+            raise InvalidInput("epoch", epoch, "a whole number from 0 on")
+        self._folder = Path(folder).absolute()
+        self._keep = keep
+        self._fence = Fence(self._folder, epoch)
+        self._claim: Claim | None = None
+
+    @property
+    def folder(self) -> Path:
+        return self._folder
+
+    def claim(self, *, alone: bool = False) -> int:
+        """Become the only writer, with a fresh epoch; whoever was it before is no more.
+
+        In a group: only when its quorum has made this member the leader. ``alone`` is for a
+        process without a group: ``StaleEpoch`` if a later launch of the job has claimed already.
+        """
+        return self._claimed(alone=alone).epoch
+
+    def save(
+        self,
+        step: int,
+        arrays: Mapping[str, torch.Tensor],
+        document: Mapping[str, Json] | msgspec.Struct,
+    ) -> Path:
+        """Publish a state. What an ``OSError`` (a full disk) interrupts leaves no trace.
+
+        ``StaleEpoch`` if another writer has taken over. One step is published once per epoch; a
+        second time gives the first.
+        """
+        from duetune.training.arrays import encoded  # noqa: PLC0415 - imports torch
+
+        def write(folder: Path) -> Iterable[Entry]:
+            for number, content in enumerate(encoded(arrays), start=1):
+                yield _write(folder, f"{_ARRAYS}{number:05d}.safetensors", (content,))
+
+        return self._publish(step, write, document)
+
+    def publish(
+        self,
+        step: int,
+        source: Path,
+        document: Mapping[str, Json] | msgspec.Struct | None = None,
+    ) -> Path:
+        """Publish a copy of a file or folder as it is; as ``save`` in all else."""
+
+        def write(folder: Path) -> Iterable[Entry]:
+            target = folder / _FILES
+            target.mkdir()
+            yield from _copy(Path(source), folder, target)
+
+        return self._publish(step, write, {} if document is None else document)
+
+    def latest(self) -> Checkpoint | None:
+        """The newest whole checkpoint; damaged ones are passed over with a warning."""
+        passed: set[Checkpoint] = set()
+        # Looks again after each, since a writer at work may remove old ones and publish new ones.
+        while candidates := set(self._all()) - passed:
+            newest = max(candidates)
+            try:
+                newest.verify()
+            except Damaged as damage:
+                passed.add(newest)
+                if newest.path.exists():
+                    _log.warning("passing over a damaged checkpoint: %s", damage)
+            else:
+                return newest
+        return None
+
+    def _publish(
+        self,
+        step: int,
+        write: Callable[[Path], Iterable[Entry]],
+        document: Mapping[str, Json] | msgspec.Struct,
+    ) -> Path:
+        if step < 0:
+            raise InvalidInput("step", step, "a whole number from 0 on")
+        claim = self._claim or self._claimed(alone=True)
+        self._fence.check(claim)
+        target = self._folder / f"step-{step:08d}.epoch-{claim.epoch:06d}"
+        if self._there(Checkpoint(claim.epoch, step, target), claim):
+            return target
+        draft = claim.place / target.name
+        try:
+            for remains in claim.place.iterdir():
+                remove_tree(remains)
+            draft.mkdir()
+            files = (*write(draft), _write(draft, _DOCUMENT, (_json(document),)))
+            manifest = Manifest(
+                step=step,
+                epoch=claim.epoch,
+                files=files,
+                created=time.time(),
+                software=_software(),
+            )
+            _write(draft, manifests.NAME, (msgspec.json.encode(manifest),))
+            for folder in (draft, *(path for path in draft.rglob("*") if path.is_dir())):
+                sync_folder(folder)
+            self._fence.check(claim)
+            draft.rename(target)
+            sync_folder(self._folder)
+        except Exception as error:
+            with contextlib.suppress(OSError):
+                remove_tree(draft)
+            if isinstance(error, OSError) and error.errno in _GONE:
+                # Most likely the claim was taken away under our feet; else it is what it says.
+                self._fence.check(claim)
+            raise
+        self._prune(claim)
+        return target
+
+    def _claimed(self, *, alone: bool) -> Claim:
+        published = max((checkpoint.epoch for checkpoint in self._all()), default=0)
+        self._claim = self._fence.claim(published=published, alone=alone)
+        return self._claim
+
+    def _there(self, checkpoint: Checkpoint, claim: Claim) -> bool:
+        """Whether this claim has published that step already; if damaged, it is moved away."""
+        if not checkpoint.path.exists():
+            return False
+        try:
+            checkpoint.verify()
+        except Damaged as damage:
+            _log.warning("writing a damaged checkpoint anew: %s", damage)
+            self._remove(checkpoint, claim)
+            return False
+        return True
+
+    def _all(self) -> list[Checkpoint]:
+        try:
+            names = [path.name for path in self._folder.iterdir()]
+        except FileNotFoundError:
+            return []
+        return [
+            Checkpoint(epoch=int(found[2]), step=int(found[1]), path=self._folder / name)
+            for name in names
+            if (found := _NAME.fullmatch(name))
+        ]
+
+    def _prune(self, claim: Claim) -> None:
+        """Remove what is older than the newest ``keep`` whole ones. Failing to is no failure."""
+        whole = 0
+        for checkpoint in sorted(self._all(), reverse=True):
+            if whole >= self._keep:
+                with contextlib.suppress(OSError):
+                    self._remove(checkpoint, claim)
+                continue
+            with contextlib.suppress(Damaged):
+                manifests.check_sizes(checkpoint.path, manifests.read_manifest(checkpoint.path))
+                whole += 1
+
+    def _remove(self, checkpoint: Checkpoint, claim: Claim) -> None:
+        # Out of sight in one step, so that no reader finds half of it.
+        away = claim.place / f"removed-{checkpoint.path.name}"
+        remove_tree(away)
+        checkpoint.path.rename(away)
+        remove_tree(away)
+
+
+def _write(folder: Path, name: str, content: Iterable[bytes]) -> Entry:
+    written = write_file(folder / name, content)
+    return Entry(path=name, size=written.size, sha256=written.sha256)
+
+
+def _copy(source: Path, folder: Path, target: Path) -> Iterator[Entry]:
+    """Copy into ``target``. Copies, not links: who wrote the source may write over it in place."""
+    if source.is_file():
+        path = target / source.name
+        yield _write(folder, path.relative_to(folder).as_posix(), pieces(source))
+        return
+    if not source.is_dir():
+        source.stat()
+        raise InvalidInput("source", str(source), "a file, or a folder of files and folders")
+    for child in sorted(source.iterdir()):
+        if child.is_dir():
+            (target / child.name).mkdir()
+            yield from _copy(child, folder, target / child.name)
+        else:
+            yield from _copy(child, folder, target)
+
+
+def _json(document: Mapping[str, Json] | msgspec.Struct) -> bytes:
+    # The standard library's, since it keeps what msgspec does not: NaN, and integers of any size.
+    return json.dumps(msgspec.to_builtins(document)).encode()
+
+
+@functools.cache
+def _software() -> dict[str, str]:
+    versions = {"python": platform.python_version()}
+    for package in _SOFTWARE:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            versions[package] = metadata.version(package)
+    return versions

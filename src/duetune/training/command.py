@@ -1,0 +1,60 @@
+"""Checkpoints for commands that are not Python.
+
+    python -m duetune.training.command latest             prints the newest one's folder, if any
+    python -m duetune.training.command publish 120 DIR    publishes a copy of DIR as step 120
+
+The exit status of ``publish`` is 75 when a later launch of the job has taken over: leave then.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from duetune.errors import DuetuneError
+from duetune.training.checkpoint import CheckpointStore, StaleEpoch
+from duetune.training.contract import DONE, LEFT, Contract
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+
+def main(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m duetune.training.command")
+    verbs = parser.add_subparsers(dest="verb", required=True)
+    verbs.add_parser("latest", help="print the folder of the newest whole checkpoint, if any")
+    publish = verbs.add_parser("publish", help="publish a copy of a file or folder")
+    publish.add_argument("step", type=int)
+    publish.add_argument("source", type=Path)
+    publish.add_argument("--keep", type=int, default=2, help="how many to keep (default: 2)")
+    options = parser.parse_args(arguments)
+    try:
+        contract = Contract.from_environment(environ)
+        if options.verb == "latest":
+            found = CheckpointStore(contract.checkpoints, contract.epoch).latest()
+            if found is not None:
+                print(found.files)  # noqa: T201 - what was asked for
+        else:
+            store = CheckpointStore(contract.checkpoints, contract.epoch, options.keep)
+            store.publish(options.step, options.source)
+    except StaleEpoch as error:
+        return _failed(error, LEFT)
+    except DuetuneError as error:
+        return _failed(error, error.exit_code)
+    except OSError as error:
+        return _failed(error, 1)
+    return DONE
+
+
+def _failed(error: Exception, status: int) -> int:
+    print(error, file=sys.stderr)  # noqa: T201 - the caller is a shell
+    return status
+
+
+if __name__ == "__main__":
+    logging.basicConfig(level=logging.WARNING, format="%(message)s")
+    sys.exit(main(sys.argv[1:], os.environ))

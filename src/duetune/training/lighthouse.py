@@ -1,0 +1,101 @@
+"""A member's line to the coordinator: torchft's lighthouse, which says who is there.
+
+One that is away for a while is waited for. It may come back without a memory: see
+``duetune.training.membership``.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from duetune.training.membership import Member
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from torchft.coordination import LighthouseClient
+
+_log = logging.getLogger(__name__)
+
+# A quorum takes as long as the slowest member's step; only a coordinator that is cut off without
+# a word is given up by time.
+_QUORUM_S = 120.0
+_CONNECT_S = 5.0
+_HEARTBEAT_TIMEOUT_S = 2.0
+_PAUSE_S = 0.1
+
+
+class Lighthouse:
+    """``alive`` is asked before every heartbeat: a member that hangs must not look alive."""
+
+    def __init__(
+        self, address: str, own_id: str, alive: Callable[[], bool], heartbeat_s: float
+    ) -> None:
+        self._address = address
+        self._id = own_id
+        self._alive = alive
+        self._heartbeat_s = heartbeat_s
+        self._client: LighthouseClient | None = None
+        self._hushed = threading.Event()
+        self._beating = False
+
+    def quorum(self, own: Member) -> Sequence[Member]:
+        """Say what this member has and learn who takes part; blocks until there is a quorum."""
+        warned = False
+        while True:
+            try:
+                if self._client is None:
+                    self._client = _client(self._address)
+                found = self._client.quorum(
+                    replica_id=self._id,
+                    timeout=timedelta(seconds=_QUORUM_S),
+                    address=own.address,
+                    store_address=own.store,
+                    step=own.step,
+                    world_size=1,
+                    data=msgspec.to_builtins(own),
+                )
+            except (RuntimeError, TimeoutError, OSError) as error:
+                self._client = None
+                if not warned:
+                    _log.warning("the coordinator does not answer, waiting: %s", error)
+                    warned = True
+                time.sleep(_PAUSE_S)
+                continue
+            self._beat()
+            return [msgspec.convert(participant.data, Member) for participant in found.participants]
+
+    def hush(self) -> None:
+        """No more heartbeats."""
+        self._hushed.set()
+
+    def _beat(self) -> None:
+        if not self._beating:
+            self._beating = True
+            threading.Thread(target=self._beat_on, name="heartbeat", daemon=True).start()
+
+    def _beat_on(self) -> None:
+        client = None
+        while not self._hushed.wait(self._heartbeat_s):
+            if not self._alive():
+                continue
+            try:
+                client = client or _client(self._address)
+                client.heartbeat(self._id, timedelta(seconds=_HEARTBEAT_TIMEOUT_S))
+            except (RuntimeError, TimeoutError, OSError):
+                client = None
+
+
+def _client(address: str) -> LighthouseClient:
+    # Its own log is for its developers.
+    os.environ.setdefault("RUST_LOG", "error")
+    from torchft.coordination import LighthouseClient  # noqa: PLC0415 - heavy
+
+    return LighthouseClient(address, timedelta(seconds=_CONNECT_S))

@@ -1,0 +1,129 @@
+"""The list of what a checkpoint holds, by which a whole one is told from a damaged one.
+
+The hashes find damage, not malice: who can write to the folder can write a manifest too. What a
+manifest names is nevertheless only ever looked for inside its own folder.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import stat
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from duetune.errors import DuetuneError
+from duetune.training.durable import pieces
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+NAME = "manifest.json"
+SCHEMA = 1
+
+_MOST_BYTES = 64 << 20
+
+
+class Damaged(DuetuneError):
+    """A checkpoint that is not what its manifest says."""
+
+    code = "damaged_checkpoint"
+    exit_code = 4
+
+
+class Entry(msgspec.Struct, frozen=True):
+    """A file, named by its path below the checkpoint's folder, with '/' between the parts."""
+
+    path: str
+    size: int
+    sha256: str
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+    """``created`` is wall time; ``software`` says which versions wrote it, for those who ask."""
+
+    schema: int = SCHEMA
+    step: int
+    epoch: int
+    files: tuple[Entry, ...]
+    created: float
+    software: dict[str, str] = {}
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """The manifest of a checkpoint, with nothing in it that points elsewhere."""
+    path = folder / NAME
+    try:
+        _regular(path)
+        with path.open("rb") as file:
+            content = file.read(_MOST_BYTES)
+        manifest = msgspec.json.decode(content, type=Manifest)
+    except OSError as error:
+        raise Damaged(f"{folder.name}: no manifest can be read: {error.strerror}") from error
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise Damaged(f"{folder.name}: {NAME} is no manifest: {error}") from error
+    if manifest.schema != SCHEMA:
+        raise Damaged(f"{folder.name}: manifest schema {manifest.schema}, this is for {SCHEMA}")
+    for entry in manifest.files:
+        _check_name(folder, entry)
+    return manifest
+
+
+def check_sizes(folder: Path, manifest: Manifest) -> None:
+    """Quick: every file is there, inside the folder, at its size."""
+    root = folder.resolve()
+    for entry in manifest.files:
+        path = folder / entry.path
+        try:
+            size = _regular(path)
+            inside = path.resolve(strict=True).is_relative_to(root)
+        except (OSError, ValueError) as error:
+            raise Damaged(f"{folder.name}: {entry.path!r}: {error}") from error
+        if not inside:
+            raise Damaged(f"{folder.name}: {entry.path} lies outside the checkpoint")
+        if size != entry.size:
+            raise Damaged(f"{folder.name}: {entry.path} has {size} bytes, not {entry.size}")
+
+
+def check_content(folder: Path, manifest: Manifest) -> None:
+    """Thorough: every file has the bytes that were written."""
+    check_sizes(folder, manifest)
+    for entry in manifest.files:
+        for _ in checked_pieces(folder, entry):
+            pass
+
+
+def checked_pieces(folder: Path, entry: Entry) -> Iterator[bytes]:
+    """The content of a file; ``Damaged`` at its end if it was not what the manifest says."""
+    digest = hashlib.sha256()
+    try:
+        for piece in pieces(folder / entry.path):
+            digest.update(piece)
+            yield piece
+    except OSError as error:
+        raise Damaged(f"{folder.name}: {entry.path}: {error.strerror}") from error
+    if digest.hexdigest() != entry.sha256:
+        raise Damaged(f"{folder.name}: {entry.path} has other content than was written")
+
+
+def _regular(path: Path) -> int:
+    found = path.lstat()
+    if not stat.S_ISREG(found.st_mode):
+        raise OSError(0, "not a regular file")
+    return found.st_size
+
+
+def _check_name(folder: Path, entry: Entry) -> None:
+    name = PurePosixPath(entry.path)
+    plain = (
+        name.parts
+        and not name.is_absolute()
+        and str(name) == entry.path
+        and ".." not in name.parts
+        and "\\" not in entry.path
+        and "\0" not in entry.path
+        and entry.path != NAME
+    )
+    if not plain:
+        raise Damaged(f"{folder.name}: a manifest cannot name {entry.path!r}")

@@ -1,0 +1,93 @@
+"""The result: written once, whole, by one member, and found by all who come later."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import secrets
+import shutil
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from duetune.training.durable import sync_folder
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+RESULT_FILE = "duetune.json"
+
+
+class Result(msgspec.Struct, frozen=True, kw_only=True):
+    """Stands beside the weights. ``loss`` is that of the last step."""
+
+    steps: int
+    tokens: int
+    loss: float | None = None
+    eval_loss: float | None = None
+    base_eval_loss: float | None = None
+    eval_rows: int = 0
+    warning: str = ""
+
+
+def published(output: Path) -> Result | None:
+    """What is there already, if all of it is."""
+    try:
+        return msgspec.json.decode((output / RESULT_FILE).read_bytes(), type=Result)
+    except (OSError, msgspec.MsgspecError):
+        return None
+
+
+def publish(output: Path, write: Callable[[Path], None], result: Result) -> Result:
+    """``write`` fills a temporary folder; one rename makes it the output.
+
+    Whatever is at ``output`` and is not a whole result gives way.
+    """
+    draft = output.with_name(f".{output.name}.{os.getpid()}-{secrets.token_hex(4)}")
+    try:
+        draft.mkdir(parents=True)
+        write(draft)
+        (draft / RESULT_FILE).write_bytes(msgspec.json.format(msgspec.json.encode(result)) + b"\n")
+        for path in sorted(draft.rglob("*")):
+            _sync(path)
+        sync_folder(draft)
+        if (before := published(output)) is not None:
+            return before
+        if output.exists():
+            # An empty folder that somebody made, or half of what is not ours.
+            output.rename(output.with_name(f"{output.name}.{secrets.token_hex(4)}.before"))
+        draft.rename(output)
+        sync_folder(output.parent)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+    return result
+
+
+@contextlib.contextmanager
+def only_publisher(output: Path, poll: Callable[[], None]) -> Iterator[None]:
+    """Inside, this process is the only one that publishes; who dies inside lets the next one in.
+
+    ``poll`` is called while another has its turn, and may raise to give up. On a file system
+    without locks all are let in, and the first rename counts.
+    """
+    output.parent.mkdir(parents=True, exist_ok=True)
+    with (output.parent / f".{output.name}.lock").open("wb") as file:
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                poll()
+            except OSError:
+                break
+        yield
+
+
+def _sync(path: Path) -> None:
+    if path.is_dir():
+        sync_folder(path)
+        return
+    with path.open("rb") as file:
+        os.fsync(file.fileno())

@@ -1,0 +1,187 @@
+"""Records of a dataset as they stand in its files, each with the place where it stands.
+
+JSON Lines, JSON, CSV, Parquet; a folder of such files; a folder that ``save_to_disk`` of Hugging
+Face's ``datasets`` wrote; or, where that library is installed, a name on the hub.
+"""
+
+from __future__ import annotations
+
+import csv
+import importlib
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+import msgspec
+
+from duetune.errors import InvalidInput, MissingExtra
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ALLOWED = (
+    "a .jsonl, .json, .csv or .parquet file, a folder of them, or a folder written by save_to_disk"
+)
+_T = TypeVar("_T")
+
+# One row of text is not longer than this; csv's own limit of 128 KiB is.
+_MOST_FIELD = 2**31 - 1
+
+
+class Record(msgspec.Struct, frozen=True):
+    where: str
+    content: object
+
+
+class _SavedState(msgspec.Struct, frozen=True):
+    data_files: list[_DataFile] = msgspec.field(name="_data_files")
+
+
+class _DataFile(msgspec.Struct, frozen=True):
+    filename: str
+
+
+class _SavedSplits(msgspec.Struct, frozen=True):
+    splits: list[str]
+
+
+def read_records(place: str | Path) -> Iterator[Record]:
+    path = Path(place)
+    if path.is_dir():
+        yield from _of_folder(path)
+    elif path.exists():
+        yield from _of_file(path)
+    else:
+        yield from _of_hub(str(place))
+
+
+def dataset_files(path: Path) -> list[Path]:
+    """The files a dataset on disk is made of: what a cache of it depends on."""
+    if not path.is_dir():
+        return [path] if path.exists() else []
+    splits = path / "dataset_dict.json"
+    if splits.exists():
+        return dataset_files(path / _train_split(splits))
+    state = path / "state.json"
+    if state.exists():
+        names = _decoded(state, _SavedState).data_files
+        return [path / file.filename for file in names]
+    files = sorted(file for file in path.iterdir() if file.suffix.lower() in _READERS)
+    # A folder with train-*.jsonl and test-*.jsonl is trained on the former.
+    return [file for file in files if file.name.lower().startswith("train")] or files
+
+
+def _of_folder(path: Path) -> Iterator[Record]:
+    files = dataset_files(path)
+    if not files:
+        raise InvalidInput("dataset", str(path), ALLOWED)
+    for file in files:
+        yield from _of_file(file)
+
+
+def _train_split(path: Path) -> str:
+    splits = _decoded(path, _SavedSplits).splits
+    if "train" in splits:
+        return "train"
+    if len(splits) == 1:
+        return splits[0]
+    raise InvalidInput("dataset", str(path.parent), f"one with a split 'train', not {splits}")
+
+
+def _of_file(path: Path) -> Iterator[Record]:
+    reader = _READERS.get(path.suffix.lower())
+    if reader is None:
+        raise InvalidInput("dataset", str(path), ALLOWED)
+    try:
+        yield from reader(path)
+    except OSError as error:
+        raise InvalidInput(
+            "dataset", str(path), f"a readable file ({error.strerror or error})"
+        ) from None
+
+
+def _json_lines(path: Path) -> Iterator[Record]:
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            text = line.strip().removeprefix(b"\xef\xbb\xbf")
+            if not text:
+                continue
+            where = f"{path}:{number}"
+            try:
+                yield Record(where, msgspec.json.decode(text))
+            except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+                shown = text[:200].decode("utf-8", errors="replace")
+                raise InvalidInput(where, shown, f"one JSON object per line ({error})") from None
+
+
+def _json(path: Path) -> Iterator[Record]:
+    content = path.read_bytes().removeprefix(b"\xef\xbb\xbf")
+    try:
+        records = msgspec.json.decode(content, type=list[object])
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise InvalidInput("dataset", str(path), f"a JSON list of objects ({error})") from None
+    for number, record in enumerate(records, start=1):
+        yield Record(f"{path}, row {number}", record)
+
+
+def _csv(path: Path) -> Iterator[Record]:
+    csv.field_size_limit(_MOST_FIELD)
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        reader = csv.DictReader(file, strict=True)
+        try:
+            for row in reader:
+                where = f"{path}:{reader.line_num}"
+                if None in row or None in row.values():
+                    raise InvalidInput(where, row, f"{len(reader.fieldnames or ())} columns")
+                yield Record(where, row)
+        except (csv.Error, UnicodeDecodeError) as error:
+            where = f"{path}:{reader.line_num + 1}"
+            raise InvalidInput(where, str(error), "CSV in UTF-8 with a header") from None
+
+
+def _frame(path: Path) -> Iterator[Record]:
+    try:
+        import polars as pl  # noqa: PLC0415  an optional part, and slow to import
+    except ImportError:
+        raise MissingExtra(f"reading {path.name}", "parquet") from None
+    try:
+        frame = pl.read_parquet(path) if path.suffix == ".parquet" else pl.read_ipc_stream(path)
+    except (pl.exceptions.PolarsError, OSError) as error:
+        reason = " ".join(str(error).split())[:120]
+        raise InvalidInput(
+            "dataset", str(path), f"a readable {path.suffix} file ({reason})"
+        ) from None
+    for number, row in enumerate(frame.iter_rows(named=True), start=1):
+        yield Record(f"{path}, row {number}", row)
+
+
+def _of_hub(name: str) -> Iterator[Record]:
+    try:
+        datasets = importlib.import_module("datasets")
+    except ImportError:
+        allowed = f"{ALLOWED}; names on the hub need the library 'datasets'"
+        raise InvalidInput("dataset", name, allowed) from None
+    try:
+        rows = datasets.load_dataset(name, split="train")
+    except Exception as error:  # noqa: BLE001 - whatever the hub and its loader may raise
+        reason = " ".join(str(error).split())[:120]
+        allowed = f"{ALLOWED}, or a name on the hub ({reason})"
+        raise InvalidInput("dataset", name, allowed) from None
+    for number, row in enumerate(rows, start=1):
+        yield Record(f"{name}, row {number}", row)
+
+
+def _decoded(path: Path, kind: type[_T]) -> _T:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=kind)
+    except (OSError, msgspec.MsgspecError) as error:
+        raise InvalidInput("dataset", str(path), f"as save_to_disk writes it ({error})") from None
+
+
+_READERS = {
+    ".jsonl": _json_lines,
+    ".ndjson": _json_lines,
+    ".json": _json,
+    ".csv": _csv,
+    ".parquet": _frame,
+    ".arrow": _frame,
+}

@@ -1,0 +1,236 @@
+"""One member's work on a task: prepare, train together with the others, publish the result."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from typing import TYPE_CHECKING, Self
+
+import numpy as np
+import torch
+
+from duetune.errors import InvalidInput
+from duetune.training.batches import held_out
+from duetune.training.checkpoint import CheckpointStore, Damaged
+from duetune.training.elastic import ElasticTraining
+from duetune.training.group import ElasticGroup, GroupSettings, SoloGroup
+from duetune.training.learner import Learner
+from duetune.training.model import (
+    load_base,
+    load_model,
+    load_tokenizer,
+    mean_loss,
+    precision,
+    save_model,
+    without_adapter,
+)
+from duetune.training.publication import Result, only_publisher, publish, published
+from duetune.training.saver import Saver
+from duetune.training.task import Method
+from duetune.training.tokens import tokenized_dataset
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from duetune.training.contract import Contract, Notice
+    from duetune.training.group import Group
+    from duetune.training.progress import ProgressReporter
+    from duetune.training.task import TrainingTask
+    from duetune.training.tokens import TokenizedRows, Tokenizer
+
+_log = logging.getLogger(__name__)
+
+_POLL_S = 0.2
+
+
+class Session:
+    """``prepare`` first, then ``run`` once."""
+
+    def __init__(
+        self,
+        contract: Contract,
+        task: TrainingTask,
+        tokenizer: Tokenizer,
+        learner: Learner,
+        evaluation: tuple[TokenizedRows, NDArray[np.int64]],
+        device: torch.device,
+    ) -> None:
+        self._contract = contract
+        self._task = task
+        self._tokenizer = tokenizer
+        self._learner = learner
+        self._evaluation = evaluation
+        self._device = device
+        self._touch = _Heartbeat(contract.folder / "heartbeats" / contract.node)
+
+    @classmethod
+    def prepare(cls, contract: Contract, task: TrainingTask, *, threads: int) -> Self:
+        """Load model and data, and the last checkpoint if there is one."""
+        torch.set_num_threads(threads)
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        if device.type == "cuda":
+            torch.use_deterministic_algorithms(mode=True, warn_only=True)
+        tokenizer = load_tokenizer(task)
+        cache = contract.folder / "tokens"
+        data = tokenized_dataset(task.dataset, tokenizer, task.max_length, cache)
+        if data.left_out:
+            _log.info("%d rows have nothing to learn from and are left out", data.left_out)
+        rows = np.arange(len(data))
+        if task.eval_dataset is not None:
+            aside = tokenized_dataset(task.eval_dataset, tokenizer, task.max_length, cache)
+            evaluation = (aside, np.arange(min(len(aside), task.eval_rows)))
+        else:
+            kept = held_out(len(data), task.eval_fraction, task.eval_rows, task.seed)
+            evaluation = (data, kept)
+            rows = np.delete(rows, kept)
+        model = load_model(task, device)
+        _check_fit(task, data, model.config)
+        learner = Learner(task, model, data, rows, device)
+        return cls(contract, task, tokenizer, learner, evaluation, device)
+
+    @property
+    def words(self) -> str:
+        learner = self._learner
+        adding = "exact" if learner.exact else "fast"
+        return (
+            f"{learner.trainable:,} trainable parameters on {self._device.type}, "
+            f"{self._task.microbatches} microbatches per step, {adding} sums"
+        )
+
+    def run(self, notice: Notice, reporter: ProgressReporter) -> Result | None:
+        """The result once all steps are done; None if this member has left before."""
+        contract, learner = self._contract, self._learner
+        store = CheckpointStore(contract.checkpoints, contract.epoch)
+        saved_step = self._restore(store)
+        saver = Saver(
+            store,
+            contract.hazard_file,
+            every_s=self._task.checkpoint_every_s,
+            alone=contract.lighthouse is None,
+            saved_step=saved_step,
+        )
+        group = self._group(notice)
+        try:
+            training = ElasticTraining(
+                learner,
+                group,
+                saver,
+                reporter,
+                notice,
+                logging_steps=self._task.logging_steps,
+            )
+            if not training.run():
+                return None
+        except torch.OutOfMemoryError as error:
+            if learner.step:
+                raise
+            size = self._task.per_device_train_batch_size
+            allowed = f"fewer rows or a shorter max_length: out of memory ({error})"
+            raise InvalidInput("per_device_train_batch_size", size, allowed) from None
+        finally:
+            group.close()
+        with only_publisher(contract.output, self._wait):
+            return published(contract.output) or self._publish(saver.warning)
+
+    def _group(self, notice: Notice) -> Group:
+        contract = self._contract
+        name = f"{contract.epoch:08d}.{contract.node}"
+        if contract.lighthouse is None:
+            return SoloGroup(name, self._learner, self._touch)
+        return ElasticGroup(
+            contract.lighthouse,
+            name,
+            self._learner,
+            self._device,
+            leaving=lambda: notice.given,
+            touched=self._touch,
+            settings=GroupSettings.from_environment(os.environ),
+        )
+
+    def _restore(self, store: CheckpointStore) -> int:
+        while (found := store.latest()) is not None:
+            try:
+                arrays, document = found.load()
+            except Damaged:
+                # It was whole a moment ago: the leader has replaced it. There is a newer one.
+                continue
+            try:
+                self._learner.load(arrays, document)
+            except (ValueError, KeyError) as error:
+                allowed = f"checkpoints of this task ({error})"
+                raise InvalidInput("checkpoints", str(found.path), allowed) from None
+            _log.info("going on from step %d", found.step)
+            return found.step
+        return 0
+
+    def _publish(self, warning: str) -> Result:
+        _log.info("all %d steps are done: measuring", self._learner.step)
+        base, tuned, count = self._losses()
+        known = self._learner.known
+        result = Result(
+            steps=known.step,
+            tokens=known.tokens,
+            loss=known.losses[-1] if known.losses else None,
+            eval_loss=tuned,
+            base_eval_loss=base,
+            eval_rows=count,
+            warning=warning,
+        )
+
+        def write(folder: Path) -> None:
+            save_model(self._learner.model, self._tokenizer, folder)
+
+        result = publish(self._contract.output, write, result)
+        _log.info("published %s", self._contract.output)
+        return result
+
+    def _losses(self) -> tuple[float | None, float | None, int]:
+        """The loss on rows that were not trained on, before and after."""
+        data, rows = self._evaluation
+        if not len(rows):
+            return None, None, 0
+        size = self._task.per_device_train_batch_size
+        batches = [rows[begin : begin + size] for begin in range(0, len(rows), size)]
+        model, device, dtype = self._learner.model, self._device, precision(self._task)
+        tuned = mean_loss(model, data, batches, device, dtype)
+        if self._task.method is Method.LORA:
+            with without_adapter(model):
+                base = mean_loss(model, data, batches, device, dtype)
+        else:
+            base = mean_loss(load_base(self._task, device), data, batches, device, dtype)
+        return base, tuned, len(rows)
+
+    def _wait(self) -> None:
+        self._touch()
+        time.sleep(_POLL_S)
+
+
+class _Heartbeat:
+    """A file whose time says when this member was last at work, for whoever watches over it."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._next = 0.0
+
+    def __call__(self) -> None:
+        if time.monotonic() < self._next:
+            return
+        self._next = time.monotonic() + _POLL_S
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._path.touch()
+        except OSError as error:
+            _log.debug("no heartbeat: %s", error)
+
+
+def _check_fit(task: TrainingTask, data: TokenizedRows, config: object) -> None:
+    positions = getattr(config, "max_position_embeddings", None)
+    longest = int(np.diff(data.begins).max())
+    if isinstance(positions, int) and longest > positions:
+        raise InvalidInput("max_length", task.max_length, f"at most {positions} for this model")
+    words = getattr(config, "vocab_size", None)
+    if isinstance(words, int) and int(data.ids.max()) >= words:
+        raise InvalidInput("model", task.model, "a tokenizer whose tokens the model knows")

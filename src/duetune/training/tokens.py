@@ -1,0 +1,219 @@
+"""Rows as tokens, with a mark on each that counts in the loss; made once per job and kept.
+
+- ``text``: its tokens and the end-of-text token, all of which count.
+- ``prompt`` and ``completion``: one after the other; completion and end-of-text count.
+- ``messages``: by the tokenizer's chat template; what the assistant says counts. A tokenizer
+  without a template gets ``### role``, the content and an empty line for each message, where the
+  content of the assistant is followed by the end-of-text token.
+
+What is longer than ``max_length`` loses its end. Rows in which nothing is left that counts are
+left out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import zipfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from duetune.errors import InvalidInput
+from duetune.training.data import Message, Row, rows_of
+from duetune.training.records import dataset_files
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+# Counted up whenever the same row would give other tokens.
+_VERSION = 1
+
+
+class Tokenizer(Protocol):
+    """What is used of a tokenizer of transformers."""
+
+    chat_template: str | None
+    bos_token_id: int | None
+    eos_token_id: int | None
+    name_or_path: str
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]: ...
+
+    def apply_chat_template(
+        self,
+        conversation: Sequence[dict[str, str]],
+        *,
+        tokenize: bool,
+        add_generation_prompt: bool,
+    ) -> str: ...
+
+    def save_pretrained(self, folder: Path) -> object: ...
+
+
+class Part(msgspec.Struct, frozen=True):
+    """A piece of a row; ``counts`` in the loss or is only read."""
+
+    text: str
+    counts: bool
+    ends: bool = False
+
+
+class TokenizedRows(msgspec.Struct, frozen=True):
+    """Row ``i`` is ``ids[begins[i]:begins[i + 1]]``; ``counts`` marks what the loss is taken on."""
+
+    ids: NDArray[np.int32]
+    counts: NDArray[np.bool_]
+    begins: NDArray[np.int64]
+    left_out: int = 0
+
+    def __len__(self) -> int:
+        return len(self.begins) - 1
+
+    def row(self, index: int) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
+        place = slice(self.begins[index], self.begins[index + 1])
+        return self.ids[place], self.counts[place]
+
+    def targets(self, rows: NDArray[np.int64]) -> int:
+        """How many tokens of these rows are predicted and count. The first of a row never is."""
+        return int(
+            sum(self.counts[self.begins[row] + 1 : self.begins[row + 1]].sum() for row in rows)
+        )
+
+    def tokens(self, rows: NDArray[np.int64]) -> int:
+        return int((self.begins[rows + 1] - self.begins[rows]).sum())
+
+
+def tokenized(rows: Iterable[Row], tokenizer: Tokenizer, max_length: int) -> TokenizedRows:
+    ids: list[NDArray[np.int32]] = []
+    counts: list[NDArray[np.bool_]] = []
+    left_out = 0
+    starts_with = _start(tokenizer)
+    for row in rows:
+        tokens: list[int] = [] if _templated(row, tokenizer) else list(starts_with)
+        marks = [False] * len(tokens)
+        for part in _parts(row, tokenizer):
+            piece = tokenizer.encode(part.text, add_special_tokens=False) if part.text else []
+            if part.ends and tokenizer.eos_token_id is not None:
+                piece = [*piece, tokenizer.eos_token_id]
+            tokens += piece
+            marks += [part.counts] * len(piece)
+        if not any(marks[1:max_length]):
+            left_out += 1
+            continue
+        ids.append(np.array(tokens[:max_length], dtype=np.int32))
+        counts.append(np.array(marks[:max_length], dtype=np.bool_))
+    if not ids:
+        allowed = f"rows that leave something to learn within max_length {max_length}"
+        raise InvalidInput("dataset", f"{left_out} rows", allowed)
+    begins = np.zeros(len(ids) + 1, dtype=np.int64)
+    np.cumsum([len(row) for row in ids], out=begins[1:])
+    return TokenizedRows(np.concatenate(ids), np.concatenate(counts), begins, left_out)
+
+
+def tokenized_dataset(
+    place: str, tokenizer: Tokenizer, max_length: int, cache: Path
+) -> TokenizedRows:
+    """The tokens of a dataset, from the ``cache`` folder where another worker has been before."""
+    path = cache / f"{_fingerprint(place, tokenizer, max_length)}.npz"
+    with (
+        contextlib.suppress(OSError, ValueError, KeyError, zipfile.BadZipFile),
+        np.load(path, allow_pickle=False) as found,
+    ):
+        return TokenizedRows(found["ids"], found["counts"], found["begins"], int(found["left_out"]))
+    rows = tokenized(rows_of(place), tokenizer, max_length)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        with temporary.open("wb") as file:
+            np.savez(
+                file, ids=rows.ids, counts=rows.counts, begins=rows.begins, left_out=rows.left_out
+            )
+        temporary.replace(path)
+    except OSError:
+        # Only the next worker's start is slower for it.
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+    return rows
+
+
+def _parts(row: Row, tokenizer: Tokenizer) -> list[Part]:
+    if row.messages is not None:
+        if tokenizer.chat_template:
+            return _by_template(row.messages, tokenizer)
+        return _plain(row.messages)
+    if row.prompt is not None and row.completion is not None:
+        return [Part(row.prompt, counts=False), Part(row.completion, counts=True, ends=True)]
+    return [Part(row.text or "", counts=True, ends=True)]
+
+
+def _plain(messages: Sequence[Message]) -> list[Part]:
+    parts: list[Part] = []
+    for message in messages:
+        said = message.role == "assistant"
+        parts.append(Part(f"### {message.role}\n", counts=False))
+        parts.append(Part(message.content, counts=said, ends=said))
+        parts.append(Part("\n\n", counts=False))
+    return parts[:-1]
+
+
+def _by_template(messages: Sequence[Message], tokenizer: Tokenizer) -> list[Part]:
+    """Each answer of the assistant is what the template adds to the prompt for it.
+
+    Templates that write earlier answers differently once later ones follow (without the thinking,
+    say) have only their last answer counted.
+    """
+    answers = [place for place, message in enumerate(messages) if message.role == "assistant"]
+    for chosen in (answers, answers[-1:]):
+        parts, done = [], ""
+        for place in chosen:
+            prompt = _rendered(messages[:place], tokenizer, prompt=True)
+            upto = _rendered(messages[: place + 1], tokenizer, prompt=False)
+            if not (prompt.startswith(done) and upto.startswith(prompt)):
+                break
+            parts.append(Part(prompt[len(done) :], counts=False))
+            parts.append(Part(upto[len(prompt) :], counts=True))
+            done = upto
+        else:
+            return parts
+    raise InvalidInput(
+        "messages", messages[0].content, "a chat template that only adds answers at the end"
+    )
+
+
+def _rendered(messages: Sequence[Message], tokenizer: Tokenizer, *, prompt: bool) -> str:
+    if not messages:
+        return ""
+    turns = [{"role": message.role, "content": message.content} for message in messages]
+    try:
+        return tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=prompt)
+    except Exception as error:  # noqa: BLE001 - templates raise whatever they like
+        allowed = f"messages that fit the model's chat template ({error})"
+        raise InvalidInput("messages", [turn["role"] for turn in turns], allowed) from None
+
+
+def _templated(row: Row, tokenizer: Tokenizer) -> bool:
+    # A template writes its own beginning-of-text token.
+    return row.messages is not None and bool(tokenizer.chat_template)
+
+
+def _start(tokenizer: Tokenizer) -> list[int]:
+    first = tokenizer.encode("", add_special_tokens=True)[:1]
+    return first if first and first[0] == tokenizer.bos_token_id else []
+
+
+def _fingerprint(place: str, tokenizer: Tokenizer, max_length: int) -> str:
+    seen = hashlib.sha256(f"{_VERSION}:{max_length}:{tokenizer.chat_template}".encode())
+    files = dataset_files(Path(place))
+    folder = Path(tokenizer.name_or_path)
+    if folder.is_dir():
+        files += sorted(file for file in folder.iterdir() if "token" in file.name)
+    for file in files:
+        about = file.stat()
+        seen.update(f"{file}:{about.st_size}:{about.st_mtime_ns}\n".encode())
+    seen.update(f"{place}:{tokenizer.name_or_path}".encode())
+    return seen.hexdigest()[:32]

@@ -1,0 +1,134 @@
+"""``python -m duetune.training``: one member of a job's training, from start to exit status.
+
+``main`` may also be called in a process forked from one that has called ``preload``, which saves
+the seconds that imports take.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from duetune.core.progress import Phase, Progress
+from duetune.errors import DuetuneError, InvalidInput, MissingExtra
+from duetune.training.contract import DONE, HOPELESS, LEFT, Contract, Notice
+from duetune.training.progress import ProgressReporter, read_progress
+from duetune.training.publication import published
+from duetune.training.task import read_task
+
+if TYPE_CHECKING:
+    from duetune.training.publication import Result
+
+_log = logging.getLogger(__name__)
+
+_NEEDED = frozenset({"torch", "torchft", "transformers", "peft", "safetensors"})
+
+
+def main() -> int:
+    """Run this member; the answer is the exit status of the contract."""
+    _set_up_log()
+    try:
+        contract = Contract.from_environment(os.environ)
+    except InvalidInput as error:
+        print(error, file=sys.stderr)  # noqa: T201 - there is no job to report to
+        return HOPELESS
+    reporter = ProgressReporter(contract)
+    with Notice(contract.notice_file) as notice:
+        try:
+            return _run(contract, notice, reporter)
+        except DuetuneError as error:
+            _log.error("%s", error)
+            reporter.report(_failed(contract, str(error)))
+            return HOPELESS
+
+
+def preload() -> None:
+    """Import what training needs. Starts no thread, and leaves the accelerator alone.
+
+    Nothing here may run a backward pass: torch refuses one in a child if its parent has.
+    """
+    _set_environment()
+    import torch  # noqa: PLC0415
+
+    torch.set_num_threads(_threads())
+    import torchft.coordination  # noqa: PLC0415, F401
+    import transformers.models.auto.modeling_auto  # noqa: PLC0415
+    import transformers.models.llama.modeling_llama  # noqa: PLC0415
+    import transformers.models.qwen3.modeling_qwen3  # noqa: PLC0415, F401
+
+    import duetune.training.session  # noqa: PLC0415, F401
+
+
+def _run(contract: Contract, notice: Notice, reporter: ProgressReporter) -> int:
+    if (result := published(contract.output)) is not None:
+        _log.info("training is complete already")
+        _report_finished(contract, reporter, result)
+        return DONE
+    task = read_task(contract.folder)
+    _set_environment()
+    began = time.monotonic()
+    try:
+        from duetune.training.session import Session  # noqa: PLC0415 - imports torch
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] in _NEEDED:
+            raise MissingExtra("training", "train") from None
+        raise
+    session = Session.prepare(contract, task, threads=_threads())
+    _log.info("%s, ready in %.2f s", session.words, time.monotonic() - began)
+    result = session.run(notice, reporter)
+    if result is None:
+        return LEFT
+    _report_finished(contract, reporter, result)
+    return DONE
+
+
+def _report_finished(contract: Contract, reporter: ProgressReporter, result: Result) -> None:
+    reporter.report(
+        Progress(
+            step=result.steps,
+            total_steps=result.steps,
+            tokens=result.tokens,
+            loss=result.loss,
+            eval_loss=result.eval_loss,
+            base_eval_loss=result.base_eval_loss,
+            checkpoint_step=result.steps,
+            phase=Phase.FINISHED,
+            message=result.warning,
+            output=str(contract.output),
+        )
+    )
+
+
+def _failed(contract: Contract, message: str) -> Progress:
+    """The last report with the reason, so that how far it came is not forgotten."""
+    file = contract.progress_file
+    last = read_progress(file) if file is not None else None
+    return msgspec.structs.replace(last or Progress(), phase=Phase.FAILED, message=message, at=0.0)
+
+
+def _threads() -> int:
+    """Threads of one operation: with more, sums come out differently in the last bits."""
+    text = os.environ.get("OMP_NUM_THREADS", "")
+    return int(text) if text.isdigit() and int(text) > 0 else 1
+
+
+def _set_environment() -> None:
+    # What torch and its libraries read once, when they are imported or first used.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+
+
+def _set_up_log() -> None:
+    logging.basicConfig(
+        stream=sys.stdout, level=logging.WARNING, format="%(asctime)s %(message)s", force=True
+    )
+    logging.getLogger("duetune").setLevel(logging.INFO)

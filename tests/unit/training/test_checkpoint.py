@@ -1,0 +1,463 @@
+from __future__ import annotations
+
+import errno
+import json
+import logging
+import math
+import os
+import subprocess
+import sys
+
+import msgspec
+import pytest
+import torch
+
+from duetune.errors import InvalidInput
+from duetune.training import arrays as tensors
+from duetune.training.checkpoint import CheckpointStore, Damaged, StaleEpoch
+
+
+def state(number):
+    return {"weight": torch.full((4, 3), float(number)), "count": torch.tensor(number)}
+
+
+def saved(store, *steps):
+    for step in steps:
+        store.save(step, state(step), {"step": step})
+    return store
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir() if path.name != "writers")
+
+
+def drafts(folder):
+    return list(folder.glob("writers/*/*/*"))
+
+
+def content(store):
+    arrays, document = store.latest().load()
+    assert int(arrays["count"]) == document["step"]
+    return document["step"]
+
+
+def test_what_is_saved_is_loaded(tmp_path):
+    base = torch.arange(12.0).reshape(3, 4)
+    arrays = {
+        "plain": base,
+        "transposed": base.T,
+        "part": base[1],
+        "same": base,
+        "parameter": torch.nn.Parameter(base),
+        "half": torch.tensor([1.5, -2.0], dtype=torch.bfloat16),
+        "scalar": torch.tensor(7),
+        "empty": torch.zeros(0, 5),
+        "flags": torch.tensor([True, False]),
+    }
+    document = {"seed": 2**100, "loss": math.inf, "history": [1, 2.5, None], "name": "naïve"}
+    path = CheckpointStore(tmp_path, epoch=4).save(120, arrays, document)
+    assert path == tmp_path / "step-00000120.epoch-000004"
+    checkpoint = CheckpointStore(tmp_path, epoch=9).latest()
+    assert (checkpoint.step, checkpoint.epoch, checkpoint.path) == (120, 4, path)
+    loaded, found = checkpoint.load()
+    assert found == document
+    assert loaded.keys() == arrays.keys()
+    for name, array in arrays.items():
+        assert loaded[name].dtype == array.dtype
+        assert torch.equal(loaded[name], array.detach())
+
+
+def test_a_document_may_be_a_struct_and_may_hold_what_json_cannot(tmp_path):
+    class Sampler(msgspec.Struct):
+        epoch: int
+        loss: float
+
+    CheckpointStore(tmp_path, 1).save(1, {}, Sampler(epoch=3, loss=math.nan))
+    document = CheckpointStore(tmp_path, 1).latest().document()
+    assert document["epoch"] == 3
+    assert math.isnan(document["loss"])
+
+
+def test_much_is_written_as_several_files(tmp_path, monkeypatch):
+    monkeypatch.setattr(tensors.encoded, "__defaults__", (100,))
+    arrays = {str(number): torch.full((10,), float(number)) for number in range(7)}
+    arrays["large"] = torch.ones(1000)
+    path = CheckpointStore(tmp_path, 1).save(1, arrays, {})
+    assert len(list(path.glob("*.safetensors"))) == 5
+    loaded, _ = CheckpointStore(tmp_path, 1).latest().load()
+    assert all(torch.equal(loaded[name], array) for name, array in arrays.items())
+
+
+def test_no_pickle_is_written(tmp_path):
+    path = CheckpointStore(tmp_path, 1).save(1, state(1), {"x": 1})
+    assert {one.suffix for one in path.iterdir()} == {".safetensors", ".json"}
+
+
+def test_a_folder_is_published_as_it_is(tmp_path):
+    source = tmp_path / "trainer" / "checkpoint-5"
+    (source / "deep" / "empty").mkdir(parents=True)
+    (source / "a.bin").write_bytes(bytes(range(256)) * 9000)
+    (source / "manifest.json").write_text("a file of the user's own")
+    (source / "deep" / "b.txt").write_text("b")
+    store = CheckpointStore(tmp_path / "kept", 1)
+    path = store.publish(5, source, {"by": "trainer"})
+    for file in (source / "a.bin", source / "deep" / "b.txt"):
+        file.write_text("written over in place")
+    checkpoint = store.latest()
+    assert checkpoint.path == path
+    assert checkpoint.document() == {"by": "trainer"}
+    assert (checkpoint.files / "a.bin").read_bytes() == bytes(range(256)) * 9000
+    assert (checkpoint.files / "manifest.json").read_text() == "a file of the user's own"
+    assert (checkpoint.files / "deep" / "b.txt").read_text() == "b"
+    assert (checkpoint.files / "deep" / "empty").is_dir()
+
+
+def test_a_single_file_is_published(tmp_path):
+    (tmp_path / "weights").write_bytes(b"w")
+    store = CheckpointStore(tmp_path / "kept", 1)
+    store.publish(1, tmp_path / "weights")
+    assert (store.latest().files / "weights").read_bytes() == b"w"
+
+
+def test_nothing_to_publish_is_an_error_and_leaves_nothing(tmp_path):
+    store = CheckpointStore(tmp_path / "kept", 1)
+    with pytest.raises(FileNotFoundError):
+        store.publish(1, tmp_path / "absent")
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(InvalidInput, match="pipe"):
+        store.publish(1, tmp_path / "pipe")
+    assert store.latest() is None
+    assert names(tmp_path / "kept") == []
+    assert drafts(tmp_path / "kept") == []
+
+
+def test_no_folder_is_no_checkpoint(tmp_path):
+    assert CheckpointStore(tmp_path / "none", 1).latest() is None
+    assert not (tmp_path / "none").exists()
+
+
+def test_reading_writes_nothing(tmp_path):
+    saved(CheckpointStore(tmp_path, 1), 1)
+    before = sorted(tmp_path.rglob("*"))
+    CheckpointStore(tmp_path, 2).latest().load()
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_only_the_newest_are_kept(tmp_path):
+    saved(CheckpointStore(tmp_path, 1, keep=3), *range(1, 7))
+    assert names(tmp_path) == [f"step-0000000{step}.epoch-000001" for step in (4, 5, 6)]
+    assert drafts(tmp_path) == []
+
+
+def test_a_damaged_one_does_not_count_as_kept(tmp_path):
+    store = saved(CheckpointStore(tmp_path, 1, keep=2), 1, 2)
+    (tmp_path / "step-00000002.epoch-000001" / "manifest.json").unlink()
+    saved(store, 3)
+    assert [name[:13] for name in names(tmp_path)] == [f"step-0000000{n}" for n in (1, 2, 3)]
+
+
+def test_one_step_is_published_once_per_epoch(tmp_path):
+    store = CheckpointStore(tmp_path, 1)
+    path = store.save(5, state(5), {"step": 5})
+    assert store.save(5, state(5), {"step": 5}) == path
+    assert content(store) == 5
+    assert drafts(tmp_path) == []
+
+
+def test_a_damaged_one_of_the_same_step_is_written_anew(tmp_path):
+    store = CheckpointStore(tmp_path, 1)
+    path = store.save(5, state(5), {"step": 5})
+    (path / "document.json").write_text("{}")
+    assert store.latest() is None
+    assert store.save(5, state(5), {"step": 5}) == path
+    assert content(store) == 5
+
+
+@pytest.mark.parametrize("bad", [{"keep": 0}, {"epoch": -1}])
+def test_nonsense_is_refused(tmp_path, bad):
+    with pytest.raises(InvalidInput):
+        CheckpointStore(tmp_path, **({"epoch": 1} | bad))
+    with pytest.raises(InvalidInput):
+        CheckpointStore(tmp_path, 1).save(-1, {}, {})
+
+
+# Damage
+
+
+def truncated(path):
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def flipped(path):
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def removed(path):
+    path.unlink()
+
+
+def emptied(path):
+    path.write_bytes(b"")
+
+
+def longer(path):
+    path.write_bytes(path.read_bytes() + b"\0")
+
+
+def linked(path):
+    other = path.with_name("elsewhere")
+    path.rename(other)
+    path.symlink_to(other)
+
+
+def made_a_folder(path):
+    path.unlink()
+    path.mkdir()
+
+
+@pytest.mark.parametrize("file", ["arrays-00001.safetensors", "document.json", "manifest.json"])
+@pytest.mark.parametrize(
+    "harm", [truncated, flipped, removed, emptied, longer, linked, made_a_folder]
+)
+def test_a_damaged_checkpoint_is_passed_over(tmp_path, file, harm, caplog):
+    store = saved(CheckpointStore(tmp_path, 1), 1, 2)
+    harm(tmp_path / "step-00000002.epoch-000001" / file)
+    with caplog.at_level(logging.WARNING):
+        found = content(store)
+    if (harm, file) in {(flipped, "manifest.json"), (longer, "manifest.json")}:
+        # Not every byte of a manifest matters; what it vouches for is checked in any case.
+        assert found in {1, 2}
+    else:
+        assert found == 1
+        assert "step-00000002.epoch-000001" in caplog.text
+
+
+def test_with_all_damaged_there_is_none(tmp_path):
+    store = saved(CheckpointStore(tmp_path, 1), 1, 2)
+    for path in tmp_path.glob("step-*/document.json"):
+        flipped(path)
+    assert store.latest() is None
+
+
+def test_a_checkpoint_under_another_name_is_passed_over(tmp_path):
+    store = saved(CheckpointStore(tmp_path, 1), 1)
+    (tmp_path / "step-00000001.epoch-000001").rename(tmp_path / "step-00000009.epoch-000009")
+    assert store.latest() is None
+
+
+def test_loading_one_that_was_damaged_since_is_an_error(tmp_path):
+    checkpoint = saved(CheckpointStore(tmp_path, 1), 1).latest()
+    flipped(checkpoint.path / "arrays-00001.safetensors")
+    with pytest.raises(Damaged, match="arrays-00001"):
+        checkpoint.load()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "../../secret",
+        "/etc/hostname",
+        "files/../../secret",
+        "./document.json",
+        "a\\b",
+        "",
+        ".",
+        "manifest.json",
+        "a\0b",
+        "files//x",
+    ],
+)
+def test_a_manifest_cannot_point_elsewhere(tmp_path, name):
+    (tmp_path / "secret").write_text("s")
+    store = saved(CheckpointStore(tmp_path / "kept", 1), 1)
+    path = store.latest().path / "manifest.json"
+    manifest = json.loads(path.read_text())
+    manifest["files"].append({"path": name, "size": 1, "sha256": "0" * 64})
+    path.write_text(json.dumps(manifest))
+    with pytest.raises(Damaged, match="cannot name"):
+        next(iter(store._all())).verify()
+    assert store.latest() is None
+
+
+def test_a_link_out_of_the_folder_is_not_followed(tmp_path):
+    source, outside = tmp_path / "source", tmp_path / "outside"
+    for folder in (source / "sub", outside):
+        folder.mkdir(parents=True)
+        (folder / "x").write_text("x")
+    store = CheckpointStore(tmp_path / "kept", 1)
+    store.publish(1, source)
+    sub = store.latest().files / "sub"
+    (sub / "x").unlink()
+    sub.rmdir()
+    sub.symlink_to(outside)
+    assert store.latest() is None
+
+
+def test_a_manifest_of_another_schema_is_passed_over(tmp_path):
+    store = saved(CheckpointStore(tmp_path, 1), 1)
+    path = store.latest().path / "manifest.json"
+    path.write_text(path.read_text().replace('"schema":1', '"schema":2'))
+    assert store.latest() is None
+
+
+def test_other_things_in_the_folder_are_let_alone(tmp_path):
+    (tmp_path / "step-1.epoch-1").mkdir()
+    (tmp_path / "notes.txt").write_text("mine")
+    (tmp_path / "step-00000009.epoch-000001").write_text("a file, not a folder")
+    store = saved(CheckpointStore(tmp_path, 1), 1, 2, 3)
+    assert content(store) == 3
+    assert (tmp_path / "notes.txt").exists()
+    assert (tmp_path / "step-1.epoch-1").exists()
+
+
+# Who may write
+
+
+def test_a_later_launch_takes_over(tmp_path):
+    old, new = CheckpointStore(tmp_path, 3), CheckpointStore(tmp_path, 4)
+    saved(old, 10)
+    new.claim(alone=True)
+    with pytest.raises(StaleEpoch):
+        old.save(11, state(11), {"step": 11})
+    assert content(new) == 10
+    with pytest.raises(StaleEpoch):
+        old.claim(alone=True)
+    with pytest.raises(StaleEpoch):
+        CheckpointStore(tmp_path, 3).save(12, state(12), {"step": 12})
+    assert content(saved(new, 11)) == 11
+
+
+def test_a_restart_of_the_same_launch_takes_over(tmp_path):
+    old, new = CheckpointStore(tmp_path, 3), CheckpointStore(tmp_path, 3)
+    assert old.claim(alone=True) < new.claim(alone=True)
+    with pytest.raises(StaleEpoch):
+        saved(old, 1)
+    assert content(saved(new, 1)) == 1
+
+
+def test_a_leader_of_a_lower_launch_can_claim_and_its_step_may_be_lower(tmp_path):
+    first, second = CheckpointStore(tmp_path, 5), CheckpointStore(tmp_path, 3)
+    first.claim()
+    saved(first, 100)
+    assert second.claim() > 5
+    saved(second, 90)
+    assert content(first) == 90
+    with pytest.raises(StaleEpoch):
+        saved(first, 101)
+    first.claim()
+    assert content(saved(first, 101)) == 101
+    # Who works alone and is of an older launch than one that took part stays out, even so.
+    with pytest.raises(StaleEpoch):
+        CheckpointStore(tmp_path, 4).claim(alone=True)
+
+
+def test_a_superseded_writer_removes_nothing(tmp_path):
+    old, new = CheckpointStore(tmp_path, 1, keep=1), CheckpointStore(tmp_path, 2)
+    saved(old, 1)
+    new.claim()
+    old._prune(old._claim)
+    saved(new, 2)
+    old._prune(old._claim)
+    assert len(names(tmp_path)) == 2
+
+
+def test_a_claim_is_above_what_is_published_even_without_its_claims(tmp_path):
+    store = saved(CheckpointStore(tmp_path, 7), 1)
+    for path in sorted((tmp_path / "writers").rglob("*"), reverse=True):
+        path.rmdir()
+    (tmp_path / "writers").rmdir()
+    assert CheckpointStore(tmp_path, 2).claim() == 8
+    with pytest.raises(StaleEpoch):
+        saved(store, 2)
+
+
+def test_the_remains_of_a_dead_writer_are_swept_by_the_next(tmp_path):
+    dead = CheckpointStore(tmp_path, 1)
+    dead.claim()
+    draft = dead._claim.place / "step-00000001.epoch-000001"
+    draft.mkdir()
+    (draft / "arrays-00001.safetensors").write_bytes(b"half")
+    away = tmp_path / "writers" / ".gone-000001-aa"
+    (away / "x").mkdir(parents=True)
+    (tmp_path / "writers" / ".new-1-aa").mkdir()
+    abandoned = tmp_path / "writers" / ".new-1-bb"
+    abandoned.mkdir()
+    os.utime(abandoned, (0, 0))
+    CheckpointStore(tmp_path, 2).claim()
+    left = sorted(path.name for path in (tmp_path / "writers").iterdir())
+    assert left == [".new-1-aa", "000002"], "one that may be at work is let alone"
+
+
+def test_claims_do_not_pile_up(tmp_path):
+    for launch in range(1, 30):
+        saved(CheckpointStore(tmp_path, launch), launch)
+    assert len(list((tmp_path / "writers").iterdir())) == 1
+    assert len(names(tmp_path)) == 2
+
+
+# A disk that is full
+
+LIMITED = """
+import resource, signal, sys
+from pathlib import Path
+from duetune.training.checkpoint import CheckpointStore
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+folder, source = map(Path, sys.argv[1:])
+store = CheckpointStore(folder, 2)
+resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, 1 << 16))
+try:
+    store.publish(2, source)
+except OSError as error:
+    print(error.errno)
+"""
+
+
+def test_what_does_not_fit_leaves_the_older_one_and_no_remains(tmp_path):
+    kept, source = tmp_path / "kept", tmp_path / "source"
+    source.mkdir()
+    (source / "small").write_bytes(b"s" * 1000)
+    store = CheckpointStore(kept, 1)
+    store.publish(1, source)
+    (source / "zlarge").write_bytes(b"l" * (1 << 17))
+    done = subprocess.run(
+        [sys.executable, "-c", LIMITED, str(kept), str(source)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert int(done.stdout) == errno.EFBIG
+    assert store.latest().step == 1
+    assert len(names(kept)) == 1
+    assert drafts(kept) == []
+
+
+@pytest.fixture
+def tiny_disk(tmp_path):
+    """A disk of one megabyte, where the tests may mount one."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)]
+    try:
+        mounted = subprocess.run(mount, capture_output=True, check=False).returncode == 0
+    except OSError:
+        mounted = False
+    if not mounted:
+        pytest.skip("mounting is not allowed here")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_a_full_disk_is_an_error_and_frees_what_it_took(tiny_disk):
+    store = CheckpointStore(tiny_disk, 1)
+    saved(store, 1)
+    large = {"weight": torch.zeros(200_000), "count": torch.tensor(2)}
+    for _ in range(2):
+        with pytest.raises(OSError, match="No space left") as raised:
+            store.save(2, {**large, "more": torch.zeros(200_000)}, {"step": 2})
+        assert raised.value.errno == errno.ENOSPC
+    assert content(store) == 1
+    assert drafts(tiny_disk) == []
+    store.save(2, large, {"step": 2})
+    assert content(store) == 2
