@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: venv demo test check bench bench-quick clean
+.PHONY: venv postgres demo test check bench bench-quick clean
 
 venv: .venv/.ready
 
@@ -11,6 +11,12 @@ venv: .venv/.ready
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	@$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[dev]'
 	@touch $@
+
+# Tests start a server of their own; where PostgreSQL cannot be installed they skip, and say so.
+postgres:
+	@command -v pg_ctl >/dev/null 2>&1 || ls /usr/lib/postgresql/*/bin/pg_ctl >/dev/null 2>&1 \
+		|| { apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends postgresql; } >/dev/null 2>&1 \
+		|| echo "PostgreSQL is not here and cannot be installed; its tests will skip"
 
 demo: venv
 	@mkdir -p out
@@ -23,7 +29,7 @@ check: venv
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-logo
 
-test: check
+test: check postgres
 	@$(BIN)/pytest
 
 bench: venv

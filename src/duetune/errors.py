@@ -6,6 +6,7 @@
     ├── NotFound          nothing by that name
     ├── SolverStopped     the integer program hit its time limit
     ├── FleetError        a fleet could not be asked; says whether a retry helps
+    ├── StoreError        the database cannot be used just now
     ├── StaleController   somebody else has written to the journal; whoever loses stops
     └── Bug               an event that must not come; carries the story that led to it
 
@@ -78,6 +79,20 @@ class FleetError(DuetuneError):
     def __init__(self, message: str, *, retry: bool = True) -> None:
         self.retry = retry
         super().__init__(message)
+
+
+class StoreError(DuetuneError):
+    """A database call failed altogether. Nothing is ever half-written; but if the connection broke
+    during a commit, whether it had an effect is unknown: read before writing again.
+    """
+
+    code = "store"
+    exit_code = 4
+
+    def __init__(self, store: str, reason: str) -> None:
+        self.store = store
+        self.reason = reason
+        super().__init__(f"the store {store} cannot be used: {reason}")
 
 
 class StaleController(DuetuneError):

@@ -189,7 +189,7 @@ def make_controller(settings: Settings, store: Store, fleet: EmbeddedFleet) -> C
             speed=speed,
             revive=lambda: _revive(settings),
         ),
-        Books(store.journal, store.wishes, store.unsettled),
+        Books(store.journal, store.wishes, store.active),
     )
     slot_wall_s = fleet.now().slot_s / speed
     return Controller(

@@ -12,7 +12,7 @@ import msgspec
 
 from duetune.control.memory import MarketMemory
 from duetune.core.events import Event, Learned, Reported, Wished
-from duetune.core.fleet import Limit, NodeState, Release
+from duetune.core.fleet import Limit, NodeKind, NodeState, Release
 from duetune.engine.deciding import lookahead
 from duetune.engine.engine import Engine
 from duetune.errors import FleetError
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from duetune.control.world import Books, Learning, World
     from duetune.core.events import Observed, Wish
     from duetune.core.fleet import FleetReport, MarketReport, Node
+    from duetune.core.market import Slot
     from duetune.core.ports import Forecaster, Policy
 
 USUAL_HORIZON = 24
@@ -74,6 +75,8 @@ class Controller:
         # In this order: what is wished for a job that comes in between is not late.
         wishes = self.books.wishes.pending()
         streams = self.books.active()
+        for stream in streams:
+            self._engine(stream)  # each job is shown what the others leave
         for stream in streams:
             try:
                 self.tick(stream, [(number, wish) for number, job, wish in wishes if job == stream])
@@ -203,11 +206,22 @@ class Controller:
             pace[state.progress.world] = slot_wall_s / state.progress.step_s
         return engine.observed(
             at=market.at,
-            market=market.slot,
+            market=self._left_by_others(engine, market.slot),
             forecast=self._memory.forecast(market, horizon),
             outlook=state.submitted.outlook,
             pace=pace,
         )
+
+    def _left_by_others(self, engine: Engine, market: Slot) -> Slot:
+        """The market less the spot that our other jobs hold: they would be refused for it."""
+        own = len(engine.state.alive(NodeKind.SPOT))
+        taken = sum(
+            len(other.state.alive(NodeKind.SPOT))
+            for other in self._engines.values()
+            if other is not engine
+        )
+        left = max(own, market.available - taken)
+        return msgspec.structs.replace(market, available=min(market.available, left))
 
     def _act(self, engine: Engine) -> None:
         commands = engine.outstanding()

@@ -14,7 +14,7 @@ from duetune.errors import InvalidInput
 _UNITS = {"m": 1e6, "b": 1e9, "t": 1e12}
 # 7B, 0.5b, 1.5B, 360M, 8x7B; not the 4 of "4bit" and not the 2 of "v2".
 _SIZE = re.compile(
-    r"(?<![A-Za-z0-9.])(?:(\d{1,3})x)?(\d{1,4}(?:\.\d{1,3})?)([mbt])(?![A-Za-z0-9])", re.I
+    r"(?<![A-Za-z0-9.])(?:(\d{1,3})x)?(\d{1,4}(?:\.\d{1,3})?)([mbt])(?![A-Za-z0-9])", re.IGNORECASE
 )
 # Of these families the feed-forward part has two matrices; of all others three.
 _TWO_MATRICES = frozenset(

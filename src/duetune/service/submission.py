@@ -18,6 +18,7 @@ from duetune.core.fleet import MarketReport, Task
 from duetune.core.market import MarketTrace
 from duetune.core.ports import Policy
 from duetune.errors import InvalidInput
+from duetune.fleets.embedded.environment import SECRETS_FILE
 from duetune.forecast.outlook import outlook_at
 from duetune.quote import Configuration, Quote, Terms, configure, job_terms, make_quote
 from duetune.quote.model import model_facts
@@ -45,7 +46,6 @@ TRUST = 0.9
 
 SCENARIOS = 100
 TRAINER = "duetune.training.worker"
-SECRETS_FILE = "secrets.json"
 SPEC_FILE = "job.yaml"
 _LETTERS = "bcdfghjkmnpqrstvwxz23456789"
 

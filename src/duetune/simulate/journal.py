@@ -11,7 +11,7 @@ from duetune.core.decision import Allocation
 from duetune.core.events import Decided, Observed, Submitted
 from duetune.core.market import MarketTrace
 from duetune.engine.curve import calibrated
-from duetune.engine.engine import Engine
+from duetune.engine.engine import Engine, offered
 from duetune.errors import InvalidInput, NotFound
 from duetune.forecast.source import ForecastKind, ForecastSource
 from duetune.optimise.dynamic import offline_optimum
@@ -78,9 +78,14 @@ def market_lived(story: Sequence[Recorded], *, slots: int = 0) -> MarketTrace:
     """The market as the job saw it, from its first slot on, ``slots`` long or more.
 
     A slot in which nobody looked, and those after the last one seen, are like the one before.
+    Spot above the job's highest price was not there for it.
     """
     submitted = _submitted(story)
-    seen = {e.event.slot: e.event.market for e in story if isinstance(e.event, Observed)}
+    seen = {
+        each.event.slot: offered(each.event, submitted)[0]
+        for each in story
+        if isinstance(each.event, Observed)
+    }
     if not seen:
         raise InvalidInput("journal", "no slot observed", "a job that has begun")
     length = max(slots, *seen)

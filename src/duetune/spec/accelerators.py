@@ -24,7 +24,7 @@ _KNOWN = """
 _SPELLING = {name.casefold(): name for name in _KNOWN}
 _NAME = r"[A-Za-z][A-Za-z0-9._-]{0,62}"
 _TEXT = re.compile(rf"({_NAME})(?: *: *(.+))?")
-_COUNT = re.compile(r"(\d{1,9})(?: *(\.\.) *(\d{1,9})?)?")
+_COUNT = re.compile(r"([0-9]{1,9})(?: *(\.\.) *([0-9]{1,9})?)?")
 
 
 class Accelerators(msgspec.Struct, frozen=True):

@@ -10,7 +10,9 @@ from pydantic import PlainValidator, WithJsonSchema
 
 from duetune.spec.meaning import refusal
 
-_DOLLARS = re.compile(r"\$ *(\d{1,12}|\d{1,3}(?:,\d{3}){1,3})(\.\d{1,9})?|(\d{1,12}(?:\.\d{1,9})?)")
+_DOLLARS = re.compile(
+    r"\$ *([0-9]{1,12}|[0-9]{1,3}(?:,[0-9]{3}){1,3})(\.[0-9]{1,9})?|([0-9]{1,12}(?:\.[0-9]{1,9})?)"
+)
 _SCHEMA = WithJsonSchema(
     {"anyOf": [{"type": "number", "minimum": 0}, {"type": "string", "examples": ["$20"]}]}
 )

@@ -33,6 +33,10 @@ _NUMBER = re.compile(
     r"[-+]?(?:\.[0-9]{1,40}|[0-9]{1,40}(?:\.[0-9]{0,40})?)(?:[eE][-+]?[0-9]{1,5})?"
 )
 _SPECIAL = re.compile(r"([-+]?)\.(inf|Inf|INF)|\.(nan|NaN|NAN)")
+# Not for the eye, or a line break to some and a character to others: written as an escape.
+_UNUSUAL = re.compile(
+    r"[^\n\t\x20-\x7e\xa0-\u2027\u202a-\ud7ff\ue000-\ufefe\uff00-\ufffd\U00010000-\U0010ffff]"
+)
 _PLAIN_TAGS = frozenset(f"tag:yaml.org,2002:{kind}" for kind in ("str", "seq", "map"))
 
 
@@ -174,6 +178,8 @@ class _Dumper(yaml.SafeDumper):
 
 def _text(dumper: _Dumper, text: str) -> yaml.Node:
     tag = "tag:yaml.org,2002:str"
+    if _UNUSUAL.search(text):
+        return dumper.represent_scalar(tag, text, style='"')
     if "\n" in text and all(line == line.rstrip() for line in text.split("\n")):
         return dumper.represent_scalar(tag, text, style="|")
     # The dumper quotes what YAML 1.1 would misread; numbers such as 1e5 only YAML 1.2 reads.

@@ -18,18 +18,19 @@ DEADLINE = (
     "(local time) or 2026-11-20T18:00Z"
 )
 
-_NUMBER = r"(\d{1,9}(?:\.\d{1,9})?)"
+_NUMBER = r"([0-9]{1,9}(?:\.[0-9]{1,9})?)"
 _SHORT = re.compile(
     rf"(?:{_NUMBER} *w)? *(?:{_NUMBER} *d)? *(?:{_NUMBER} *h)? *(?:{_NUMBER} *m(?:in)?)?"
     rf" *(?:{_NUMBER} *s)?",
-    re.IGNORECASE,
+    re.IGNORECASE | re.ASCII,
 )
 _ISO = re.compile(
-    rf"P(?:{_NUMBER}W)?(?:{_NUMBER}D)?(?:T(?=\d)(?:{_NUMBER}H)?(?:{_NUMBER}M)?(?:{_NUMBER}S)?)?"
+    rf"P(?:{_NUMBER}W)?(?:{_NUMBER}D)?(?:T(?=[0-9])(?:{_NUMBER}H)?(?:{_NUMBER}M)?(?:{_NUMBER}S)?)?"
 )
-_CLOCK = re.compile(r"\d+(?::\d+)+")
-_DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
-_MOMENT = re.compile(r"\d{4}-\d{2}-\d{2}[T ]+\d{2}:\d{2}")
+_CLOCK = re.compile(r"[0-9]+(?::[0-9]+)+")
+_DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
+_MOMENT = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}[T ]+[0-9]{2}:[0-9]{2}")
+_LONGEST_TEXT = 80
 _UNITS = (("d", 86_400), ("h", 3600), ("m", 60))
 
 
@@ -88,6 +89,8 @@ def _parse(value: object, allowed: str) -> timedelta:
 
 
 def _read(text: str) -> timedelta | None:
+    if len(text) > _LONGEST_TEXT:
+        return None
     found = (_SHORT.fullmatch(text) if text else None) or _ISO.fullmatch(text)
     if found is None or not any(found.groups()):
         return None

@@ -62,9 +62,9 @@ _TITLES = {
 }
 _TRAINING = """\
 The names are those of Hugging Face's `TrainingArguments`, TRL and PEFT; what is left out is
-planned, or the trainer's default. Other names of theirs are refused with the reason. With `run` only
-`max_steps` is allowed: it says how much work there is, unless the command reports its progress; the
-command sets the rest itself.
+planned, or the trainer's default. Other names of theirs are refused with the reason. With `run`
+only `max_steps` is allowed: it says how much work there is, unless the command reports its
+progress; the command sets the rest itself.
 """
 
 

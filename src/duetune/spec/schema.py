@@ -80,7 +80,7 @@ def _spot(value: object) -> Spot:
 def _method(value: object) -> Method:
     if isinstance(value, str) and value in set(Method):
         return Method(value)
-    if value in {"qlora", "dora", "freeze", "lora8bit"}:
+    if isinstance(value, str) and value in {"qlora", "dora", "freeze"}:
         raise refusal(f"one of {', '.join(Method)}; {value} is not supported")
     raise refusal(f"one of {', '.join(Method)}")
 

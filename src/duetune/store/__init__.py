@@ -1,6 +1,6 @@
 """Where the journal is kept, and what can be asked of it: SQLite or PostgreSQL."""
 
-from duetune.store.failure import StoreError
+from duetune.errors import StoreError
 from duetune.store.memory import MemoryJournal
 from duetune.store.observations import Observation, RunOutcome
 from duetune.store.rows import Charge, CostBy, CostLine, JobRow

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
-from duetune.store.failure import StoreError
+from duetune.errors import StoreError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

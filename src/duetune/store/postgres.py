@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from typing import TYPE_CHECKING
 
 from sqlalchemy import create_engine
@@ -16,8 +15,10 @@ if TYPE_CHECKING:
 
 def postgres_database(url: URL) -> Database:
     """Connections that have died, by a restart of the server, are replaced when next used."""
-    if importlib.util.find_spec("psycopg") is None:
-        raise MissingExtra("a PostgreSQL journal", "postgres")
     url = url.set(drivername="postgresql+psycopg")
     shown = url.difference_update_query(["password"]).render_as_string(hide_password=True)
-    return Database(create_engine(url, pool_pre_ping=True), shown)
+    try:
+        engine = create_engine(url, pool_pre_ping=True)
+    except ImportError as missing:
+        raise MissingExtra("a PostgreSQL journal", "postgres") from missing
+    return Database(engine, shown)

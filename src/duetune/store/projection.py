@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from duetune.core.events import Event, Wish
     from duetune.core.progress import Progress
 
+FAILED = "training failed; see the logs"
+
 _MOST = 2**63 - 1
 
 
@@ -67,7 +69,9 @@ def project(
             return _wished(row, event.wish)
         case Reported():
             row = _billed(row, event, before)
-            return row if event.progress is None else _progressed(row, event.progress)
+            if event.progress is not None:
+                row = _progressed(row, event.progress)
+            return _hopeless(row, event)
         case Observed():
             return _set(row, Status.RUNNING) if row.status is Status.QUEUED else row
         case Decided():
@@ -144,7 +148,7 @@ def _submitted(event: Submitted, job: str) -> JobRow:
 
 
 def _wished(row: JobRow, wish: Wish) -> JobRow:
-    if row.status.final or row.status is Status.STOPPING:
+    if _stopped(row):
         return row
     match wish:
         case Cancel():
@@ -152,7 +156,7 @@ def _wished(row: JobRow, wish: Wish) -> JobRow:
         case Pause():
             return _set(row, Status.PAUSED, "paused")
         case Resume():
-            return _set(row, Status.RUNNING) if row.status is Status.PAUSED else row
+            return _set(row, Status.RUNNING, "") if row.status is Status.PAUSED else row
         case Amend():
             return msgspec.structs.replace(
                 row,
@@ -184,20 +188,34 @@ def _billed(row: JobRow, event: Reported, before: Mapping[str, Charge]) -> JobRo
 
 
 def _progressed(row: JobRow, progress: Progress) -> JobRow:
+    step = _count(progress.step)
     row = msgspec.structs.replace(
         row,
-        step=_count(progress.step),
+        # A worker that starts once more, not knowing that all is done, has done nothing.
+        step=max(row.step, step) if _stopped(row) else step,
         total_steps=_count(progress.total_steps) or row.total_steps,
         loss=row.loss if progress.loss is None else progress.loss,
         output=plain(progress.output) or row.output,
     )
-    if row.status.final or row.status is Status.STOPPING:
+    if _stopped(row):
         return row
     if progress.phase is Phase.FINISHED:
         return _set(row, Status.STOPPING, "finished")
     if progress.phase is Phase.FAILED:
-        return _set(row, Status.STOPPING, plain(progress.message) or "training failed")
+        return _set(row, Status.STOPPING, plain(progress.message) or FAILED)
     return row
+
+
+def _hopeless(row: JobRow, event: Reported) -> JobRow:
+    """A node was given back because its command can never work."""
+    hopeless = any(
+        node.state is NodeState.RELEASED and node.reason == "hopeless" for node in event.nodes
+    )
+    return _set(row, Status.STOPPING, FAILED) if hopeless and not _stopped(row) else row
+
+
+def _stopped(row: JobRow) -> bool:
+    return row.status.final or row.status is Status.STOPPING
 
 
 def _set(row: JobRow, status: Status, reason: str | None = None) -> JobRow:

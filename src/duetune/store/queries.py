@@ -42,19 +42,6 @@ class Queries:
         with self._database.reading() as connection:
             return [parsed(found, JobRow) for found in connection.execute(query).mappings()]
 
-    def unsettled(self) -> list[str]:
-        """Jobs that are not over, or from which nothing was learnt yet, oldest first."""
-        columns = tables.jobs.c
-        over = [each.value for each in Status if each.final]
-        learnt = select(tables.journal.c.stream).where(tables.journal.c.tag == "learned")
-        query = (
-            select(columns.id)
-            .where(columns.status.not_in(over) | columns.id.not_in(learnt))
-            .order_by(columns.submitted_at, columns.id)
-        )
-        with self._database.reading() as connection:
-            return [str(found) for found in connection.scalars(query)]
-
     def job(self, name: str) -> JobRow:
         """By its id, its name, or as much of the id's beginning as is unambiguous."""
         columns = tables.jobs.c

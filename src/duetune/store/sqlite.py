@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING
 
 from sqlalchemy import URL, create_engine, event
 
-from duetune.errors import InvalidInput
+from duetune.errors import InvalidInput, StoreError
 from duetune.store.database import WRITES, Database
-from duetune.store.failure import StoreError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -87,7 +86,7 @@ def _refusal(path: Path) -> Iterator[None]:
     try:
         yield
     except sqlite3.DatabaseError as failure:
-        allowed = _REFUSALS.get(failure.sqlite_errorcode & 0xFF)
+        allowed = _REFUSALS.get(getattr(failure, "sqlite_errorcode", 0) & 0xFF)
         if allowed is None:
             raise StoreError(str(path), str(failure)) from failure
         raise InvalidInput("store", str(path), f"{allowed} ({failure})") from failure

@@ -74,7 +74,7 @@ def decision(slot: int, *, reason: str = "spot is cheap") -> Decided:
 
 
 def story() -> tuple[Event, ...]:
-    """A whole life in which everything happens."""
+    """A whole life, as it may be, in which everything happens."""
     node = Node(
         id="tuning-n1",
         job="tuning",
@@ -95,6 +95,16 @@ def story() -> tuple[Event, ...]:
         notice_at=_ORIGIN + 3970,
         billed=1.75,
         reason="taken by the market",
+    )
+    released = Node(
+        id="tuning-n2",
+        job="tuning",
+        kind=NodeKind.ON_DEMAND,
+        state=NodeState.RELEASED,
+        requested_at=_ORIGIN + 10,
+        started_at=_ORIGIN + 11,
+        ended_at=_ORIGIN + 3600,
+        billed=0.75,
     )
     progress = Progress(
         step=12,
@@ -127,20 +137,23 @@ def story() -> tuple[Event, ...]:
         decision(1),
         Requested(
             at=_ORIGIN + 10,
-            launches=(NodeRequest(node="tuning-n1", kind=NodeKind.SPOT, epoch=1),),
-            releases=("tuning-n0",),
+            launches=(
+                NodeRequest(node="tuning-n1", kind=NodeKind.SPOT, epoch=1),
+                NodeRequest(node="tuning-n2", kind=NodeKind.ON_DEMAND, epoch=2),
+            ),
         ),
+        Requested(at=_ORIGIN + 12, releases=("tuning-n2",)),
         Reported(at=_ORIGIN + 3000, nodes=(node,), progress=progress, progress_at=_ORIGIN + 2999.5),
         Wished(at=_ORIGIN + 3100, wish_id=1, wish=Pause()),
         Wished(at=_ORIGIN + 3200, wish_id=2, wish=Resume()),
         Wished(at=_ORIGIN + 3300, wish_id=3, wish=Amend(deadline=_ORIGIN + 9000, budget=55.5)),
-        Reported(at=_ORIGIN + 4001, nodes=(taken,)),
+        Reported(at=_ORIGIN + 4001, nodes=(taken, released)),
         Wished(at=_ORIGIN + 4100, wish_id=4, wish=Cancel()),
         Ended(
             at=_ORIGIN + 4200,
             status=Status.CANCELLED,
             reason="cancelled",
-            cost=1.75,
+            cost=2.5,
             value=0.5,
             finished_at=_ORIGIN + 4150,
             output="/jobs/tuning/output",

@@ -165,9 +165,7 @@ class JournalContract:
             return
         # Spawned, not forked: what a process has open must not be inherited.
         with ProcessPoolExecutor(PROCESSES, mp_context=get_context("spawn")) as pool:
-            racing = [
-                pool.submit(_open_and_compete, opener, writer) for writer in range(PROCESSES)
-            ]
+            racing = [pool.submit(_open_and_compete, opener, writer) for writer in range(PROCESSES)]
             wins = [each.result() for each in racing]
         _check_race(journal, wins)
 

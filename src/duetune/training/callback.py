@@ -23,18 +23,19 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from duetune.core.progress import Phase, Progress
 from duetune.errors import InvalidInput, MissingExtra
-from duetune.training import ranks
-from duetune.training.checkpoint import CheckpointStore, StaleEpoch
-from duetune.training.contract import DONE, LEFT, Contract, Notice
-from duetune.training.hazard import checkpoint_interval, read_hazard
-from duetune.training.progress import ProgressReporter
 
 try:
     from transformers import TrainerCallback
 except ImportError as error:
     raise MissingExtra("DuetuneCallback", "train") from error
+
+from duetune.core.progress import Phase, Progress
+from duetune.training import ranks
+from duetune.training.checkpoint import CheckpointStore, StaleEpoch
+from duetune.training.contract import DONE, LEFT, Contract, Notice
+from duetune.training.hazard import checkpoint_interval, read_hazard
+from duetune.training.progress import ProgressReporter
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -26,7 +26,7 @@ _BIND_TRIES = 50
 
 def main(arguments: list[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
-    os.environ.setdefault("RUST_LOG", "error")
+    os.environ.setdefault("RUST_LOG", "off")
     parent = os.getppid()
     stopped = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -17,6 +17,8 @@ from duetune.core.progress import Phase, Progress
 from duetune.training.group import GroupBroken, Left
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from duetune.training.contract import Notice
     from duetune.training.group import Group
     from duetune.training.learner import Learner
@@ -28,7 +30,10 @@ _log = logging.getLogger(__name__)
 
 
 class ElasticTraining:
-    """``run`` until all steps are done or this node will be taken."""
+    """``run`` until all steps are done or this node will be taken.
+
+    ``over``: whether the result is there already.
+    """
 
     def __init__(
         self,
@@ -38,6 +43,7 @@ class ElasticTraining:
         reporter: ProgressReporter,
         notice: Notice,
         *,
+        over: Callable[[], bool],
         logging_steps: int,
     ) -> None:
         self._learner = learner
@@ -45,6 +51,7 @@ class ElasticTraining:
         self._saver = saver
         self._reporter = reporter
         self._notice = notice
+        self._over = over
         self._logging_steps = logging_steps
         self._pace = Pace()
 
@@ -52,6 +59,9 @@ class ElasticTraining:
         """Whether all steps are done; if not, this member was told to leave and has saved."""
         learner = self._learner
         while learner.step < learner.total_steps:
+            if self._over():
+                # Others were faster while this member stood still.
+                return True
             if self._notice.given:
                 self._leave()
                 return False
@@ -74,15 +84,12 @@ class ElasticTraining:
         if learner.step >= learner.total_steps:
             return
         part = learner.contribution(arrangement.rank, arrangement.world, self._touch)
-        if learner.exact:
-            total = learner.combined(group.gather(part))
-        else:
-            total = group.add_up(part)[0]
+        total = learner.combined(group.gather(part)) if learner.exact else group.add_up(part)[0]
         learner.update(total)
         change = self._pace.stepped()
         if change is not None:
             _log.info("step %d: %s", learner.step, change)
-        if arrangement.leads:
+        if arrangement.leads and not self._over():
             self._tell(arrangement)
             self._saver.save_if_due(learner)
 

@@ -237,10 +237,13 @@ class SoloGroup:
         self._name = name
         self._state = state
         self._touched = touched
+        self._group = ""
 
     def form(self) -> Arrangement:
-        own = Member(id=self._name, address="", store="", step=self._state.step, fresh=False)
-        return arrange([own], self._name)
+        own = Member(id=self._name, address="", store="", step=self._state.step, group=self._group)
+        arrangement = arrange([own], self._name)
+        self._group = arrangement.group
+        return arrangement
 
     def gather(self, part: torch.Tensor) -> list[torch.Tensor]:
         return [part]
@@ -282,4 +285,6 @@ class _Beside(Generic[_T]):
 
 
 def _in_short(error: BaseException) -> str:
+    if "closed by peer" in str(error) or "reset by peer" in str(error):
+        return "a member has gone"
     return " ".join(str(error).split())[:160] or type(error).__name__

@@ -49,6 +49,8 @@ class Lighthouse:
     def quorum(self, own: Member) -> Sequence[Member]:
         """Say what this member has and learn who takes part; blocks until there is a quorum."""
         warned = False
+        # From now on: who waits without a heartbeat is not let in.
+        self._beat()
         while True:
             try:
                 if self._client is None:
@@ -64,12 +66,12 @@ class Lighthouse:
                 )
             except (RuntimeError, TimeoutError, OSError) as error:
                 self._client = None
+                _log.debug("%s: %s", self._address, error)
                 if not warned:
-                    _log.warning("the coordinator does not answer, waiting: %s", error)
+                    _log.warning("the coordinator at %s does not answer, waiting", self._address)
                     warned = True
                 time.sleep(_PAUSE_S)
                 continue
-            self._beat()
             return [msgspec.convert(participant.data, Member) for participant in found.participants]
 
     def hush(self) -> None:

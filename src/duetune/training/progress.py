@@ -33,7 +33,7 @@ class ProgressReporter:
     """Writes the progress file, or posts to the progress address where no file is set.
 
     Never raises: training is worth more than a report of it. Reports that come quicker than
-    ``least_s`` are left out, except when the phase or the checkpoint is a new one.
+    ``least_s`` are left out, except when phase, checkpoint or message are new.
     """
 
     def __init__(self, contract: Contract, *, least_s: float = 0.2) -> None:
@@ -70,8 +70,7 @@ class ProgressReporter:
         return (
             progress.phase.final
             or time.monotonic() >= self._next_at
-            or (last is not None and last.phase != progress.phase)
-            or (last is not None and last.checkpoint_step != progress.checkpoint_step)
+            or (last is not None and _news(last) != _news(progress))
         )
 
     def _send(self, document: bytes) -> None:
@@ -87,14 +86,25 @@ class ProgressReporter:
             _post(self._url, document)
 
 
+class _AnyReport(msgspec.Struct):
+    """What tells a report from any other JSON object: the rest of it may be left out."""
+
+    step: int
+
+
 def read_progress(path: Path) -> Progress | None:
     """The last report; None where there is none, or where the file holds something else."""
     try:
         with path.open("rb") as file:
             content = file.read(_MOST_BYTES)
+        msgspec.json.decode(content, type=_AnyReport)
         return msgspec.json.decode(content, type=Progress)
     except (OSError, msgspec.MsgspecError, ValueError, RecursionError):
         return None
+
+
+def _news(progress: Progress) -> tuple[str, int, str]:
+    return progress.phase, progress.checkpoint_step, progress.message
 
 
 def _post(url: str, document: bytes) -> None:

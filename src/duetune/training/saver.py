@@ -48,6 +48,7 @@ class Saver:
         self._writing: threading.Thread | None = None
         self._leads = False
         self._claimed = False
+        self._confirmed = False
         self._save_s = 0.0
         self._failed_at: float | None = None
         self._last = time.monotonic()
@@ -60,20 +61,20 @@ class Saver:
             # At once, so that a former leader that wakes up late finds itself replaced.
             self._start(self._claim)
             self._last = time.monotonic()
-        self._leads = leads
+        self._leads = self._confirmed = leads
         if not leads:
             self._claimed = False
 
     def save_if_due(self, state: State) -> None:
         """Between two steps: copy the state and let it be written, if it is time to."""
-        if not self._leads or self._busy() or state.step <= self.saved_step or not self._due():
+        if not self._confirmed or self._busy() or state.step <= self.saved_step or not self._due():
             return
         self._begin(state)
 
     def save_now(self, state: State) -> None:
         """The last chance: write what is not yet written, and wait for it."""
         self.wait()
-        if self._leads and state.step > self.saved_step:
+        if self._confirmed and state.step > self.saved_step:
             self._begin(state)
             self.wait()
 
@@ -124,8 +125,7 @@ class Saver:
             self._store.save(step, arrays, document)
         except StaleEpoch as error:
             # Somebody else leads by now. If the next quorum says otherwise, claim again.
-            self._claimed = False
-            self._failed_at = time.monotonic()
+            self._claimed = self._confirmed = False
             _log.warning("step %d is not saved: %s", step, error)
         except OSError as error:
             self._failed_at = time.monotonic()

@@ -120,6 +120,7 @@ class Session:
                 saver,
                 reporter,
                 notice,
+                over=lambda: published(contract.output) is not None,
                 logging_steps=self._task.logging_steps,
             )
             if not training.run():

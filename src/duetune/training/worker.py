@@ -120,6 +120,7 @@ def _threads() -> int:
 def _set_environment() -> None:
     # What torch and its libraries read once, when they are imported or first used.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.environ.setdefault("RUST_LOG", "error")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")

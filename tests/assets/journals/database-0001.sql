@@ -10,6 +10,7 @@ CREATE TABLE charges (
 	PRIMARY KEY (job, node)
 );
 INSERT INTO "charges" VALUES('tuning','tuning-n1','spot','lost',1.75,1700000020.0,1700004000.0);
+INSERT INTO "charges" VALUES('tuning','tuning-n2','on_demand','released',0.75,1700000011.0,1700003600.0);
 CREATE TABLE duetune_schema (
 	version_num VARCHAR(32) NOT NULL, 
 	CONSTRAINT duetune_schema_pkc PRIMARY KEY (version_num)
@@ -43,7 +44,7 @@ CREATE TABLE jobs (
 	events BIGINT NOT NULL, 
 	PRIMARY KEY (id)
 );
-INSERT INTO "jobs" VALUES('tuning','tuning','CANCELLED','cancelled','ahap','org/model','["team=nlp"]',1700000007.5,1700009000.0,55.5,12,30,1.75,0,0,1,1.75,1.75,0.5,'/jobs/tuning/output',1700004150.0,1700004200.0,1700004300.0,1700004300.0,12);
+INSERT INTO "jobs" VALUES('tuning','tuning','CANCELLED','cancelled','ahap','org/model','["team=nlp"]',1700000007.5,1700009000.0,55.5,12,30,1.75,0,0,1,2.5,2.5,0.5,'/jobs/tuning/output',1700004150.0,1700004200.0,1700004300.0,1700004300.0,13);
 CREATE TABLE journal (
 	stream TEXT NOT NULL, 
 	position BIGINT NOT NULL, 
@@ -56,15 +57,16 @@ CREATE TABLE journal (
 INSERT INTO "journal" VALUES('tuning',1,1,'submitted','{"type":"submitted","at":1700000007.5,"spec":"{\"model\": \"org/model\", \"tags\": {\"team\": \"nlp\"}}","job":{"work":30.0,"deadline":10,"value":60.0,"throughput":[0.0,1.0,2.0,3.0,4.0,5.0,6.0],"min_gpus":1,"hard_deadline_factor":1.5,"value_shape":"linear","decay":0.1,"reconfiguration":{"grow":0.9,"shrink":0.95,"preempted":0.9,"key":"total"},"budget":40.0,"name":"tuning"},"task":{"folder":"/jobs/tuning","module":"duetune.training","command":[],"environment":{"LANG":"C"},"coordinated":true},"policy":"ahap","origin":1700000000.0,"slot_s":1800.0,"chosen":"weight 0.8 of 112","max_price":2.5,"outlook":{"available":5.25,"spot_price":0.31},"stop_at":1700072000.0}',1750000000.25);
 INSERT INTO "journal" VALUES('tuning',2,1,'observed','{"type":"observed","at":1700000009.0,"slot":1,"progress":0.0,"held":{"spot":0,"on_demand":0},"market":{"spot_price":0.3,"available":6,"on_demand_price":1.0},"forecast_price":[0.31,0.29],"forecast_available":[6,5],"spent":0.0,"outlook":{"available":5.25,"spot_price":0.31},"pace":{"1":1.5,"3":4.25}}',1750000000.25);
 INSERT INTO "journal" VALUES('tuning',3,1,'decided','{"type":"decided","at":1700001800.0,"slot":1,"allocation":{"spot":1,"on_demand":1},"reason":"spot is cheap","memo":[0.1,1.0]}',1750000000.25);
-INSERT INTO "journal" VALUES('tuning',4,1,'requested','{"type":"requested","at":1700000010.0,"launches":[{"node":"tuning-n1","kind":"spot","epoch":1}],"releases":["tuning-n0"]}',1750000000.25);
-INSERT INTO "journal" VALUES('tuning',5,1,'reported','{"type":"reported","at":1700003000.0,"nodes":[{"id":"tuning-n1","job":"tuning","kind":"spot","state":"running","requested_at":1700000010.0,"started_at":1700000020.0,"ended_at":null,"notice_at":null,"billed":0.125,"reason":""}],"progress":{"step":12,"total_steps":30,"world":3,"step_s":0.25,"tokens":49152,"loss":1.75,"eval_loss":1.875,"base_eval_loss":2.5,"checkpoint_step":10,"phase":"training","message":"joined","output":"","at":1700003000.0},"progress_at":1700002999.5}',1750000000.25);
-INSERT INTO "journal" VALUES('tuning',6,1,'wished','{"type":"wished","at":1700003100.0,"wish_id":1,"wish":{"type":"pause"}}',1750000000.25);
-INSERT INTO "journal" VALUES('tuning',7,1,'wished','{"type":"wished","at":1700003200.0,"wish_id":2,"wish":{"type":"resume"}}',1750000000.25);
-INSERT INTO "journal" VALUES('tuning',8,1,'wished','{"type":"wished","at":1700003300.0,"wish_id":3,"wish":{"type":"amend","deadline":1700009000.0,"budget":55.5}}',1750000000.25);
-INSERT INTO "journal" VALUES('tuning',9,1,'reported','{"type":"reported","at":1700004001.0,"nodes":[{"id":"tuning-n1","job":"tuning","kind":"spot","state":"lost","requested_at":1700000010.0,"started_at":1700000020.0,"ended_at":1700004000.0,"notice_at":1700003970.0,"billed":1.75,"reason":"taken by the market"}],"progress":null,"progress_at":null}',1750000000.25);
-INSERT INTO "journal" VALUES('tuning',10,1,'wished','{"type":"wished","at":1700004100.0,"wish_id":4,"wish":{"type":"cancel"}}',1750000000.25);
-INSERT INTO "journal" VALUES('tuning',11,1,'ended','{"type":"ended","at":1700004200.0,"status":"CANCELLED","reason":"cancelled","cost":1.75,"value":0.5,"finished_at":1700004150.0,"output":"/jobs/tuning/output"}',1750000000.25);
-INSERT INTO "journal" VALUES('tuning',12,1,'learned','{"type":"learned","at":1700004300.0,"pool":"a1b2","policies":["ahap","ahanp"],"utilities":[3.5,-1.0]}',1750000000.25);
+INSERT INTO "journal" VALUES('tuning',4,1,'requested','{"type":"requested","at":1700000010.0,"launches":[{"node":"tuning-n1","kind":"spot","epoch":1},{"node":"tuning-n2","kind":"on_demand","epoch":2}],"releases":[]}',1750000000.25);
+INSERT INTO "journal" VALUES('tuning',5,1,'requested','{"type":"requested","at":1700000012.0,"launches":[],"releases":["tuning-n2"]}',1750000000.25);
+INSERT INTO "journal" VALUES('tuning',6,1,'reported','{"type":"reported","at":1700003000.0,"nodes":[{"id":"tuning-n1","job":"tuning","kind":"spot","state":"running","requested_at":1700000010.0,"started_at":1700000020.0,"ended_at":null,"notice_at":null,"billed":0.125,"reason":""}],"progress":{"step":12,"total_steps":30,"world":3,"step_s":0.25,"tokens":49152,"loss":1.75,"eval_loss":1.875,"base_eval_loss":2.5,"checkpoint_step":10,"phase":"training","message":"joined","output":"","at":1700003000.0},"progress_at":1700002999.5}',1750000000.25);
+INSERT INTO "journal" VALUES('tuning',7,1,'wished','{"type":"wished","at":1700003100.0,"wish_id":1,"wish":{"type":"pause"}}',1750000000.25);
+INSERT INTO "journal" VALUES('tuning',8,1,'wished','{"type":"wished","at":1700003200.0,"wish_id":2,"wish":{"type":"resume"}}',1750000000.25);
+INSERT INTO "journal" VALUES('tuning',9,1,'wished','{"type":"wished","at":1700003300.0,"wish_id":3,"wish":{"type":"amend","deadline":1700009000.0,"budget":55.5}}',1750000000.25);
+INSERT INTO "journal" VALUES('tuning',10,1,'reported','{"type":"reported","at":1700004001.0,"nodes":[{"id":"tuning-n1","job":"tuning","kind":"spot","state":"lost","requested_at":1700000010.0,"started_at":1700000020.0,"ended_at":1700004000.0,"notice_at":1700003970.0,"billed":1.75,"reason":"taken by the market"},{"id":"tuning-n2","job":"tuning","kind":"on_demand","state":"released","requested_at":1700000010.0,"started_at":1700000011.0,"ended_at":1700003600.0,"notice_at":null,"billed":0.75,"reason":""}],"progress":null,"progress_at":null}',1750000000.25);
+INSERT INTO "journal" VALUES('tuning',11,1,'wished','{"type":"wished","at":1700004100.0,"wish_id":4,"wish":{"type":"cancel"}}',1750000000.25);
+INSERT INTO "journal" VALUES('tuning',12,1,'ended','{"type":"ended","at":1700004200.0,"status":"CANCELLED","reason":"cancelled","cost":2.5,"value":0.5,"finished_at":1700004150.0,"output":"/jobs/tuning/output"}',1750000000.25);
+INSERT INTO "journal" VALUES('tuning',13,1,'learned','{"type":"learned","at":1700004300.0,"pool":"a1b2","policies":["ahap","ahanp"],"utilities":[3.5,-1.0]}',1750000000.25);
 CREATE TABLE observations (
 	job TEXT NOT NULL, 
 	gpus INTEGER NOT NULL, 

@@ -6,10 +6,9 @@ Where chance comes from is for the caller to say: a seed (the soak) or Hypothesi
 from __future__ import annotations
 
 import contextlib
-import math
 
 from rooms import SLOT_S, Lessons, Room, Status
-from verdicts import check_over, check_story, check_turn
+from verdicts import check_over, check_turn
 
 from duetune.control.crash_points import CRASH_POINTS, WRITES, Crash
 from duetune.core.events import Amend, Cancel, Pause, Resume, Wished
@@ -80,19 +79,22 @@ class Wire:
 
 
 class Adventure:
-    """A room, what will happen in it, and what came of it. ``kills`` counts dead controllers."""
+    """A room, what will happen in it, and what came of it. ``deaths`` counts dead controllers.
 
-    def __init__(self, chance, *, kills=3, troubles=6, jobs=2, turns=True):
+    ``easy``: jobs that must succeed, however often their controller is killed.
+    """
+
+    def __init__(self, chance, *, kills=3, troubles=6, jobs=2, easy=False):
         self.chance = chance
-        self.kills = 0
+        self.easy = easy
+        self.deaths = 0
         self.strangers = set()
         self.zombies = []
         self.asked = {}
-        self._check_turns = turns
         self.room = Room(
             self._market(),
             settings=self._settings(),
-            pace=chance.pick([1.0, 1.0, 1.0, 0.5, 1.3]),
+            pace=1.0 if easy else chance.pick([1.0, 1.0, 1.0, 0.5, 1.3]),
             learning=Lessons() if chance.happens(50) else None,
             poll_s=chance.pick([90.0, 300.0, 3000.0]),
         )
@@ -103,7 +105,7 @@ class Adventure:
         for _ in range(chance.whole(0, kills)):
             self._kill()
         for _ in range(chance.whole(0, troubles)):
-            trouble = chance.pick(self._troubles())
+            trouble = chance.pick(self._mild() if easy else [*self._mild(), *self._harsh()])
             self.room.at(self._moment(), trouble)
         self.room.at(HORIZON + 1, self._heal)
 
@@ -120,10 +122,10 @@ class Adventure:
             try:
                 busy = room.controller.turn()
             except (Crash, StaleController) as death:
-                self.kills += isinstance(death, Crash)
+                self.deaths += isinstance(death, Crash)
                 room.restart()
                 continue
-            if self._check_turns and revived == room.revived:
+            if revived == room.revived:
                 for name in self.names:
                     self._check_turn(name)
             if not busy and room.clock.now() > room.began + (HORIZON + 2) * SLOT_S:
@@ -142,6 +144,7 @@ class Adventure:
 
     def _check_reason(self, name):
         state = self.room.state(name)
+        assert not self.easy or state.status is Status.SUCCEEDED, state.reason
         assert state.reason.startswith(REASONS), state.reason
         done = state.progress.step >= state.progress.total_steps > 0
         if state.status is Status.SUCCEEDED:
@@ -163,11 +166,11 @@ class Adventure:
     def _settings(self):
         chance = self.chance
         return FleetSettings(
-            grant_delay_s=chance.pick([0.0, 0.0, 60.0, 600.0, 1500.0]),
+            grant_delay_s=chance.pick([0.0, 0.0, 60.0, 300.0, *([] if self.easy else [1500.0])]),
             notice_s=chance.pick([0.0, 120.0, 900.0]),
             silent_share=chance.pick([0.0, 0.5, 1.0]),
-            on_demand_capacity=chance.pick([64, 64, 64, 3, 1]),
-            max_price=chance.pick([None, None, 1.5]),
+            on_demand_capacity=64 if self.easy else chance.pick([64, 64, 64, 3, 1]),
+            max_price=None if self.easy else chance.pick([None, None, 1.5]),
             seed=chance.whole(0, 9),
             wrap=True,
             preload="",
@@ -177,20 +180,26 @@ class Adventure:
     def _job(self, name):
         chance, room = self.chance, self.room
         gpus = chance.whole(1, 5)
-        deadline = chance.whole(1, 10)
-        steps = max(1, round(3 * gpus * deadline * chance.whole(1, 12) / 10))
+        deadline = chance.whole(6, 10) if self.easy else chance.whole(1, 10)
+        load = chance.pick([2, 3, 4] if self.easy else [1, 2, 3, 4, 5, 6, 7, 9, 12]) / 10
         options = {
             "policy": chance.pick(POLICIES),
-            "steps": steps,
+            "steps": max(1, round(3 * gpus * deadline * load)),
             "deadline": deadline,
             "throughput": linear_throughput(gpus, slope=3.0),
             "min_gpus": chance.pick([1, 1, 1, min(2, gpus), gpus]),
-            "hard_deadline_factor": chance.pick([1.0, 1.5, 2.0]),
-            "value": float(chance.whole(0, 60)),
-            "budget": chance.pick([None, chance.whole(0, 40) / 2]),
             "max_price": chance.pick([None, None, 1.0]),
         }
-        lasts = chance.pick([None, None, None, chance.whole(1, 300) / 20])
+        lasts = None
+        if self.easy:
+            options |= {"hard_deadline_factor": 2.0, "value": 500.0, "budget": 200.0}
+        else:
+            options |= {
+                "hard_deadline_factor": chance.pick([1.0, 1.5, 2.0]),
+                "value": float(chance.pick([0, 5, 60, 100])),
+                "budget": chance.pick([None, None, 200.0, chance.whole(0, 40) / 2]),
+            }
+            lasts = chance.pick([None, None, None, chance.whole(1, 300) / 20])
 
         def submit():
             stop_at = None if lasts is None else room.clock.now() + lasts * SLOT_S
@@ -206,7 +215,7 @@ class Adventure:
         chance, room = self.chance, self.room
         point = chance.pick(WRITING if chance.happens(60) else CRASH_POINTS)
         passage = chance.whole(1, 4)
-        gone = chance.pick([0.0, 0.0, 0.1, 0.7, 3.3])
+        gone = chance.pick([0.0, 0.0, 0.1, 0.7, *([] if self.easy else [3.3])])
 
         def aim():
             plan = room.plan
@@ -218,25 +227,30 @@ class Adventure:
 
     def _die(self, slots):
         """Killed while it waited."""
-        self.kills += 1
+        self.deaths += 1
         self.room.restart()
         self.room.clock.advance(slots * SLOT_S)
 
-    def _troubles(self):
+    def _mild(self):
         return [
             self._lose_reply,
             self._lose_request,
             self._hold_back,
+            self._lose_node,
+            self._stranger,
+            self._zombie,
+            self._second_controller,
+        ]
+
+    def _harsh(self):
+        return [
             self._silence,
             self._refuse,
             self._never_grant,
-            self._lose_node,
             self._lose_all,
             self._end_worker,
-            self._stranger,
             self._setback,
-            self._zombie,
-            self._second_controller,
+            self._wish,
             self._wish,
             self._wish,
             self._wish,
@@ -293,9 +307,9 @@ class Adventure:
         if name and not self.room.engine(name).is_over():
             node = f"stranger-{len(self.strangers)}"
             launch = Launch(node, name, NodeKind.ON_DEMAND, 0, Task(folder="folder"))
+            self.strangers.add(node)
             with contextlib.suppress(FleetError):
                 self.room.fleet.apply([launch])
-                self.strangers.add(node)
 
     def _setback(self):
         """Training has to go back to a checkpoint."""
@@ -356,8 +370,4 @@ class Adventure:
                 self.asked.setdefault(name, set()).add(self.room.ask(Resume(), name))
 
 
-def spent(room, name):
-    return math.fsum(node.billed for node in room.fleet.observe(name).nodes)
-
-
-__all__ = ["Adventure", "Seeded", "Wire", "check_story"]
+__all__ = ["Adventure", "Seeded", "Wire"]

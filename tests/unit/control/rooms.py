@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import operator
 
 from duetune import bootstrap
 from duetune.control import Books, Controller, World
@@ -83,6 +84,7 @@ class Room:
         self.budgets = {}
         self.began = self.clock.now()
         self._script = []
+        self._readers = {}
         self.fleet_wire = self.fleet
         self.controller = self.fresh()
 
@@ -159,8 +161,9 @@ class Room:
         return self.wishes.ask(name, wish)
 
     def engine(self, name="job"):
-        engine = Engine(name, bootstrap.policy_named)
-        for recorded in self.journal.read(name):
+        """One that knows the job by its journal alone; it is kept, and reads what is new."""
+        engine = self._readers.setdefault(name, Engine(name, bootstrap.policy_named))
+        for recorded in self.journal.read(name, after=engine.position):
             engine.handle(recorded.event)
             engine.validate()
         return engine
@@ -173,13 +176,13 @@ class Room:
 
     def at(self, slot, act):
         """``act`` happens once, that many slots after the beginning, controller or not."""
-        self._script.append((self.began + slot * SLOT_S, len(self._script), act))
-        self._script.sort()
+        self._script.append((self.began + slot * SLOT_S, act))
+        self._script.sort(key=operator.itemgetter(0))
 
     def wait(self, moment):
         """Time passes, and what is to happen in it does."""
         while self._script and self._script[0][0] <= moment:
-            due, _, act = self._script.pop(0)
+            due, act = self._script.pop(0)
             self.clock.wait_until(due)
             act()
         self.clock.wait_until(moment)

@@ -22,6 +22,7 @@ def test_codes_for_programs_and_shells_are_stable():
         "NotFound": ("not_found", 3),
         "SolverStopped": ("solver_stopped", 4),
         "StaleController": ("stale_controller", 4),
+        "StoreError": ("store", 4),
     }
 
 

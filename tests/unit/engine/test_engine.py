@@ -218,7 +218,7 @@ class TestHeld:
     def test_a_node_that_was_replaced_counts_once(self):
         """Else more would be held than the job may ever hold, and tables end at that."""
         story = begun()
-        for round_ in range(3):
+        for round_ in range(2):
             at = 0.2 + round_ / 5
             story.report(*(story.node(n.id, LOST, at=at) for n in story.state.alive()), at=at)
             assert story.ask(at + 0.19) is not None

@@ -136,6 +136,17 @@ def test_a_store_of_a_newer_version_is_left_alone(place):
         open_store(place)
 
 
+def test_a_server_that_was_restarted_is_found_again(postgres_url):
+    with open_store(postgres_url) as store, open_store(postgres_url) as other:
+        store.journal.append("job", [decision(1)], expected=0)
+        with other._database.reading() as connection:
+            connection.exec_driver_sql(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+                " WHERE datname = current_database() AND pid <> pg_backend_pid()"
+            )
+        assert store.journal.append("job", [decision(2)], expected=1) == 2
+
+
 @pytest.fixture
 def folder_of_nobody():
     """Root may write anywhere, so it steps down."""

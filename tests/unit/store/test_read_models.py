@@ -20,6 +20,9 @@ from duetune.core.events import (
 from duetune.core.fleet import Node, NodeKind, NodeState
 from duetune.core.market import Slot
 from duetune.core.progress import Phase, Progress
+from duetune.engine.engine import Engine
+from duetune.store.projection import fold
+from duetune.testing import Idle
 from duetune.testing.events import decision, story, submission
 
 pytest_plugins = ["postgres"]
@@ -180,6 +183,39 @@ def test_text_that_a_database_cannot_hold_is_shown_without_it(store):
     row = row_after(store, Decided(T, 1, Allocation(), "a\0b"))
     assert row.reason == "a\N{REPLACEMENT CHARACTER}b"
     assert store.journal.read("tuning")[-1].event.reason == "a\0b"
+
+
+def test_the_engine_says_the_same():
+    engine = Engine("tuning", lambda _: Idle())
+    row, charges = None, {}
+    for event in story():
+        engine.handle(event)
+        engine.validate()
+        row, fresh = fold(row, [event], job="tuning", known=charges)
+        charges |= fresh
+        state = engine.state
+        assert (row.status, row.step, row.events) == (
+            state.status,
+            state.progress.step,
+            state.position,
+        )
+        assert (row.spent, row.preemptions) == (state.spent, state.preemptions)
+        assert row.budget == state.job.budget
+        assert row.deadline_at == state.deadline_at
+
+
+def test_a_command_that_can_never_work_stops_the_job(store):
+    hopeless = msgspec.structs.replace(node("a", NodeState.RELEASED), reason="hopeless")
+    row = row_after(store, SLOT, Reported(T + 9, (hopeless,)))
+    assert (row.status, row.reason) == (Status.STOPPING, "training failed; see the logs")
+
+
+def test_a_worker_that_starts_late_takes_nothing_back(store):
+    finished = Progress(step=30, phase=Phase.FINISHED)
+    row = row_after(
+        store, SLOT, Reported(T + 9, progress=finished), Reported(T + 9.5, progress=Progress())
+    )
+    assert (row.status, row.step) == (Status.STOPPING, 30)
 
 
 def test_what_is_lost_is_computed_anew(store):

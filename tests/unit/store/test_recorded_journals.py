@@ -49,7 +49,7 @@ def test_a_journal_of_every_schema_there_was_is_readable(store, schema):
         assert len(store.journal.read(stream)) == sum(line.stream == stream for line in lines)
     store.rebuild()
     row = store.job("tuning")
-    assert (row.status, row.reason, row.cost) == (Status.CANCELLED, "cancelled", 1.75)
+    assert (row.status, row.reason, row.cost) == (Status.CANCELLED, "cancelled", 2.5)
     assert (row.model, row.tags, row.budget) == ("org/model", ("team=nlp",), 55.5)
     assert (row.deadline_at, row.step, row.total_steps) == (1_700_009_000.0, 12, 30)
 

@@ -15,6 +15,7 @@ import torch
 from duetune.errors import InvalidInput
 from duetune.training import arrays as tensors
 from duetune.training.checkpoint import CheckpointStore, Damaged, StaleEpoch
+from duetune.training.fence import Fence
 
 
 def state(number):
@@ -371,6 +372,32 @@ def test_a_claim_is_above_what_is_published_even_without_its_claims(tmp_path):
     assert CheckpointStore(tmp_path, 2).claim() == 8
     with pytest.raises(StaleEpoch):
         saved(store, 2)
+
+
+def test_a_claim_counts_even_if_its_holder_died_before_it_took_the_older_ones_away(tmp_path):
+    store = saved(CheckpointStore(tmp_path, 1), 1)
+    (tmp_path / "writers" / "000002" / f"launch-000002.1-{'a' * 16}").mkdir(parents=True)
+    with pytest.raises(StaleEpoch):
+        saved(store, 2)
+    assert content(store) == 1
+    assert CheckpointStore(tmp_path, 2).claim(alone=True) == 3
+
+
+def test_a_claimant_that_looked_long_ago_does_not_get_an_old_number(tmp_path):
+    for launch in (7, 8, 9):
+        CheckpointStore(tmp_path, launch).claim()
+
+    class Late(Fence):
+        looked_before = False
+
+        def _epochs(self):
+            if not self.looked_before:
+                self.looked_before = True
+                return [7]
+            return super()._epochs()
+
+    assert Late(tmp_path, launch=1).claim(published=0, alone=False).epoch == 10
+    assert [path.name for path in (tmp_path / "writers").iterdir()] == ["000010"]
 
 
 def test_the_remains_of_a_dead_writer_are_swept_by_the_next(tmp_path):

@@ -107,7 +107,9 @@ def test_a_full_disk_is_no_end(tmp_path):
         b"\xff\xfe",
         b"[" * 100_000,
         b"null",
-        b'{"mess\xf2ge": 1}',
+        b'{"step": 1, "message": "\xf2"}',
+        b"{}",
+        b'{"foo": 1}',
     ],
 )
 def test_content_that_is_no_report_is_none(tmp_path, content):

@@ -7,6 +7,7 @@ libraries loaded (``zygote``), it starts a worker in a fraction of a second.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import signal
@@ -132,7 +133,11 @@ class Agent:
         return min(HEARTBEAT_GLANCE_S, self._assignment.heartbeat_timeout_s / 4)
 
     def _log(self, words: str) -> None:
-        with Path(self._assignment.log).open("a", encoding="utf-8") as log:
+        # A job whose folder is gone needs no log.
+        with (
+            contextlib.suppress(OSError),
+            Path(self._assignment.log).open("a", encoding="utf-8") as log,
+        ):
             log.write(f"[duetune] {self._assignment.name} {words}\n")
 
 

@@ -86,7 +86,7 @@ class Cloud:
     """
 
     def __init__(self, replay: MarketReplay, settings: FleetSettings) -> None:
-        self.at = replay.began
+        self.at = self._before = replay.began
         self.changed: dict[Key, Record] = {}
         self.limits: dict[str, float] = {}
         self.cancelled: set[Key] = set()
@@ -186,14 +186,17 @@ class Cloud:
     def find(self, node: str) -> Node | None:
         """The latest node of that name, whatever its job."""
         found = [record.node for (_, name), record in self._records.items() if name == node]
-        return max(found, key=lambda each: (each.state.alive, each.requested_at), default=None)
+        if not found:
+            return None
+        latest = max(found, key=lambda each: (each.state.alive, each.requested_at))
+        return self._as_billed(latest)
 
     def spent(self) -> float:
         """The bill of all jobs."""
         return sum(self._as_billed(record.node).billed for record in self._records.values())
 
     def _step(self, moment: float) -> None:
-        self.at = moment
+        self._before, self.at = self.at, moment
         self._foresee_market()
         self._foresee_limits()
         for record in self.living():
@@ -302,12 +305,12 @@ class Cloud:
 
     def _reached(self, job: str, until: float) -> float | None:
         """The last moment at which the job's bill is within its limit, if that is before
-        ``until``; never before now.
+        ``until``; never before the step that led to now.
         """
         allowed = self.limits[job] - SPARE
         if not any(self._of(job)) or self._bill(job, until) <= allowed:
             return None
-        within, beyond = self.at, until
+        within, beyond = self._before, until
         if self._bill(job, within) > allowed:
             return within
         while (middle := (within + beyond) / 2) not in {within, beyond}:

@@ -6,12 +6,15 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from duetune.fleets.embedded.channel import Assignment
 
 if TYPE_CHECKING:
     from duetune.core.fleet import Launch
 
 COORDINATOR = "duetune.training.coordinator"
+SECRETS_FILE = "secrets.json"
 
 
 def notice_file(launch: Launch) -> Path:
@@ -31,6 +34,7 @@ def assignment_of(
         "DUETUNE_PROGRESS_FILE": str(folder / "progress.json"),
         "DUETUNE_HAZARD_FILE": str(folder / "hazard.json"),
         **task.environment,
+        **_secrets(folder),
         "DUETUNE_JOB_ID": launch.job,
         "DUETUNE_NODE_ID": launch.node,
         "DUETUNE_EPOCH": str(launch.epoch),
@@ -52,6 +56,14 @@ def assignment_of(
         heartbeat=str(folder / "heartbeats" / launch.node),
         heartbeat_timeout_s=heartbeat_timeout_s,
     )
+
+
+def _secrets(folder: Path) -> dict[str, str]:
+    """Values that are in no journal and no ledger: only in a file beside the job."""
+    try:
+        return msgspec.json.decode((folder / SECRETS_FILE).read_bytes(), type=dict[str, str])
+    except (OSError, msgspec.MsgspecError):
+        return {}
 
 
 def coordinator_of(launch: Launch, port: int) -> Assignment:

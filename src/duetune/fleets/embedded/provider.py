@@ -108,8 +108,9 @@ class Provider:
             for record in self.desk.turn():
                 self._carry_out(record)
             wait_s = self._tend()
-        except FleetError:
-            log.exception("what has changed is not carried out before it is written")
+        except (FleetError, OSError):
+            # Nothing is carried out before it is in the book; it is tried again.
+            log.exception("the fleet's folder cannot be written")
         self._sleep(wait_s)
 
     def _tend(self) -> float:

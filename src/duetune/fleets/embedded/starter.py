@@ -72,6 +72,7 @@ class Starter:
         if self._zygote is not None or time.monotonic() < self._next_try:
             return
         self._control, theirs = socket.socketpair()
+        self._control.settimeout(REPLY_TIMEOUT_S)
         with theirs:
             self._zygote = _python("zygote", theirs, self._preload)
         self.warmth = Warmth.STARTING
@@ -96,18 +97,17 @@ class Starter:
 
     def stop(self) -> None:
         self._next_try = math.inf
-        self._end_zygote()
+        self._end_zygote(patience_s=0.0)
 
     def _fork(self, theirs: socket.socket) -> int | None:
         """The new agent's process id; None, and no zygote any more, if it does not answer."""
         if self._control is None:
             return None
         try:
-            self._control.settimeout(REPLY_TIMEOUT_S)
             socket.send_fds(self._control, [b"!"], [theirs.fileno()])
             return int(self._control.recv(64))
         except (OSError, ValueError):
-            self._end_zygote()
+            self._end_zygote(patience_s=0.0)
             self._try_later()
             return None
 
@@ -131,8 +131,8 @@ class Starter:
         self._next_try = time.monotonic() + self._pause_s
         self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
 
-    def _end_zygote(self) -> int | None:
-        """Its exit code, if it had ended by itself."""
+    def _end_zygote(self, patience_s: float = 0.5) -> int | None:
+        """Its exit code, if it ends by itself."""
         self.warmth = Warmth.NONE
         zygote, control = self._zygote, self._control
         self._zygote = self._control = None
@@ -142,7 +142,7 @@ class Starter:
         if zygote is None:
             return None
         try:
-            return zygote.wait(0.5)
+            return zygote.wait(patience_s)
         except subprocess.TimeoutExpired:
             processes.send(zygote.pid, signal.SIGKILL)
             with contextlib.suppress(subprocess.TimeoutExpired):

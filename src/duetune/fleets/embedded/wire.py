@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import datetime
 
 import msgspec
@@ -13,8 +14,7 @@ from duetune.errors import InvalidInput
 from duetune.fleets.embedded.settings import FleetSettings
 
 # A name goes into paths of files and of the API; nothing in it may lead elsewhere.
-NAME_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
-NAME_LENGTH = 128
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 
 class FleetStatus(msgspec.Struct, frozen=True):
@@ -101,10 +101,8 @@ def decode_commands(body: bytes) -> list[Command]:
 
 
 def check_name(field: str, name: str) -> None:
-    plain = 0 < len(name) <= NAME_LENGTH and set(name) <= NAME_CHARACTERS and name.strip(".")
-    if not plain:
-        allowed = f"1 to {NAME_LENGTH} letters, digits, dots, dashes or underscores"
-        raise InvalidInput(field, name, allowed)
+    if NAME.fullmatch(name) is None:
+        raise InvalidInput(field, name, "letters, digits, '.', '_' and '-', at most 128")
 
 
 def _check_task(launch: Launch) -> None:

@@ -1,0 +1,171 @@
+"""A home of its own, with its fleet, controller and jobs, all gone at the end."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from duetune.bootstrap import live
+from duetune.settings import load_settings
+
+PROGRAM = [sys.executable, "-m", "duetune.cli"]
+TRAINER = Path(__file__).with_name("pretend_trainer.py")
+TIMEOUT_S = 90
+
+
+class LiveHome:
+    def __init__(self, folder):
+        self.folder = folder
+        self.path = folder / "home"
+        self.environment = {
+            **os.environ,
+            "DUETUNE_HOME": str(self.path),
+            "COLUMNS": "120",
+            "OMP_NUM_THREADS": "1",
+        }
+        self.settings = load_settings(self.environment)
+
+    def run(self, *arguments, status=0, **more):
+        done = subprocess.run(
+            [*PROGRAM, *map(str, arguments)],
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_S,
+            check=False,
+            env={**self.environment, **more},
+            stdin=subprocess.DEVNULL,
+        )
+        assert done.returncode == status, done.stdout + done.stderr
+        return done
+
+    def json(self, *arguments, **more):
+        return json.loads(self.run(*arguments, "--json", **more).stdout)
+
+    def market(self, *slots, on_demand=3.0, slot_hours=0.5):
+        """A trace from (spot price, available) pairs; the last one repeats for long."""
+        rows = [*slots, *([slots[-1]] * 40)]
+        path = self.folder / "market.csv"
+        lines = ["time,spot_usd_gpu_h,on_demand_usd_gpu_h,available"]
+        for number, (price, available) in enumerate(rows):
+            minutes = int(number * slot_hours * 60)
+            day, minutes = divmod(minutes, 1440)
+            moment = f"2026-01-{1 + day:02d}T{minutes // 60:02d}:{minutes % 60:02d}:00Z"
+            lines.append(f"{moment},{price},{on_demand},{available}")
+        path.write_text("\n".join(lines) + "\n")
+        return path
+
+    def start_fleet(self, market, *, slot_wall_s=2.0, **options):
+        flags = [
+            word
+            for name, value in {"speed": 1800 / slot_wall_s, "history": 0, **options}.items()
+            for word in (f"--{name.replace('_', '-')}", value)
+        ]
+        self.run("fleet", "start", "--trace", market, *flags)
+
+    def spec(self, *, steps=20, step_s=0.2, deadline="8h", **fields):
+        """A job that runs the pretend trainer."""
+        path = self.folder / "job.yaml"
+        command = self.command(steps, step_s)
+        lines = {
+            "name": "pretend",
+            "deadline": deadline,
+            "run": json.dumps(command),
+            "training": json.dumps({"max_steps": steps}),
+            **fields,
+        }
+        path.write_text("".join(f"{name}: {value}\n" for name, value in lines.items()))
+        return path
+
+    @staticmethod
+    def command(steps, step_s):
+        return f"{sys.executable} {TRAINER} {steps} {step_s}"
+
+    def fleet_alive(self, job):
+        return [node for node in self.fleet().observe(job).nodes if node.state.alive]
+
+    def launch(self, spec, *flags, **more):
+        return self.json("launch", spec, "--yes", "--detach", *flags, **more)["job"]
+
+    def store(self):
+        return live.opened_store(self.settings)
+
+    def job(self, name):
+        with self.store() as store:
+            return store.job(name)
+
+    def story(self, name):
+        with self.store() as store:
+            return store.journal.read(name)
+
+    def fleet(self):
+        return live.running_fleet(self.settings)
+
+    def until(self, condition, what, timeout_s=TIMEOUT_S):
+        end = time.monotonic() + timeout_s
+        while time.monotonic() < end:
+            found = condition()
+            if found:
+                return found
+            time.sleep(0.05)
+        raise AssertionError(f"{what} did not come\n{self.logs()}")
+
+    def until_over(self, job):
+        def over():
+            row = self.job(job)
+            return row if row.status.final else None
+
+        return self.until(over, f"the end of {job}")
+
+    def until_step(self, job, step):
+        path = self.settings.folder(job) / "progress.json"
+
+        def reached():
+            with suppress(OSError, ValueError):
+                return json.loads(path.read_text())["step"] >= step
+            return False
+
+        self.until(reached, f"step {step}")
+
+    def controller(self):
+        return self.json("controller", "status")["pid"]
+
+    def kill_controller(self):
+        pid = self.controller()
+        if pid is not None:
+            os.kill(pid, signal.SIGKILL)
+            self.until(lambda: self.controller() is None, "the controller's death")
+        return pid
+
+    def processes(self):
+        """Every process that was started with this home, by what it runs."""
+        mark = f"DUETUNE_HOME={self.path}".encode()
+        found = {}
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdecimal():
+                with suppress(OSError):
+                    if mark in (entry / "environ").read_bytes().split(b"\0"):
+                        words = (entry / "cmdline").read_bytes().replace(b"\0", b" ")
+                        found[int(entry.name)] = words.decode(errors="replace")
+        return found
+
+    def logs(self):
+        texts = []
+        for path in [self.path / "controller.log", *self.path.glob("jobs/*/logs/*.log")]:
+            with suppress(OSError):
+                texts.append(f"== {path.name}\n{path.read_text(errors='replace')[-2000:]}")
+        return "\n".join(texts)
+
+    def close(self):
+        with suppress(Exception):
+            self.kill_controller()
+        with suppress(Exception):
+            self.run("fleet", "stop")
+        for pid in self.processes():
+            with suppress(OSError):
+                os.kill(pid, signal.SIGKILL)

@@ -1,0 +1,220 @@
+"""Real processes: fleet, controller, nodes and an own command, through the command line."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import signal
+
+import pytest
+from live_home import LiveHome
+
+from duetune import bootstrap
+from duetune.core.events import Decided, Ended, Learned, Requested
+from duetune.core.fleet import NodeState
+from duetune.simulate.journal import redecided
+
+CALM = ((0.9, 4),)
+PREEMPTING = ((0.9, 4), (0.9, 4), (0.9, 0), (0.9, 4), (0.9, 0), (0.9, 4))
+
+
+@pytest.fixture
+def home(tmp_path):
+    home = LiveHome(tmp_path)
+    yield home
+    home.close()
+
+
+def accounted(home, job):
+    """The journal's bill is the fleet's, to the last digit; nothing lives on; nothing ran twice."""
+    story = [recorded.event for recorded in home.story(job)]
+    ends = [event for event in story if isinstance(event, Ended)]
+    assert len(ends) == 1
+    nodes = home.fleet().observe(job).nodes
+    assert not [node for node in nodes if node.state.alive]
+    assert ends[0].cost == pytest.approx(sum(node.billed for node in nodes), abs=1e-12)
+    with home.store() as store:
+        charged = sum(charge.dollars for charge in store.charges(job))
+    assert charged == pytest.approx(ends[0].cost, abs=1e-12)
+    asked = [
+        launch.node for event in story if isinstance(event, Requested) for launch in event.launches
+    ]
+    assert len(asked) == len(set(asked))
+    assert {node.id for node in nodes} <= set(asked)
+    return nodes
+
+
+def never_two_at_once(nodes):
+    spans = sorted(
+        (node.started_at, node.ended_at) for node in nodes if node.started_at is not None
+    )
+    return all(end <= start + 1e-6 for (_, end), (start, _) in itertools.pairwise(spans))
+
+
+def test_a_job_runs_through_preemptions_and_leaves_a_bill_and_reasons(home):
+    home.start_fleet(home.market(*PREEMPTING), notice=0.5, silent=0)
+    done = home.run("launch", home.spec(steps=25), "--yes")
+    job = home.json("queue", "--all")["jobs"][0]["id"]
+    row = home.job(job)
+    assert row.status == "SUCCEEDED"
+    assert row.finished_at <= row.deadline_at
+    assert row.preemptions >= 1
+    assert "SUCCEEDED" in done.stdout
+    nodes = accounted(home, job)
+    assert never_two_at_once(nodes)
+    assert [node for node in nodes if node.state is NodeState.LOST]
+    # The story replays to the same decisions, and the pool has learnt from it.
+    story = home.story(job)
+    again = redecided(story, bootstrap.policy_named)
+    assert again
+    assert all(each.same for each in again)
+    assert isinstance(story[-1].event, Learned)
+    # Every way to look at it.
+    looked = home.json("status", job)["status"]
+    assert looked["job"]["status"] == "SUCCEEDED"
+    explained = home.json("explain", job)["explanation"]
+    assert len(explained["slots"]) == len([e for e in story if isinstance(e.event, Decided)])
+    assert {run["policy"] for run in explained["whole_runs"]} >= {"on_demand", "maximal_spot"}
+    slot = explained["slots"][0]["slot"]
+    one = home.json("explain", job, slot)["explanation"]["slots"][0]
+    assert one["others"]
+    report = home.json("cost-report", "--by", "kind")
+    assert report["total"] == pytest.approx(row.cost)
+    assert "begins at step" in home.run("logs", job).stdout
+    assert home.run("explain", job, 99, status=2).stderr.startswith("duetune: slot: 99")
+    plot = home.folder / "run.png"
+    home.run("explain", job, "--plot", plot)
+    assert plot.stat().st_size > 10_000
+
+
+def test_the_controller_is_killed_again_and_again_and_nothing_is_lost(home):
+    home.start_fleet(home.market(*PREEMPTING), notice=0.5, silent=0.5)
+    job = home.launch(home.spec(steps=40))
+    for step in (3, 12, 24, 33):
+        home.until_step(job, step)
+        home.kill_controller()
+        # Training goes on without anybody watching.
+        home.until_step(job, step + 1)
+        home.run("controller", "start")
+    row = home.until_over(job)
+    assert row.status == "SUCCEEDED"
+    assert never_two_at_once(accounted(home, job))
+    assert all(each.same for each in redecided(home.story(job), bootstrap.policy_named))
+
+
+@pytest.mark.parametrize(
+    "point",
+    [
+        "journal.append:before",
+        "journal.append:after",
+        "fleet.apply:before",
+        "fleet.apply:after",
+        "learning.append:before",
+    ],
+)
+def test_a_controller_killed_at_a_crash_point_loses_nothing(home, point):
+    home.start_fleet(home.market(*CALM), slot_wall_s=1.0)
+    job = home.launch(home.spec(steps=6), DUETUNE_CRASH_AT=f"{point}:1")
+    home.until(lambda: home.controller() is None, "the crash")
+    home.run("controller", "start")
+    assert home.until_over(job).status == "SUCCEEDED"
+    home.until(lambda: isinstance(home.story(job)[-1].event, Learned), "what was learnt")
+    assert never_two_at_once(accounted(home, job))
+
+
+def test_a_killed_worker_is_started_again_and_a_killed_agent_costs_its_node(home):
+    home.start_fleet(home.market(*CALM))
+    job = home.launch(home.spec(steps=30))
+    home.until_step(job, 3)
+    worker = [pid for pid, words in home.processes().items() if "pretend_trainer.py 30" in words]
+    os.kill(max(worker), signal.SIGKILL)
+    home.until_step(job, 8)
+    agents = [pid for pid, words in home.processes().items() if "embedded.agent" in words]
+    assert agents
+    for pid in agents:
+        os.kill(pid, signal.SIGKILL)
+    row = home.until_over(job)
+    assert row.status == "SUCCEEDED"
+    lost = [node for node in accounted(home, job) if node.state is NodeState.LOST]
+    assert len(lost) == 1
+
+
+def test_a_killed_fleet_is_started_again_and_the_job_goes_on(home):
+    home.start_fleet(home.market(*CALM))
+    job = home.launch(home.spec(steps=20))
+    home.until_step(job, 4)
+    provider = home.json("fleet", "status")["pid"]
+    os.kill(provider, signal.SIGKILL)
+    row = home.until_over(job)
+    assert row.status == "SUCCEEDED"
+    assert home.json("fleet", "status")["pid"] != provider
+    accounted(home, job)
+
+
+def test_cancel_pause_resume_and_amend_are_kept(home):
+    home.start_fleet(home.market(*CALM))
+    job = home.launch(home.spec(steps=200))
+    home.until_step(job, 2)
+    home.kill_controller()
+    home.json("pause", job)
+    home.until(lambda: home.job(job).status == "PAUSED", "the pause")
+    home.until(lambda: not home.fleet_alive(job), "the release of its node")
+    home.run("amend", job, "--deadline", "20h", "--budget", "$50")
+    home.run("resume", job)
+    home.until_step(job, 4)
+    row = home.job(job)
+    assert row.budget == 50
+    assert row.deadline_at == pytest.approx(home.fleet().clock.now() + 20 * 3600, abs=1800)
+    assert (
+        "at least what was spent" in home.run("amend", job, "--budget", "0.000001", status=2).stderr
+    )
+    home.run("cancel", job)
+    assert home.until_over(job).status == "CANCELLED"
+    accounted(home, job)
+    over = home.run("cancel", job, status=2)
+    assert over.stderr == (
+        f"duetune: job: '{job}' is not allowed; expected a job that is not over; "
+        "this one is CANCELLED\n"
+    )
+
+
+def test_the_budget_holds_while_the_controller_is_dead(home):
+    home.start_fleet(home.market((2.0, 4)))
+    # About ten slots of work at a dollar each, and a budget for four of them.
+    job = home.launch(home.spec(steps=100, budget=4, policy="maximal_spot"))
+    home.until_step(job, 2)
+    home.kill_controller()
+    home.until(lambda: not home.fleet_alive(job), "the fleet's own limit")
+    assert sum(node.billed for node in home.fleet().observe(job).nodes) <= 4.0
+    home.run("controller", "start")
+    home.run("cancel", job)
+    row = home.until_over(job)
+    assert row.cost <= 4.0
+    accounted(home, job)
+
+
+def test_a_command_that_can_never_work_fails_the_job_and_says_why(home):
+    home.start_fleet(home.market(*CALM))
+    spec = home.spec(run=json.dumps("echo nothing to see here; exit 78"))
+    done = home.run("launch", spec, "--yes", status=1)
+    assert "FAILED" in done.stdout
+    job = home.json("queue", "--all")["jobs"][0]["id"]
+    assert home.job(job).status == "FAILED"
+    accounted(home, job)
+    assert "nothing to see here" in home.run("logs", job).stdout
+
+
+def test_secrets_reach_the_job_and_nothing_else(home):
+    home.start_fleet(home.market(*CALM), slot_wall_s=1.0)
+    spec = home.spec(
+        run=json.dumps('test "$TOKEN" = s3cr3t-value && exec ' + home.command(4, 0.1)),
+        secrets="[TOKEN]",
+    )
+    refused = home.run("launch", spec, "--yes", status=2)
+    assert refused.stderr.startswith("duetune: secrets.TOKEN: 'not set' is not allowed")
+    job = home.launch(spec, TOKEN="s3cr3t-value")  # noqa: S106 - made up
+    assert home.until_over(job).status == "SUCCEEDED"
+    for path in home.path.rglob("*"):
+        if path.is_file() and path.name != "secrets.json":
+            assert b"s3cr3t-value" not in path.read_bytes(), path

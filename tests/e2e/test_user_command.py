@@ -1,0 +1,209 @@
+"""Commands of a user's own, as processes that are told to leave, killed, and started again."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from duetune.core.progress import Phase
+from duetune.spec.load import load_spec
+from duetune.training.checkpoint import CheckpointStore
+from duetune.training.progress import read_progress
+from duetune.training.tiny import build_tiny_model
+
+ROOT = Path(__file__).parents[2]
+EXAMPLE = ROOT / "examples" / "trl-sft"
+PAGE = (ROOT / "docs" / "how-to" / "own-command.md").read_text(encoding="utf-8")
+FOREVER = 1_000_000
+
+
+class Node:
+    """Starts a command as a node would, each time as a later launch."""
+
+    def __init__(self, folder, command):
+        self.folder = folder
+        self.command = command
+        self.epoch = 0
+
+    def start(self, *arguments):
+        self.epoch += 1
+        self.notice = self.folder / f"notice-{self.epoch}.json"
+        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        environ = {
+            **os.environ,
+            "PATH": path,
+            "OMP_NUM_THREADS": "1",
+            "CUDA_VISIBLE_DEVICES": "",
+            "HF_HUB_OFFLINE": "1",
+            "HF_HOME": str(self.folder / "cache"),
+            "DUETUNE_JOB_ID": "job",
+            "DUETUNE_NODE_ID": f"node-{self.epoch}",
+            "DUETUNE_EPOCH": str(self.epoch),
+            "DUETUNE_JOB_DIR": str(self.folder),
+            "DUETUNE_CHECKPOINT_DIR": str(self.folder / "checkpoints"),
+            "DUETUNE_OUTPUT_DIR": str(self.folder / "output"),
+            "DUETUNE_PROGRESS_FILE": str(self.folder / "progress.json"),
+            "DUETUNE_NOTICE_FILE": str(self.notice),
+        }
+        # What the process before it has said would be taken for its own word.
+        (self.folder / "progress.json").unlink(missing_ok=True)
+        log = (self.folder / f"log-{self.epoch}").open("wb")
+        with log:
+            self.process = subprocess.Popen(
+                [*self.command, *map(str, arguments)],
+                env=environ,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+
+    @property
+    def progress(self):
+        return read_progress(self.folder / "progress.json")
+
+    @property
+    def latest(self):
+        return CheckpointStore(self.folder / "checkpoints", 0).latest()
+
+    def until(self, condition):
+        end = time.monotonic() + 120
+        while not ((found := self.progress) is not None and condition(found)):
+            assert self.process.poll() is None, self.log
+            assert time.monotonic() < end, self.log
+            time.sleep(0.01)
+
+    def give_notice(self):
+        self.notice.write_text(json.dumps({"taken_at": time.time() + 30}))
+        self.process.send_signal(signal.SIGTERM)
+
+    def status(self):
+        status = self.process.wait(timeout=120)
+        assert status in {0, 75, -signal.SIGKILL}, self.log
+        return status
+
+    @property
+    def log(self):
+        return (self.folder / f"log-{self.epoch}").read_text(errors="replace")[-3000:]
+
+    def end(self):
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+
+
+@pytest.fixture
+def node_for(tmp_path):
+    made = []
+
+    def make(*command):
+        folder = tmp_path / "job"
+        folder.mkdir()
+        made.append(Node(folder, command))
+        return made[-1]
+
+    yield make
+    for node in made:
+        node.end()
+
+
+def snippet(language, place=0):
+    return re.findall(rf"```{language}\n(.*?)```", PAGE, re.DOTALL)[place]
+
+
+def test_a_trl_script_is_killed_noticed_and_finished_on_three_nodes(tmp_path, node_for):
+    build_tiny_model(tmp_path / "model", hidden=32, layers=2, heads=2, positions=256, seed=1)
+    texts = tmp_path / "texts.jsonl"
+    texts.write_text("".join(f'{{"text": "After {n} comes {n + 1}."}}\n' for n in range(64)))
+    script = [EXAMPLE / "train.py", "--model", tmp_path / "model", "--data", texts]
+    node = node_for(sys.executable, *map(str, script), "--save-steps", "10")
+
+    node.start("--steps", FOREVER, "--folder", tmp_path / "first")
+    node.until(lambda progress: progress.checkpoint_step >= 10)
+    node.process.kill()
+    assert node.status() == -signal.SIGKILL
+    kept = node.latest.step
+    assert kept >= 10
+    assert kept % 10 == 0
+
+    node.start("--steps", FOREVER, "--folder", tmp_path / "second")
+    node.until(lambda progress: progress.phase is Phase.TRAINING and progress.step > kept)
+    node.give_notice()
+    assert node.status() == 75
+    left = node.latest
+    assert left.step == node.progress.step == node.progress.checkpoint_step
+    assert left.step > kept
+    assert left.epoch == 2
+    assert not (node.folder / "output").exists()
+
+    node.start("--steps", left.step + 3, "--folder", tmp_path / "third")
+    assert node.status() == 0
+    done = node.progress
+    assert (done.phase, done.step, done.total_steps) == (Phase.FINISHED, left.step + 3, done.step)
+    assert done.output == str(node.folder / "output")
+    assert (node.folder / "output" / "adapter_model.safetensors").is_file()
+    state = json.loads((node.latest.files / "trainer_state.json").read_text())
+    steps = [entry["step"] for entry in state["log_history"] if "loss" in entry]
+    assert steps == list(range(1, left.step + 4)), "every step once, over three nodes"
+
+
+def test_the_job_of_the_example_is_a_job():
+    spec = load_spec(EXAMPLE / "job.yaml")
+    assert "train.py" in spec.run
+    assert f"--steps {spec.training.max_steps}" in spec.run
+
+
+@pytest.mark.parametrize(
+    ("command", "language", "place", "total"),
+    [([sys.executable, "-c"], "py", 1, 100), (["sh", "-c"], "sh", 0, 60)],
+    ids=["python", "shell"],
+)
+def test_a_program_of_the_page_leaves_when_told_and_goes_on(
+    node_for, command, language, place, total
+):
+    code = snippet(language, place)
+    forever = re.sub(rf"\b{total}\b", str(FOREVER), code, count=1)
+    assert forever != code
+    node = node_for(*command)
+    node.start(forever)
+    node.until(lambda progress: progress.step >= 3)
+    node.give_notice()
+    assert node.status() == 75
+    left = node.latest.step
+    assert left == node.progress.step
+
+    node.start(re.sub(rf"\b{total}\b", str(left + 2), code, count=1))
+    assert node.status() == 0
+    done = node.progress
+    assert (done.phase, done.step, done.total_steps) == (Phase.FINISHED, left + 2, left + 2)
+    assert list(Path(done.output).iterdir())
+
+
+def test_a_shell_command_of_an_older_launch_cannot_publish(node_for, tmp_path):
+    (tmp_path / "state").write_text("1")
+    node = node_for(sys.executable, "-m", "duetune.training.command", "publish", "5")
+    node.start(tmp_path / "state")
+    assert node.status() == 0
+    node.start(tmp_path / "state")
+    assert node.status() == 0
+    node.epoch = 0
+    node.start(tmp_path / "state")
+    assert node.status() == 75
+    assert node.latest.epoch == 2
+    assert "epoch 2 has taken over" in node.log
+
+
+def test_the_lines_of_the_page_are_those_of_the_example():
+    lines = [line.strip() for line in snippet("py").splitlines() if line]
+    script = (EXAMPLE / "train.py").read_text()
+    assert lines[0] in script
+    assert lines[1] in script
+    assert "callbacks=[duetune]" in script
+    assert lines[3] in script
+    assert "duetune.finish(trainer)" in script
