@@ -35,6 +35,8 @@ QUICK = FleetSettings(
 )
 LONG = ("sleep", "600")
 PATIENCE_S = 30.0
+# A process in a session of its own that nobody is the parent of.
+DAEMON = "setsid sh -c 'setsid sh -c \"echo \\$\\$ > daemon; sleep 600\" & exit 0'"
 
 WORKER = """
 import json, os, signal, sys, time
@@ -206,6 +208,17 @@ def test_a_worker_that_crashes_is_started_again(home):
     assert "ended with code -9; starts again in 0.5 s" in home.log()
 
 
+def test_what_a_crashed_worker_leaves_behind_ends_before_the_next_one_starts(home):
+    home.start()
+    home.script(
+        f"test -e daemon && exec sleep 600; {DAEMON}; until test -s daemon; do :; done; exit 1"
+    )
+    daemon = home.pid("daemon")
+    until(lambda: "starts again" in home.log())
+    assert not alive(daemon)
+    assert home.node().state is NodeState.RUNNING
+
+
 def test_a_module_that_raises_is_a_crash_with_its_traceback_in_the_log(home):
     home.start()
     home.module("crash")
@@ -265,10 +278,9 @@ def test_who_leaves_after_notice_is_not_charged_further(home):
 
 def test_a_node_is_taken_with_all_that_it_has_started(home):
     home.start(msgspec.structs.replace(QUICK, notice_s=0.0), market_of([0.4] * 3, [1, 0, 0]))
-    # A child, one in a session of its own, and a daemon that nobody is the parent of.
     home.script(
-        "trap '' TERM; sleep 600 & echo $! > child; setsid sh -c 'echo $$ > session; sleep 600' & "
-        "setsid sh -c 'setsid sh -c \"echo \\$\\$ > daemon; sleep 600\" & exit 0'; wait"
+        "trap '' TERM; sleep 600 & echo $! > child; "
+        f"setsid sh -c 'echo $$ > session; sleep 600' & {DAEMON}; wait"
     )
     pids = [home.pid(name) for name in ("child", "session", "daemon")]
     assert all(alive(pid) for pid in pids)
@@ -278,8 +290,8 @@ def test_a_node_is_taken_with_all_that_it_has_started(home):
 
 def test_an_agent_that_is_killed_takes_its_node_with_it(home):
     home.start()
-    home.script("setsid sh -c 'echo $$ > apart; sleep 600' & echo $$ $PPID > me; exec sleep 600")
-    worker, apart = home.pid("me"), home.pid("apart")
+    home.script(f"{DAEMON}; echo $$ $PPID > me; exec sleep 600")
+    worker, apart = home.pid("me"), home.pid("daemon")
     agent = int((home.job / "me").read_text().split()[1])
     os.kill(agent, signal.SIGKILL)
     node = home.ended()

@@ -157,6 +157,7 @@ def test_the_job_of_the_example_is_a_job():
     spec = load_spec(EXAMPLE / "job.yaml")
     assert "train.py" in spec.run
     assert f"--steps {spec.training.max_steps}" in spec.run
+    assert load_spec(snippet("yaml")).run == spec.run
 
 
 @pytest.mark.parametrize(

@@ -218,7 +218,8 @@ def _node_task(spec: JobSpec, folder: Path) -> Task:
     if spec.run is None:
         return Task(folder=str(folder), module=TRAINER, environment=environment, coordinated=True)
     start = f"cd {shlex.quote(spec.workdir)}\n" if spec.workdir else ""
-    script = f"set -e\n{start}{spec.setup or ''}\n{spec.run}\n"
+    # Without the trap a notice would end the shell before the command has said that it left.
+    script = f"set -e\ntrap : TERM\n{start}{spec.setup or ''}\n{spec.run}\n"
     return Task(folder=str(folder), command=("bash", "-c", script), environment=environment)
 
 

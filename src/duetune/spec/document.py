@@ -80,7 +80,7 @@ def parse_document(text: str, source: str, what: str = "spec") -> Document:
         raise InvalidInput(f"{source}:{line}", "a second document (---)", "one per file")
     if not isinstance(nodes[0], yaml.MappingNode):
         kind = "a list" if isinstance(nodes[0], yaml.SequenceNode) else nodes[0].value
-        raise InvalidInput(source, kind, f"a {what}: a mapping of fields such as 'deadline: 8h'")
+        raise InvalidInput(source, kind, f"a {what}: a mapping of fields such as 'name: x'")
     reader = _Reader(source)
     fields = reader.mapping(nodes[0], ())
     return Document(source, fields, reader.lines)

@@ -16,4 +16,10 @@ class Note(msgspec.Struct, frozen=True):
     says: str
 
     def __str__(self) -> str:
-        return f"{self.field}: {self.says}"
+        return one_line(f"{self.field}: {self.says}")
+
+
+def one_line(text: str) -> str:
+    """As a comment, whatever it is: no line breaks, and nothing that YAML would not read."""
+    words = " ".join(text.split())
+    return "".join(each if each.isprintable() else repr(each)[1:-1] for each in words)

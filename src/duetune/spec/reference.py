@@ -56,9 +56,9 @@ knows YAML schemas, begin the file with `# yaml-language-server: $schema=PATH`.
   export or message.
 """
 _TITLES = {
-    "resources": "On which GPUs",
-    "training": "How to train",
-    "checkpoint": "What is kept",
+    "resources": "on which GPUs",
+    "training": "how to train",
+    "checkpoint": "what is kept",
 }
 _TRAINING = """\
 The names are those of Hugging Face's `TrainingArguments`, TRL and PEFT; what is left out is
@@ -73,7 +73,7 @@ def reference_page() -> str:
     for section, title in _TITLES.items():
         model = JobSpec.model_fields[section].annotation
         if isinstance(model, type) and issubclass(model, BaseModel):
-            parts.append(f"## `{section}`: {title.lower()}\n")
+            parts.append(f"## `{section}`: {title}\n")
             parts += [_TRAINING] if section == "training" else []
             parts.append(_table(model))
     return "\n".join(parts)

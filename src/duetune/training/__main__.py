@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import os
 import sys
+import traceback
 
 from duetune.training.worker import main
 
 if __name__ == "__main__":
-    status = main()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    # Not sys.exit: connections to members that hang would be waited for.
-    os._exit(status)
+    status = 1
+    try:
+        status = main()
+    except Exception:  # noqa: BLE001 - the last resort before the process ends
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        # Not sys.exit: connections to members that hang would be waited for.
+        os._exit(status)

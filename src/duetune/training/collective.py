@@ -9,14 +9,19 @@ from __future__ import annotations
 import os
 import socket
 from datetime import timedelta
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, cast
 
 import torch
-from torch.distributed import PrefixStore, ProcessGroupGloo, TCPStore
-from torch.distributed.distributed_c10d import AllgatherOptions, AllreduceOptions
+from torch._C._distributed_c10d import (
+    AllgatherOptions,
+    AllreduceOptions,
+    PrefixStore,
+    ProcessGroupGloo,
+    TCPStore,
+)
 
 if TYPE_CHECKING:
-    from torch.distributed import Store
+    from torch._C._distributed_c10d import Store
 
 
 class Collective(Protocol):
@@ -72,6 +77,25 @@ def connect(
     return GlooCollective(PrefixStore(group, meeting), rank, world, bind, connect_s, operation_s)
 
 
+class _Work(Protocol):
+    def wait(self) -> bool: ...
+
+
+class _ProcessGroup(Protocol):
+    """What is used of a process group; torch's own description leaves it out."""
+
+    def allgather(
+        self,
+        output: list[list[torch.Tensor]],
+        part: list[torch.Tensor],
+        options: AllgatherOptions,
+    ) -> _Work: ...
+
+    def allreduce(self, parts: list[torch.Tensor], options: AllreduceOptions) -> _Work: ...
+
+    def _set_default_timeout(self, timeout: timedelta) -> None: ...
+
+
 class GlooCollective:
     """Gloo cannot abort: what is under way ends by its timeout or when a peer goes. Without such,
     ``abort`` closes the connections, which the others notice at once."""
@@ -85,16 +109,17 @@ class GlooCollective:
         connect_s: float,
         operation_s: float,
     ) -> None:
-        # torch tells these options by underscored names only.
-        options = ProcessGroupGloo._Options()  # noqa: SLF001
-        options._devices = [ProcessGroupGloo.create_device(hostname=bind)]  # noqa: SLF001
-        options._threads = 1  # noqa: SLF001
+        # torch names these options with underscores; there are no others.
+        options = ProcessGroupGloo.Options()  # type: ignore[no-untyped-call]
+        options._devices = [ProcessGroupGloo.create_device(hostname=bind)]  # type: ignore[attr-defined]  # noqa: SLF001
+        options._threads = 1  # type: ignore[attr-defined]  # noqa: SLF001
         options._timeout = timedelta(seconds=connect_s)  # noqa: SLF001
         self._world = world
-        group = ProcessGroupGloo(store, rank, world, options)
+        made = ProcessGroupGloo(store, rank, world, options)  # type: ignore[arg-type]
+        group = cast("_ProcessGroup", made)
         group._set_default_timeout(timedelta(seconds=operation_s))  # noqa: SLF001
         # The only lasting reference: without it the connections close.
-        self._group: ProcessGroupGloo | None = group
+        self._group: _ProcessGroup | None = group
 
     def gather(self, part: torch.Tensor) -> list[torch.Tensor]:
         found = [torch.empty_like(part) for _ in range(self._world)]
@@ -108,7 +133,7 @@ class GlooCollective:
         self._group = None
 
     @property
-    def _open(self) -> ProcessGroupGloo:
+    def _open(self) -> _ProcessGroup:
         if self._group is None:
             raise ConnectionAbortedError("the connections were given up")
         return self._group

@@ -132,7 +132,7 @@ class Learner:
                 loss = summed_loss(self._model, self._data, rows, self._device, precision(task))
                 # By the whole batch's tokens, so that any split of it gives the same sum.
                 loss = loss / targets
-                (loss * self._known.scale).backward()
+                (loss * self._known.scale).backward()  # type: ignore[no-untyped-call]
             row[-1] += loss.detach()
             if task.emulated_microbatch_s is not None:
                 time.sleep(max(0.0, began + task.emulated_microbatch_s - time.monotonic()))

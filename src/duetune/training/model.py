@@ -76,7 +76,9 @@ def load_base(task: TrainingTask, device: torch.device) -> LanguageModel:
         if folder.is_dir() and not any(any(folder.glob(pattern)) for pattern in _WEIGHTS):
             config = transformers.AutoConfig.from_pretrained(folder)
             with seeded(task.seed, torch.device("cpu")):
-                model = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype)
+                model = transformers.AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
+                    config, dtype=dtype
+                )
         else:
             model = transformers.AutoModelForCausalLM.from_pretrained(task.model, dtype=dtype)
     except (OSError, ValueError, TypeError, KeyError, RuntimeError) as error:
@@ -146,12 +148,8 @@ def mean_loss(
     dtype: torch.dtype | None,
 ) -> float:
     """The loss per token that counts, over all batches."""
-    trained = model.training
     model.eval()
-    try:
-        total = sum(float(summed_loss(model, data, rows, device, dtype)) for rows in batches)
-    finally:
-        model.train(trained)
+    total = sum(float(summed_loss(model, data, rows, device, dtype)) for rows in batches)
     return total / max(1, sum(data.targets(rows) for rows in batches))
 
 
@@ -163,8 +161,9 @@ def without_adapter(model: LanguageModel) -> contextlib.AbstractContextManager[N
 def save_model(model: LanguageModel, tokenizer: Tokenizer, folder: Path) -> None:
     """What ``from_pretrained`` of PEFT (an adapter) or of transformers (all of it) reads."""
     for parameter in model.parameters():
-        # Out of the flat buffer: what shares memory is taken for tied weights.
-        parameter.data = parameter.data.clone()
+        if parameter.requires_grad:
+            # Out of the flat buffer: what shares memory is taken for tied weights.
+            parameter.data = parameter.data.clone()
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 
@@ -174,7 +173,7 @@ def _with_adapter(task: TrainingTask, base: LanguageModel) -> LanguageModel:
     config = peft.LoraConfig(
         task_type=peft.TaskType.CAUSAL_LM,
         r=task.lora_r,
-        lora_alpha=task.lora_alpha,
+        lora_alpha=task.lora_alpha,  # type: ignore[arg-type]
         lora_dropout=task.lora_dropout,
         target_modules=chosen if isinstance(chosen, str) else list(chosen),
     )

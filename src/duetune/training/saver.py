@@ -27,10 +27,13 @@ _log = logging.getLogger(__name__)
 
 # After a failed save: soon enough to matter, seldom enough not to fill the log.
 _RETRY_S = 15.0
+_TOUCH_S = 0.2
 
 
 class Saver:
-    """``every_s`` is the user's own interval. ``alone``: there is no group to say who leads."""
+    """``every_s`` is the user's own interval. ``alone``: there is no group to say who leads.
+    ``touch`` is called while waiting.
+    """
 
     def __init__(
         self,
@@ -40,11 +43,13 @@ class Saver:
         every_s: float | None,
         alone: bool,
         saved_step: int,
+        touch: Callable[[], None],
     ) -> None:
         self._store = store
         self._hazard_file = hazard_file
         self._every_s = every_s
         self._alone = alone
+        self._touch = touch
         self._writing: threading.Thread | None = None
         self._leads = False
         self._claimed = False
@@ -79,8 +84,10 @@ class Saver:
             self.wait()
 
     def wait(self) -> None:
-        if self._writing is not None:
-            self._writing.join()
+        """Until nothing is being written."""
+        while self._writing is not None and self._writing.is_alive():
+            self._touch()
+            self._writing.join(_TOUCH_S)
 
     def _due(self) -> bool:
         now = time.monotonic()

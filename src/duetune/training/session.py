@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
+import threading
 import time
 from typing import TYPE_CHECKING, Self
 
@@ -31,6 +33,7 @@ from duetune.training.task import Method
 from duetune.training.tokens import tokenized_dataset
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -111,6 +114,7 @@ class Session:
             every_s=self._task.checkpoint_every_s,
             alone=contract.lighthouse is None,
             saved_step=saved_step,
+            touch=self._touch,
         )
         group = self._group(notice)
         try:
@@ -133,8 +137,13 @@ class Session:
             raise InvalidInput("per_device_train_batch_size", size, allowed) from None
         finally:
             group.close()
+            saver.wait()
         with only_publisher(contract.output, self._wait):
-            return published(contract.output) or self._publish(saver.warning)
+            found = published(contract.output)
+            if found is not None:
+                return found
+            with self._touch.kept_up():
+                return self._publish(saver.warning)
 
     def _group(self, notice: Notice) -> Group:
         contract = self._contract
@@ -168,6 +177,8 @@ class Session:
         return 0
 
     def _publish(self, warning: str) -> Result:
+        if self._learner.step < self._learner.total_steps:
+            raise RuntimeError("the result of others was there and is not any more")
         _log.info("all %d steps are done: measuring", self._learner.step)
         base, tuned, count = self._losses()
         known = self._learner.known
@@ -215,6 +226,23 @@ class _Heartbeat:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._next = 0.0
+
+    @contextlib.contextmanager
+    def kept_up(self) -> Iterator[None]:
+        """For work that takes its time and asks nobody: measuring, loading, writing."""
+        done = threading.Event()
+
+        def touch() -> None:
+            while not done.wait(_POLL_S):
+                self()
+
+        beside = threading.Thread(target=touch, name="heartbeat-file", daemon=True)
+        beside.start()
+        try:
+            yield
+        finally:
+            done.set()
+            beside.join()
 
     def __call__(self) -> None:
         if time.monotonic() < self._next:

@@ -36,7 +36,7 @@ def build_tiny_model(
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.decoder = decoders.ByteLevel()
     padding, begin, end = special
-    tokenizer = PreTrainedTokenizerFast(
+    tokenizer = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
         tokenizer_object=backend, pad_token=padding, bos_token=begin, eos_token=end
     )
     folder.mkdir(parents=True, exist_ok=True)
@@ -60,5 +60,6 @@ def build_tiny_model(
         return folder
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        LlamaForCausalLM(config).save_pretrained(folder)
+        model = LlamaForCausalLM(config)  # type: ignore[no-untyped-call]
+        model.save_pretrained(folder)
     return folder

@@ -89,7 +89,7 @@ class StateServer:
 
         self._server = _Server((bind, 0), Handler)
         threading.Thread(
-            target=self._server.serve_forever, name="state-server", daemon=True
+            target=self._server.serve_forever, args=(0.1,), name="state-server", daemon=True
         ).start()
 
     @property
@@ -156,7 +156,7 @@ def _header(arrays: dict[str, torch.Tensor], document: dict[str, Json]) -> bytes
 
 
 def _bytes_of(array: torch.Tensor) -> memoryview:
-    return memoryview(array.flatten().view(torch.uint8).numpy())
+    return array.flatten().view(torch.uint8).numpy().data
 
 
 def _exactly(answer: http.client.HTTPResponse, length: int) -> bytes:

@@ -53,6 +53,22 @@ class MemoryWishes:
         self._taken.update(ids)
 
 
+class DatedTraining(PretendTraining):
+    """As real workers: the last word is said once, and stays."""
+
+    def __init__(self, *args, **options):
+        super().__init__(*args, **options)
+        self._last = {}
+
+    def read(self, job):
+        if job not in self._last:
+            report = super().read(job)
+            if report is None or not report[0].phase.final:
+                return report
+            self._last[job] = report
+        return self._last[job]
+
+
 class Lessons:
     """Learning that only remembers of which jobs; ``calls`` counts how often each was offered."""
 
@@ -74,7 +90,7 @@ class Room:
         trace = trace if trace is not None else market_of(PRICES, AVAILABLE)
         self.fleet = MemoryFleet(trace, settings) if settings else MemoryFleet(trace)
         self.clock = self.fleet.clock
-        self.training = PretendTraining(self.fleet, slot_s=SLOT_S, pace=pace)
+        self.training = DatedTraining(self.fleet, slot_s=SLOT_S, pace=pace)
         self.journal = store.journal if store else MemoryJournal()
         self.wishes = store.wishes if store else MemoryWishes(self.journal)
         self.learning = learning

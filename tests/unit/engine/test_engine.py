@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
@@ -184,7 +185,7 @@ class TestNodes:
             if story.ask(at) is not None:
                 times.append(at)
         assert 2 <= len(times) <= 8
-        gaps = [later - earlier for earlier, later in zip(times, times[1:], strict=False)]
+        gaps = [later - earlier for earlier, later in itertools.pairwise(times)]
         assert gaps == sorted(gaps)
 
     def test_nodes_that_keep_leaving_by_themselves_are_met_with_patience_too(self):

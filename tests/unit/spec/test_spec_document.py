@@ -83,10 +83,10 @@ BOMB = "a: &a [1,1,1,1,1,1,1,1,1,1]\n" + "".join(
         ("~\n", "job.yaml: 'an empty file' is not allowed; expected a spec: a mapping of fields"),
         ("- a\n- b\n",
          ("job.yaml: 'a list' is not allowed; expected a spec: a mapping of fields such as "
-         "'deadline: 8h'")),
+         "'name: x'")),
         ("just words\n",
          ("job.yaml: 'just words' is not allowed; expected a spec: a mapping of fields such as "
-         "'deadline: 8h'")),
+         "'name: x'")),
         ("a: 1\n---\nb: 2\n",
          "job.yaml:3: 'a second document (---)' is not allowed; expected one per file"),
         ("a: 1\nb: 2\na: 3\n",

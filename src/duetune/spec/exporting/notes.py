@@ -6,7 +6,7 @@ import shlex
 from typing import TYPE_CHECKING
 
 from duetune.spec.durations import written_deadline, written_duration
-from duetune.spec.notes import Note
+from duetune.spec.notes import Note, one_line
 from duetune.spec.schema import AUTO, Checkpoint, Method
 
 if TYPE_CHECKING:
@@ -58,8 +58,8 @@ class Notes:
 
     def comment(self) -> str:
         lines = ["Exported by duetune. To launch:"]
-        lines += [f"  {line}" for line in self.how]
+        lines += [f"  {one_line(line)}" for line in self.how]
         if self.all:
             lines.append("Not the same there:")
-            lines += [f"  {' '.join(str(note).split())}" for note in self.all]
+            lines += [f"  {note}" for note in self.all]
         return "".join(f"# {line}\n" for line in lines)

@@ -16,7 +16,7 @@ from duetune.spec.importing.llamafactory import from_llamafactory
 from duetune.spec.importing.skypilot import from_skypilot
 from duetune.spec.importing.source import Source
 from duetune.spec.importing.trl import from_trl
-from duetune.spec.notes import Note
+from duetune.spec.notes import Note, one_line
 from duetune.spec.places import is_path
 from duetune.spec.problems import InvalidSpec
 from duetune.spec.schema import JobSpec
@@ -51,10 +51,10 @@ class Imported(msgspec.Struct, frozen=True):
 
     def to_yaml(self, file: str) -> str:
         """The spec as a file, with the notes as its first lines."""
-        lines = [f"# Imported from {self.tool} ({' '.join(file.split())})."]
+        lines = [f"# Imported from {self.tool} ({one_line(file)})."]
         if self.notes:
             lines.append("# Not the same here:")
-            lines += [f"#   {' '.join(str(note).split())}" for note in self.notes]
+            lines += [f"#   {note}" for note in self.notes]
         return "\n".join(lines) + "\n" + self.spec.to_yaml()
 
 
@@ -63,10 +63,10 @@ def import_job(
 ) -> Imported:
     """``tool`` None: told by the fields of the file. Other tools have no deadline."""
     if isinstance(path_or_text, Path):
-        document = read_document(path_or_text, "file")
+        document = read_document(path_or_text, "task")
         folder = path_or_text.absolute().parent
     else:
-        document = parse_document(path_or_text, "standard input", "file")
+        document = parse_document(path_or_text, "standard input", "task")
         folder = Path.cwd()
     source = Source(document, folder)
     chosen = recognised(document) if tool is None else tool

@@ -1,0 +1,293 @@
+"""Rows as tokens, the model of a task, and what a step does to it."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+peft = pytest.importorskip("peft")
+transformers = pytest.importorskip("transformers")
+
+from duetune.errors import InvalidInput  # noqa: E402
+from duetune.training.data import Message, Row  # noqa: E402
+from duetune.training.learner import Diverged, Learner  # noqa: E402
+from duetune.training.model import (  # noqa: E402
+    load_base,
+    load_model,
+    load_tokenizer,
+    mean_loss,
+    save_model,
+    without_adapter,
+)
+from duetune.training.task import Reduction, TrainingTask  # noqa: E402
+from duetune.training.tiny import build_tiny_model  # noqa: E402
+from duetune.training.tokens import tokenized, tokenized_dataset  # noqa: E402
+
+CPU = torch.device("cpu")
+ROWS = [Row(prompt=f"{number} + 1 = ", completion=f"{number + 1}") for number in range(40)]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return build_tiny_model(tmp_path_factory.mktemp("model"), hidden=32, layers=1, heads=2)
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def task(folder, **fields):
+    defaults = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 5, "max_steps": 8}
+    return TrainingTask(model=str(folder), dataset="", **(defaults | fields))
+
+
+def learner(folder, **fields):
+    wished = task(folder, **fields)
+    data = tokenized(ROWS, load_tokenizer(wished), wished.max_length)
+    return Learner(wished, load_model(wished, CPU), data, np.arange(len(data)), CPU)
+
+
+def step(members):
+    """One step as the members of a group would do it."""
+    world = len(members)
+    parts = [member.contribution(rank, world, lambda: None) for rank, member in enumerate(members)]
+    for member in members:
+        if member.exact:
+            member.update(member.combined([part.clone() for part in parts]))
+        else:
+            member.update(torch.stack([part[0] for part in parts]).sum(0))
+
+
+def state(member):
+    return {name: array.clone() for name, array in member.arrays().items()}
+
+
+def equal(one, other):
+    return all(torch.equal(array, other[name]) for name, array in one.items())
+
+
+# Tokens
+
+
+def test_the_loss_counts_on_completions_and_the_end_of_text(folder):
+    tokenizer = load_tokenizer(task(folder))
+    data = tokenized([Row(prompt="ab", completion="cd")], tokenizer, 100)
+    ids, counts = data.row(0)
+    assert tokenizer.decode(ids[:4]) == "abcd"
+    assert ids[4] == tokenizer.eos_token_id
+    assert counts.tolist() == [False, False, True, True, True]
+    assert data.targets(np.array([0])) == 3
+
+
+def test_all_of_a_text_counts_but_its_first_token_is_never_predicted(folder):
+    data = tokenized([Row(text="abc")], load_tokenizer(task(folder)), 100)
+    assert data.row(0)[1].all()
+    assert data.targets(np.array([0])) == 3
+
+
+def test_only_the_assistant_counts_without_a_chat_template(folder):
+    tokenizer = load_tokenizer(task(folder))
+    said = Message("assistant", "yes")
+    row = Row(messages=(Message("user", "so?"), said, Message("user", "ok"), said))
+    ids, counts = tokenized([row], tokenizer, 1000).row(0)
+    assert tokenizer.decode(ids[counts]) == "yes</s>yes</s>"
+    assert tokenizer.decode(ids).startswith("### user\nso?\n\n### assistant\nyes</s>\n\n### user")
+
+
+def test_only_the_assistant_counts_with_a_chat_template(folder):
+    tokenizer = load_tokenizer(task(folder))
+    tokenizer.chat_template = (
+        "{% for m in messages %}[{{ m.role }}]{{ m.content }}{{ eos_token }}{% endfor %}"
+        "{% if add_generation_prompt %}[assistant]{% endif %}"
+    )
+    said = Message("assistant", "yes")
+    row = Row(messages=(Message("user", "so?"), said, Message("user", "ok"), said))
+    ids, counts = tokenized([row], tokenizer, 1000).row(0)
+    assert tokenizer.decode(ids[counts]) == "yes</s>yes</s>"
+    assert tokenizer.decode(ids) == "[user]so?</s>[assistant]yes</s>[user]ok</s>[assistant]yes</s>"
+
+
+def test_a_template_that_forgets_earlier_answers_has_its_last_one_counted(folder):
+    tokenizer = load_tokenizer(task(folder))
+    tokenizer.chat_template = (
+        "{% for m in messages %}[{{ m.role }}]"
+        "{% if m.role == 'assistant' and not loop.last %}...{% else %}{{ m.content }}{% endif %}"
+        "{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"
+    )
+    row = Row(
+        messages=(
+            Message("user", "a"),
+            Message("assistant", "b"),
+            Message("user", "c"),
+            Message("assistant", "d"),
+        )
+    )
+    ids, counts = tokenized([row], tokenizer, 1000).row(0)
+    assert tokenizer.decode(ids) == "[user]a[assistant]...[user]c[assistant]d"
+    assert tokenizer.decode(ids[counts]) == "d"
+
+
+def test_rows_are_cut_and_those_without_anything_to_learn_left_out(folder):
+    tokenizer = load_tokenizer(task(folder))
+    rows = [Row(prompt="x" * 20, completion="never"), Row(prompt="x", completion="y" * 20)]
+    data = tokenized(rows, tokenizer, 10)
+    assert (len(data), data.left_out, len(data.row(0)[0])) == (1, 1, 10)
+    with pytest.raises(InvalidInput, match="max_length 10"):
+        tokenized(rows[:1], tokenizer, 10)
+
+
+def test_tokens_are_kept_and_made_anew_when_the_data_changes(folder, tmp_path):
+    tokenizer = load_tokenizer(task(folder))
+    path = tmp_path / "rows.jsonl"
+    path.write_text(json.dumps({"text": "one"}))
+    first = tokenized_dataset(str(path), tokenizer, 50, tmp_path / "cache")
+    (kept,) = (tmp_path / "cache").iterdir()
+    again = tokenized_dataset(str(path), tokenizer, 50, tmp_path / "cache")
+    np.testing.assert_array_equal(first.ids, again.ids)
+    kept.write_bytes(b"damaged")
+    np.testing.assert_array_equal(
+        first.ids, tokenized_dataset(str(path), tokenizer, 50, tmp_path / "cache").ids
+    )
+    path.write_text(json.dumps({"text": "other"}))
+    assert len(tokenized_dataset(str(path), tokenizer, 50, tmp_path / "cache").ids) == 6
+
+
+# Models
+
+
+def test_weights_that_are_missing_are_drawn_by_the_seed(folder):
+    def weights(seed):
+        return torch.cat(
+            [p.flatten() for p in load_base(task(folder, seed=seed), CPU).parameters()]
+        )
+
+    assert torch.equal(weights(1), weights(1))
+    assert not torch.equal(weights(1), weights(2))
+
+
+@pytest.mark.parametrize("method", ["lora", "full"])
+def test_what_was_trained_is_what_is_read_again(folder, tmp_path, method):
+    base = build_tiny_model(tmp_path / "base", hidden=32, layers=1, heads=2, seed=3)
+    member = learner(base, method=method, learning_rate=1e-2)
+    for _ in range(3):
+        step([member])
+    tokens = torch.arange(3, 20).unsqueeze(0)
+    member.model.eval()
+    expected = member.model(input_ids=tokens).logits
+    save_model(member.model, load_tokenizer(task(base)), tmp_path / "out")
+    if method == "lora":
+        plain = transformers.AutoModelForCausalLM.from_pretrained(base)
+        again = peft.PeftModel.from_pretrained(plain, tmp_path / "out")
+    else:
+        again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    torch.testing.assert_close(again(input_ids=tokens).logits, expected)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"model": "nowhere"}, "model: 'nowhere' is not allowed"),
+        ({"lora_target_modules": ("no_such_layer",)}, "lora_target_modules"),
+    ],
+)
+def test_a_model_that_cannot_be_used_is_refused_in_one_line(folder, monkeypatch, fields, words):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    wished = TrainingTask(**{"model": str(folder), "dataset": ""} | fields)
+    with pytest.raises(InvalidInput, match=words) as refused:
+        load_model(wished, CPU)
+    assert "\n" not in str(refused.value)
+
+
+# Steps
+
+
+def test_any_number_of_members_comes_to_the_same_bits(folder):
+    fields = {"lora_dropout": 0.2, "weight_decay": 0.1, "learning_rate": 1e-2}
+    alone = learner(folder, **fields)
+    start = state(alone)
+    group = [learner(folder, **fields) for _ in range(3)]
+    for count in (2, 3, 1, 2):
+        step([alone])
+        step(group[:count])
+        # Those that were left out catch up from a member, as in a group.
+        for late in group[count:]:
+            late.load(state(group[0]), group[0].document())
+    assert alone.known == group[0].known
+    assert all(equal(state(alone), state(member)) for member in group)
+    assert not equal(state(alone), start)
+
+
+def test_fast_sums_are_nearly_the_same(folder):
+    exact = learner(folder)
+    fast = [learner(folder, reduction=Reduction.FAST) for _ in range(3)]
+    for _ in range(3):
+        step([exact])
+        step(fast)
+    torch.testing.assert_close(state(fast[0])["parameters"], state(exact)["parameters"])
+    assert equal(state(fast[0]), state(fast[2]))
+
+
+def test_a_step_is_that_of_torch_on_the_whole_batch(folder):
+    wished = task(folder, learning_rate=1e-2, max_grad_norm=0.0, lr_scheduler_type="constant")
+    member = learner(folder, learning_rate=1e-2, max_grad_norm=0.0, lr_scheduler_type="constant")
+    plain = load_model(wished, CPU)
+    trained = [p for p in plain.parameters() if p.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=1e-2, weight_decay=0.0)
+    data = tokenized(ROWS, load_tokenizer(wished), wished.max_length)
+    for _ in range(2):
+        rows = member._plan.rows_of(member.step)
+        from duetune.training.model import summed_loss  # noqa: PLC0415
+
+        (summed_loss(plain, data, rows, CPU, None) / data.targets(rows)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        step([member])
+    ours = [p for p in member.model.parameters() if p.requires_grad]
+    for mine, theirs in zip(ours, trained, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-6)
+
+
+def test_training_lowers_the_loss_and_the_adapter_can_be_put_aside(folder):
+    member = learner(folder, learning_rate=2e-2, max_steps=15, lr_scheduler_type="constant")
+    rows = [np.arange(10)]
+    before = mean_loss(member.model, member._data, rows, CPU, None)
+    for _ in range(15):
+        step([member])
+    after = mean_loss(member.model, member._data, rows, CPU, None)
+    with without_adapter(member.model):
+        assert mean_loss(member.model, member._data, rows, CPU, None) == before
+    assert after < before - 0.1
+
+
+@pytest.mark.parametrize("fields", [{"fp16": True}, {"bf16": True}])
+def test_lower_precision_trains_too(folder, fields):
+    member = learner(folder, **fields, learning_rate=1e-2)
+    for _ in range(2):
+        step([member])
+    assert member.known.updates == 2
+    assert all(np.isfinite(member.known.losses))
+
+
+def test_a_gradient_that_is_not_finite_changes_nothing_and_many_end_it(folder):
+    member = learner(folder)
+    before = state(member)["parameters"]
+    broken = torch.full((member.trainable + 1,), torch.nan)
+    member.update(broken.clone())
+    assert torch.equal(member.arrays()["parameters"], before)
+    assert (member.known.step, member.known.updates, member.known.skipped) == (1, 0, 1)
+    with pytest.raises(Diverged, match="learning_rate"):
+        for _ in range(30):
+            member.update(broken.clone())
+
+
+def test_the_state_of_another_task_is_not_taken(folder):
+    one, other = learner(folder), learner(folder, lora_r=4)
+    with pytest.raises(ValueError, match="another"):
+        one.load(state(other), other.document())
