@@ -35,7 +35,8 @@ class SiteSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
 
     ``market`` is a synthetic kind, ``trace`` a file that replaces it. ``history_slots`` of it are
     known before the replay begins. ``speed`` is market seconds per wall second.
-    ``emulated_microbatch_s`` makes every GPU take at least so long for a microbatch.
+    ``emulated_microbatch_s`` makes every GPU take at least so long for a microbatch. ``startup_s``
+    and ``resize_s`` are what a first start and a change of the group are expected to take.
     """
 
     market: str = "diurnal"
@@ -53,6 +54,8 @@ class SiteSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     notice_s: float = 2.0
     silent_share: float = 0.1
     on_demand_capacity: int = 16
+    startup_s: float = 1.5
+    resize_s: float = 1.0
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):

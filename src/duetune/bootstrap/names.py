@@ -48,6 +48,7 @@ POLICIES = (
         "ahap[:WINDOW:COMMITMENT:SIGMA:OUTLOOK:PATIENCE][:lavish][:refuse][:virtual]",
         "plan WINDOW slots of forecast, hold the mean of COMMITMENT plans; ends may be left out",
     ),
+    Listed("spot_only", "all the spot there is and nothing else, whatever the deadline"),
     Listed("guarded:POLICY", "any of them, but never late where on-demand could be on time"),
 )
 GROUPS = (
@@ -170,6 +171,10 @@ def _policy(name: str, *, also: str) -> Policy:
             from duetune.policies.guard import deadline_guard
 
             return deadline_guard(_policy(":".join(parts), also=also))
+        case "spot_only" if not parts:
+            from duetune.quote.spot_only import SpotOnly
+
+            return SpotOnly()
         case "ahap":
             return _ahap(name, parts)
         case "ahanp":

@@ -10,7 +10,7 @@ import click
 from duetune.cli.home import Answer, Home, json_option, print_answer
 
 if TYPE_CHECKING:
-    from duetune.quote import Configuration, Quote
+    from duetune.quote import Configuration, QuoteDocument
     from duetune.service.look import Look
     from duetune.service.submission import Prepared
 
@@ -22,7 +22,7 @@ class PlanAnswer(Answer, frozen=True, kw_only=True):
     policy: str
     chosen: str
     configuration: Configuration
-    quote: Quote
+    quote: QuoteDocument
 
 
 class LaunchAnswer(Answer, frozen=True, kw_only=True):
@@ -48,7 +48,7 @@ def plan(spec: str, seed: int, as_json: bool) -> None:
                 policy=prepared.policy,
                 chosen=prepared.chosen,
                 configuration=prepared.configuration,
-                quote=prepared.quote,
+                quote=prepared.quote.document,
             )
         )
         return

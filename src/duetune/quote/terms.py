@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
@@ -35,9 +35,10 @@ _LONGEST = math.floor(MAX_SLOTS / HARD_DEADLINE_FACTOR)
 class Terms(msgspec.Struct, frozen=True, kw_only=True):
     """``job`` counts work in optimiser steps and time in slots of ``slot_s`` market seconds, the
     first of which began at ``origin``. ``deadline_at`` is the moment that was asked for; the job's
-    own deadline is the end of the last slot before it. ``stop_at``: the job ends then, whatever
-    its state. ``max_price`` is for a GPU and hour. ``policy`` is the name of the only policy that
-    the spec's other fields allow, and ``policy_reason`` which; None, and "", where it is free.
+    own deadline is the end of the last slot before it, and before ``stop_at``, at which the job
+    ends whatever its state. ``max_price`` is for a GPU and hour. ``policy`` is the name of the only
+    policy that the spec's other fields allow, and ``policy_reason`` which; None, and "", where it
+    is free.
     """
 
     job: Job
@@ -67,15 +68,16 @@ def job_terms(
     rule = _reconfiguration(site, slot_s)
     curve = throughput(configuration, site, slot_s)
     deadline_at = spec.deadline_at(now)
-    length = (deadline_at - market.slot_began) / slot_s
+    stop_at = None if spec.max_duration_s is None else now + spec.max_duration_s
+    due_at = deadline_at if stop_at is None else min(deadline_at, stop_at)
+    wish = _Wish(spec, "deadline" if due_at == deadline_at else "max_duration", now)
+    length = (due_at - market.slot_began) / slot_s
     slots = math.floor(length + 1e-9)
     if slots < 1:
-        ends = _moment(market.slot_began + slot_s)
-        allowed = f"at least one slot of {_duration(slot_s)}; the present one ends at {ends}"
-        raise InvalidInput("deadline", written_deadline(spec.deadline), allowed)
+        raise wish.refused(market.slot_began + slot_s, f"one slot takes {_duration(slot_s)}")
     if slots > _LONGEST:
         allowed = f"at most {_duration(_LONGEST * slot_s)}, {_LONGEST} slots"
-        raise InvalidInput("deadline", written_deadline(spec.deadline), allowed)
+        raise InvalidInput(wish.field, wish.written, allowed)
     work = MARGIN * configuration.total_steps + 1
     gone = max(0.0, now - market.slot_began) / slot_s
     late = gone + max(0.0, site.startup_s - site.grow_s) * site.speed / slot_s
@@ -91,7 +93,8 @@ def job_terms(
     )
     if gpus is None:
         needed = work / curve[-1] + 1 - rule.grow + late
-        raise _too_soon(spec, configuration, market, now, math.ceil(needed - 1e-9))
+        earliest = market.slot_began + math.ceil(needed - 1e-9) * slot_s
+        raise wish.refused(earliest, _why(configuration))
     work += lost * curve[gpus]
     held = math.ceil(work / curve[gpus] + 1 - rule.grow - 1e-9)
     on_demand_cost = held * gpus * market.slot.on_demand_price
@@ -102,7 +105,7 @@ def job_terms(
             value=VALUE_FACTOR * on_demand_cost if spec.value is None else spec.value,
             throughput=curve,
             min_gpus=configuration.min_gpus,
-            hard_deadline_factor=HARD_DEADLINE_FACTOR,
+            hard_deadline_factor=_factor(market, slots, stop_at),
             reconfiguration=rule,
             budget=spec.budget,
             name=spec.name,
@@ -110,7 +113,7 @@ def job_terms(
         origin=market.slot_began,
         slot_s=slot_s,
         deadline_at=deadline_at,
-        stop_at=None if spec.max_duration_s is None else now + spec.max_duration_s,
+        stop_at=stop_at,
         max_price=spec.max_price,
         policy=policy,
         policy_reason=policy_reason,
@@ -157,21 +160,44 @@ def _policy(spec: JobSpec, market: MarketReport) -> tuple[str | None, str]:
     return forced, why
 
 
-def _too_soon(
-    spec: JobSpec, configuration: Configuration, market: MarketReport, now: float, slots: int
-) -> InvalidInput:
-    earliest = market.slot_began + slots * market.slot_s
+class _Wish(NamedTuple):
+    """What the user said about time, to say it back."""
+
+    spec: JobSpec
+    field: str
+    now: float
+
+    @property
+    def written(self) -> str:
+        if self.field == "deadline":
+            return written_deadline(self.spec.deadline)
+        assert self.spec.max_duration is not None
+        return written_duration(self.spec.max_duration)
+
+    def refused(self, earliest: float, why: str) -> InvalidInput:
+        """Too soon: in the form the user chose, what would be enough."""
+        if self.field == "deadline" and isinstance(self.spec.deadline, datetime):
+            allowed = f"{_moment(earliest)} or later"
+        else:
+            allowed = f"at least {_duration(earliest - self.now)}"
+        return InvalidInput(self.field, self.written, f"{allowed}: {why}")
+
+
+def _why(configuration: Configuration) -> str:
     gpus = configuration.max_gpus
     group = f"all {gpus} GPUs" if gpus > 1 else "the one GPU"
-    if isinstance(spec.deadline, timedelta):
-        when = f"at least {_duration(earliest - now)}"
-    else:
-        when = f"{_moment(earliest)} or later"
-    allowed = (
-        f"{when}: {group} on demand from now on need until then for "
-        f"{configuration.total_steps} steps (pace: {configuration.basis})"
+    return (
+        f"{group} on demand from now on need until then for {configuration.total_steps} steps "
+        f"(pace: {configuration.basis})"
     )
-    return InvalidInput("deadline", written_deadline(spec.deadline), allowed)
+
+
+def _factor(market: MarketReport, slots: int, stop_at: float | None) -> float:
+    """Of the hard deadline: never after the moment at which the job is stopped."""
+    if stop_at is None:
+        return HARD_DEADLINE_FACTOR
+    last = math.floor((stop_at - market.slot_began) / market.slot_s + 1e-9)
+    return min(HARD_DEADLINE_FACTOR, max(slots, last) / slots)
 
 
 def _duration(seconds: float) -> str:

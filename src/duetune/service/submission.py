@@ -181,7 +181,7 @@ def _chosen(
 ) -> tuple[str, str]:
     """The policy and how it came to be chosen."""
     if terms.policy is not None:
-        return terms.policy, f"resources.spot is {spec.resources.spot.value}"
+        return terms.policy, terms.policy_reason
     if spec.policy != "auto":
         return desk.policy_named(spec.policy).name, "named in the spec"
     names = [policy.name for policy in desk.pool]

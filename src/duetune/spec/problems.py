@@ -9,6 +9,7 @@ import msgspec
 
 from duetune.errors import InvalidInput
 from duetune.spec.meaning import HIDDEN, REFUSED, Meaning
+from duetune.spec.notes import one_line
 from duetune.spec.training_names import UNSUPPORTED
 
 if TYPE_CHECKING:
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
     Path = tuple[str, ...]
+
+_MOST_NAMED = 8
 
 
 class Problem(msgspec.Struct, frozen=True):
@@ -42,8 +45,11 @@ class InvalidSpec(InvalidInput):
 
     def __init__(self, problems: tuple[Problem, ...], where: str = "") -> None:
         self.problems = problems
-        first, others = problems[0], [problem.field for problem in problems[1:]]
-        also = f"; also wrong: {', '.join(others)}" if others else ""
+        first, others = problems[0], problems[1:]
+        named = [one_line(problem.field)[:80] for problem in others[:_MOST_NAMED]]
+        if len(others) > _MOST_NAMED:
+            named.append(f"and {len(others) - _MOST_NAMED} more")
+        also = f"; also wrong: {', '.join(named)}" if named else ""
         super().__init__(where + first.title, first.value, first.allowed + also)
 
 

@@ -24,7 +24,7 @@ _INSTEAD = {
     "no_cuda": _PLANNED,
     "use_cpu": _PLANNED,
     "resume_from_checkpoint": "a job always goes on from its last checkpoint",
-    "output_dir": "results go to the job's own folder; 'duetune result' copies them",
+    "output_dir": "results go to the job's own folder",
     "overwrite_output_dir": "results go to the job's own folder",
     "save_steps": _CHECKPOINTS,
     "save_strategy": _CHECKPOINTS,

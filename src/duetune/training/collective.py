@@ -110,12 +110,12 @@ class GlooCollective:
         operation_s: float,
     ) -> None:
         # torch names these options with underscores; there are no others.
-        options = ProcessGroupGloo.Options()  # type: ignore[no-untyped-call]
-        options._devices = [ProcessGroupGloo.create_device(hostname=bind)]  # type: ignore[attr-defined]  # noqa: SLF001
-        options._threads = 1  # type: ignore[attr-defined]  # noqa: SLF001
+        options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # noqa: SLF001
+        options._devices = [ProcessGroupGloo.create_device(hostname=bind)]  # noqa: SLF001
+        options._threads = 1  # noqa: SLF001
         options._timeout = timedelta(seconds=connect_s)  # noqa: SLF001
         self._world = world
-        made = ProcessGroupGloo(store, rank, world, options)  # type: ignore[arg-type]
+        made = ProcessGroupGloo(store, rank, world, options)
         group = cast("_ProcessGroup", made)
         group._set_default_timeout(timedelta(seconds=operation_s))  # noqa: SLF001
         # The only lasting reference: without it the connections close.

@@ -44,6 +44,9 @@ _IGNORED = -100
 
 
 def load_tokenizer(task: TrainingTask) -> Tokenizer:
+    if Path(task.model).is_absolute() and not Path(task.model).is_dir():
+        # The hub would be asked for it first, for a long time.
+        raise InvalidInput("model", task.model, "a folder or a name on the hub")
     try:
         return cast("Tokenizer", transformers.AutoTokenizer.from_pretrained(task.model))
     except (OSError, ValueError, TypeError, KeyError) as error:

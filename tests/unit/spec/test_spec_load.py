@@ -93,7 +93,7 @@ def test_what_is_missing_is_named(text, field, shown, allowed):
             "training: {output_dir: x}",
             "training field",
             "'output_dir'",
-            "a supported field: results go to the job's own folder; 'duetune result' copies them",
+            "a supported field: results go to the job's own folder",
         ),
         (
             "training: {load_in_4bit: true}",
@@ -355,6 +355,17 @@ def test_several_problems_are_one_error_with_the_first_line_first():
         "job.yaml:4 priority: 'high' is not allowed; expected a whole number from -1000 to 1000; "
         "also wrong: training.seed, training.lora_r, nam"
     )
+
+
+def test_not_all_of_very_many_problems_are_named():
+    unknown = "".join(f"x{number}: 1\n" for number in range(12))
+    assert refused(START + unknown).endswith(
+        "; also wrong: x1, x2, x3, x4, x5, x6, x7, x8, and 3 more"
+    )
+
+
+def test_an_odd_name_stays_on_one_line():
+    assert refused(START + 'a: 1\n"x\\ny": 1\n').endswith("; also wrong: x y")
 
 
 def test_an_empty_section_says_nothing():

@@ -59,8 +59,7 @@ class Desk:
 
     def observe(self, job: str) -> FleetReport:
         with self._lock:
-            self._cloud.advance(self._now())
-            self._settle()
+            self._advance()
             return self._cloud.report(job)
 
     def market(self) -> MarketReport:
@@ -88,8 +87,7 @@ class Desk:
 
     def spent(self) -> float:
         with self._lock:
-            self._cloud.advance(self._now())
-            self._settle()
+            self._advance()
             return self._cloud.spent()
 
     def turn(self) -> list[Record]:
@@ -117,7 +115,8 @@ class Desk:
         self._wake()
 
     def note_alive(self) -> None:
-        self._ledger.note_alive(self._now())
+        with self._lock:
+            self._advance()
 
     def take_all(self) -> None:
         """The end: no node lives on, none is granted any more."""
@@ -130,6 +129,15 @@ class Desk:
                 self._cloud.take(node.job, node.id, moment, Reason.STOPPED, notice=False)
             self._settle()
             self._ledger.append([Closed(self._now())])
+
+    def _advance(self) -> None:
+        """Now, and whatever is told of it will not be undone by a restart."""
+        self._cloud.advance(self._now())
+        self._settle()
+        try:
+            self._ledger.note_alive(self._cloud.at)
+        except OSError as error:
+            raise FleetError(f"the ledger cannot be written: {error}", retry=True) from None
 
     def _settle(self) -> None:
         """Into the book first, then to whoever carries it out."""

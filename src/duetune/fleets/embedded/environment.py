@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from duetune.fleets.embedded.channel import Assignment
+from duetune.fleets.embedded.devices import VISIBLE
 
 if TYPE_CHECKING:
     from duetune.core.fleet import Launch
@@ -22,7 +23,13 @@ def notice_file(launch: Launch) -> Path:
 
 
 def assignment_of(
-    launch: Launch, *, url: str, secret: str, lighthouse: str, heartbeat_timeout_s: float
+    launch: Launch,
+    *,
+    url: str,
+    secret: str,
+    lighthouse: str,
+    device: str | None,
+    heartbeat_timeout_s: float,
 ) -> Assignment:
     """What the agent of this node is told. ``secret`` opens the job's address for progress."""
     task, folder = launch.task, Path(launch.task.folder)
@@ -33,6 +40,7 @@ def assignment_of(
         "DUETUNE_OUTPUT_DIR": str(folder / "output"),
         "DUETUNE_PROGRESS_FILE": str(folder / "progress.json"),
         "DUETUNE_HAZARD_FILE": str(folder / "hazard.json"),
+        **({} if device is None else {VISIBLE: device}),
         **task.environment,
         **_secrets(folder),
         "DUETUNE_JOB_ID": launch.job,

@@ -45,11 +45,16 @@ def start_provider(
         allowed = f"from 0 to {market.slots - 1}, the last slot of {market.name!r}"
         raise InvalidInput("first_slot", settings.first_slot, allowed)
     order = _order(place, settings, market)
-    if not is_locked(place):
-        said = _spawn(place, order)
-        if said not in {"", BUSY.decode()}:
-            raise FleetError(f"the fleet in {place} could not be started: {said}", retry=False)
-    return _running(place, order)
+    fleet = _running(place, order)
+    provider = Signpost(place).read()
+    other = order.difference(provider.settings, provider.digest)
+    if other:
+        allowed = (
+            f"what the fleet that runs in {place} has; stop that one first "
+            "('duetune fleet stop', or stop_provider)"
+        )
+        raise InvalidInput("fleet settings", other, allowed)
+    return fleet
 
 
 def stop_provider(folder: Path | str) -> bool:
@@ -113,27 +118,24 @@ def _spawn(place: Path, order: Order) -> str:
 
 
 def _running(place: Path, order: Order) -> EmbeddedFleet:
-    """The provider that answers now, if it is the wanted one."""
+    """A provider that answers: the one that is there, which may just be starting or dying, or a
+    new one.
+    """
     deadline = time.monotonic() + START_TIMEOUT_S
     while True:
+        if not is_locked(place):
+            said = _spawn(place, order)
+            if said not in {"", BUSY.decode()}:
+                raise FleetError(f"the fleet in {place} could not be started: {said}", retry=False)
         try:
-            provider = Signpost(place).read()
             fleet = EmbeddedFleet(place)
             fleet.now()
         except FleetError:
-            if time.monotonic() > deadline or not is_locked(place):
+            if time.monotonic() > deadline:
                 raise
             time.sleep(0.05)
         else:
-            break
-    other = order.difference(provider.settings, provider.digest)
-    if other:
-        allowed = (
-            f"what the fleet that runs in {place} has; stop that one first "
-            "('duetune fleet stop', or stop_provider)"
-        )
-        raise InvalidInput("fleet settings", other, allowed)
-    return fleet
+            return fleet
 
 
 def _wait_for_end(place: Path, seconds: float) -> bool:

@@ -24,6 +24,7 @@ from duetune.fleets.embedded.cloud import Reason
 from duetune.fleets.embedded.coordinators import Coordinators
 from duetune.fleets.embedded.crew import Crew
 from duetune.fleets.embedded.desk import Desk
+from duetune.fleets.embedded.devices import Devices, visible_devices
 from duetune.fleets.embedded.documents import write_document
 from duetune.fleets.embedded.environment import assignment_of, notice_file
 from duetune.fleets.embedded.starter import Starter
@@ -60,6 +61,7 @@ class Provider:
         self._starter = Starter(settings.preload, self._watch, self._unwatch)
         self._crew = Crew(self._starter, self._selector, self._gone)
         self._coordinators = Coordinators(self._crew, settings.coordinator_linger_s)
+        self._devices = Devices(visible_devices(os.environ))
         self._noticed: set[Key] = set()
         self._started: set[Key] = set()
         self._next_note = 0.0
@@ -145,6 +147,7 @@ class Provider:
                 self._noticed.add(key)
                 self._notify(key, launch, node.notice_at)
         elif not node.state.alive:
+            self._devices.give_back(key)
             if node.reason == Reason.RELEASED and launch is not None and key in self._crew:
                 leaves_by = time.time() + self._settings.release_grace_s
                 self._write_notice(launch, leaves_by)
@@ -161,6 +164,7 @@ class Provider:
             url=self.url,
             secret=self.progress_secret(launch.job),
             lighthouse=lighthouse,
+            device=self._devices.take(key),
             heartbeat_timeout_s=self._settings.heartbeat_timeout_s,
         )
         self._crew.start(key, assignment)

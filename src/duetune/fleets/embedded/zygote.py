@@ -7,6 +7,7 @@ provider does.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib
 import os
@@ -68,7 +69,8 @@ def main() -> int:
     # What is loaded stays shared between all forks, untouched by their collectors.
     gc.collect()
     gc.freeze()
-    serve(control)
+    with contextlib.suppress(OSError):  # the provider is gone, and nobody else needs this process
+        serve(control)
     return 0
 
 

@@ -87,7 +87,7 @@ def run_script(spec: JobSpec, gpus: int, *, dataset: str | None = None) -> str:
     """
     if spec.run is not None:
         return environment_lines(spec) + spec.run
-    task = msgspec.json.format(msgspec.json.encode(_task(spec, dataset))).decode()
+    task = msgspec.json.format(msgspec.json.encode(task_document(spec, dataset))).decode()
     lines = (
         environment_lines(spec)
         + f"cat > \"$DUETUNE_JOB_DIR/task.json\" <<'DUETUNE_TASK'\n{task}\nDUETUNE_TASK\n"
@@ -104,7 +104,7 @@ def shell_path(path: str) -> str:
     return shlex.quote(path) if path.startswith("/") else f'"$PWD"/{shlex.quote(path)}'
 
 
-def _task(spec: JobSpec, dataset: str | None) -> dict[str, object]:
+def task_document(spec: JobSpec, dataset: str | None = None) -> dict[str, object]:
     """The trainer's task file; what it does not say is the trainer's default."""
     task: dict[str, object] = {"model": spec.model, "dataset": dataset or spec.dataset}
     if spec.method is not Method.AUTO:

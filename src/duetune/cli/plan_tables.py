@@ -1,0 +1,137 @@
+"""A plan as people see it before they spend money on it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.markup import escape
+
+from duetune.cli.home import duration_words
+from duetune.cli.tables import console, new_table
+from duetune.simulate.summary import dollars
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from duetune.quote.configuration import Configuration
+    from duetune.quote.document import Line, QuoteDocument
+    from duetune.service.submission import Prepared
+
+ROLES = {
+    "chosen": "duetune",
+    "on_demand_only": "on-demand only",
+    "spot_only": "spot only",
+}
+
+
+def show_plan(prepared: Prepared) -> None:
+    screen = console()
+    spec, quote = prepared.spec, prepared.quote.document
+    what = f"{spec.model} on {spec.dataset}" if spec.run is None else "own command"
+    screen.print(f"[bold]{escape(spec.name)}[/]: {escape(what)}")
+    screen.print()
+    screen.print(_configuration_table(prepared.configuration, own=spec.run is not None))
+    screen.print()
+    screen.print(_quote_table(quote))
+    screen.print()
+    for sentence in _sentences(prepared, quote):
+        screen.print(sentence)
+
+
+def _configuration_table(chosen: Configuration, *, own: bool) -> Table:
+    table = new_table("configuration", "", "why", left=("configuration", "", "why"))
+    speed = _speed(chosen)
+    rows: list[tuple[str, str, str]] = [
+        ("accelerators", _gpus(chosen), chosen.reasons.get("accelerators", "")),
+        ("steps", f"{chosen.total_steps}", chosen.reasons.get("total_steps", "")),
+        ("speed", speed, chosen.basis.value),
+    ]
+    if not own:
+        rows[1:1] = [
+            ("method", chosen.method, chosen.reasons.get("method", "")),
+            (
+                "batch",
+                f"{chosen.global_batch} = {chosen.accumulation} x {chosen.microbatch}",
+                chosen.reasons.get("microbatch", ""),
+            ),
+            ("precision", chosen.precision, chosen.reasons.get("precision", "")),
+            ("max_length", str(chosen.max_length), chosen.reasons.get("max_length", "")),
+        ]
+        if chosen.memory_gb is not None:
+            terms = sorted(chosen.memory_terms.items(), key=lambda term: -term[1])[:3]
+            words = ", ".join(f"{name} {size:.2g}" for name, size in terms)
+            rows.append(("memory", f"{chosen.memory_gb:.2g} GB per GPU", words))
+    for name, value, why in rows:
+        table.add_row(name, escape(value), f"[dim]{escape(why)}[/]")
+    return table
+
+
+def _gpus(chosen: Configuration) -> str:
+    counts = (
+        f"{chosen.min_gpus}"
+        if chosen.min_gpus == chosen.max_gpus
+        else f"{chosen.min_gpus} to {chosen.max_gpus}"
+    )
+    return f"{chosen.accelerator}: {counts}"
+
+
+def _speed(chosen: Configuration) -> str:
+    alone = f"{chosen.step_s[chosen.min_gpus]:.2g} s a step on {chosen.min_gpus}"
+    if chosen.max_gpus == chosen.min_gpus:
+        return alone
+    return f"{alone}, {chosen.step_s[chosen.max_gpus]:.2g} s on {chosen.max_gpus}"
+
+
+def _quote_table(quote: QuoteDocument) -> Table:
+    table = new_table(
+        *("", "cost", "80% between", "finished after", "90% by", "on time", "GPUs"),
+        left=("",),
+    )
+    for line in quote.lines:
+        style = "bold" if line.role.value == "chosen" else ""
+        table.add_row(
+            ROLES[line.role.value],
+            dollars(line.cost),
+            f"{dollars(line.cost_low)} to {dollars(line.cost_high)}",
+            _after(line.finish_at, quote),
+            _after(line.finish_late_at, quote),
+            _on_time(line),
+            f"{line.gpus:.1f}",
+            style=style,
+        )
+    table.add_row(
+        "[dim]if the market were known[/]",
+        f"[dim]{dollars(quote.bound.cost)}[/]",
+        "",
+        "",
+        "",
+        "",
+        "",
+    )
+    return table
+
+
+def _on_time(line: Line) -> str:
+    colour = "green" if line.on_time >= 0.9 else "yellow" if line.on_time >= 0.5 else "red"
+    return f"[{colour}]{line.on_time:.0%}[/]"
+
+
+def _after(moment: float | None, quote: QuoteDocument) -> str:
+    return "never" if moment is None else duration_words(moment - quote.at)
+
+
+def _sentences(prepared: Prepared, quote: QuoteDocument) -> list[str]:
+    due = duration_words(quote.deadline_at - quote.at)
+    last = duration_words(quote.hard_deadline_at - quote.at)
+    slot = duration_words(quote.slot_s)
+    money = f"value {dollars(quote.value)}"
+    money += "" if quote.budget is None else f", budget {dollars(quote.budget)}"
+    return [
+        f"Due in {due} (given up after {last}), {money}; decisions every {slot}.",
+        f"Policy {escape(prepared.policy)}: {escape(prepared.chosen)}.",
+        *(f"[yellow]Note:[/] {escape(note)}." for note in quote.notes),
+        (
+            f"[dim]From {quote.scenarios} scenarios of the market, drawn from {quote.history_slots} "
+            "slots of its past.[/]"
+        ),
+    ]

@@ -1,0 +1,215 @@
+"""The quote: the pool of policies played on many futures of the market, before anything runs."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from duetune.errors import InvalidInput, NotFound
+from duetune.forecast.outlook import outlook_at
+from duetune.market.scenarios import ENOUGH_HOURS
+from duetune.policies.baselines import OnDemandOnly
+from duetune.quote.document import Line, QuoteDocument, Role
+from duetune.quote.futures import Futures, draw_futures, hindsight
+from duetune.quote.spot_only import SpotOnly
+from duetune.simulate.episode import LAST_VALUE
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from duetune.core.fleet import MarketReport
+    from duetune.core.market import MarketTrace
+    from duetune.core.ports import Policy
+    from duetune.forecast.source import ForecastSource
+    from duetune.quote.document import Bound
+    from duetune.quote.terms import Terms
+    from duetune.simulate.tournament import Tournament
+
+NEARLY = 1e-3
+"""Utilities that differ by less than this share of the value are taken for equal."""
+
+
+class Quote(msgspec.Struct, frozen=True, eq=False):
+    """What every policy of the pool came to on the scenarios, and the one that was chosen.
+
+    ``utilities`` has one row per scenario and one column per policy of the pool.
+    """
+
+    futures: Futures
+    pool: tuple[str, ...]
+    utilities: NDArray[np.float64]
+    document: QuoteDocument
+
+    @property
+    def policy(self) -> str:
+        """The name of the chosen policy."""
+        return self.document.chosen.policy
+
+    def with_policy(self, policy: Policy) -> Quote:
+        """The same quote for another policy, in the pool or not."""
+        if policy.name == self.policy:
+            return self
+        line = _line(self.futures.terms, Role.CHOSEN, self.futures.play([policy]), 0)
+        others = tuple(other for other in self.document.lines if other.role is not Role.CHOSEN)
+        document = _with_lines(self.futures, self.document, (line, *others))
+        return msgspec.structs.replace(self, document=document)
+
+
+def make_quote(
+    terms: Terms,
+    policies: Sequence[Policy],
+    *,
+    market_history: MarketTrace | None,
+    now: MarketReport,
+    scenarios: int = 100,
+    seed: int = 0,
+    source: ForecastSource = LAST_VALUE,
+) -> Quote:
+    """Play every policy of the pool on so many futures of the market, and choose the best.
+
+    ``market_history`` ends with the slot before ``now``. Of policies with nearly the same mean
+    utility the one that is most often on time is chosen. Where the terms leave only one policy,
+    that one is. Refuses a budget that no plan could keep to.
+    """
+    if not policies:
+        raise InvalidInput("policies", "none", "at least one policy")
+    chances = draw_futures(terms, market_history, now, scenarios, seed, source)
+    bound = hindsight(chances)
+    _check_budget(terms, chances, bound)
+    played = chances.play([*policies, OnDemandOnly(), SpotOnly()])
+    on_demand, spot = len(policies), len(policies) + 1
+    match terms.policy:
+        case None:
+            chosen = _best(terms, played, len(policies))
+        case "on_demand":
+            chosen = on_demand
+        case "spot_only":
+            chosen = spot
+        case name:
+            raise NotFound("policy", name, "on_demand, spot_only")
+    lines = (
+        _line(terms, Role.CHOSEN, played, chosen),
+        _line(terms, Role.ON_DEMAND_ONLY, played, on_demand),
+        _line(terms, Role.SPOT_ONLY, played, spot),
+    )
+    job = terms.job
+    document = QuoteDocument(
+        at=now.at,
+        origin=terms.origin,
+        slot_s=terms.slot_s,
+        work=job.work,
+        value=job.value,
+        budget=job.budget,
+        deadline_slot=job.deadline,
+        deadline_at=terms.moment(job.deadline),
+        hard_deadline_slot=job.hard_deadline,
+        hard_deadline_at=terms.moment(job.hard_deadline),
+        scenarios=scenarios,
+        history_slots=chances.history_slots,
+        outlook=outlook_at(chances.markets[0], chances.start),
+        bound=bound,
+    )
+    return Quote(
+        futures=chances,
+        pool=played.policies[: len(policies)],
+        utilities=played.utility[:, : len(policies)].copy(),
+        document=_with_lines(chances, document, lines),
+    )
+
+
+def _best(terms: Terms, played: Tournament, policies: int) -> int:
+    means = played.utility[:, :policies].mean(axis=0)
+    on_time = played.on_time[:, :policies].mean(axis=0)
+    best = float(means.max())
+    nearly = best - NEARLY * max(terms.job.value, abs(best))
+    eligible = np.flatnonzero(means >= nearly)
+    return int(max(eligible, key=lambda place: (on_time[place], means[place])))
+
+
+def _check_budget(terms: Terms, chances: Futures, bound: Bound) -> None:
+    """No plan is cheaper than all the work at the best number of GPUs and the lowest price."""
+    job = terms.job
+    if job.budget is None:
+        return
+    lowest = min(float(market.on_demand_price.min()) for market in chances.markets)
+    if terms.policy != "on_demand":
+        lowest = min(lowest, *(float(market.spot_price.min()) for market in chances.markets))
+    gpu_slots = min(
+        gpus * job.work / job.throughput[gpus] for gpus in range(job.min_gpus, job.max_gpus + 1)
+    )
+    least = gpu_slots * lowest
+    if job.budget < least:
+        raise InvalidInput(
+            "budget",
+            job.budget,
+            f"at least ${math.ceil(100 * least) / 100:.2f}, the work at the lowest price seen; "
+            f"about ${bound.cost:.2f} is likely to be needed",
+        )
+
+
+def _line(terms: Terms, role: Role, played: Tournament, place: int) -> Line:
+    cost, finished = played.cost[:, place], played.finished[:, place]
+    low, high = np.quantile(cost, [0.1, 0.9])
+    # Never is later than any slot; quantiles are slots that occur.
+    ends = np.where(finished > 0, finished.astype(np.float64), np.inf)
+    middle, late = (_slot(ends, share) for share in (0.5, 0.9))
+    spot, on_demand = played.spot_slots[:, place].sum(), played.on_demand_slots[:, place].sum()
+    held = float(spot + on_demand)
+    return Line(
+        role=role,
+        policy=played.policies[place],
+        cost=float(cost.mean()),
+        cost_low=float(low),
+        cost_high=float(high),
+        finish_slot=middle,
+        finish_slot_late=late,
+        finish_at=None if middle is None else terms.moment(middle),
+        finish_late_at=None if late is None else terms.moment(late),
+        on_time=float(played.on_time[:, place].mean()),
+        finished=float((finished > 0).mean()),
+        gpus=held / float(played.slots[:, place].sum()),
+        spot_share=float(spot) / held if held else 0.0,
+        utility=float(played.utility[:, place].mean()),
+    )
+
+
+def _slot(ends: NDArray[np.float64], share: float) -> int | None:
+    slot = float(np.quantile(ends, share, method="inverted_cdf"))
+    return int(slot) if math.isfinite(slot) else None
+
+
+def _with_lines(
+    chances: Futures, document: QuoteDocument, lines: tuple[Line, ...]
+) -> QuoteDocument:
+    """Whatever follows from the lines, anew."""
+    chosen = next(line for line in lines if line.role is Role.CHOSEN)
+    on_demand = next(line for line in lines if line.role is Role.ON_DEMAND_ONLY)
+    return msgspec.structs.replace(
+        document,
+        lines=lines,
+        saving=1 - chosen.cost / on_demand.cost if on_demand.cost > 0 else 0.0,
+        notes=_notes(chances, chosen),
+    )
+
+
+def _notes(chances: Futures, chosen: Line) -> tuple[str, ...]:
+    job, notes = chances.terms.job, []
+    hours = chances.history_slots * chances.terms.slot_s / 3600
+    if hours < ENOUGH_HOURS:
+        notes.append(
+            f"only {hours:g} hours of the market's past are known: the forecast is a wide one"
+        )
+    if chances.terms.policy_reason:
+        notes.append(f"the policy is {chosen.policy}, since {chances.terms.policy_reason}")
+    if chosen.finished < 1:
+        why = "the budget or the hard deadline" if job.budget is not None else "the hard deadline"
+        notes.append(f"in {1 - chosen.finished:.0%} of the scenarios {why} ends it unfinished")
+    if chosen.on_time < 0.9:
+        notes.append(f"on time in {chosen.on_time:.0%} of the scenarios only")
+    if chosen.utility < 0:
+        notes.append("it costs more than finishing it is worth")
+    return tuple(notes)

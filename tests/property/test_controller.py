@@ -1,0 +1,65 @@
+"""A whole controller among random markets, jobs, wishes, faults and deaths."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "control"))
+
+from chances import Adventure
+
+from duetune import bootstrap
+from duetune.engine import Engine
+
+
+class Drawn:
+    """Chance as Hypothesis has it, so that what fails is made small."""
+
+    def __init__(self, data):
+        self._data = data
+
+    def whole(self, low, high):
+        return self._data.draw(st.integers(low, high))
+
+    def pick(self, options):
+        return self._data.draw(st.sampled_from(options))
+
+    def happens(self, percent):
+        return self._data.draw(st.integers(1, 100)) <= percent
+
+
+@settings(max_examples=60)
+@given(data=st.data())
+def test_whatever_happens_a_job_ends_once_leaks_nothing_and_accounts_for_every_cent(data):
+    adventure = Adventure(Drawn(data))
+    adventure.live()
+    adventure.check()
+
+
+@settings(max_examples=40)
+@given(data=st.data())
+def test_jobs_that_can_succeed_do_however_often_the_controller_dies(data):
+    adventure = Adventure(Drawn(data), kills=6, easy=True)
+    adventure.live()
+    adventure.check()
+
+
+@settings(max_examples=20)
+@given(data=st.data())
+def test_the_journal_alone_gives_the_state(data):
+    """Folding twice, and from any place on, comes to the same."""
+    adventure = Adventure(Drawn(data), kills=1, troubles=3)
+    adventure.live()
+    for name in adventure.names:
+        story = adventure.room.journal.read(name)
+        whole = Engine(name, bootstrap.policy_named)
+        for recorded in story:
+            whole.handle(recorded.event)
+        assert whole.state == adventure.room.state(name)
+        assert [recorded.position for recorded in story] == list(range(1, len(story) + 1))
+        half = adventure.room.journal.read(name, after=len(story) // 2)
+        assert half == story[len(story) // 2 :]

@@ -1,0 +1,212 @@
+"""A group of several members in one process, over a real coordinator and real sockets."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+# Read when the library is loaded: it would tell of every step.
+os.environ.setdefault("RUST_LOG", "off")
+
+torch = pytest.importorskip("torch")
+coordination = pytest.importorskip("torchft.coordination")
+
+from duetune.training.group import ElasticGroup, GroupBroken, GroupSettings, Left  # noqa: E402
+from duetune.training.transfer import StateServer, TransferFailed, alive, fetch_state  # noqa: E402
+
+CPU = torch.device("cpu")
+QUICK = GroupSettings(patience_s=0.2, ping_s=0.3, ping_pause_s=0.05, connect_s=5.0)
+
+
+class Counter:
+    """A state that is easy to check: ``sum`` has seen every step once."""
+
+    def __init__(self, step=0):
+        self.lock = threading.Lock()
+        self.step = step
+        self.sum = torch.full((1000,), float(step * (step - 1) / 2))
+
+    def arrays(self):
+        return {"sum": self.sum, "none": torch.zeros(0)}
+
+    def document(self):
+        return {"step": self.step, "note": float("nan")}
+
+    def load(self, arrays, document):
+        self.sum, self.step = arrays["sum"], document["step"]
+
+    def advance(self, parts):
+        with self.lock:
+            assert {float(part[0]) for part in parts} == {float(self.step)}
+            self.sum += torch.stack(parts).mean(0)
+            self.step += 1
+
+
+@pytest.fixture
+def lighthouse():
+    server = coordination.LighthouseServer(
+        bind="127.0.0.1:0",
+        min_replicas=1,
+        join_timeout_ms=10_000,
+        quorum_tick_ms=10,
+        heartbeat_timeout_ms=400,
+    )
+    yield f"http://127.0.0.1:{server.address().rpartition(':')[2]}"
+    server.shutdown()
+
+
+class Member(threading.Thread):
+    def __init__(self, lighthouse, name, steps, step=0, until=None):
+        super().__init__(daemon=True)
+        self.state = Counter(step)
+        self.worlds = []
+        self.broken = []
+        self.leave = threading.Event()
+        self.left = False
+        self.pause = threading.Event()
+        self.pause.set()
+        self._steps = steps
+        self._until = until or (lambda _member: False)
+        self.group = ElasticGroup(
+            lighthouse, name, self.state, CPU, leaving=self.leave.is_set, settings=QUICK
+        )
+        self.start()
+
+    def run(self):
+        while self.state.step < self._steps and not self._until(self):
+            try:
+                self._round()
+            except GroupBroken as broken:
+                self.broken.append(str(broken))
+            except Left:
+                self.left = True
+                break
+        self.group.close()
+
+    def _round(self):
+        arrangement = self.group.form()
+        self.pause.wait()
+        time.sleep(0.01)
+        self.state.advance(self.group.gather(torch.full((1000,), float(self.state.step))))
+        self.worlds.append(arrangement.world)
+
+
+def finish(*members):
+    for member in members:
+        member.join(60)
+        assert not member.is_alive()
+        assert float(member.state.sum[0]) == member.state.step * (member.state.step - 1) / 2
+
+
+def wait_for(condition):
+    limit = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < limit
+        time.sleep(0.005)
+
+
+def test_members_come_and_go_and_every_step_is_done_once(lighthouse):
+    # Long enough for all of it, and every member ends by itself.
+    first = Member(
+        lighthouse, "a", 10**9, until=lambda one: one.worlds[-3:] == [1, 1, 1] and 3 in one.worlds
+    )
+    wait_for(lambda: len(first.worlds) > 2)
+    second = Member(lighthouse, "b", 10**9, until=lambda one: 3 in one.worlds[:-4])
+    wait_for(lambda: 2 in first.worlds)
+    third = Member(lighthouse, "c", 10**9, step=2, until=lambda one: one.worlds[-4:] == [2] * 4)
+    finish(first, second, third)
+    # Neighbours only: nobody left a group of three for a group of one.
+    changes = [
+        one for one, other in zip(first.worlds, [*first.worlds[1:], 0], strict=True) if one != other
+    ]
+    assert changes == [1, 2, 3, 2, 1]
+    assert second.state.step > third.worlds.count(3)
+
+
+def test_a_member_that_dies_costs_no_step(lighthouse):
+    survivor = Member(lighthouse, "a", 40)
+    victim = Member(lighthouse, "b", 10**9)
+    wait_for(lambda: 2 in survivor.worlds)
+    # What the end of a process does: heartbeats, state server and connections are gone at once.
+    victim._until = lambda _member: True
+    finish(survivor, victim)
+    assert survivor.worlds[-1] == 1
+    assert len(survivor.worlds) == 40
+
+
+def test_a_member_that_stands_still_is_left_behind_and_catches_up(lighthouse):
+    one = Member(
+        lighthouse,
+        "a",
+        10**9,
+        until=lambda member: member.worlds[-2:] == [2, 2] and 1 in member.worlds[5:],
+    )
+    other = Member(
+        lighthouse,
+        "b",
+        10**9,
+        until=lambda member: len(member.broken) > 0 and member.worlds[-2:] == [2, 2],
+    )
+    wait_for(lambda: one.worlds[-2:] == [2, 2])
+    # As by SIGSTOP: neither heartbeats nor answers.
+    other.pause.clear()
+    beating = other.group._alive_at
+    other.group._lively = lambda: False
+    other.group._lighthouse._alive = other.group._lively
+    other.group._server.close()
+    wait_for(lambda: one.broken)
+    assert "does not answer" in one.broken[0]
+    wait_for(lambda: one.worlds[-2:] == [1, 1])
+    assert other.group._alive_at >= beating
+    other.group._server = StateServer("127.0.0.1", other.state, lambda: True)
+    other.group._lighthouse._alive = lambda: True
+    other.pause.set()
+    finish(one, other)
+
+
+def test_waiting_for_a_quorum_ends_when_told_to_leave():
+    alone = Member("http://127.0.0.1:9", "a", 5)
+    time.sleep(0.3)
+    assert alone.is_alive()
+    alone.leave.set()
+    alone.join(10)
+    assert alone.left
+
+
+def test_everything_listens_on_the_chosen_interface_only(lighthouse):
+    member = Member(lighthouse, "a", 3)
+    assert member.group._server.address.startswith("http://127.0.0.1:")
+    assert member.group._rendezvous.address.startswith("127.0.0.1:")
+    table = Path("/proc/net/tcp").read_text(encoding="ascii").splitlines()
+    listening = [line.split()[1] for line in table if line.split()[3] == "0A"]
+    for address in (member.group._server.address, member.group._rendezvous.address):
+        port = int(address.rpartition(":")[2])
+        assert f"0100007F:{port:04X}" in listening
+    finish(member)
+
+
+def test_a_state_is_handed_over_whole_or_not_at_all():
+    state = Counter(7)
+    server = StateServer("127.0.0.1", state, lambda: True)
+    arrays, document = fetch_state(server.address, 7)
+    assert torch.equal(arrays["sum"], state.sum)
+    assert document["step"] == 7
+    with pytest.raises(TransferFailed, match="409"):
+        fetch_state(server.address, 6)
+    server.close()
+    with pytest.raises(TransferFailed):
+        fetch_state(server.address, 7)
+
+
+def test_a_member_whose_main_thread_hangs_says_so():
+    lively = True
+    server = StateServer("127.0.0.1", Counter(), lambda: lively)
+    assert alive(server.address, 1.0) is True
+    lively = False
+    assert alive(server.address, 1.0) is False
+    server.close()
+    assert alive(server.address, 1.0) is False
