@@ -62,7 +62,8 @@ class Submitted(msgspec.Struct, frozen=True, tag="submitted"):
     """The job as it was accepted. ``job`` counts work in optimiser steps and time in slots of
     ``slot_s`` seconds, the first of which began at ``origin``. ``spec`` is what the user wrote, as
     JSON; ``policy`` the name of the policy that was chosen, ``chosen`` how; ``stop_at`` a moment
-    at which the job ends whatever its state.
+    at which the job ends whatever its state. A value that was not given stands for the cost on
+    demand, so it follows the measured speed.
     """
 
     at: float
@@ -76,6 +77,7 @@ class Submitted(msgspec.Struct, frozen=True, tag="submitted"):
     max_price: float | None = None
     outlook: Outlook = Outlook()
     stop_at: float | None = None
+    value_given: bool = True
 
 
 class Wished(msgspec.Struct, frozen=True, tag="wished"):

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from duetune.core.decision import Outlook
     from duetune.core.events import Event
     from duetune.core.fleet import Command
+    from duetune.core.job import Job
     from duetune.core.market import Slot
     from duetune.core.ports import Policy
 
@@ -158,7 +159,7 @@ class Engine:
         )
 
     def decide(self, observed: Observed) -> Decided:
-        """The decision on a slot that was observed; changes nothing."""
+        """The decision on a slot whose observation was handled; changes nothing."""
         state = self.state
         if state.status is Status.PAUSED:
             decision = Decision(Allocation(), "paused", state.memo)
@@ -356,7 +357,9 @@ def _observe(state: JobState, event: Observed) -> None:
         state.step_at_slot = state.progress.step
     state.slot, state.due = event.slot, False
     state.slot_began = max(event.at, state.moment(event.slot - 1))
-    state.pace.update(event.pace)
+    if event.pace:
+        state.pace.update(event.pace)
+        state.job = _recalibrated(state)
     stop_at = state.submitted.stop_at
     if event.slot > state.job.hard_deadline:
         _stop(state, Status.FAILED, f"{NOT_FINISHED}{_where(state)}")
@@ -364,6 +367,16 @@ def _observe(state: JobState, event: Observed) -> None:
         _stop(state, Status.FAILED, f"max_duration has passed{_where(state)}")
     elif state.stalled_slots >= STALL_SLOTS:
         _stop(state, Status.FAILED, f"no step done in {STALL_SLOTS} slots; see the logs")
+
+
+def _recalibrated(state: JobState) -> Job:
+    """With the curve as measured, and a value that was derived from it derived anew."""
+    prior = state.submitted.job
+    curve = calibrated(prior.throughput, state.pace)
+    value = prior.value
+    if not state.submitted.value_given:
+        value *= prior.throughput[-1] / curve[-1]
+    return msgspec.structs.replace(state.job, throughput=curve, value=value)
 
 
 def _where(state: JobState) -> str:

@@ -87,15 +87,16 @@ def scenarios(
     rest = (slots, count - walks, random, slot_hours)
     prices = np.concatenate((price[places], _noisy_prices(now, *rest)))
     counts = np.concatenate((available[places], _noisy_counts(available, *rest)))
+    # Shuffled, so that the first few are as good a sample as any.
     return tuple(
         MarketTrace.single(
             prices[row],
             counts[row],
             now.on_demand_price,
             slot_hours=slot_hours,
-            name=f"scenario-{row}",
+            name=f"scenario-{place}",
         )
-        for row in range(count)
+        for place, row in enumerate(random.permutation(count))
     )
 
 

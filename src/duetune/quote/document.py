@@ -20,9 +20,10 @@ class Role(StrEnum):
 class Line(msgspec.Struct, frozen=True, kw_only=True):
     """One way to run the job, over all scenarios.
 
-    ``cost`` is the mean, ``cost_low`` to ``cost_high`` what 80% of the scenarios lie between.
-    ``finish_slot`` is the median and ``finish_slot_late`` what it is not later than in 90%, with
-    their moments (market seconds since the epoch); None where the job is not finished by then.
+    ``cost`` is the mean, ``cost_low`` to ``cost_high`` what 80% of the scenarios lie between; GPUs
+    are paid until the work is done. ``finish_slot`` is the median and ``finish_slot_late`` what it
+    is not later than in 90%, beside their moments (market seconds since the epoch); None where the
+    job is not finished by then.
     ``on_time`` and ``finished`` are probabilities; ``gpus`` the mean number while it runs.
     """
 
@@ -43,14 +44,13 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Bound(msgspec.Struct, frozen=True, kw_only=True):
-    """Had the market been known: what the cheapest sensible plan would cost, and the utility that
-    nothing could exceed; means over ``scenarios`` of them. Swaps are free here and a budget does
-    not bind, so both are bounds.
+    """Had the market been known: what the best plan would cost, and the utility that no policy
+    exceeds as long as whole slots are paid (as in the utilities of the pool); means over the
+    scenarios. Swaps of spot and on-demand are free here and a budget does not bind.
     """
 
     cost: float
     utility: float
-    scenarios: int
 
 
 class QuoteDocument(msgspec.Struct, frozen=True, kw_only=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from statistics import mean
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -10,24 +11,33 @@ import numpy as np
 
 from duetune.core.job import Reconfiguration
 from duetune.core.market import MarketTrace
+from duetune.core.physics import charge, job_physics, play
 from duetune.forecast.outlook import WEEK_HOURS
 from duetune.forecast.source import ForecastSource
 from duetune.market.scenarios import scenarios
 from duetune.optimise.dynamic import offline_optimum
+from duetune.policies.baselines import OnDemandOnly
 from duetune.quote.document import Bound
+from duetune.quote.lines import line_of, unused_share
 from duetune.quote.terms import Terms
 from duetune.simulate.cases import Case
+from duetune.simulate.episode import simulate
 from duetune.simulate.tournament import run_tournament
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from duetune.core.fleet import MarketReport
+    from duetune.core.job import Job
+    from duetune.core.market import MarketWindow
     from duetune.core.ports import Policy
+    from duetune.optimise.optimum import Optimum
+    from duetune.quote.document import Line, Role
     from duetune.simulate.tournament import Tournament
 
-BOUND_SCENARIOS = 20
-BOUND_STEPS = 500
+USUAL_SLOTS = 72
+MOST_STEPS, LEAST_STEPS = 500, 100
+"""Of the grid on which the optimum is found; longer jobs get a coarser one."""
 
 
 class Futures(msgspec.Struct, frozen=True, eq=False):
@@ -43,6 +53,16 @@ class Futures(msgspec.Struct, frozen=True, eq=False):
     def play(self, policies: Sequence[Policy]) -> Tournament:
         cases = [Case(self.terms.job, place, self.start) for place in range(len(self.markets))]
         return run_tournament(policies, cases, self.markets, self.source)
+
+    def line(self, role: Role, policy: Policy) -> Line:
+        """One policy on every scenario, slot by slot."""
+        # Who does not look at the spot market fares the same in all of them.
+        markets = self.markets[:1] if policy.name == OnDemandOnly().name else self.markets
+        outcomes = [
+            simulate(self.terms.job, market, policy, self.source, start=self.start)
+            for market in markets
+        ]
+        return line_of(self.terms, role, outcomes)
 
 
 def draw_futures(
@@ -104,13 +124,24 @@ def hindsight(chances: Futures) -> Bound:
         ),
         budget=None,
     )
-    some = chances.markets[:BOUND_SCENARIOS]
-    optima = [
-        offline_optimum(freer, market.window(start, job.hard_deadline), max_steps=BOUND_STEPS)
-        for market in some
-    ]
-    return Bound(
-        cost=math.fsum(best.cost for best in optima) / len(some),
-        utility=math.fsum(best.upper_bound for best in optima) / len(some),
-        scenarios=len(some),
-    )
+    steps = max(LEAST_STEPS, MOST_STEPS * USUAL_SLOTS // max(USUAL_SLOTS, job.hard_deadline))
+    costs, utilities = [], []
+    for market in chances.markets:
+        window = market.window(start, job.hard_deadline)
+        best = offline_optimum(freer, window, max_steps=steps)
+        utilities.append(best.upper_bound)
+        costs.append(best.cost - _unused(freer, window, best))
+    return Bound(cost=mean(costs), utility=mean(utilities))
+
+
+def _unused(job: Job, window: MarketWindow, best: Optimum) -> float:
+    """Dollars for the part of the last slot in which the work is already done."""
+    if best.finished is None:
+        return 0.0
+    spot = np.array([held.spot for held in best.plan], dtype=np.int64)
+    on_demand = np.array([held.on_demand for held in best.plan], dtype=np.int64)
+    *_, progress = play(job_physics(job), window, spot, on_demand)
+    last = best.finished - 1
+    share = unused_share(job, progress, best.plan[-1].total)
+    price, on_demand_price = window.spot_price[last], window.on_demand_price[last]
+    return share * float(charge(spot[-1], on_demand[-1], price, on_demand_price))

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from duetune.quote.terms import Terms
     from duetune.simulate.tournament import Tournament
 
+MOST_SLOTS, LEAST_SCENARIOS = 15_000, 20
 NEARLY = 1e-3
 """Utilities that differ by less than this share of the value are taken for equal."""
 
@@ -53,7 +54,7 @@ class Quote(msgspec.Struct, frozen=True, eq=False):
         """The same quote for another policy, in the pool or not."""
         if policy.name == self.policy:
             return self
-        line = _line(self.futures.terms, Role.CHOSEN, self.futures.play([policy]), 0)
+        line = self.futures.line(Role.CHOSEN, policy)
         others = tuple(other for other in self.document.lines if other.role is not Role.CHOSEN)
         document = _with_lines(self.futures, self.document, (line, *others))
         return msgspec.structs.replace(self, document=document)
@@ -73,28 +74,29 @@ def make_quote(
 
     ``market_history`` ends with the slot before ``now``. Of policies with nearly the same mean
     utility the one that is most often on time is chosen. Where the terms leave only one policy,
-    that one is. Refuses a budget that no plan could keep to.
+    that one is. A job of more than 150 slots or so is played on fewer scenarios, to be answered in
+    seconds. Refuses a budget that no plan could keep to.
     """
     if not policies:
         raise InvalidInput("policies", "none", "at least one policy")
-    chances = draw_futures(terms, market_history, now, scenarios, seed, source)
+    count = min(scenarios, max(LEAST_SCENARIOS, MOST_SLOTS // terms.job.hard_deadline))
+    chances = draw_futures(terms, market_history, now, count, seed, source)
     bound = hindsight(chances)
     _check_budget(terms, chances, bound)
-    played = chances.play([*policies, OnDemandOnly(), SpotOnly()])
-    on_demand, spot = len(policies), len(policies) + 1
+    played = chances.play(policies)
     match terms.policy:
         case None:
-            chosen = _best(terms, played, len(policies))
+            chosen = policies[_best(terms, played)]
         case "on_demand":
-            chosen = on_demand
+            chosen = OnDemandOnly()
         case "spot_only":
-            chosen = spot
+            chosen = SpotOnly()
         case name:
             raise NotFound("policy", name, "on_demand, spot_only")
     lines = (
-        _line(terms, Role.CHOSEN, played, chosen),
-        _line(terms, Role.ON_DEMAND_ONLY, played, on_demand),
-        _line(terms, Role.SPOT_ONLY, played, spot),
+        chances.line(Role.CHOSEN, chosen),
+        chances.line(Role.ON_DEMAND_ONLY, OnDemandOnly()),
+        chances.line(Role.SPOT_ONLY, SpotOnly()),
     )
     job = terms.job
     document = QuoteDocument(
@@ -108,22 +110,21 @@ def make_quote(
         deadline_at=terms.moment(job.deadline),
         hard_deadline_slot=job.hard_deadline,
         hard_deadline_at=terms.moment(job.hard_deadline),
-        scenarios=scenarios,
+        scenarios=count,
         history_slots=chances.history_slots,
         outlook=outlook_at(chances.markets[0], chances.start),
         bound=bound,
     )
     return Quote(
         futures=chances,
-        pool=played.policies[: len(policies)],
-        utilities=played.utility[:, : len(policies)].copy(),
+        pool=played.policies,
+        utilities=played.utility,
         document=_with_lines(chances, document, lines),
     )
 
 
-def _best(terms: Terms, played: Tournament, policies: int) -> int:
-    means = played.utility[:, :policies].mean(axis=0)
-    on_time = played.on_time[:, :policies].mean(axis=0)
+def _best(terms: Terms, played: Tournament) -> int:
+    means, on_time = played.utility.mean(axis=0), played.on_time.mean(axis=0)
     best = float(means.max())
     nearly = best - NEARLY * max(terms.job.value, abs(best))
     eligible = np.flatnonzero(means >= nearly)
@@ -149,37 +150,6 @@ def _check_budget(terms: Terms, chances: Futures, bound: Bound) -> None:
             f"at least ${math.ceil(100 * least) / 100:.2f}, the work at the lowest price seen; "
             f"about ${bound.cost:.2f} is likely to be needed",
         )
-
-
-def _line(terms: Terms, role: Role, played: Tournament, place: int) -> Line:
-    cost, finished = played.cost[:, place], played.finished[:, place]
-    low, high = np.quantile(cost, [0.1, 0.9])
-    # Never is later than any slot; quantiles are slots that occur.
-    ends = np.where(finished > 0, finished.astype(np.float64), np.inf)
-    middle, late = (_slot(ends, share) for share in (0.5, 0.9))
-    spot, on_demand = played.spot_slots[:, place].sum(), played.on_demand_slots[:, place].sum()
-    held = float(spot + on_demand)
-    return Line(
-        role=role,
-        policy=played.policies[place],
-        cost=float(cost.mean()),
-        cost_low=float(low),
-        cost_high=float(high),
-        finish_slot=middle,
-        finish_slot_late=late,
-        finish_at=None if middle is None else terms.moment(middle),
-        finish_late_at=None if late is None else terms.moment(late),
-        on_time=float(played.on_time[:, place].mean()),
-        finished=float((finished > 0).mean()),
-        gpus=held / float(played.slots[:, place].sum()),
-        spot_share=float(spot) / held if held else 0.0,
-        utility=float(played.utility[:, place].mean()),
-    )
-
-
-def _slot(ends: NDArray[np.float64], share: float) -> int | None:
-    slot = float(np.quantile(ends, share, method="inverted_cdf"))
-    return int(slot) if math.isfinite(slot) else None
 
 
 def _with_lines(

@@ -36,15 +36,17 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True):
     """``job`` counts work in optimiser steps and time in slots of ``slot_s`` market seconds, the
     first of which began at ``origin``. ``deadline_at`` is the moment that was asked for; the job's
     own deadline is the end of the last slot before it, and before ``stop_at``, at which the job
-    ends whatever its state. ``max_price`` is for a GPU and hour. ``policy`` is the name of the only
-    policy that the spec's other fields allow, and ``policy_reason`` which; None, and "", where it
-    is free.
+    ends whatever its state. ``late_s``: so much later than by its slots the job will be done, since
+    part of the first one has passed. ``max_price`` is for a GPU and hour. ``policy`` is the name of
+    the only policy that the spec's other fields allow, and ``policy_reason`` which; None, and "",
+    where it is free.
     """
 
     job: Job
     origin: float
     slot_s: float
     deadline_at: float
+    late_s: float = 0.0
     stop_at: float | None = None
     max_price: float | None = None
     policy: str | None = None
@@ -113,6 +115,7 @@ def job_terms(
         origin=market.slot_began,
         slot_s=slot_s,
         deadline_at=deadline_at,
+        late_s=max(0.0, late - lost) * slot_s,
         stop_at=stop_at,
         max_price=spec.max_price,
         policy=policy,

@@ -8,7 +8,6 @@ import msgspec
 
 from duetune.core.fleet import Node, NodeState
 from duetune.core.progress import Progress
-from duetune.engine.curve import calibrated
 from duetune.errors import FleetError
 from duetune.simulate.journal import state_of
 from duetune.store.rows import JobRow
@@ -79,7 +78,7 @@ def look_at(
         except FleetError:
             now = market = None
     running = sum(node.state is NodeState.RUNNING for node in nodes)
-    curve = calibrated(state.submitted.job.throughput, state.pace)
+    curve = state.job.throughput
     finish = None
     if now is not None and running and progress.total_steps:
         pace = curve[min(running, len(curve) - 1)]

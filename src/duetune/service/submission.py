@@ -132,6 +132,7 @@ def submit(prepared: Prepared, settings: Settings, store: Store, *, now: float) 
         max_price=terms.max_price,
         outlook=prepared.outlook,
         stop_at=terms.stop_at,
+        value_given=prepared.spec.value is not None,
     )
     store.journal.append(job, [event], expected=0)
     return job

@@ -10,7 +10,6 @@ import numpy as np
 from duetune.core.decision import Allocation
 from duetune.core.events import Decided, Observed, Submitted
 from duetune.core.market import MarketTrace
-from duetune.engine.curve import calibrated
 from duetune.engine.engine import Engine, offered
 from duetune.errors import InvalidInput, NotFound
 from duetune.forecast.source import ForecastKind, ForecastSource
@@ -61,9 +60,7 @@ def redecided(
 
 def job_lived(story: Sequence[Recorded]) -> Job:
     """The job on its last terms, with the throughput that was measured."""
-    state = state_of(story)
-    curve = calibrated(state.submitted.job.throughput, state.pace)
-    return msgspec.structs.replace(state.job, throughput=curve)
+    return state_of(story).job
 
 
 def state_of(story: Sequence[Recorded], *, stream: str = "replay") -> JobState:

@@ -130,6 +130,10 @@ class ElasticTraining:
         self._saver.save_now(self._learner)
 
 
+STEADY = 4
+"""So many undisturbed steps tell a pace."""
+
+
 class Pace:
     """How long a step takes, and how long a change of members took."""
 
@@ -142,8 +146,10 @@ class Pace:
 
     @property
     def step_s(self) -> float | None:
-        """The usual length of a step with the present members; None while none is known."""
-        return statistics.median(self._recent) if self._recent else None
+        """The usual length of a step with the present members; None until it is known: the first
+        ones after a change are slower.
+        """
+        return statistics.median(self._recent) if len(self._recent) >= STEADY else None
 
     def disturb(self) -> None:
         self._disturbed = True

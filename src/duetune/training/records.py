@@ -48,7 +48,7 @@ def read_records(place: str | Path) -> Iterator[Record]:
     path = Path(place)
     if path.is_dir():
         yield from _of_folder(path)
-    elif path.exists():
+    elif path.exists() or path.is_absolute() or path.suffix.lower() in _READERS:
         yield from _of_file(path)
     else:
         yield from _of_hub(str(place))

@@ -128,7 +128,7 @@ class Adventure:
             if revived == room.revived:
                 for name in self.names:
                     self._check_turn(name)
-            if not busy and room.clock.now() > room.began + (HORIZON + 2) * SLOT_S:
+            if not busy and not room.script:
                 return
             room.wait(room.controller.next_turn(room.clock.now()))
 

@@ -99,7 +99,7 @@ class Room:
         self.revived = 0
         self.budgets = {}
         self.began = self.clock.now()
-        self._script = []
+        self.script = []
         self._readers = {}
         self.fleet_wire = self.fleet
         self.controller = self.fresh()
@@ -192,20 +192,20 @@ class Room:
 
     def at(self, slot, act):
         """``act`` happens once, that many slots after the beginning, controller or not."""
-        self._script.append((self.began + slot * SLOT_S, act))
-        self._script.sort(key=operator.itemgetter(0))
+        self.script.append((self.began + slot * SLOT_S, act))
+        self.script.sort(key=operator.itemgetter(0))
 
     def wait(self, moment):
         """Time passes, and what is to happen in it does."""
-        while self._script and self._script[0][0] <= moment:
-            due, act = self._script.pop(0)
+        while self.script and self.script[0][0] <= moment:
+            due, act = self.script.pop(0)
             self.clock.wait_until(due)
             act()
         self.clock.wait_until(moment)
 
     def run(self, *, slots=30, each=None):
         end = self.clock.now() + slots * SLOT_S
-        while self.clock.now() < end and (self.controller.turn() or self._script):
+        while self.clock.now() < end and (self.controller.turn() or self.script):
             if each is not None:
                 each()
             self.wait(self.controller.next_turn(self.clock.now()))

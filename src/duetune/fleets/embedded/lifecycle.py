@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 import signal
 import subprocess
 import sys
@@ -101,12 +100,12 @@ def _order(place: Path, settings: FleetSettings, market: MarketTrace | None) -> 
 
 def _spawn(place: Path, order: Order) -> str:
     """What kept it from starting; "" if nothing did."""
-    mark = f"{place}:{secrets.token_hex(8)}"
     try:
         done = subprocess.run(  # noqa: S603 - our own module
             [sys.executable, "-m", f"{__package__}.daemon", str(place)],
             input=msgspec.json.encode(order),
-            env={**os.environ, processes.MARK: mark},
+            # Started from within a node, a provider is none of that node's processes.
+            env={name: value for name, value in os.environ.items() if name != processes.MARK},
             capture_output=True,
             timeout=START_TIMEOUT_S,
             check=False,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import secrets
 from hashlib import sha256
 from typing import TYPE_CHECKING
 
@@ -43,7 +44,7 @@ class Order(msgspec.Struct, frozen=True):
 
 def save_market(folder: Path, market: MarketTrace) -> str:
     """Keeps the first pool of a market in the folder; its digest."""
-    draft = folder / "market.draft.csv"
+    draft = folder / f"draft-{secrets.token_hex(8)}.csv"
     save_trace(market.pool(), draft)
     digest = sha256(draft.read_bytes()).hexdigest()[:16]
     draft.rename(_market_file(folder, digest))

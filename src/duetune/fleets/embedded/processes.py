@@ -97,24 +97,22 @@ def end_strays(known: set[int]) -> bool:
     return bool(strays)
 
 
-def marked(folder: Path, *, but: str = "") -> list[int]:
-    """Processes started by any provider of ``folder`` except the one marked ``but``."""
-    wanted = f"{MARK}={folder}:".encode()
-    other = f"{MARK}={folder}:{but}".encode()
+def marked(folder: Path) -> list[int]:
+    """Processes started by a provider of ``folder``, without itself, in whatever depth."""
+    wanted = f"{MARK}={folder}".encode()
     found = []
     for entry in _numbers():
         with contextlib.suppress(OSError):
-            variables = (PROC / entry / "environ").read_bytes().split(b"\0")
-            if any(text.startswith(wanted) and text != other for text in variables):
+            if wanted in (PROC / entry / "environ").read_bytes().split(b"\0"):
                 found.append(int(entry))
     return found
 
 
-def end_marked(folder: Path, *, but: str = "") -> None:
-    """Ends what an earlier provider of ``folder`` left behind."""
+def end_marked(folder: Path) -> None:
+    """Ends what a provider of ``folder`` that is gone left behind."""
     deadline = time.monotonic() + _PATIENCE_S
     while time.monotonic() < deadline:
-        alive = {each.pid for each in running()} & set(marked(folder, but=but)) - {os.getpid()}
+        alive = {each.pid for each in running()} & set(marked(folder)) - {os.getpid()}
         if not alive:
             return
         for pid in alive:

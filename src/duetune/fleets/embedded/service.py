@@ -27,8 +27,9 @@ def serve(folder: Path, order: bytes, ready: Callable[[], None]) -> None:
     """``ready`` is called once calls are answered; returns when the provider was stopped."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     wanted = msgspec.json.decode(order, type=Order)
-    own_mark = os.environ.get(processes.MARK, "").rpartition(":")[2]
-    processes.end_marked(folder, but=own_mark)
+    # Whoever holds the folder's lock is its only provider: what others have started is left over.
+    processes.end_marked(folder)
+    os.environ[processes.MARK] = str(folder)
     processes.adopt_orphans()
     with Ledger(folder) as ledger:
         cloud, opened = open_cloud(folder, wanted, ledger, time.time())

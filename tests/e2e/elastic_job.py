@@ -1,0 +1,193 @@
+"""A job whose members are real processes, forked from one that has the heavy libraries loaded."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+from duetune.core.progress import Phase
+from duetune.training.progress import read_progress
+from duetune.training.publication import published
+from duetune.training.task import write_task
+
+NURSERY = """
+import json, os, sys, traceback
+from duetune.training.worker import main, preload
+preload()
+print(json.dumps("ready"), flush=True)
+for line in sys.stdin:
+    order = json.loads(line)
+    if "poll" in order:
+        pid, status = os.waitpid(order["poll"], os.WNOHANG)
+        print(json.dumps(os.waitstatus_to_exitcode(status) if pid else None), flush=True)
+        continue
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            os.environ.update(order["environment"])
+            log = os.open(order["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+            os.dup2(log, 1)
+            os.dup2(log, 2)
+            code = main()
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+    print(json.dumps(pid), flush=True)
+"""
+LIMIT_S = 120
+
+
+class Nursery:
+    """Forks workers on request."""
+
+    def __init__(self):
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", NURSERY],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+        )
+        assert self._answer() == "ready"
+
+    def start(self, environment, log):
+        return self._ask({"environment": environment, "log": str(log)})
+
+    def poll(self, pid):
+        """The exit code, once; None while it runs."""
+        return self._ask({"poll": pid})
+
+    def close(self):
+        self._process.stdin.close()
+        self._process.wait(30)
+        self._process.stdout.close()
+
+    def _ask(self, order):
+        self._process.stdin.write(json.dumps(order) + "\n")
+        self._process.stdin.flush()
+        return self._answer()
+
+    def _answer(self):
+        return json.loads(self._process.stdout.readline())
+
+
+class ElasticJob:
+    def __init__(self, nursery, folder, task):
+        self._nursery = nursery
+        self.folder = folder
+        self.folder.mkdir(parents=True)
+        write_task(folder, task)
+        self._pids = {}
+        self._codes = {}
+        self._epoch = 0
+        self._coordinator = None
+        self.lighthouse = None
+
+    # The coordinator
+
+    def coordinate(self):
+        """Start the coordinator, at its old place if it had one."""
+        file = self.folder / "lighthouse"
+        file.unlink(missing_ok=True)
+        place = [] if self.lighthouse is None else ["--bind", self.lighthouse.split("//")[1]]
+        self._coordinator = subprocess.Popen(
+            [sys.executable, "-m", "duetune.training.coordinator", "--port-file", file, *place]
+        )
+        self._until(file.exists, "a coordinator")
+        self.lighthouse = file.read_text()
+
+    def lose_coordinator(self):
+        self._coordinator.kill()
+        self._coordinator.wait()
+        self._coordinator = None
+
+    # Members
+
+    def launch(self, *names):
+        for name in names:
+            self._epoch += 1
+            environment = {
+                "DUETUNE_JOB_ID": "job",
+                "DUETUNE_NODE_ID": name,
+                "DUETUNE_EPOCH": str(self._epoch),
+                "DUETUNE_JOB_DIR": str(self.folder),
+                "DUETUNE_LIGHTHOUSE": self.lighthouse or "",
+            }
+            self._pids[name] = self._nursery.start(environment, self.folder / f"{name}.log")
+
+    def signal(self, number, *names):
+        for name in names:
+            os.kill(self._pids[name], number)
+
+    def kill(self, *names):
+        self.signal(signal.SIGKILL, *names)
+        assert [self.code(name) for name in names] == [-signal.SIGKILL] * len(names)
+
+    def code(self, name):
+        """The exit code, when it comes."""
+        self._until(lambda: self._poll(name) is not None, f"the end of {name}")
+        return self._codes[name]
+
+    def _poll(self, name):
+        if self._codes.get(name) is None:
+            self._codes[name] = self._nursery.poll(self._pids[name])
+        return self._codes[name]
+
+    def log(self, name):
+        return (self.folder / f"{name}.log").read_text()
+
+    # What comes of it
+
+    @property
+    def progress(self):
+        return read_progress(self.folder / "progress.json")
+
+    @property
+    def result(self):
+        return published(self.folder / "output")
+
+    @property
+    def adapter(self):
+        return (self.folder / "output" / "adapter_model.safetensors").read_bytes()
+
+    def reach(self, step=0, world=None, phase=Phase.TRAINING):
+        """Wait until so many steps are done, by so many members."""
+
+        def reached():
+            seen = self.progress
+            assert seen is None or seen.phase is not Phase.FAILED, seen.message
+            return (
+                seen is not None
+                and seen.phase is phase
+                and seen.step >= step
+                and world in {None, seen.world}
+            )
+
+        self._until(reached, f"step {step} with {world} members")
+
+    def steps_more(self, count, world=None):
+        self.reach(self.progress.step + count, world)
+
+    def close(self):
+        for name, pid in self._pids.items():
+            if self._codes.get(name) is None:
+                os.kill(pid, signal.SIGKILL)
+                self.code(name)
+        if self._coordinator is not None:
+            self.lose_coordinator()
+
+    def _until(self, condition, what):
+        limit = time.monotonic() + LIMIT_S
+        while not condition():
+            if time.monotonic() > limit:
+                logs = "\n".join(f"{name}:\n{self.log(name)}" for name in self._pids)
+                raise AssertionError(f"{what} did not come; {self.progress}\n{logs}")
+            time.sleep(0.01)
