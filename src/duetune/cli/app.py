@@ -84,8 +84,8 @@ class LazyGroup(click.Group):
 def app(context: click.Context, *, debug: bool) -> None:
     """Fine-tune by the due date at the least cost, on spot and on-demand GPUs.
 
-    Which policy finishes a job by its deadline most cheaply, against the exact optimum: on
-    recorded markets (--trace) or synthetic ones (--market).
+    `launch` runs a job; `simulate` and the commands after it ask what policies would do on
+    recorded or synthetic markets.
     """
     if debug and isinstance(context.obj, Session):
         context.obj.debug = True

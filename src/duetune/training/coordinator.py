@@ -13,8 +13,14 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from duetune.errors import MissingExtra
+from duetune.errors import DuetuneError, InvalidInput, MissingExtra
+from duetune.training.contract import HOPELESS
+from duetune.training.native import lighthouse_server
+
+if TYPE_CHECKING:
+    from duetune.training.native import LighthouseServer
 
 # A member is gone after so long without a heartbeat; one that is there but late is waited for.
 HEARTBEAT_TIMEOUT_MS = 600
@@ -22,39 +28,20 @@ JOIN_TIMEOUT_MS = 10_000
 TICK_MS = 20
 _WATCH_S = 0.5
 _BIND_TRIES = 50
+_BIND_PAUSE_S = 0.1
 
 
 def main(arguments: list[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
-    os.environ.setdefault("RUST_LOG", "off")
     parent = os.getppid()
     stopped = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopped.set())
     try:
-        from torchft.coordination import LighthouseServer  # noqa: PLC0415 - heavy
-    except ImportError:
-        print(MissingExtra("training", "train"), file=sys.stderr)  # noqa: T201
-        return 78
-    server = None
-    for attempt in range(_BIND_TRIES):
-        try:
-            server = LighthouseServer(
-                bind=options.bind,
-                min_replicas=1,
-                join_timeout_ms=options.join_timeout_ms,
-                quorum_tick_ms=TICK_MS,
-                heartbeat_timeout_ms=options.heartbeat_timeout_ms,
-            )
-            break
-        except RuntimeError as error:
-            # The one before it may not be quite gone.
-            if attempt == _BIND_TRIES - 1:
-                print(f"--bind {options.bind}: {error}", file=sys.stderr)  # noqa: T201
-                return 4
-            time.sleep(0.1)
-    if server is None:
-        return 4
+        server = _server(options)
+    except DuetuneError as error:
+        print(error, file=sys.stderr)  # noqa: T201
+        return HOPELESS if isinstance(error, MissingExtra) else error.exit_code
     host = options.bind.rpartition(":")[0]
     # The server tells the name of the host, which need not lead to where it listens.
     port = server.address().rpartition(":")[2]
@@ -64,6 +51,23 @@ def main(arguments: list[str] | None = None) -> int:
             break
     server.shutdown()
     return 0
+
+
+def _server(options: argparse.Namespace) -> LighthouseServer:
+    for attempt in range(_BIND_TRIES):
+        try:
+            return lighthouse_server(
+                options.bind,
+                heartbeat_timeout_ms=options.heartbeat_timeout_ms,
+                join_timeout_ms=options.join_timeout_ms,
+                tick_ms=TICK_MS,
+            )
+        except RuntimeError as error:
+            # The one before it may not be quite gone.
+            if attempt == _BIND_TRIES - 1:
+                raise InvalidInput("--bind", options.bind, f"a free address ({error})") from None
+            time.sleep(_BIND_PAUSE_S)
+    raise AssertionError
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -7,7 +7,6 @@ One that is away for a while is waited for. It may come back without a memory: s
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import time
 from datetime import timedelta
@@ -16,19 +15,20 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from duetune.training.membership import Member
+from duetune.training.native import lighthouse_client
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from torchft.coordination import LighthouseClient
+    from duetune.training.native import LighthouseClient
 
 _log = logging.getLogger(__name__)
 
 # A quorum takes as long as the slowest member's step; only a coordinator that is cut off without
 # a word is given up by time.
-_QUORUM_S = 120.0
-_CONNECT_S = 5.0
-_HEARTBEAT_TIMEOUT_S = 2.0
+_QUORUM = timedelta(seconds=120)
+_CONNECT = timedelta(seconds=5)
+_HEARTBEAT = timedelta(seconds=2)
 _PAUSE_S = 0.1
 
 
@@ -54,10 +54,10 @@ class Lighthouse:
         while True:
             try:
                 if self._client is None:
-                    self._client = _client(self._address)
+                    self._client = lighthouse_client(self._address, _CONNECT)
                 found = self._client.quorum(
                     replica_id=self._id,
-                    timeout=timedelta(seconds=_QUORUM_S),
+                    timeout=_QUORUM,
                     address=own.address,
                     store_address=own.store,
                     step=own.step,
@@ -84,20 +84,12 @@ class Lighthouse:
             threading.Thread(target=self._beat_on, name="heartbeat", daemon=True).start()
 
     def _beat_on(self) -> None:
-        client = None
+        client: LighthouseClient | None = None
         while not self._hushed.wait(self._heartbeat_s):
             if not self._alive():
                 continue
             try:
-                client = client or _client(self._address)
-                client.heartbeat(self._id, timedelta(seconds=_HEARTBEAT_TIMEOUT_S))
+                client = client or lighthouse_client(self._address, _CONNECT)
+                client.heartbeat(self._id, _HEARTBEAT)
             except (RuntimeError, TimeoutError, OSError):
                 client = None
-
-
-def _client(address: str) -> LighthouseClient:
-    # Its own log is for its developers.
-    os.environ.setdefault("RUST_LOG", "error")
-    from torchft.coordination import LighthouseClient  # noqa: PLC0415 - heavy
-
-    return LighthouseClient(address, timedelta(seconds=_CONNECT_S))

@@ -56,7 +56,6 @@ def preload() -> None:
     import torch  # noqa: PLC0415
 
     torch.set_num_threads(_threads())
-    import torchft.coordination  # noqa: PLC0415, F401
     import transformers.models.auto.modeling_auto  # noqa: PLC0415
     import transformers.models.llama.modeling_llama  # noqa: PLC0415
     import transformers.models.qwen3.modeling_qwen3  # noqa: PLC0415, F401

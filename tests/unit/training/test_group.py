@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from pathlib import Path
 
 import pytest
 
-# Read when the library is loaded: it would tell of every step.
-os.environ.setdefault("RUST_LOG", "off")
-
 torch = pytest.importorskip("torch")
-coordination = pytest.importorskip("torchft.coordination")
+pytest.importorskip("torchft")
 
 from duetune.training.group import ElasticGroup, GroupBroken, GroupSettings, Left  # noqa: E402
+from duetune.training.native import lighthouse_server  # noqa: E402
 from duetune.training.transfer import StateServer, TransferFailed, alive, fetch_state  # noqa: E402
 
 CPU = torch.device("cpu")
@@ -48,12 +45,8 @@ class Counter:
 
 @pytest.fixture
 def lighthouse():
-    server = coordination.LighthouseServer(
-        bind="127.0.0.1:0",
-        min_replicas=1,
-        join_timeout_ms=10_000,
-        quorum_tick_ms=10,
-        heartbeat_timeout_ms=400,
+    server = lighthouse_server(
+        "127.0.0.1:0", heartbeat_timeout_ms=400, join_timeout_ms=10_000, tick_ms=10
     )
     yield f"http://127.0.0.1:{server.address().rpartition(':')[2]}"
     server.shutdown()
