@@ -19,9 +19,7 @@ postgres:
 		|| echo "PostgreSQL is not here and cannot be installed; its tests will skip"
 
 demo: venv
-	@mkdir -p out
-	@$(BIN)/duetune simulate --market diurnal --policy ahap --seed 7 --plot out/demo.png
-	@$(BIN)/duetune tournament --market price_spike --policies baselines,ahanp,ahap --jobs 200 --seed 7 --plot out/demo-policies.png
+	@examples/demo/run.sh $(BIN)
 
 check: venv
 	@$(BIN)/ruff check .

@@ -34,10 +34,10 @@ CASES = (
 )
 
 
-def main() -> None:
-    draw = random.Random(7)  # noqa: S311 - no secret
+def rows(*, seed: int, count: int) -> list[str]:
+    draw = random.Random(seed)  # noqa: S311 - no secret
     lines = []
-    for _ in range(ROWS):
+    for _ in range(count):
         prompt, completion = draw.choice(CASES)
         words = {
             "number": draw.randint(1000, 9999),
@@ -50,7 +50,12 @@ def main() -> None:
             "completion": f" {completion.format(**words)}",
         }
         lines.append(json.dumps(row))
-    Path(__file__).with_name("support.jsonl").write_text("\n".join(lines) + "\n", "utf-8")
+    return lines
+
+
+def main() -> None:
+    text = "\n".join(rows(seed=7, count=ROWS)) + "\n"
+    Path(__file__).with_name("support.jsonl").write_text(text, "utf-8")
 
 
 if __name__ == "__main__":

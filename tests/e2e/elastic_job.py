@@ -16,11 +16,17 @@ from duetune.training.task import write_task
 
 NURSERY = """
 import json, os, sys, traceback
+from pathlib import Path
+from duetune.training.tiny import build_tiny_model
 from duetune.training.worker import main, preload
 preload()
 print(json.dumps("ready"), flush=True)
 for line in sys.stdin:
     order = json.loads(line)
+    if "build" in order:
+        build_tiny_model(Path(order["build"]), hidden=32, layers=1, heads=2)
+        print("null", flush=True)
+        continue
     if "poll" in order:
         pid, status = os.waitpid(order["poll"], os.WNOHANG)
         print(json.dumps(os.waitstatus_to_exitcode(status) if pid else None), flush=True)
@@ -60,6 +66,10 @@ class Nursery:
 
     def start(self, environment, log):
         return self._ask({"environment": environment, "log": str(log)})
+
+    def build_model(self, folder):
+        """Here, so that the tests themselves need not import anything heavy."""
+        self._ask({"build": str(folder)})
 
     def poll(self, pid):
         """The exit code, once; None while it runs."""

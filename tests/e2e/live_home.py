@@ -48,8 +48,8 @@ class LiveHome:
         return json.loads(self.run(*arguments, "--json", **more).stdout)
 
     def market(self, *slots, on_demand=3.0, slot_hours=0.5):
-        """A trace from (spot price, available) pairs; the last one repeats for long."""
-        rows = [*slots, *([slots[-1]] * 40)]
+        """A trace from (spot price, available) pairs, again and again."""
+        rows = slots * (60 // len(slots))
         path = self.folder / "market.csv"
         lines = ["time,spot_usd_gpu_h,on_demand_usd_gpu_h,available"]
         for number, (price, available) in enumerate(rows):
@@ -153,6 +153,14 @@ class LiveHome:
                         words = (entry / "cmdline").read_bytes().replace(b"\0", b" ")
                         found[int(entry.name)] = words.decode(errors="replace")
         return found
+
+    def process(self, words):
+        """The youngest whose command line begins with or has these words."""
+        return max(pid for pid, line in self.processes().items() if words in line)
+
+    @staticmethod
+    def parent(pid):
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
     def logs(self):
         texts = []

@@ -23,7 +23,6 @@ from duetune.core.progress import Phase
 from duetune.training.checkpoint import CheckpointStore
 from duetune.training.contract import DONE, HOPELESS, LEFT
 from duetune.training.task import Method, TrainingTask
-from duetune.training.tiny import build_tiny_model
 
 
 @pytest.fixture(scope="module")
@@ -34,10 +33,10 @@ def nursery():
 
 
 @pytest.fixture(scope="module")
-def task(tmp_path_factory):
+def task(nursery, tmp_path_factory):
     """Steps of five microbatches, which no number of members but one and five divides."""
     folder = tmp_path_factory.mktemp("inputs")
-    build_tiny_model(folder / "model", hidden=32, layers=1, heads=2)
+    nursery.build_model(folder / "model")
     with (folder / "rows.jsonl").open("w") as file:
         for number in range(60):
             row = {"prompt": f"{number} + 1 = ", "completion": f"{number + 1}"}

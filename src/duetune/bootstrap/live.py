@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from duetune.core.market import MarketTrace
     from duetune.core.ports import Forecaster, Policy
     from duetune.fleets.embedded.client import EmbeddedFleet
+    from duetune.quote.site import Site
     from duetune.service.submission import Desk
     from duetune.settings import Settings, SiteSettings
     from duetune.store.store import Store
@@ -126,7 +127,6 @@ def desk(settings: Settings) -> Desk:
     """Where jobs are prepared: on the running fleet, or on the one that would be started."""
     from duetune.core.fleet import MarketReport
     from duetune.market.resample import slice_slots
-    from duetune.quote.site import CPU, Site
     from duetune.service.submission import Desk
 
     running = running_fleet(settings)
@@ -143,22 +143,30 @@ def desk(settings: Settings) -> Desk:
         market = MarketReport(now, first, now, slot_s, trace.slot(first))
         history = slice_slots(trace, 0, first) if first else None
     return Desk(
-        site=Site(
-            accelerator=site.accelerator or CPU,
-            memory_gb=site.memory_gb,
-            max_gpus=site.max_gpus,
-            speed=site.speed,
-            startup_s=site.startup_s,
-            grow_s=site.resize_s,
-            shrink_s=site.resize_s,
-            preempted_s=site.resize_s,
-            emulated_microbatch_s=site.emulated_microbatch_s,
-        ),
+        site=desk_site(settings),
         market=market,
         history=history,
         pool=default_policies(),
         policy_named=policy_named,
         learner=lambda arms: selector_named(settings.selector, arms, jobs=1000),
+    )
+
+
+def desk_site(settings: Settings) -> Site:
+    """What the home's fleet sells, as the quote wants to know it."""
+    from duetune.quote.site import CPU, Site
+
+    site = settings.site if running_fleet(settings) is None else site_of(settings)
+    return Site(
+        accelerator=site.accelerator or CPU,
+        memory_gb=site.memory_gb,
+        max_gpus=site.max_gpus,
+        speed=site.speed,
+        startup_s=site.startup_s,
+        grow_s=site.resize_s,
+        shrink_s=site.resize_s,
+        preempted_s=site.resize_s,
+        emulated_microbatch_s=site.emulated_microbatch_s,
     )
 
 

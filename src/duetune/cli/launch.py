@@ -76,7 +76,6 @@ def launch(spec: str, yes: bool, detach: bool, seed: int, as_json: bool) -> None
 
     home = Home()
     _require_training(spec)
-    fleet = live.start_fleet(home.settings)
     prepared = _prepared(home, spec, seed)
     if not as_json:
         from duetune.cli.plan_tables import show_plan
@@ -86,8 +85,15 @@ def launch(spec: str, yes: bool, detach: bool, seed: int, as_json: bool) -> None
         if not sys.stdin.isatty():
             raise click.UsageError("this spends money: confirm with --yes")
         click.confirm("Launch it?", abort=True)
-    job = submit(prepared, home.settings, home.store, now=fleet.clock.now())
+    fleet = live.start_fleet(home.settings)
     controller = start_controller(home.settings)
+    job = submit(
+        prepared,
+        home.settings,
+        home.store,
+        site=live.desk_site(home.settings),
+        market=fleet.now(),
+    )
     if detach:
         if as_json:
             print_answer(

@@ -99,15 +99,9 @@ def _quote_table(quote: QuoteDocument) -> Table:
             f"{line.gpus:.1f}",
             style=style,
         )
-    table.add_row(
-        "[dim]if the market were known[/]",
-        f"[dim]{dollars(quote.bound.cost)}[/]",
-        "",
-        "",
-        "",
-        "",
-        "",
-    )
+    if quote.bound is not None:
+        known = f"[dim]{dollars(quote.bound.cost)}[/]"
+        table.add_row("[dim]if the market were known[/]", known, "", "", "", "", "")
     return table
 
 
@@ -130,8 +124,5 @@ def _sentences(prepared: Prepared, quote: QuoteDocument) -> list[str]:
         f"Due in {due} (given up after {last}), {money}; decisions every {slot}.",
         f"Policy {escape(prepared.policy)}: {escape(prepared.chosen)}.",
         *(f"[yellow]Note:[/] {escape(note)}." for note in quote.notes),
-        (
-            f"[dim]From {quote.scenarios} scenarios of the market, drawn from {quote.history_slots} "
-            "slots of its past.[/]"
-        ),
+        f"[dim]From {quote.scenarios} scenarios, drawn from {quote.history_slots} past slots.[/]",
     ]

@@ -58,7 +58,8 @@ class QuoteDocument(msgspec.Struct, frozen=True, kw_only=True):
 
     ``saving`` is the share of the cost on demand only that the chosen policy saves. ``outlook`` is
     what the policies were told to be typical. ``history_slots`` is how much of the market's past
-    the scenarios rest on. ``notes`` is what the reader should know besides.
+    the scenarios rest on. ``bound`` is None for long jobs. ``notes`` is what the reader should know
+    besides.
     """
 
     at: float
@@ -74,7 +75,7 @@ class QuoteDocument(msgspec.Struct, frozen=True, kw_only=True):
     scenarios: int
     history_slots: int
     outlook: Outlook
-    bound: Bound
+    bound: Bound | None
     lines: tuple[Line, ...] = ()
     saving: float = 0.0
     notes: tuple[str, ...] = ()
@@ -84,4 +85,4 @@ class QuoteDocument(msgspec.Struct, frozen=True, kw_only=True):
         return self.line(Role.CHOSEN)
 
     def line(self, role: Role) -> Line:
-        return next(line for line in self.lines if line.role is role)
+        return next(line for line in self.lines if line.role == role)

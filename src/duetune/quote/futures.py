@@ -35,9 +35,11 @@ if TYPE_CHECKING:
     from duetune.quote.document import Line, Role
     from duetune.simulate.tournament import Tournament
 
-USUAL_SLOTS = 72
-MOST_STEPS, LEAST_STEPS = 500, 100
-"""Of the grid on which the optimum is found; longer jobs get a coarser one."""
+LONGEST = 150
+STEPS = 500
+"""Slots to the hard deadline, and steps of the grid on which the optimum is found. On a longer job
+so coarse a grid would mislead, and a finer one would take longer than all the rest.
+"""
 
 
 class Futures(msgspec.Struct, frozen=True, eq=False):
@@ -110,12 +112,15 @@ def _joined(
     )
 
 
-def hindsight(chances: Futures) -> Bound:
-    """The offline optimum where only the number of GPUs counts and there is no budget.
+def hindsight(chances: Futures) -> Bound | None:
+    """The offline optimum where only the number of GPUs counts and there is no budget; None for a
+    job that is too long.
 
-    No change costs less work than in the job's own physics, so nothing can do better.
+    No change costs more work than in the job's own physics, so nothing can do better.
     """
     job, start = chances.terms.job, chances.start
+    if job.hard_deadline > LONGEST:
+        return None
     rule = job.reconfiguration
     freer = msgspec.structs.replace(
         job,
@@ -124,11 +129,10 @@ def hindsight(chances: Futures) -> Bound:
         ),
         budget=None,
     )
-    steps = max(LEAST_STEPS, MOST_STEPS * USUAL_SLOTS // max(USUAL_SLOTS, job.hard_deadline))
     costs, utilities = [], []
     for market in chances.markets:
         window = market.window(start, job.hard_deadline)
-        best = offline_optimum(freer, window, max_steps=steps)
+        best = offline_optimum(freer, window, max_steps=STEPS)
         utilities.append(best.upper_bound)
         costs.append(best.cost - _unused(freer, window, best))
     return Bound(cost=mean(costs), utility=mean(utilities))

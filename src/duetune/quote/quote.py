@@ -9,13 +9,14 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from duetune.errors import InvalidInput, NotFound
+from duetune.errors import InvalidInput
 from duetune.forecast.outlook import outlook_at
 from duetune.market.scenarios import ENOUGH_HOURS
 from duetune.policies.baselines import OnDemandOnly
 from duetune.quote.document import Line, QuoteDocument, Role
 from duetune.quote.futures import Futures, draw_futures, hindsight
 from duetune.quote.spot_only import SpotOnly
+from duetune.quote.terms import ON_DEMAND, SPOT_ONLY
 from duetune.simulate.episode import LAST_VALUE
 
 if TYPE_CHECKING:
@@ -84,15 +85,8 @@ def make_quote(
     bound = hindsight(chances)
     _check_budget(terms, chances, bound)
     played = chances.play(policies)
-    match terms.policy:
-        case None:
-            chosen = policies[_best(terms, played)]
-        case "on_demand":
-            chosen = OnDemandOnly()
-        case "spot_only":
-            chosen = SpotOnly()
-        case name:
-            raise NotFound("policy", name, "on_demand, spot_only")
+    only: dict[str, Policy] = {ON_DEMAND: OnDemandOnly(), SPOT_ONLY: SpotOnly()}
+    chosen = policies[_best(terms, played)] if terms.policy is None else only[terms.policy]
     lines = (
         chances.line(Role.CHOSEN, chosen),
         chances.line(Role.ON_DEMAND_ONLY, OnDemandOnly()),
@@ -131,24 +125,25 @@ def _best(terms: Terms, played: Tournament) -> int:
     return int(max(eligible, key=lambda place: (on_time[place], means[place])))
 
 
-def _check_budget(terms: Terms, chances: Futures, bound: Bound) -> None:
+def _check_budget(terms: Terms, chances: Futures, bound: Bound | None) -> None:
     """No plan is cheaper than all the work at the best number of GPUs and the lowest price."""
     job = terms.job
     if job.budget is None:
         return
     lowest = min(float(market.on_demand_price.min()) for market in chances.markets)
-    if terms.policy != "on_demand":
+    if terms.policy != ON_DEMAND:
         lowest = min(lowest, *(float(market.spot_price.min()) for market in chances.markets))
     gpu_slots = min(
         gpus * job.work / job.throughput[gpus] for gpus in range(job.min_gpus, job.max_gpus + 1)
     )
     least = gpu_slots * lowest
     if job.budget < least:
+        likely = "" if bound is None else f"; about ${bound.cost:.2f} is likely to be needed"
         raise InvalidInput(
             "budget",
             job.budget,
-            f"at least ${math.ceil(100 * least) / 100:.2f}, the work at the lowest price seen; "
-            f"about ${bound.cost:.2f} is likely to be needed",
+            f"at least ${math.ceil(100 * least) / 100:.2f}, the work at the lowest price "
+            f"seen{likely}",
         )
 
 

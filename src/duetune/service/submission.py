@@ -51,7 +51,9 @@ _LETTERS = "bcdfghjkmnpqrstvwxz23456789"
 
 
 class Prepared(msgspec.Struct, frozen=True):
-    """A job that could be submitted: nothing has been written or spent."""
+    """A job that could be submitted: nothing has been written or spent. The deadline in ``terms``
+    counts from when it was prepared; ``submit`` counts anew.
+    """
 
     spec: JobSpec
     configuration: Configuration
@@ -76,20 +78,16 @@ class Desk(msgspec.Struct, frozen=True):
 
 def prepare(spec: JobSpec, desk: Desk, store: Store, *, seed: int = 0) -> Prepared:
     """All that can be wrong with a job is found here, before anything is spent."""
-    now = desk.market.at
     _check_environment(spec, os.environ)
-    left = seconds_until(spec.deadline, desk.site.speed)
-    spec = spec.model_copy(update={"deadline": timedelta(seconds=left)})
     rows = _rows(spec)
     facts = None if spec.model is None else model_facts(spec.model)
     measured = measured_paces(store.observations.observations(), spec)
     configuration = configure(spec, desk.site, rows, facts, measured)
-    terms = job_terms(spec, configuration, desk.site, desk.market, now)
-    history = desk.history
+    terms = _terms(spec, configuration, desk.site, desk.market)
     quote = make_quote(
         terms,
         desk.pool,
-        market_history=history,
+        market_history=desk.history,
         now=desk.market,
         scenarios=SCENARIOS,
         seed=seed,
@@ -107,10 +105,13 @@ def prepare(spec: JobSpec, desk: Desk, store: Store, *, seed: int = 0) -> Prepar
     )
 
 
-def submit(prepared: Prepared, settings: Settings, store: Store, *, now: float) -> str:
+def submit(
+    prepared: Prepared, settings: Settings, store: Store, *, site: Site, market: MarketReport
+) -> str:
     """The id of the new job. Its folder is there before the journal knows of it, so that no
     controller can find a job without one.
     """
+    terms = _terms(prepared.spec, prepared.configuration, site, market)
     job = _identifier(prepared.spec.name)
     folder = settings.folder(job)
     folder.mkdir(parents=True, mode=0o700)
@@ -119,10 +120,9 @@ def submit(prepared: Prepared, settings: Settings, store: Store, *, now: float) 
     _write_secrets(folder, prepared.spec, os.environ)
     if prepared.spec.run is None:
         write_task(folder, training_task(prepared))
-    terms = prepared.terms
     event = Submitted(
-        at=now,
-        spec=prepared.spec.model_dump_json(exclude_defaults=True),
+        at=market.at,
+        spec=msgspec.json.encode(prepared.spec.document()).decode(),
         job=terms.job,
         task=_node_task(prepared.spec, folder),
         policy=prepared.policy,
@@ -136,6 +136,13 @@ def submit(prepared: Prepared, settings: Settings, store: Store, *, now: float) 
     )
     store.journal.append(job, [event], expected=0)
     return job
+
+
+def _terms(spec: JobSpec, configuration: Configuration, site: Site, market: MarketReport) -> Terms:
+    """The deadline counts from now, by the market's clock."""
+    left = timedelta(seconds=seconds_until(spec.deadline, site.speed))
+    relative = spec.model_copy(update={"deadline": left})
+    return job_terms(relative, configuration, site, market, market.at)
 
 
 def training_task(prepared: Prepared) -> TrainingTask:

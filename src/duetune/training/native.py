@@ -10,6 +10,7 @@ import functools
 import importlib.machinery
 import importlib.util
 import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -47,6 +48,9 @@ if TYPE_CHECKING:
         def shutdown(self) -> None: ...
 
 
+_NAME = "torchft._torchft"
+
+
 def lighthouse_client(address: str, connect_timeout: timedelta) -> LighthouseClient:
     client: LighthouseClient = _native().LighthouseClient(address, connect_timeout)
     return client
@@ -70,13 +74,17 @@ def lighthouse_server(
 def _native() -> ModuleType:
     # Read when it is loaded; it would tell of every step.
     os.environ.setdefault("RUST_LOG", "error")
+    if _NAME in sys.modules:
+        return sys.modules[_NAME]
     found = importlib.util.find_spec("torchft")
     for folder in (found.submodule_search_locations or ()) if found is not None else ():
         for suffix in importlib.machinery.EXTENSION_SUFFIXES:
             file = Path(folder) / f"_torchft{suffix}"
-            spec = importlib.util.spec_from_file_location("torchft._torchft", file)
+            spec = importlib.util.spec_from_file_location(_NAME, file)
             if file.exists() and spec is not None and spec.loader is not None:
                 module = importlib.util.module_from_spec(spec)
                 spec.loader.exec_module(module)
+                # It cannot be loaded twice: what imports all of torchft later finds it here.
+                sys.modules[_NAME] = module
                 return module
     raise MissingExtra("training in a group", "train")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import threading
 import time
 from pathlib import Path
@@ -9,7 +10,8 @@ from pathlib import Path
 import pytest
 
 torch = pytest.importorskip("torch")
-pytest.importorskip("torchft")
+if importlib.util.find_spec("torchft") is None:
+    pytest.skip("needs torchft", allow_module_level=True)
 
 from duetune.training.group import ElasticGroup, GroupBroken, GroupSettings, Left  # noqa: E402
 from duetune.training.native import lighthouse_server  # noqa: E402

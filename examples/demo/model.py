@@ -1,0 +1,12 @@
+"""Builds the demo's model on the spot: a small Llama over bytes, with random weights."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from duetune.training.tiny import build_tiny_model
+
+if __name__ == "__main__":
+    folder = build_tiny_model(Path(sys.argv[1]), hidden=96, layers=2, heads=4, seed=7)
+    print(f"A small transformer, built here: {folder}")

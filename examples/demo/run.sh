@@ -1,0 +1,33 @@
+#!/usr/bin/env bash
+# The main job on the embedded fleet: a real LoRA fine-tune through real preemptions.
+# Run from the root of the repository, with the program's folder as the only argument.
+set -euo pipefail
+bin=${1:-.venv/bin}
+out=out/demo
+export DUETUNE_HOME=$PWD/$out/home OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
+
+"$bin/duetune" fleet stop >/dev/null 2>&1 || true
+rm -rf "$out"
+mkdir -p "$out"
+trap '"$bin/duetune" fleet stop >/dev/null 2>&1 || true' EXIT
+
+say() { printf '\n\033[1m$ %s\033[0m\n' "$*"; }
+
+"$bin/python" examples/demo/model.py "$out/model"
+
+say duetune fleet start --trace examples/demo/market.csv --speed 300 ...
+"$bin/duetune" fleet start --trace examples/demo/market.csv --speed 300 --history 96 \
+  --max-gpus 4 --emulated-microbatch 0.05 --notice 2 --silent 0.3 --seed 7
+
+say duetune launch examples/demo/job.yaml
+"$bin/duetune" launch examples/demo/job.yaml --yes
+
+job=$("$bin/python" examples/demo/check.py job)
+say "duetune explain $job --plot out/demo.png"
+"$bin/duetune" explain "$job" --plot out/demo.png
+
+say duetune cost-report --by kind
+"$bin/duetune" cost-report --by kind
+
+say "python examples/demo/check.py $job"
+"$bin/python" examples/demo/check.py "$job"
