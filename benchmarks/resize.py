@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 LIMIT_S = 180.0
 SETTLE_STEPS = 5
 SMALL, LARGE = 2, 3
+TAIL_BYTES = 16_384
 CHANGE = re.compile(r"(\S+ \S+) step \d+: .*-> (\d+) members?,")
 
 
@@ -112,7 +113,8 @@ class Members:
         for name in self.living:
             for line in (self.folder / f"{name}.log").read_text().splitlines():
                 if (found := CHANGE.match(line)) and int(found[2]) == world:
-                    moment = datetime.strptime(found[1], "%Y-%m-%d %H:%M:%S,%f").timestamp()
+                    shown = datetime.strptime(found[1], "%Y-%m-%d %H:%M:%S,%f")  # noqa: DTZ007
+                    moment = shown.timestamp()
                     if moment > after:
                         return moment
         return None
@@ -159,7 +161,7 @@ def measure_ours(folder: Path, rounds: int, seed: int) -> list[Resize]:
                 members.reap()
         for _ in range(max(1, rounds // 3)):
             timed("joined, cold", LARGE, lambda: members.launch(warm=False))
-            members.end(sorted(members.living)[-1], signal.SIGKILL)
+            members.end(max(members.living), signal.SIGKILL)
             members.reap()
             members.settle()
     finally:
@@ -185,7 +187,13 @@ class Torchrun:
             *(str(Path(__file__).with_name("resize_ddp.py")), str(self.folder)),
         ]
         with (self.folder / "torchrun.log").open("ab") as log:
-            environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+            # With the shared store of torch 2.13 a member that joins waits for ever: the others
+            # tell the store's address in the first round only.
+            environment = os.environ | {
+                "OMP_NUM_THREADS": "1",
+                "GLOO_SOCKET_IFNAME": "lo",
+                "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+            }
             self.agents.append(
                 subprocess.Popen(
                     command, stdout=log, stderr=log, env=environment, start_new_session=True
@@ -202,13 +210,14 @@ class Torchrun:
 
     def first_step(self, world: int, after: float) -> float | None:
         file = self.folder / "steps.jsonl"
-        for line in reversed(file.read_text().splitlines() if file.exists() else []):
-            seen = json.loads(line)
-            if seen["at"] <= after:
-                break
-            if seen["world"] == world:
-                earliest = seen["at"]
-                return float(earliest)
+        if not file.exists():
+            return None
+        with file.open("rb") as lines:
+            lines.seek(max(0, file.stat().st_size - TAIL_BYTES))
+            for line in lines.read().splitlines(keepends=True)[1:]:
+                seen = json.loads(line) if line.endswith(b"\n") else {"at": 0.0, "world": 0}
+                if seen["at"] > after and seen["world"] == world:
+                    return float(seen["at"])
         return None
 
     def settle(self, world: int) -> None:

@@ -1,4 +1,4 @@
-"""What ``torchrun`` runs in the benchmark of resizes: the same model, data and steps, with plain DDP.
+"""What ``torchrun`` runs in the benchmark of resizes: the same model, data and steps, by DDP.
 
 Started again by torchrun at every change of members, it goes on from its own checkpoint.
 """

@@ -15,9 +15,9 @@ say() { printf '\n\033[1m$ %s\033[0m\n' "$*"; }
 
 "$bin/python" examples/demo/model.py "$out/model"
 
-say duetune fleet start --trace examples/demo/market.csv --speed 300 ...
-"$bin/duetune" fleet start --trace examples/demo/market.csv --speed 300 --history 96 \
-  --max-gpus 4 --emulated-microbatch 0.05 --notice 2 --silent 0.3 --seed 7
+say duetune fleet start --trace examples/demo/market.csv --speed 225 ...
+"$bin/duetune" fleet start --trace examples/demo/market.csv --speed 225 --history 96 \
+  --max-gpus 4 --emulated-microbatch 0.05 --notice 2 --silent 0.2 --seed 7
 
 say duetune launch examples/demo/job.yaml
 "$bin/duetune" launch examples/demo/job.yaml --yes

@@ -42,7 +42,7 @@ def _configuration_table(chosen: Configuration, *, own: bool) -> Table:
     table = new_table("configuration", "", "why", left=("configuration", "", "why"))
     speed = _speed(chosen)
     rows: list[tuple[str, str, str]] = [
-        ("accelerators", _gpus(chosen), chosen.reasons.get("accelerators", "")),
+        ("accelerators", _gpus(chosen), chosen.reasons.get("accelerator", "")),
         ("steps", f"{chosen.total_steps}", chosen.reasons.get("total_steps", "")),
         ("speed", speed, chosen.basis.value),
     ]

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 PROGRESS_FILE = "progress.json"
 HAZARD_FILE = "hazard.json"
+PRIOR_NODE_S = 8 * 3600.0
 
 
 class FolderReports:
@@ -32,5 +33,7 @@ class FolderReports:
         return progress, self._clock.now() - age_s * self._speed
 
     def hazard(self, job: str, lived_s: float, losses: int) -> None:
-        seen = Hazard().seen(losses, lived_s / self._speed)
+        # Before anything was lost, a node is taken to live for eight of the fleet's hours.
+        prior = Hazard(prior_node_s=PRIOR_NODE_S / self._speed)
+        seen = prior.seen(losses, lived_s / self._speed)
         write_hazard(self._jobs / job / HAZARD_FILE, seen.mean_time_between_losses_s())

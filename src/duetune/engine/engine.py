@@ -150,7 +150,7 @@ class Engine:
             slot=state.slot_at(at),
             progress=float(state.progress.step),
             held=state.held(),
-            market=market,
+            market=_for_sale(state, market, at),
             forecast_price=tuple(forecast.spot_price.tolist()),
             forecast_available=tuple(forecast.available.tolist()),
             spent=state.spent,
@@ -278,6 +278,20 @@ def offered(observed: Observed, submitted: Submitted) -> tuple[Slot, Forecast]:
     return market, Forecast(spot_price=price, available=available)
 
 
+def _for_sale(state: JobState, market: Slot, at: float) -> Slot:
+    """The market as it is for this job: not above its highest price, and not what the fleet has
+    just refused, whatever the feed says.
+    """
+    highest = state.submitted.max_price
+    hourly = market.spot_price / state.submitted.slot_s * 3600
+    available = market.available
+    if highest is not None and hourly > highest:
+        available = 0
+    if state.refused_in == state.slot_at(at):
+        available = min(available, len(state.alive(NodeKind.SPOT)))
+    return msgspec.structs.replace(market, available=available)
+
+
 def _stop(state: JobState, status: Status, reason: str) -> None:
     """The first reason to stop is the one that counts."""
     if state.ending is None:
@@ -332,6 +346,8 @@ def _report(state: JobState, event: Reported) -> None:
             state.releasing.add(node.id)
         elif node.state is NodeState.LOST and before.state.alive:
             state.preemptions += 1
+        elif node.state is NodeState.REFUSED and before.state.alive:
+            _refused(state, node)
         state.nodes[node.id] = node
         state.confirmed.add(node.id)
         if node.state is NodeState.RELEASED and node.reason == "hopeless":
@@ -345,6 +361,14 @@ def _report(state: JobState, event: Reported) -> None:
         _stop(state, Status.SUCCEEDED, "finished")
     elif state.progress.phase is Phase.FAILED:
         _stop(state, Status.FAILED, state.progress.message or "training failed; see the logs")
+
+
+def _refused(state: JobState, node: Node) -> None:
+    """Decide once more in this slot, knowing that there is no more spot than we have."""
+    wanted = node.kind is NodeKind.SPOT and node.id not in state.releasing
+    if wanted and state.refused_in != state.slot:
+        state.refused_in = state.slot
+        state.due = True
 
 
 def _observe(state: JobState, event: Observed) -> None:

@@ -20,6 +20,10 @@ RETRY_SHARE = 0.05
 """After a refusal or a loss within a slot, wait this share of it, then twice as long, and so on."""
 
 
+LATE_SHARE = 0.25
+"""In this last share of a slot nothing is launched any more."""
+
+
 def requested(state: JobState, at: float) -> Requested | None:
     """What to launch and to release now, or None."""
     stopping = state.ending is not None
@@ -38,7 +42,7 @@ def requested(state: JobState, at: float) -> Requested | None:
         if len(alive) > want:
             surplus = sorted(alive, key=_worth_keeping)[: len(alive) - want]
             releases += [node.id for node in surplus]
-        elif len(alive) < want and at >= _next_try(state, kind):
+        elif len(alive) < want and at >= _next_try(state, kind) and not _too_late(state, at):
             launches += [
                 NodeRequest(f"{state.stream}-{epoch:05d}-{len(launches) + number}", kind, epoch)
                 for number in range(1, want - len(alive) + 1)
@@ -46,6 +50,12 @@ def requested(state: JobState, at: float) -> Requested | None:
     if not launches and not releases:
         return None
     return Requested(at=at, launches=tuple(launches), releases=tuple(releases))
+
+
+def _too_late(state: JobState, at: float) -> bool:
+    """A node that comes at the end of a slot only pays for a start: wait for the decision."""
+    left = state.moment(state.slot_at(at)) - at
+    return at > state.slot_began and left < LATE_SHARE * state.submitted.slot_s
 
 
 def _given_up(state: JobState, node: Node, at: float) -> bool:

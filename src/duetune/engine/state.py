@@ -53,6 +53,7 @@ class JobState(msgspec.Struct):
     lost_steps: int = 0
     preemptions: int = 0
     resizes: int = 0
+    refused_in: int = 0
     stalled_slots: int = 0
     step_at_slot: int = -1
 

@@ -15,7 +15,7 @@ import msgspec
 from duetune.errors import InvalidInput
 from duetune.quote.memory import memory_terms
 from duetune.quote.model import ModelFacts, usual_model
-from duetune.quote.pace import Basis, MeasuredPace, rounds, step_seconds
+from duetune.quote.pace import Basis, MeasuredPace, step_seconds
 from duetune.quote.recipe import GIVEN, USUAL, choose_recipe
 from duetune.spec.durations import written_deadline
 from duetune.training.task import Method
@@ -98,11 +98,13 @@ def configure(
             accumulation,
             f"at least {least}, the fewest GPUs that the job may run on: each needs a share",
         )
-    max_gpus = _useful(accumulation, least, min(wanted, accumulation))
     epochs, total_steps = _length_of_run(spec, trained, recipe.microbatch * accumulation, reasons)
     facts = model or usual_model(UNKNOWN_PARAMETERS, "")
     alike = [run for run in measured if _alike(run, spec, site, chosen)]
-    step_s, basis = step_seconds(site, facts, recipe, accumulation, max_gpus, alike)
+    most_gpus = min(wanted, accumulation)
+    step_s, basis = step_seconds(site, facts, recipe, accumulation, most_gpus, alike)
+    # The fewest that are quickest: more would wait for each other, or for the network.
+    max_gpus = min(range(least, most_gpus + 1), key=step_s.__getitem__)
     terms = {} if model is None else memory_terms(model, recipe)
     adapted = recipe.method is Method.LORA
     alpha = spec.training.lora_alpha
@@ -127,7 +129,7 @@ def configure(
         parameters=None if model is None else model.parameters,
         memory_gb=None if model is None else math.fsum(terms.values()),
         memory_terms=terms,
-        step_s=step_s,
+        step_s=step_s[: max_gpus + 1],
         basis=basis,
         emulated_microbatch_s=site.emulated_microbatch_s,
         reasons=reasons,
@@ -154,12 +156,6 @@ def _check_accelerator(spec: JobSpec, site: Site) -> None:
     if least > most:
         why = "an own command (run) runs on one GPU" if spec.run is not None else "the fleet's all"
         raise InvalidInput("resources.accelerators", wish, f"at most {most}: {why}")
-
-
-def _useful(accumulation: int, least: int, most: int) -> int:
-    """The fewest GPUs that are as quick as ``most``: one more would only wait for the others."""
-    quickest = rounds(accumulation, most)
-    return max(least, rounds(accumulation, quickest))
 
 
 def _length_of_run(

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from duetune.quote.model import usual_model
 from duetune.training.task import Method
 
 if TYPE_CHECKING:
@@ -81,6 +83,10 @@ def peak_gb(model: ModelFacts, recipe: Recipe) -> float:
 
 
 def largest_model(memory_gb: float, recipe: Recipe) -> float:
-    """About how many parameters fit: those whose weights and moments leave a tenth for the rest."""
-    per_parameter = 16.0 if recipe.method is Method.FULL else recipe.width * 1.1
-    return max(0.0, 0.9 * (COMFORT * memory_gb - WORKSPACE_GB)) * _GB / per_parameter
+    """About how many parameters fit, in the usual shape."""
+    fewest, most = 1e5, 1e13
+    while most / fewest > 1.01:
+        middle = math.sqrt(fewest * most)
+        fits = peak_gb(usual_model(middle, ""), recipe) <= COMFORT * memory_gb
+        fewest, most = (middle, most) if fits else (fewest, middle)
+    return fewest

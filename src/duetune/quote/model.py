@@ -102,11 +102,11 @@ def _of_folder(folder: Path) -> ModelFacts | None:
         raise InvalidInput("model", str(path), f"the configuration of a model ({error})") from None
     facts = _of_config(config if config.text_config is None else config.text_config)
     counted = _counted(folder)
-    if facts is None or counted is None:
+    if counted is None:
         return facts
-    return msgspec.structs.replace(
-        facts, parameters=counted, exact=True, source="the weights in its folder"
-    )
+    source = "the weights in its folder"
+    facts = facts or usual_model(counted, source)
+    return msgspec.structs.replace(facts, parameters=counted, exact=True, source=source)
 
 
 def _of_config(config: _Config) -> ModelFacts | None:

@@ -221,7 +221,7 @@ class _Choice:
         adapted = msgspec.structs.replace(tried, method=Method.LORA)
         if first.method is Method.FULL and self._fits(adapted):
             return InvalidInput("method", "full", f"lora {where}; with full {needs}")
-        billions = largest_model(memory, first) / 1e9
+        billions = largest_model(memory, tried) / 1e9
         return InvalidInput(
             "model",
             self.spec.model,

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Self
 
 import numpy as np
 import torch
+import transformers
 
 from duetune.errors import InvalidInput
 from duetune.training.batches import held_out
@@ -73,6 +74,8 @@ class Session:
     def prepare(cls, contract: Contract, task: TrainingTask, *, threads: int) -> Self:
         """Load model and data, and the last checkpoint if there is one."""
         torch.set_num_threads(threads)
+        # No bars in a log file.
+        transformers.utils.logging.disable_progress_bar()
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         if device.type == "cuda":
             torch.use_deterministic_algorithms(mode=True, warn_only=True)
