@@ -32,7 +32,7 @@ from duetune.engine.curve import calibrated
 from duetune.engine.deciding import decide
 from duetune.engine.requests import requested
 from duetune.engine.state import Ending, JobState
-from duetune.errors import Bug, InvalidInput, NotFound
+from duetune.errors import Bug, DuetuneError, InvalidInput, NotFound
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -48,6 +48,7 @@ STALL_SLOTS = 4
 """So many slots with GPUs and without a step, and the job has failed."""
 
 STORY = 12
+FALLBACK = "on_demand"
 
 _LIVE = frozenset({Wished, Reported, Observed, Decided, Requested, Ended})
 _STOPPING = frozenset({Wished, Reported, Requested, Ended})
@@ -164,7 +165,7 @@ class Engine:
         if state.status is Status.PAUSED:
             decision = Decision(Allocation(), "paused", state.memo)
         else:
-            decision = decide(self._policy_named(state.submitted.policy), self.view(observed))
+            decision = self._decision(self.view(observed))
         return Decided(
             at=observed.at,
             slot=observed.slot,
@@ -172,6 +173,16 @@ class Engine:
             reason=decision.reason,
             memo=decision.memo,
         )
+
+    def _decision(self, view: View) -> Decision:
+        """A policy that fails must not cost the deadline: on-demand can hold it without one."""
+        name = self.state.submitted.policy
+        try:
+            return decide(self._policy_named(name), view)
+        except DuetuneError as error:
+            safe = decide(self._policy_named(FALLBACK), view)
+            reason = f"{name} failed ({error}); {FALLBACK} instead: {safe.reason}"
+            return Decision(safe.allocation, reason)
 
     def view(self, observed: Observed) -> View:
         """What the policy sees. The curve is the one calibrated with this observation's pace."""

@@ -46,7 +46,6 @@ class Futures(msgspec.Struct, frozen=True, eq=False):
     """The scenarios that a quote rests on: markets in which the present slot is ``start``."""
 
     terms: Terms
-    at: float
     markets: tuple[MarketTrace, ...]
     start: int
     history_slots: int
@@ -85,7 +84,6 @@ def draw_futures(
     highest = math.inf if terms.max_price is None else terms.max_price * hours
     return Futures(
         terms=terms,
-        at=now.at,
         markets=tuple(_joined(past, start, future, highest) for future in drawn),
         start=start,
         history_slots=0 if past is None else past.slots,

@@ -1,4 +1,4 @@
-"""Connections among the members of one formation: gloo between processors, NCCL between GPUs.
+"""Connections among the members of one formation: NCCL between GPUs, one for each; else gloo.
 
 They never outlive a change of members: after any failure they are abandoned and made anew under
 another name, which costs some ten milliseconds.
@@ -52,9 +52,16 @@ class Rendezvous:
         self.address = f"{bind}:{port}"
 
 
+def device_name(device: torch.device) -> str:
+    """Which accelerator this is, the same in every process; "" for the processor."""
+    if device.type != "cuda":
+        return ""
+    return f"cuda:{torch.cuda.get_device_properties(device).uuid}"
+
+
 def connect(
-    device: torch.device,
     *,
+    nccl: bool,
     store: str,
     group: str,
     rank: int,
@@ -64,7 +71,7 @@ def connect(
     operation_s: float,
 ) -> Collective:
     """Meet the others of ``group``; raises if not all come within ``connect_s``."""
-    if device.type == "cuda":
+    if nccl:
         return NcclCollective(store, group, rank, world, operation_s)
     host, _, port = store.rpartition(":")
     meeting = TCPStore(
@@ -122,12 +129,15 @@ class GlooCollective:
         self._group: _ProcessGroup | None = group
 
     def gather(self, part: torch.Tensor) -> list[torch.Tensor]:
-        found = [torch.empty_like(part) for _ in range(self._world)]
-        self._open.allgather([found], [part], AllgatherOptions()).wait()
-        return found
+        sent = part.cpu()
+        found = [torch.empty_like(sent) for _ in range(self._world)]
+        self._open.allgather([found], [sent], AllgatherOptions()).wait()
+        return [each.to(part.device) for each in found]
 
     def add_up(self, part: torch.Tensor) -> None:
-        self._open.allreduce([part], AllreduceOptions()).wait()
+        sent = part.cpu()
+        self._open.allreduce([sent], AllreduceOptions()).wait()
+        part.copy_(sent)
 
     def abort(self) -> None:
         self._group = None

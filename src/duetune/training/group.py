@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 import msgspec
 
-from duetune.training.collective import Rendezvous, connect
+from duetune.training.collective import Rendezvous, connect, device_name
 from duetune.training.lighthouse import Lighthouse
 from duetune.training.membership import Arrangement, Member, arrange
 from duetune.training.transfer import StateServer, TransferFailed, alive, fetch_state
@@ -98,7 +98,7 @@ class ElasticGroup:
         self._settings = settings or GroupSettings()
         self._id = f"{name}.{uuid.uuid4().hex[:12]}"
         self._state = state
-        self._device = device
+        self._device = device_name(device)
         self._leaving = leaving
         self._touched = touched
         self._alive_at = time.monotonic()
@@ -122,6 +122,7 @@ class ElasticGroup:
             address=self._server.address,
             store=self._rendezvous.address,
             step=self._state.step,
+            device=self._device,
             formations=self._formations,
             group=self._arrangement.group if self._arrangement is not None else "",
             fresh=self._fresh,
@@ -167,7 +168,7 @@ class ElasticGroup:
 
     def _connected(self, arrangement: Arrangement) -> Collective:
         return connect(
-            self._device,
+            nccl=arrangement.accelerators_differ,
             store=arrangement.members[0].store,
             group=arrangement.group,
             rank=arrangement.rank,

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 class Member(msgspec.Struct, frozen=True, kw_only=True):
     """One process. ``id`` is never used twice; the order of ids is the order of ranks.
 
+    ``device`` is the accelerator it computes on, "" if none.
     ``group`` names the connections it holds and believes whole, "" if none: who is in it, and which
     attempt it was; ``formations`` counts how often it has tried to connect. ``fresh``: its state
     has not been compared with anybody's.
@@ -28,6 +29,7 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
     address: str
     store: str
     step: int
+    device: str = ""
     formations: int = 0
     group: str = ""
     fresh: bool = True
@@ -53,6 +55,12 @@ class Arrangement(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def leads(self) -> bool:
         return self.rank == 0
+
+    @property
+    def accelerators_differ(self) -> bool:
+        """Whether every member has one to itself, as NCCL wants it."""
+        devices = {member.device for member in self.members}
+        return "" not in devices and len(devices) == len(self.members)
 
 
 def arrange(members: Sequence[Member], own_id: str) -> Arrangement:

@@ -75,7 +75,7 @@ class Session:
         """Load model and data, and the last checkpoint if there is one."""
         torch.set_num_threads(threads)
         # No bars in a log file.
-        transformers.utils.logging.disable_progress_bar()
+        transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         if device.type == "cuda":
             torch.use_deterministic_algorithms(mode=True, warn_only=True)

@@ -481,12 +481,7 @@ class TestSeveralJobs:
             given_back = [event for event in room.events(name, Requested) if event.releases]
             assert all(event.at > room.began + 4 * SLOT_S for event in given_back)
 
-    @pytest.mark.xfail(
-        reason="what one job cannot do (here: its policy raises) ends the controller for all",
-        raises=InvalidInput,
-        strict=True,
-    )
-    def test_a_policy_that_fails_leaves_the_other_jobs_alone(self):
+    def test_a_policy_that_fails_is_replaced_and_leaves_the_other_jobs_alone(self):
         room = Room(PLENTY)
         room.submit("broken", policy="ahap", steps=40)
         room.submit("whole", policy="on_demand", steps=40)
@@ -501,6 +496,9 @@ class TestSeveralJobs:
         room.controller._policy_named = lambda name: Broken() if name == "ahap" else named(name)
         room.run(slots=40)
         succeeded(room, "whole")
+        assert room.ended("broken").status is Status.SUCCEEDED
+        reasons = [event.reason for event in room.events("broken", Decided)]
+        assert all(reason.startswith("ahap failed (policy: ") for reason in reasons)
 
 
 class TestAccounts:

@@ -113,3 +113,10 @@ def test_a_member_that_joins_takes_over_the_state_in_use_even_at_the_same_step()
     assert plans[0].source is None
     assert plans[1].source is not None
     assert plans[1].source.id == "b"
+
+
+def test_accelerators_are_connected_directly_only_if_each_member_has_its_own():
+    for devices, direct in (("xy", True), ("xx", False), (["x", ""], False), (["", ""], False)):
+        names = zip("ab", devices, strict=True)
+        (plan, _) = all_of([member(name, device=device) for name, device in names])
+        assert plan.accelerators_differ is direct
