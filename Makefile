@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: venv postgres demo test check bench bench-quick clean
+.PHONY: venv postgres demo test check soak bench bench-quick clean
 
 venv: .venv/.ready
 
@@ -29,6 +29,9 @@ check: venv
 
 test: check postgres
 	@$(BIN)/pytest
+
+soak: venv
+	@$(BIN)/python benchmarks/soak.py
 
 bench: venv
 	$(BIN)/python benchmarks/optimum.py

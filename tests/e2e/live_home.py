@@ -20,6 +20,8 @@ TIMEOUT_S = 90
 
 
 class LiveHome:
+    python = sys.executable
+
     def __init__(self, folder):
         self.folder = folder
         self.path = folder / "home"

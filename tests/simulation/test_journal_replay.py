@@ -29,7 +29,14 @@ from duetune.simulate.journal import (
 from duetune.store.codec import decode_event, encode_event
 from duetune.testing import constant_market, market_of, random_market
 
-POLICIES = ("ahap", "ahanp", "maximal_spot", "on_demand", "uniform_progress", "maximal_spot:thrifty")
+POLICIES = (
+    "ahap",
+    "ahanp",
+    "maximal_spot",
+    "on_demand",
+    "uniform_progress",
+    "maximal_spot:thrifty",
+)
 
 
 def lived(trace=None, *, pace=1.0, script=(), **options):

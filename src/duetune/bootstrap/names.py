@@ -172,7 +172,7 @@ def _policy(name: str, *, also: str) -> Policy:
 
             return deadline_guard(_policy(":".join(parts), also=also))
         case "spot_only" if not parts:
-            from duetune.quote.spot_only import SpotOnly
+            from duetune.policies.spot_only import SpotOnly
 
             return SpotOnly()
         case "ahap":

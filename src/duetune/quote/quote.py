@@ -13,9 +13,9 @@ from duetune.errors import InvalidInput
 from duetune.forecast.outlook import outlook_at
 from duetune.market.scenarios import ENOUGH_HOURS
 from duetune.policies.baselines import OnDemandOnly
+from duetune.policies.spot_only import SpotOnly
 from duetune.quote.document import Line, QuoteDocument, Role
 from duetune.quote.futures import Futures, draw_futures, hindsight
-from duetune.quote.spot_only import SpotOnly
 from duetune.quote.terms import ON_DEMAND, SPOT_ONLY
 from duetune.simulate.episode import LAST_VALUE
 

@@ -81,7 +81,7 @@ class ElasticTraining:
         arrangement = group.form()
         self._pace.formed(arrangement)
         self._saver.lead(leads=arrangement.leads)
-        if learner.step >= learner.total_steps:
+        if learner.step >= learner.total_steps or self._over():
             return
         part = learner.contribution(arrangement.rank, arrangement.world, self._touch)
         total = learner.combined(group.gather(part)) if learner.exact else group.add_up(part)[0]

@@ -7,6 +7,7 @@ update is the same everywhere.
 
 from __future__ import annotations
 
+import logging
 import math
 import threading
 import time
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     from duetune.training.model import LanguageModel
     from duetune.training.task import TrainingTask
     from duetune.training.tokens import TokenizedRows
+
+_log = logging.getLogger(__name__)
 
 _TAIL = 50
 _MOST_SKIPPED = 20
@@ -117,6 +120,19 @@ class Learner:
 
         Exact: one row per microbatch, the same number on every member. Fast: one row for all.
         """
+        try:
+            return self._gradients(rank, world, touch)
+        except RuntimeError as error:
+            if (
+                "deterministic" not in str(error)
+                or not torch.are_deterministic_algorithms_enabled()
+            ):
+                raise
+            _log.warning("not the same to the last bit on this model: %s", str(error)[:160])
+            torch.use_deterministic_algorithms(mode=False)
+            return self._gradients(rank, world, touch)
+
+    def _gradients(self, rank: int, world: int, touch: Callable[[], None]) -> torch.Tensor:
         task, count = self._task, self._task.microbatches
         batches = self._plan.microbatches_of(self.step)
         targets = self._data.targets(self._rows[self._plan.rows_of(self.step)])

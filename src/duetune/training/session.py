@@ -77,8 +77,6 @@ class Session:
         # No bars in a log file.
         transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        if device.type == "cuda":
-            torch.use_deterministic_algorithms(mode=True, warn_only=True)
         tokenizer = load_tokenizer(task)
         cache = contract.folder / "tokens"
         data = tokenized_dataset(task.dataset, tokenizer, task.max_length, cache)
@@ -95,6 +93,7 @@ class Session:
         model = load_model(task, device)
         _check_fit(task, data, model.config)
         learner = Learner(task, model, data, rows, device)
+        torch.use_deterministic_algorithms(learner.exact and device.type == "cuda")
         return cls(contract, task, tokenizer, learner, evaluation, device)
 
     @property
@@ -132,6 +131,8 @@ class Session:
             )
             if not training.run():
                 return None
+            # Still a member, so that who joins now waits instead of training on its own.
+            return self._result(saver.warning)
         except torch.OutOfMemoryError as error:
             if learner.step:
                 raise
@@ -141,12 +142,15 @@ class Session:
         finally:
             group.close()
             saver.wait()
-        with only_publisher(contract.output, self._wait):
-            found = published(contract.output)
+
+    def _result(self, warning: str) -> Result:
+        output = self._contract.output
+        with only_publisher(output, self._wait):
+            found = published(output)
             if found is not None:
                 return found
             with self._touch.kept_up():
-                return self._publish(saver.warning)
+                return self._publish(warning)
 
     def _group(self, notice: Notice) -> Group:
         contract = self._contract

@@ -470,6 +470,15 @@ class TestSeveralJobs:
         shown = [event.market.available for event in room.events("second", Observed)]
         assert shown[0] == 0
 
+    def test_a_fresh_controller_knows_what_the_others_hold_before_it_decides(self):
+        room = Room(constant_market(spot_price=0.3, available=4))
+        room.submit("older", steps=140, policy="maximal_spot", deadline=14)
+        room.run(slots=1.9)
+        room.submit("earlier in the alphabet", steps=20, policy="maximal_spot")
+        room.restart()
+        room.run(slots=0.05)
+        assert room.events("earlier in the alphabet", Observed)[0].market.available == 0
+
     def test_what_a_job_holds_is_not_taken_from_it_by_a_stale_look_at_the_others(self):
         """The market halves: both lose some, neither gives up what it still has."""
         room = Room(market_of([0.3] * 60, [8] * 3 + [4] * 57))
@@ -523,6 +532,11 @@ class TestAccounts:
         room.run()
         check_over(room)
         assert room.learning.calls == {"job": 1}
+        written = room.journal.length("job")
+        room.controller.tick("job")
+        room.fresh().tick("job")
+        assert room.learning.calls == {"job": 1}
+        assert room.journal.length("job") == written
 
     def test_nothing_is_written_while_the_fleet_is_silent(self):
         room = Room(learning=Lessons())

@@ -114,6 +114,9 @@ def test_an_old_limit_told_late_is_corrected_within_a_slot():
     room.submit(steps=300, budget=20.0, policy="maximal_spot")
     room.at(1.5, lambda: room.ask(Amend(budget=5.0)))
     room.at(1.8, lambda: room.fleet.apply([Limit("job", 20.0)]))
+    room.run(slots=2.1)
+    limits = [command for command in room.fleet.commands if isinstance(command, Limit)]
+    assert [limit.dollars for limit in limits[-3:]] == [5.0, 20.0, 5.0]
     room.run()
     check_over(room)
     assert room.ended().cost <= 5.0 + LATE

@@ -20,10 +20,10 @@ from duetune.market.synthetic import MarketKind, synthetic_market
 from duetune.policies.ahanp import Ahanp
 from duetune.policies.ahap import Ahap
 from duetune.policies.baselines import MaximalSpot, OnDemandOnly, UniformProgress
+from duetune.policies.spot_only import SpotOnly
 from duetune.quote.document import QuoteDocument, Role
 from duetune.quote.lines import settled
 from duetune.quote.quote import make_quote
-from duetune.quote.spot_only import SpotOnly
 from duetune.quote.terms import Terms
 from duetune.simulate.episode import simulate
 from duetune.testing.markets import constant_market

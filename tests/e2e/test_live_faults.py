@@ -1,0 +1,69 @@
+"""A fleet that misbehaves, with real processes. Each test states the outcome."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from live_home import LiveHome
+from test_live_jobs import accounted, never_two_at_once
+
+from duetune.bootstrap import live
+from duetune.core.fleet import NodeState
+from duetune.fleets.embedded import FleetSettings, start_provider
+from duetune.fleets.embedded.settings import FleetFaults
+from duetune.settings import SiteSettings
+
+
+@pytest.fixture
+def home(tmp_path):
+    home = LiveHome(tmp_path)
+    yield home
+    home.close()
+
+
+def start_faulty(home, faults, *, slot_wall_s=2.0):
+    """As ``duetune fleet start`` does, with faults that the command line does not offer."""
+    site = SiteSettings(trace=str(home.market((0.9, 2))), speed=1800 / slot_wall_s, history_slots=0)
+    home.settings.fleet.mkdir(parents=True, mode=0o700)
+    settings = FleetSettings(speed=site.speed, wrap=True, grant_delay_s=0.2, faults=faults)
+    start_provider(home.settings.fleet, settings, live.site_market(site))
+    (home.settings.fleet / live.SITE_FILE).write_bytes(msgspec.json.encode(site))
+
+
+def test_replies_that_are_lost_make_no_second_node(home):
+    """The fleet did what it was told and the answer was lost: it is told again, and no node is
+    made twice, left over or unbilled.
+    """
+    start_faulty(home, FleetFaults(lost_replies=(1, 2, 4)))
+    job = home.launch(home.spec(steps=20, policy="maximal_spot"))
+    assert home.until_over(job).status == "SUCCEEDED"
+    nodes = accounted(home, job)
+    assert never_two_at_once(nodes)
+    assert "reply was lost" in home.logs() or "does not answer" in home.logs()
+
+
+def test_grants_that_never_come_cost_nothing_and_end_at_the_hard_deadline(home):
+    """Requests are given up and made again; the job fails at its hard deadline, unbilled."""
+    start_faulty(home, FleetFaults(never_grant=True))
+    job = home.launch(home.spec(steps=4, deadline="90m"))
+    row = home.until_over(job)
+    assert row.status == "FAILED"
+    assert row.reason.startswith("the hard deadline has passed")
+    assert row.cost == 0
+    nodes = accounted(home, job)
+    assert len(nodes) > 1
+    assert not [node for node in nodes if node.state is NodeState.RUNNING]
+
+
+def test_a_notice_that_never_comes_costs_at_most_what_was_not_saved(home):
+    """All nodes are taken silently at every third slot; the job finishes by its deadline."""
+    home.start_fleet(home.market((0.9, 2), (0.9, 2), (0.9, 0)), silent=1)
+    job = home.launch(home.spec(steps=25, policy="maximal_spot"))
+    row = home.until_over(job)
+    assert row.status == "SUCCEEDED"
+    assert row.finished_at <= row.deadline_at
+    lost = [node for node in accounted(home, job) if node.state is NodeState.LOST]
+    assert lost
+    assert all(node.notice_at is None for node in lost)
+    # The pretend trainer saves every step.
+    assert home.json("status", job)["status"]["lost_steps"] <= 1 * len(lost)

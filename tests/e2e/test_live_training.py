@@ -1,0 +1,152 @@
+"""Real fine-tuning on the embedded fleet, through the command line."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from contextlib import contextmanager
+
+import pytest
+from live_home import LiveHome
+from test_live_jobs import accounted
+
+from duetune.core.events import Reported
+from duetune.training.tiny import build_tiny_model
+
+pytest.importorskip("torchft", reason="training needs duetune[train]")
+
+SPOT = ((0.9, 2),)
+COMES_AND_GOES = ((0.9, 2), (0.9, 2), (0.9, 2), (0.9, 0))
+LONG = {"training": "{max_steps: 500000, per_device_train_batch_size: 4}", "deadline": "90d"}
+ROWS = [{"prompt": f"Say {n}.", "completion": f" {n}, as you wish."} for n in range(48)]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return build_tiny_model(tmp_path_factory.mktemp("model"), hidden=32, layers=1, heads=2, seed=3)
+
+
+@pytest.fixture
+def home(tmp_path):
+    home = LiveHome(tmp_path)
+    yield home
+    home.close()
+
+
+def spec(home, model, *, rows=ROWS, **fields):
+    dataset = home.folder / "rows.jsonl"
+    dataset.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    training = {
+        "max_steps": 30,
+        "per_device_train_batch_size": 2,
+        "gradient_accumulation_steps": 4,
+        "learning_rate": 0.01,
+        "max_length": 64,
+        "eval_fraction": 0.2,
+    }
+    path = home.folder / "job.yaml"
+    lines = {
+        "name": "tune",
+        "model": model,
+        "dataset": dataset,
+        "deadline": "10h",
+        "policy": "maximal_spot",
+        "training": json.dumps(training),
+        **fields,
+    }
+    path.write_text("".join(f"{name}: {value}\n" for name, value in lines.items()))
+    return path
+
+
+def progress(home, job):
+    return [
+        each.event.progress
+        for each in home.story(job)
+        if isinstance(each.event, Reported) and each.event.progress is not None
+    ]
+
+
+def test_a_fine_tune_survives_silent_preemptions_and_a_truncated_checkpoint(home, model):
+    """Nodes go without notice and a checkpoint is cut short: an older one, or the beginning, is
+    taken, the result is the same, and the adapter loads in plain peft.
+    """
+    home.start_fleet(
+        home.market(*COMES_AND_GOES), slot_wall_s=3.0, silent=1, emulated_microbatch=0.1
+    )
+    checkpoint = '{every: "1s", keep: 3}'
+    job = home.launch(spec(home, model, checkpoint=checkpoint))
+    folder = home.settings.folder(job) / "checkpoints"
+    home.until(lambda: len(list(folder.glob("step-*"))) >= 2, "two checkpoints")
+    home.run("pause", job)
+    home.until(lambda: not home.fleet_alive(job), "the release of its nodes")
+    newest = max(folder.glob("step-*"), key=lambda path: path.name)
+    for path in newest.glob("*.safetensors"):
+        path.write_bytes(path.read_bytes()[:100])
+    home.run("resume", job)
+    row = home.until_over(job)
+    assert row.status == "SUCCEEDED", home.logs()
+    accounted(home, job)
+    last = progress(home, job)[-1]
+    assert last.step == 30
+    assert last.eval_loss < last.base_eval_loss
+    code = (
+        "import sys; from peft import PeftModel; from transformers import AutoModelForCausalLM;"
+        "base = AutoModelForCausalLM.from_pretrained(sys.argv[1]);"
+        "print(type(PeftModel.from_pretrained(base, sys.argv[2])).__name__)"
+    )
+    loaded = subprocess.run(
+        [home.python, "-c", code, str(model), row.output],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert loaded.stdout.strip() == "PeftModelForCausalLM"
+
+
+@contextmanager
+def small_disk(path, size):
+    path.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(path)], check=False
+    )
+    if mounted.returncode:
+        pytest.skip("a small disk cannot be mounted here")
+    try:
+        yield path
+    finally:
+        subprocess.run(["umount", "-l", str(path)], check=False)
+
+
+def test_a_full_disk_does_not_stop_training(home, model):
+    """No checkpoint can be saved: the job says so, goes on, and finishes."""
+    with small_disk(home.folder / "small", "16k") as disk:
+        home.start_fleet(home.market(*SPOT), slot_wall_s=3.0, emulated_microbatch=0.05)
+        job = home.launch(spec(home, model, checkpoint=f'{{dir: {disk}, every: "1s"}}'))
+        row = home.until_over(job)
+        assert row.status == "SUCCEEDED", home.logs()
+        assert not list(disk.glob("step-*"))
+        messages = [each.message for each in progress(home, job)]
+        assert any("No space left" in message for message in messages), messages
+
+
+@pytest.mark.parametrize(
+    ("rows", "fields", "words"),
+    [
+        ([*ROWS[:6], {"prompt": "no answer"}], {}, "rows.jsonl:7"),
+        ([], {}, "at least one row"),
+        (ROWS, {**LONG, "deadline": "1h"}, "deadline: '1h' is not allowed; expected at least "),
+        (ROWS, {**LONG, "budget": "0.01"}, "budget: 0.01 is not allowed; expected at least $"),
+        (ROWS, {"dataset": "nowhere.jsonl"}, "there is no such file or folder"),
+        (ROWS, {"epochs": 3}, "epochs"),
+    ],
+)
+def test_a_bad_job_is_refused_in_one_line_before_anything_is_spent(
+    home, model, rows, fields, words
+):
+    path = spec(home, model, rows=rows, **fields)
+    refused = home.run("launch", path, "--yes", status=2)
+    assert words in refused.stderr
+    assert refused.stderr.count("\n") == 1
+    assert refused.stdout == ""
+    assert home.fleet() is None
+    assert not home.settings.jobs.exists()
