@@ -185,7 +185,7 @@ def live_forecaster(name: str) -> Forecaster:
 
 def make_controller(settings: Settings, store: Store, fleet: EmbeddedFleet) -> Controller:
     from duetune.control import Books, Controller, World
-    from duetune.control.crash_points import with_crash_points
+    from duetune.control.crash_points import learning_with_crash_points, with_crash_points
     from duetune.control.learning import PoolLearning
     from duetune.control.reports import FolderReports
     from duetune.service.observations import record_observations
@@ -209,10 +209,12 @@ def make_controller(settings: Settings, store: Store, fleet: EmbeddedFleet) -> C
         books,
         policy_named=policy_named,
         forecaster=lambda: live_forecaster(settings.forecast),
-        learning=PoolLearning(
-            store.selector,
-            default_policies(),
-            lambda job, story: record_observations(store, site_of(settings), job, story),
+        learning=learning_with_crash_points(
+            PoolLearning(
+                store.selector,
+                default_policies(),
+                lambda job, story: record_observations(store, site_of(settings), job, story),
+            )
         ),
         poll_wall_s=min(SLOWEST_POLL_S, max(FASTEST_POLL_S, slot_wall_s / 20)),
     )

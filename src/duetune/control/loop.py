@@ -15,7 +15,7 @@ from duetune.core.events import Event, Learned, Reported, Wished
 from duetune.core.fleet import Limit, NodeKind, NodeState, Release
 from duetune.engine.deciding import lookahead
 from duetune.engine.engine import Engine
-from duetune.errors import FleetError
+from duetune.errors import DuetuneError, FleetError, StaleController, StoreError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -84,6 +84,12 @@ class Controller:
                 # Nodes and workers go on; what was asked for is asked for again.
                 log.warning("job %s: %s", stream, error)
                 self.world.revive()
+            except (StaleController, StoreError):
+                raise
+            except DuetuneError:
+                # What one job cannot do must not cost the others their deadlines.
+                log.exception("job %s cannot be served", stream)
+                self._engines.pop(stream, None)
         for stream in set(self._engines) - set(streams):
             del self._engines[stream]
         self._refuse_late(wishes, set(streams))

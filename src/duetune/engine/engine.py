@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from duetune.core.market import Slot
     from duetune.core.ports import Policy
 
-STALL_SLOTS = 4
+STALL_SLOTS = 6
 """So many slots with GPUs and without a step, and the job has failed."""
 
 STORY = 12

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 GRANT_PATIENCE = 0.5
 """After this share of a slot a request that was not granted is given up."""
 
+MOST_DOUBLINGS = 4
+
 RETRY_SHARE = 0.05
 """After a refusal or a loss within a slot, wait this share of it, then twice as long, and so on."""
 
@@ -59,7 +61,12 @@ def _too_late(state: JobState, at: float) -> bool:
 
 
 def _given_up(state: JobState, node: Node, at: float) -> bool:
-    patience = GRANT_PATIENCE * state.submitted.slot_s
+    given_up = sum(
+        other.kind is node.kind and other.id in state.releasing and other.started_at is None
+        for other in state.nodes.values()
+    )
+    # A fleet that is slow to grant gets twice the time at the next try.
+    patience = GRANT_PATIENCE * state.submitted.slot_s * 2.0 ** min(given_up, MOST_DOUBLINGS)
     return node.state is NodeState.REQUESTED and at - node.requested_at > patience
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from duetune.control.crash_points import journal_with_crash_points
 from duetune.control.learning import learnt_utilities
 from duetune.core.decision import Outlook
 from duetune.core.events import Submitted
@@ -134,7 +135,7 @@ def submit(
         stop_at=terms.stop_at,
         value_given=prepared.spec.value is not None,
     )
-    store.journal.append(job, [event], expected=0)
+    journal_with_crash_points(store.journal).append(job, [event], expected=0)
     return job
 
 

@@ -34,7 +34,7 @@ from duetune.training.task import Method
 from duetune.training.tokens import tokenized_dataset
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -46,6 +46,9 @@ if TYPE_CHECKING:
     from duetune.training.tokens import TokenizedRows, Tokenizer
 
 _log = logging.getLogger(__name__)
+
+KEEP = "DUETUNE_CHECKPOINT_KEEP"
+"""How many checkpoints stay."""
 
 _POLL_S = 0.2
 
@@ -108,7 +111,7 @@ class Session:
     def run(self, notice: Notice, reporter: ProgressReporter) -> Result | None:
         """The result once all steps are done; None if this member has left before."""
         contract, learner = self._contract, self._learner
-        store = CheckpointStore(contract.checkpoints, contract.epoch)
+        store = CheckpointStore(contract.checkpoints, contract.epoch, keep=_kept(os.environ))
         saved_step = self._restore(store)
         saver = Saver(
             store,
@@ -260,6 +263,11 @@ class _Heartbeat:
             self._path.touch()
         except OSError as error:
             _log.debug("no heartbeat: %s", error)
+
+
+def _kept(environ: Mapping[str, str]) -> int:
+    text = environ.get(KEEP, "")
+    return int(text) if text.isdigit() and int(text) > 0 else 2
 
 
 def _check_fit(task: TrainingTask, data: TokenizedRows, config: object) -> None:

@@ -6,7 +6,7 @@ import math
 
 import pytest
 from rooms import SLOT_S, Lessons, Room, Status
-from verdicts import LATE, check_over, check_story
+from verdicts import check_over, check_story
 
 from duetune.control.crash_points import CRASH_POINTS, Crash, CrashPlan
 from duetune.core.events import Amend, Cancel, Pause
@@ -119,7 +119,7 @@ def test_an_old_limit_told_late_is_corrected_within_a_slot():
     assert [limit.dollars for limit in limits[-3:]] == [5.0, 20.0, 5.0]
     room.run()
     check_over(room)
-    assert room.ended().cost <= 5.0 + LATE
+    assert room.ended().cost <= 5.0
 
 
 class TestBudget:
@@ -131,7 +131,7 @@ class TestBudget:
         bills = []
         room.run(each=lambda: bills.append(bill(room)))
         check_over(room)
-        assert max(bills) == room.ended().cost <= budget + LATE
+        assert max(bills) == room.ended().cost <= budget
 
     @pytest.mark.parametrize("alive_for", [0.03, 0.4, 1.2])
     def test_it_holds_while_the_controller_is_dead(self, alive_for):
@@ -142,7 +142,7 @@ class TestBudget:
         assert room.fleet.alive("job")
         room.dead(50)
         assert room.fleet.alive("job") == []
-        assert 0 < bill(room) <= 3.3 + LATE
+        assert 0 < bill(room) <= 3.3
         room.run()
         check_over(room)
 
@@ -155,7 +155,7 @@ class TestBudget:
                 room.run()
             assert isinstance(room.fleet.commands[0], Limit)
             room.dead(50)
-            assert bill(room) <= 4.0 + LATE
+            assert bill(room) <= 4.0
 
     def test_a_lower_budget_is_told_even_if_nothing_else_is(self):
         room = Room(PLENTY)

@@ -9,9 +9,6 @@ from duetune import bootstrap
 from duetune.core.events import Decided, Ended, Learned, Requested, Wished
 from duetune.simulate.journal import redecided
 
-LATE = 1e-5
-"""Dollars by which the memory fleet may be late in holding a limit."""
-
 
 def accounted(room, name="job"):
     """The journal's cost is the fleet's bill, to the last bit."""
@@ -51,7 +48,7 @@ def check_story(room, name="job", *, strangers=()):
     budgets = room.budgets[name]
     if None not in budgets:
         bill = math.fsum(node.billed for node in room.fleet.observe(name).nodes)
-        assert bill <= max(budgets) + LATE, f"{bill} was billed of a budget of {budgets}"
+        assert bill <= max(budgets), f"{bill} was billed of a budget of {budgets}"
 
 
 def check_over(room, name="job", *, strangers=()):
