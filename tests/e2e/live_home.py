@@ -79,6 +79,7 @@ class LiveHome:
             "deadline": deadline,
             "run": json.dumps(command),
             "training": json.dumps({"max_steps": steps}),
+            "policy": "maximal_spot",  # begins at once and holds what there is
             **fields,
         }
         path.write_text("".join(f"{name}: {value}\n" for name, value in lines.items()))

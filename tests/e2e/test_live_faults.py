@@ -35,7 +35,7 @@ def test_replies_that_are_lost_make_no_second_node(home):
     made twice, left over or unbilled.
     """
     start_faulty(home, FleetFaults(lost_replies=(1, 2, 4)))
-    job = home.launch(home.spec(steps=20, policy="maximal_spot"))
+    job = home.launch(home.spec(steps=20))
     assert home.until_over(job).status == "SUCCEEDED"
     nodes = accounted(home, job)
     assert never_two_at_once(nodes)
@@ -58,7 +58,7 @@ def test_grants_that_never_come_cost_nothing_and_end_at_the_hard_deadline(home):
 def test_a_notice_that_never_comes_costs_at_most_what_was_not_saved(home):
     """All nodes are taken silently at every third slot; the job finishes by its deadline."""
     home.start_fleet(home.market((0.9, 2), (0.9, 2), (0.9, 0)), silent=1)
-    job = home.launch(home.spec(steps=25, policy="maximal_spot"))
+    job = home.launch(home.spec(steps=25))
     row = home.until_over(job)
     assert row.status == "SUCCEEDED"
     assert row.finished_at <= row.deadline_at

@@ -105,9 +105,7 @@ def test_the_controller_is_killed_again_and_again_and_nothing_is_lost(home):
 
 def test_a_controller_killed_at_one_crash_point_after_the_other_loses_nothing(home):
     home.start_fleet(home.market(*CALM))
-    job = home.launch(
-        home.spec(steps=30, policy="maximal_spot"), DUETUNE_CRASH_AT="journal.append:before:1"
-    )
+    job = home.launch(home.spec(steps=30), DUETUNE_CRASH_AT="journal.append:before:1")
     for point in (
         "journal.append:after:1",
         "fleet.apply:before:1",
@@ -124,7 +122,7 @@ def test_a_controller_killed_at_one_crash_point_after_the_other_loses_nothing(ho
 
 def test_a_killed_worker_is_started_again_and_a_killed_agent_costs_its_node(home):
     home.start_fleet(home.market(*CALM))
-    job = home.launch(home.spec(steps=40, policy="maximal_spot"))
+    job = home.launch(home.spec(steps=40))
     home.until_step(job, 3)
     worker = home.process("pretend_trainer.py 40")
     os.kill(worker, signal.SIGKILL)
@@ -178,16 +176,16 @@ def test_cancel_pause_resume_and_amend_are_kept(home):
 
 def test_the_budget_holds_while_the_controller_is_dead(home):
     home.start_fleet(home.market((2.0, 4)))
-    # About ten slots of work at a dollar each, and a budget for four of them.
-    job = home.launch(home.spec(steps=100, budget=4, policy="maximal_spot"))
+    # About ten slots of work at a dollar each, and a budget for three of them.
+    job = home.launch(home.spec(steps=100, budget=3))
     home.until_step(job, 2)
     home.kill_controller()
     home.until(lambda: not home.fleet_alive(job), "the fleet's own limit")
-    assert sum(node.billed for node in home.fleet().observe(job).nodes) <= 4.0
+    assert sum(node.billed for node in home.fleet().observe(job).nodes) <= 3.0
     home.run("controller", "start")
     home.run("cancel", job)
     row = home.until_over(job)
-    assert row.cost <= 4.0
+    assert row.cost <= 3.0
     accounted(home, job)
 
 
@@ -205,6 +203,7 @@ def test_a_command_that_can_never_work_fails_the_job_and_says_why(home):
 def test_secrets_reach_the_job_and_nothing_else(home):
     home.start_fleet(home.market(*CALM))
     spec = home.spec(
+        policy="auto",
         run=json.dumps('test "${#TOKEN}" = 12 && exec ' + home.command(4, 0.1)),
         secrets="[TOKEN]",
     )

@@ -138,6 +138,10 @@ def _undisturbed_work(
     curve = job.throughput[job.min_gpus :]
     slope = curve[1] - curve[0] if len(curve) > 1 else 0.0
     intercept = curve[0] - slope * job.min_gpus
+    # What rounding leaves of nothing is below what the solver takes for a coefficient.
+    slope, intercept = (
+        0.0 if abs(part) < 1e-12 * curve[-1] else part for part in (slope, intercept)
+    )
     if all(
         math.isclose(work, slope * gpus + intercept, rel_tol=1e-12, abs_tol=1e-12)
         for gpus, work in enumerate(curve, start=job.min_gpus)

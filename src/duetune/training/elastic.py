@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+_MOST_PAUSE_S = 2.0
+
 
 class ElasticTraining:
     """``run`` until all steps are done or this node will be taken.
@@ -57,7 +59,7 @@ class ElasticTraining:
 
     def run(self) -> bool:
         """Whether all steps are done; if not, this member was told to leave and has saved."""
-        learner = self._learner
+        learner, failures = self._learner, 0
         while learner.step < learner.total_steps:
             if self._over():
                 # Others were faster while this member stood still.
@@ -67,9 +69,14 @@ class ElasticTraining:
                 return False
             try:
                 self._round()
+                failures = 0
             except GroupBroken as broken:
                 self._pace.disturb()
+                failures += 1
                 _log.info("step %d again: %s", learner.step + 1, broken)
+                # A loss costs one try or two. What fails on and on (a network that lets nobody
+                # through) must not fill the log.
+                time.sleep(min(0.01 * 2**failures, _MOST_PAUSE_S) if failures > 3 else 0.0)
             except Left:
                 self._leave()
                 return False

@@ -112,10 +112,6 @@ class ElasticGroup:
         self._arrangement: Arrangement | None = None
         self._collective: Collective | None = None
 
-    @property
-    def id(self) -> str:
-        return self._id
-
     def form(self) -> Arrangement:
         own = Member(
             id=self._id,
@@ -141,15 +137,10 @@ class ElasticGroup:
         return arrangement
 
     def gather(self, part: torch.Tensor) -> list[torch.Tensor]:
-        collective, arrangement = self._collective, self._arrangement
-        if collective is None or arrangement is None:
-            return [part]
-        return self._watched(lambda: collective.gather(part), arrangement)
+        return self._together(lambda collective: collective.gather(part), [part])
 
     def add_up(self, part: torch.Tensor) -> torch.Tensor:
-        collective, arrangement = self._collective, self._arrangement
-        if collective is not None and arrangement is not None:
-            self._watched(lambda: collective.add_up(part), arrangement)
+        self._together(lambda collective: collective.add_up(part), None)
         return part
 
     def touch(self) -> None:
@@ -177,6 +168,14 @@ class ElasticGroup:
             connect_s=self._settings.connect_s,
             operation_s=self._settings.operation_s,
         )
+
+    def _together(self, work: Callable[[Collective], _T], alone: _T) -> _T:
+        collective, arrangement = self._collective, self._arrangement
+        if arrangement is not None and arrangement.world == 1:
+            return alone
+        if arrangement is None or collective is None:
+            raise GroupBroken("not connected")
+        return self._watched(lambda: work(collective), arrangement)
 
     def _take_over(self, arrangement: Arrangement) -> None:
         source, step = arrangement.source, arrangement.step

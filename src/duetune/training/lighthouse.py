@@ -66,6 +66,8 @@ class Lighthouse:
                 )
             except (RuntimeError, TimeoutError, OSError) as error:
                 self._client = None
+                if self._hushed.is_set():
+                    raise
                 _log.debug("%s: %s", self._address, error)
                 if not warned:
                     _log.warning("the coordinator at %s does not answer, waiting", self._address)

@@ -93,10 +93,10 @@ def tokenized(rows: Iterable[Row], tokenizer: Tokenizer, max_length: int) -> Tok
     counts: list[NDArray[np.bool_]] = []
     left_out = 0
     starts_with = _start(tokenizer)
-    for row in rows:
+    for number, row in enumerate(rows, start=1):
         tokens: list[int] = [] if _templated(row, tokenizer) else list(starts_with)
         marks = [False] * len(tokens)
-        for part in _parts(row, tokenizer):
+        for part in _parts(row, tokenizer, f"messages of row {number}"):
             piece = tokenizer.encode(part.text, add_special_tokens=False) if part.text else []
             if part.ends and tokenizer.eos_token_id is not None:
                 piece = [*piece, tokenizer.eos_token_id]
@@ -141,10 +141,10 @@ def tokenized_dataset(
     return rows
 
 
-def _parts(row: Row, tokenizer: Tokenizer) -> list[Part]:
+def _parts(row: Row, tokenizer: Tokenizer, where: str) -> list[Part]:
     if row.messages is not None:
         if tokenizer.chat_template:
-            return _by_template(row.messages, tokenizer)
+            return _by_template(row.messages, tokenizer, where)
         return _plain(row.messages)
     if row.prompt is not None and row.completion is not None:
         return [Part(row.prompt, counts=False), Part(row.completion, counts=True, ends=True)]
@@ -161,7 +161,7 @@ def _plain(messages: Sequence[Message]) -> list[Part]:
     return parts[:-1]
 
 
-def _by_template(messages: Sequence[Message], tokenizer: Tokenizer) -> list[Part]:
+def _by_template(messages: Sequence[Message], tokenizer: Tokenizer, where: str) -> list[Part]:
     """Each answer of the assistant is what the template adds to the prompt for it.
 
     Templates that write earlier answers differently once later ones follow (without the thinking,
@@ -171,8 +171,8 @@ def _by_template(messages: Sequence[Message], tokenizer: Tokenizer) -> list[Part
     for chosen in (answers, answers[-1:]):
         parts, done = [], ""
         for place in chosen:
-            prompt = _rendered(messages[:place], tokenizer, prompt=True)
-            upto = _rendered(messages[: place + 1], tokenizer, prompt=False)
+            prompt = _rendered(messages[:place], tokenizer, where, prompt=True)
+            upto = _rendered(messages[: place + 1], tokenizer, where, prompt=False)
             if not (prompt.startswith(done) and upto.startswith(prompt)):
                 break
             parts.append(Part(prompt[len(done) :], counts=False))
@@ -181,11 +181,13 @@ def _by_template(messages: Sequence[Message], tokenizer: Tokenizer) -> list[Part
         else:
             return parts
     raise InvalidInput(
-        "messages", messages[0].content, "a chat template that only adds answers at the end"
+        where, messages[0].content, "a chat template that only adds answers at the end"
     )
 
 
-def _rendered(messages: Sequence[Message], tokenizer: Tokenizer, *, prompt: bool) -> str:
+def _rendered(
+    messages: Sequence[Message], tokenizer: Tokenizer, where: str, *, prompt: bool
+) -> str:
     if not messages:
         return ""
     turns = [{"role": message.role, "content": message.content} for message in messages]
@@ -193,7 +195,7 @@ def _rendered(messages: Sequence[Message], tokenizer: Tokenizer, *, prompt: bool
         return tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=prompt)
     except Exception as error:  # noqa: BLE001 - templates raise whatever they like
         allowed = f"messages that fit the model's chat template ({error})"
-        raise InvalidInput("messages", [turn["role"] for turn in turns], allowed) from None
+        raise InvalidInput(where, [turn["role"] for turn in turns], allowed) from None
 
 
 def _templated(row: Row, tokenizer: Tokenizer) -> bool:

@@ -79,8 +79,16 @@ class Agent:
         if any(isinstance(message, Leave) for message in messages):
             self._leaving = True
             if self._worker is not None:
-                os.kill(self._worker, signal.SIGTERM)
+                self._tell(self._worker)
         return True
+
+    def _tell(self, worker: int) -> None:
+        """A shell does not pass a signal on, so a command's whole group gets it."""
+        if self._assignment.command:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(worker, signal.SIGTERM)
+                return
+        os.kill(worker, signal.SIGTERM)
 
     def _reap(self) -> int | None:
         """The worker's exit code, once it has one. What it leaves behind ends with it."""
