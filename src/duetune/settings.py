@@ -13,6 +13,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import tomllib
 from pathlib import Path
@@ -56,6 +57,20 @@ class SiteSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     on_demand_capacity: int = 16
     startup_s: float = 1.5
     resize_s: float = 1.0
+
+    def __post_init__(self) -> None:
+        for field, least in (("max_gpus", 1), ("seed", 0), ("on_demand_capacity", 0)):
+            if getattr(self, field) < least:
+                raise InvalidInput(f"site.{field}", getattr(self, field), f"{least} or more")
+        for field in ("speed", "emulated_microbatch_s", "memory_gb", "slot_hours"):
+            number = getattr(self, field)
+            if number is not None and not (math.isfinite(number) and number > 0):
+                raise InvalidInput(f"site.{field}", number, "a number above 0")
+        for field in ("grant_delay_s", "notice_s", "startup_s", "resize_s"):
+            if not (math.isfinite(getattr(self, field)) and getattr(self, field) >= 0):
+                raise InvalidInput(f"site.{field}", getattr(self, field), "seconds, 0 or more")
+        if not 0 <= self.silent_share <= 1:
+            raise InvalidInput("site.silent_share", self.silent_share, "a share from 0 to 1")
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):

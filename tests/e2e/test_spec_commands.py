@@ -61,8 +61,7 @@ class TestImport:
         assert out == (
             "# Imported from skypilot (sky.yaml).\n"
             "# Not the same here:\n"
-            "#   run: started once on every GPU here, not once per machine; SKYPILOT_* are not "
-            "set\n"
+            "#   run: runs on one GPU here; SKYPILOT_* are not set\n"
             "deadline: 8h\n"
             "name: t\n"
             "resources:\n"

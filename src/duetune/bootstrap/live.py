@@ -18,11 +18,14 @@ from duetune.bootstrap.names import (
     selector_named,
 )
 from duetune.errors import FleetError, InvalidInput
+from duetune.settings import HOME
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from types import FrameType
 
     from duetune.control.loop import Controller
+    from duetune.core.events import Recorded
     from duetune.core.market import MarketTrace
     from duetune.core.ports import Forecaster, Policy
     from duetune.fleets.embedded.client import EmbeddedFleet
@@ -45,8 +48,18 @@ def opened_store(settings: Settings) -> Store:
     """The store of the home, made if it is not there."""
     from duetune.store import open_store
 
-    settings.home.mkdir(parents=True, exist_ok=True, mode=0o700)
+    made_home(settings)
     return open_store(settings.database)
+
+
+def made_home(settings: Settings) -> None:
+    try:
+        settings.home.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as error:
+        reason = error.strerror or type(error).__name__
+        raise InvalidInput(
+            HOME, str(settings.home), f"a folder that can be made ({reason})"
+        ) from None
 
 
 def default_policies() -> tuple[Policy, ...]:
@@ -81,7 +94,7 @@ def start_fleet(settings: Settings, site: SiteSettings | None = None) -> Embedde
     if site is None and (found := running_fleet(settings)) is not None:
         return found
     trace = site_market(wanted)
-    settings.home.mkdir(parents=True, exist_ok=True, mode=0o700)
+    made_home(settings)
     settings.fleet.mkdir(exist_ok=True, mode=0o700)
     fleet = start_provider(
         settings.fleet,
@@ -129,6 +142,7 @@ def desk(settings: Settings) -> Desk:
     from duetune.market.resample import slice_slots
     from duetune.service.submission import Desk
 
+    live_forecaster(settings.forecast)
     running = running_fleet(settings)
     site = settings.site if running is None else site_of(settings)
     history: MarketTrace | None
@@ -165,7 +179,7 @@ def desk_site(settings: Settings) -> Site:
         startup_s=site.startup_s,
         grow_s=site.resize_s,
         shrink_s=site.resize_s,
-        preempted_s=site.resize_s,
+        preempted_s=site.startup_s,
         emulated_microbatch_s=site.emulated_microbatch_s,
     )
 
@@ -188,7 +202,6 @@ def make_controller(settings: Settings, store: Store, fleet: EmbeddedFleet) -> C
     from duetune.control.crash_points import learning_with_crash_points, with_crash_points
     from duetune.control.learning import PoolLearning
     from duetune.control.reports import FolderReports
-    from duetune.service.observations import record_observations
 
     speed = fleet.clock.speed
     live_forecaster(settings.forecast)
@@ -213,11 +226,20 @@ def make_controller(settings: Settings, store: Store, fleet: EmbeddedFleet) -> C
             PoolLearning(
                 store.selector,
                 default_policies(),
-                lambda job, story: record_observations(store, site_of(settings), job, story),
+                lambda job, story: _settle(settings, store, job, story),
             )
         ),
         poll_wall_s=min(SLOWEST_POLL_S, max(FASTEST_POLL_S, slot_wall_s / 20)),
     )
+
+
+def _settle(settings: Settings, store: Store, job: str, story: Sequence[Recorded]) -> None:
+    """What is to be kept of a job that is over, and what is not."""
+    from duetune.fleets.embedded.environment import SECRETS_FILE
+    from duetune.service.observations import record_observations
+
+    (settings.folder(job) / SECRETS_FILE).unlink(missing_ok=True)
+    record_observations(store, site_of(settings), job, story)
 
 
 def run_controller(settings: Settings) -> None:

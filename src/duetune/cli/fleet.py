@@ -83,16 +83,36 @@ def status(as_json: bool) -> None:
 
 
 @fleet.command()
+@click.option(
+    "--force", is_flag=True, help="Also while jobs run; their controller is stopped, too."
+)
 @json_option
-def stop(as_json: bool) -> None:
+def stop(force: bool, as_json: bool) -> None:
     """Take all nodes and end it. Jobs that are not over keep their checkpoints."""
     from duetune.fleets.embedded import stop_provider
+    from duetune.service.processes import stop_controller
 
-    was_running = stop_provider(Home().settings.fleet)
+    home = Home()
+    running = _running_jobs(home)
+    if running and not force:
+        names = ", ".join(running[:5])
+        raise click.UsageError(f"jobs are running ({names}): cancel them, or stop with --force")
+    if running:
+        stop_controller(home.settings)
+    was_running = stop_provider(home.settings.fleet)
     if as_json:
         print_answer(FleetAnswer(command="fleet stop", running=False))
     else:
         click.echo("The fleet is stopped." if was_running else "No fleet was running.")
+
+
+def _running_jobs(home: Home) -> list[str]:
+    """Those that a controller is serving: it would start the fleet again for them."""
+    from duetune.core.events import Status
+
+    if home.controller is None:
+        return []
+    return [row.id for row in home.store.jobs(status=[each for each in Status if not each.final])]
 
 
 def _show(command: str, status: FleetStatus | None, *, as_json: bool) -> None:

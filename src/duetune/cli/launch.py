@@ -119,6 +119,11 @@ def launch(spec: str, yes: bool, detach: bool, seed: int, as_json: bool) -> None
                 status=look,
             )
         )
+    elif not sys.stdout.isatty():
+        from duetune.cli import tables
+        from duetune.cli.status import panel
+
+        tables.console().print(panel(look))
     if look.job.status.value != "SUCCEEDED":
         sys.exit(OVER_BADLY)
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from duetune.service.look import Look
 
 REFRESH_S = 0.5
+MOST_STARTS = 3
 BAR = 40
 
 
@@ -51,6 +52,25 @@ def looked(home: Home, job: str) -> Look:
     return look_at(row, home.settings, home.store, home.fleet, controller=home.controller)
 
 
+class Keeper:
+    """Starts a controller that has died again, a few times."""
+
+    def __init__(self, home: Home) -> None:
+        self._home, self._left = home, MOST_STARTS
+
+    def look_after(self, look: Look) -> None:
+        from duetune.errors import FleetError
+        from duetune.service.processes import LOG_FILE, start_controller
+
+        if look.job.status.final or look.controller is not None:
+            return
+        if not self._left:
+            log = self._home.settings.home / LOG_FILE
+            raise FleetError(f"the controller keeps ending; see {log}", retry=False)
+        self._left -= 1
+        start_controller(self._home.settings)
+
+
 def watch(home: Home, job: str, *, silent: bool = False) -> Look:
     """Until the job is over. In a pipe, a line whenever something has changed."""
     from rich.live import Live
@@ -61,8 +81,10 @@ def watch(home: Home, job: str, *, silent: bool = False) -> Look:
     look = looked(home, job)
     if silent or not screen.is_terminal:
         return _lines(home, job, silent=silent)
+    keeper = Keeper(home)
     with Live(panel(look), console=screen, refresh_per_second=4) as live:
         while not look.job.status.final:
+            keeper.look_after(look)
             time.sleep(REFRESH_S)
             look = looked(home, job)
             live.update(panel(look))
@@ -71,8 +93,10 @@ def watch(home: Home, job: str, *, silent: bool = False) -> Look:
 
 def _lines(home: Home, job: str, *, silent: bool) -> Look:
     said = ""
+    keeper = Keeper(home)
     while True:
         look = looked(home, job)
+        keeper.look_after(look)
         running = [node for node in look.nodes if node.state.value == "running"]
         spot = sum(node.kind.value == "spot" for node in running)
         held = f"{spot} spot, {len(running) - spot} on demand"

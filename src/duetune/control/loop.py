@@ -64,11 +64,20 @@ class Controller:
         clock = self.world.clock
         last_busy = clock.now()
         while not stop():
-            if self.turn():
+            if self._turned():
                 last_busy = clock.now()
             elif clock.now() - last_busy >= linger_s:
                 return
             clock.wait_until(self.next_turn(clock.now()))
+
+    def _turned(self) -> bool:
+        """A disk that is full or a database that is away is waited for."""
+        try:
+            return self.turn()
+        except StoreError as error:
+            log.warning("%s", error)
+            self._engines.clear()
+            return True
 
     def turn(self) -> bool:
         """One tick for every job; whether there was one."""

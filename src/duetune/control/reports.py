@@ -26,10 +26,13 @@ class FolderReports:
         self._jobs, self._clock, self._speed = jobs, clock, speed
 
     def read(self, job: str) -> tuple[Progress, float] | None:
-        progress = read_progress(self._jobs / job / PROGRESS_FILE)
+        path = self._jobs / job / PROGRESS_FILE
+        progress = read_progress(path)
         if progress is None:
             return None
-        age_s = max(0.0, time.time() - progress.at)
+        # Who does not say when has said so when the file was written.
+        said_at = progress.at or _written_at(path)
+        age_s = max(0.0, time.time() - said_at)
         return progress, self._clock.now() - age_s * self._speed
 
     def hazard(self, job: str, lived_s: float, losses: int) -> None:
@@ -37,3 +40,10 @@ class FolderReports:
         prior = Hazard(prior_node_s=PRIOR_NODE_S / self._speed)
         seen = prior.seen(losses, lived_s / self._speed)
         write_hazard(self._jobs / job / HAZARD_FILE, seen.mean_time_between_losses_s())
+
+
+def _written_at(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return time.time()

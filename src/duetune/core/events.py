@@ -63,7 +63,8 @@ class Submitted(msgspec.Struct, frozen=True, tag="submitted"):
     ``slot_s`` seconds, the first of which began at ``origin``. ``spec`` is what the user wrote, as
     JSON; ``policy`` the name of the policy that was chosen, ``chosen`` how; ``stop_at`` a moment
     at which the job ends whatever its state. A value that was not given stands for the cost on
-    demand, so it follows the measured speed.
+    demand, so it follows the measured speed. ``steps`` are the optimiser steps within ``job.work``
+    and ``deadline_at`` is the moment that was asked for, which the job's slots end before.
     """
 
     at: float
@@ -78,6 +79,8 @@ class Submitted(msgspec.Struct, frozen=True, tag="submitted"):
     outlook: Outlook = Outlook()
     stop_at: float | None = None
     value_given: bool = True
+    steps: int = 0
+    deadline_at: float | None = None
 
 
 class Wished(msgspec.Struct, frozen=True, tag="wished"):

@@ -29,7 +29,10 @@ def decide(policy: Policy, view: View) -> Decision:
         view.spent,
     )
     allowed = Allocation(spot=int(spot), on_demand=int(on_demand))
-    return msgspec.structs.replace(decision, allocation=allowed)
+    if allowed == wish:
+        return decision
+    reason = f"{decision.reason}; the budget allows only {allowed.total}"
+    return msgspec.structs.replace(decision, allocation=allowed, reason=reason)
 
 
 def lookahead(policy: Policy) -> int:

@@ -361,6 +361,9 @@ def _report(state: JobState, event: Reported) -> None:
             _refused(state, node)
         state.nodes[node.id] = node
         state.confirmed.add(node.id)
+        if _done_by_exit(state, node):
+            state.progress_at = node.ended_at
+            _stop(state, Status.SUCCEEDED, "its command has ended with status 0")
         if node.state is NodeState.RELEASED and node.reason == "hopeless":
             said = state.progress.message if event.progress is None else event.progress.message
             _stop(state, Status.FAILED, said or "the training command cannot work; see the logs")
@@ -372,6 +375,12 @@ def _report(state: JobState, event: Reported) -> None:
         _stop(state, Status.SUCCEEDED, "finished")
     elif state.progress.phase is Phase.FAILED:
         _stop(state, Status.FAILED, state.progress.message or "training failed; see the logs")
+
+
+def _done_by_exit(state: JobState, node: Node) -> bool:
+    """An own command that ends well is done, whether or not it has reported so."""
+    own = bool(state.submitted.task.command)
+    return own and node.state is NodeState.RELEASED and node.reason == "finished"
 
 
 def _refused(state: JobState, node: Node) -> None:

@@ -129,7 +129,7 @@ def _explained(
         on_demand_price=market.on_demand_price / hours,
         expected=tuple((price / hours, count) for price, count in list(ahead)[:SHOWN_AHEAD]),
         step=seen.progress,
-        work=state.job.work,
+        work=state.progress.total_steps or state.submitted.steps or state.job.work,
         pace=dict(sorted(state.pace.items())),
         spent=seen.spent,
         held=seen.held,

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import fcntl
 import os
+import signal
 import subprocess
 import sys
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import IO, TYPE_CHECKING
 
 from duetune.errors import FleetError
@@ -68,6 +69,21 @@ def start_controller(settings: Settings) -> int:
             child = _spawned(settings, log)
         time.sleep(0.05)
     raise FleetError(f"the controller does not start; see {log}", retry=False)
+
+
+def stop_controller(settings: Settings) -> None:
+    """Ends the controller; what it was doing goes on with the next one."""
+    pid = controller_pid(settings)
+    if pid is None:
+        return
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGTERM)
+    end = time.monotonic() + START_S
+    while controller_pid(settings) == pid:
+        if time.monotonic() > end:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.05)
 
 
 def _spawned(settings: Settings, log: Path) -> subprocess.Popen[bytes]:

@@ -7,6 +7,7 @@ import secrets as randomness
 import shlex
 from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -34,7 +35,6 @@ from duetune.training.task import TrainingTask, write_task
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from pathlib import Path
 
     import numpy as np
     from numpy.typing import NDArray
@@ -80,6 +80,7 @@ class Desk(msgspec.Struct, frozen=True):
 def prepare(spec: JobSpec, desk: Desk, store: Store, *, seed: int = 0) -> Prepared:
     """All that can be wrong with a job is found here, before anything is spent."""
     _check_environment(spec, os.environ)
+    _check_model(spec)
     rows = _rows(spec)
     facts = None if spec.model is None else model_facts(spec.model)
     measured = measured_paces(store.observations.observations(), spec)
@@ -93,6 +94,7 @@ def prepare(spec: JobSpec, desk: Desk, store: Store, *, seed: int = 0) -> Prepar
         scenarios=SCENARIOS,
         seed=seed,
     )
+    _check_finishable(spec, quote)
     policy, chosen = _chosen(spec, terms, desk, quote.utilities, store)
     return Prepared(
         spec=spec,
@@ -134,6 +136,8 @@ def submit(
         outlook=prepared.outlook,
         stop_at=terms.stop_at,
         value_given=prepared.spec.value is not None,
+        steps=prepared.configuration.total_steps,
+        deadline_at=terms.deadline_at,
     )
     journal_with_crash_points(store.journal).append(job, [event], expected=0)
     return job
@@ -174,6 +178,27 @@ def training_task(prepared: Prepared) -> TrainingTask:
         },
         TrainingTask,
     )
+
+
+def _check_finishable(spec: JobSpec, quote: Quote) -> None:
+    """A job that ends unfinished in every scenario only costs money."""
+    document = quote.document
+    if document.chosen.finished > 0:
+        return
+    if spec.budget is not None:
+        likely = "" if document.bound is None else f"; about ${document.bound.cost:.2f} is likely"
+        allowed = f"more: it is spent before the work is done in every scenario{likely}"
+        raise InvalidInput("budget", spec.budget, allowed)
+    if spec.max_price is not None:
+        allowed = "more: in no scenario is there enough spot at that price"
+        raise InvalidInput("max_price", spec.max_price, allowed)
+
+
+def _check_model(spec: JobSpec) -> None:
+    if spec.model is None or not is_path(spec.model):
+        return
+    if not (Path(spec.model) / "config.json").is_file():
+        raise InvalidInput("model", spec.model, "a folder with a config.json, as models are saved")
 
 
 def _rows(spec: JobSpec) -> int | None:
@@ -222,7 +247,8 @@ def _node_task(spec: JobSpec, folder: Path) -> Task:
         name: os.environ[name] if value is None else value for name, value in spec.envs.items()
     }
     if spec.checkpoint.dir is not None:
-        environment["DUETUNE_CHECKPOINT_DIR"] = spec.checkpoint.dir
+        # A folder of its own: two jobs must not take each other's checkpoints for theirs.
+        environment["DUETUNE_CHECKPOINT_DIR"] = str(Path(spec.checkpoint.dir) / folder.name)
     environment["DUETUNE_CHECKPOINT_KEEP"] = str(spec.checkpoint.keep)
     if spec.run is None:
         return Task(folder=str(folder), module=TRAINER, environment=environment, coordinated=True)

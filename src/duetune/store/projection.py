@@ -139,10 +139,14 @@ def _submitted(event: Submitted, job: str) -> JobRow:
         model=plain(glance.model or ""),
         tags=tuple(plain(f"{key}={value}") for key, value in glance.tags.items()),
         submitted_at=event.at,
-        deadline_at=event.origin + event.slot_s * event.job.deadline,
+        deadline_at=(
+            event.origin + event.slot_s * event.job.deadline
+            if event.deadline_at is None
+            else event.deadline_at
+        ),
         budget=event.job.budget,
         updated_at=event.at,
-        total_steps=_count(math.ceil(event.job.work)),
+        total_steps=_count(event.steps or math.ceil(event.job.work)),
         events=1,
     )
 

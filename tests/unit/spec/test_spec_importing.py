@@ -557,7 +557,7 @@ class TestSkyPilot:
             tags={"team": "research"},
         )
         assert notes(found) == {
-            "run": "started once on every GPU here, not once per machine; SKYPILOT_* are not set",
+            "run": "runs on one GPU here; SKYPILOT_* are not set",
             "resources.infra": "'aws' is not carried over; where a job runs is planned here",
             "envs.WANDB_API_KEY": "is among the secrets here, without its value",
             "file_mounts": "the mapping is not carried over; put what it mounts into workdir, or "

@@ -25,6 +25,8 @@ FIRST_PAUSE_S = 0.5
 LONGEST_PAUSE_S = 30.0
 # A worker that lived this long was not crashing at once: the pauses begin anew.
 SOUND_S = 30.0
+MOST_CRASHES = 5
+HOPELESS = 78
 HEARTBEAT_GLANCE_S = 5.0
 
 
@@ -36,6 +38,8 @@ class Agent:
         self._worker: int | None = None
         self._started = 0.0
         self._pause_s = FIRST_PAUSE_S
+        self._crashes: list[float] = []
+        self._gave_up = False
         self._start_at = 0.0
         self._leaving = leaving
 
@@ -58,7 +62,7 @@ class Agent:
                 return 1
             code = self._reap()
             if code is not None and self._is_over(code):
-                self._channel.send(Gone(code))
+                self._channel.send(Gone(HOPELESS if self._gave_up else code))
                 return 0
             self._check_heartbeat()
 
@@ -113,10 +117,24 @@ class Agent:
             return True
         if time.monotonic() - self._started > SOUND_S:
             self._pause_s = FIRST_PAUSE_S
+            self._crashes.clear()
+        self._crashes.append(time.time())
+        if self._crashes_in_vain() >= MOST_CRASHES and not self._assignment.tireless:
+            self._log(f"has crashed {MOST_CRASHES} times in a row, last with code {code}: given up")
+            self._gave_up = True
+            return True
         self._log(f"ended with code {code}; starts again in {self._pause_s:g} s")
         self._start_at = time.monotonic() + self._pause_s
         self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
         return False
+
+    def _crashes_in_vain(self) -> int:
+        """Since the last report of progress, by whomever."""
+        try:
+            told = Path(self._assignment.environment["DUETUNE_PROGRESS_FILE"]).stat().st_mtime
+        except (OSError, KeyError):
+            told = 0.0
+        return sum(moment > told for moment in self._crashes)
 
     def _check_heartbeat(self) -> None:
         if self._worker is None or self._heartbeat is None:

@@ -49,8 +49,7 @@ def start_provider(
     other = order.difference(provider.settings, provider.digest)
     if other:
         allowed = (
-            f"what the fleet that runs in {place} has; stop that one first "
-            "('duetune fleet stop', or stop_provider)"
+            f"what the fleet that runs in {place} has; stop that one first ('duetune fleet stop')"
         )
         raise InvalidInput("fleet settings", other, allowed)
     return fleet

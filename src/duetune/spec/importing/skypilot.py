@@ -134,9 +134,7 @@ def _accelerators(source: Source, value: object, nodes: int) -> str | None:
     if total > MAX_GPUS:
         raise source.wrong("resources.accelerators", total, f"at most {MAX_GPUS} GPUs")
     if total > 1:
-        source.note(
-            "run", "started once on every GPU here, not once per machine; SKYPILOT_* are not set"
-        )
+        source.note("run", "runs on one GPU here; SKYPILOT_* are not set")
     return f"{name}:{total}"
 
 
