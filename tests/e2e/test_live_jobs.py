@@ -214,3 +214,21 @@ def test_secrets_reach_the_job_and_nothing_else(home):
     for path in home.path.rglob("*"):
         if path.is_file() and path.name != "secrets.json":
             assert b"s3cr3t-value" not in path.read_bytes(), path
+
+
+def test_an_own_command_that_ends_well_is_done_and_one_that_keeps_crashing_has_failed(home):
+    home.start_fleet(home.market(*CALM))
+    job = home.launch(home.spec(run=json.dumps("echo all done")))
+    row = home.until_over(job)
+    assert (row.status, row.reason) == ("SUCCEEDED", "its command has ended with status 0")
+    assert row.finished_at <= row.deadline_at
+    accounted(home, job)
+    refused = home.run("fleet", "start", "--max-gpus", 0, status=2)
+    assert refused.stderr == "duetune: site.max_gpus: 0 is not allowed; expected 1 or more\n"
+    job = home.launch(home.spec(run=json.dumps("exec nosuchprogram")))
+    running = home.run("fleet", "stop", status=2)
+    assert f"jobs are running ({job})" in running.stderr
+    row = home.until_over(job)
+    assert row.status == "FAILED"
+    assert "given up" in home.run("logs", job).stdout
+    accounted(home, job)
