@@ -176,8 +176,8 @@ def test_cancel_pause_resume_and_amend_are_kept(home):
 
 def test_the_budget_holds_while_the_controller_is_dead(home):
     home.start_fleet(home.market((2.0, 4)))
-    # About ten slots of work at a dollar each, and a budget for three of them.
-    job = home.launch(home.spec(steps=100, budget=3))
+    # About ten slots of work at a dollar each, though nobody knows that, and a budget for three.
+    job = home.launch(home.spec(steps=100, budget=3, deadline="2h"))
     home.until_step(job, 2)
     home.kill_controller()
     home.until(lambda: not home.fleet_alive(job), "the fleet's own limit")

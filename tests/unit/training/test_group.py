@@ -120,14 +120,16 @@ def test_members_come_and_go_and_every_step_is_done_once(lighthouse):
 
 
 def test_a_member_that_dies_costs_no_step(lighthouse):
-    survivor = Member(lighthouse, "a", 40)
+    survivor = Member(lighthouse, "a", 10**9)
     victim = Member(lighthouse, "b", 10**9)
     wait_for(lambda: 2 in survivor.worlds)
     # What the end of a process does: heartbeats, state server and connections are gone at once.
     victim._until = lambda _member: True
-    finish(survivor, victim)
-    assert survivor.worlds[-1] == 1
-    assert len(survivor.worlds) == 40
+    finish(victim)
+    wait_for(lambda: survivor.worlds[-1] == 1)
+    survivor._until = lambda _member: True
+    finish(survivor)
+    assert len(survivor.worlds) == survivor.state.step
 
 
 def test_waiting_for_a_quorum_ends_when_told_to_leave():
