@@ -38,12 +38,14 @@ bench: venv
 	$(BIN)/python benchmarks/tournament.py
 	$(BIN)/python benchmarks/selection.py
 	$(BIN)/python benchmarks/paper.py
+	$(BIN)/python benchmarks/resize.py
 
 bench-quick: venv
 	$(BIN)/python benchmarks/optimum.py --quick
 	$(BIN)/python benchmarks/tournament.py --quick
 	$(BIN)/python benchmarks/selection.py --quick
 	$(BIN)/python benchmarks/paper.py --quick
+	$(BIN)/python benchmarks/resize.py --quick
 
 clean:
 	rm -rf .venv out .mypy_cache .ruff_cache .pytest_cache .hypothesis

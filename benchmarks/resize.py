@@ -333,8 +333,8 @@ def main() -> None:
         "the embedded fleet does. A killed member costs the step it was in and the time until its "
         "heartbeat is missed (0.6 s). torchrun starts every worker again and goes on from the last "
         "checkpoint, at most five steps back; tuned: `last_call_timeout=1`, "
-        "`keep_alive_interval=1`. Both with `TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1`, without which a "
-        "member that joins waits for ever in torch 2.13."
+        "`keep_alive_interval=1`. Both with `TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1`, without which "
+        "a member that joins waits for ever in torch 2.13."
     )
     publish(
         "resize.md",
