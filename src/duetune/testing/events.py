@@ -48,7 +48,7 @@ def submission(*, name: str = "tuning", spec: str = "{}") -> Submitted:
         ),
         task=Task(
             folder="/jobs/tuning",
-            module="duetune.training",
+            module="duetune.training.worker",
             environment={"LANG": "C"},
             coordinated=True,
         ),
