@@ -10,6 +10,7 @@ import pytest
 from live_home import LiveHome
 from test_live_jobs import accounted
 
+from duetune.cli import main
 from duetune.core.events import Reported
 from duetune.training.tiny import build_tiny_model
 
@@ -141,12 +142,14 @@ def test_a_full_disk_does_not_stop_training(home, model):
     ],
 )
 def test_a_bad_job_is_refused_in_one_line_before_anything_is_spent(
-    home, model, rows, fields, words
+    home, model, rows, fields, words, capsys, monkeypatch
 ):
+    monkeypatch.setenv("DUETUNE_HOME", str(home.path))
     path = spec(home, model, rows=rows, **fields)
-    refused = home.run("launch", path, "--yes", status=2)
-    assert words in refused.stderr
-    assert refused.stderr.count("\n") == 1
-    assert refused.stdout == ""
+    assert main(["launch", str(path), "--yes"]) == 2
+    said = capsys.readouterr()
+    assert words in said.err
+    assert said.err.count("\n") == 1
+    assert said.out == ""
     assert home.fleet() is None
     assert not home.settings.jobs.exists()
