@@ -90,8 +90,9 @@ def _show_run(row: JobRow, explanation: Explanation) -> None:
         late = "" if run.on_time else " [red](late)[/]"
         runs.add_row(escape(run.policy), finished + late, dollars(run.cost))
     screen.print(runs)
-    screen.print("[dim]The others are simulated with the measured speed; slots that the job did")
-    screen.print("[dim]not see are taken to be like its last one.[/]")
+    screen.print("[dim]The others are simulated with the measured speed and the expected cost of")
+    screen.print("[dim]resizes, so what really happened may be better than the optimum of that;")
+    screen.print("[dim]slots that the job did not see are taken to be like its last one.[/]")
 
 
 def _finished(row: JobRow) -> str:
