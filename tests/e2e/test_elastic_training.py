@@ -19,9 +19,9 @@ pytest.importorskip("peft")
 
 from elastic_job import ElasticJob, Nursery
 
+from duetune.core.contract import DONE, HOPELESS, LEFT
 from duetune.core.progress import Phase
 from duetune.training.checkpoint import CheckpointStore
-from duetune.training.contract import DONE, HOPELESS, LEFT
 from duetune.training.task import Method, TrainingTask
 
 

@@ -23,12 +23,13 @@ POLL_S = 0.3
 @click.option("--controller", is_flag=True, help="The controller's log instead.")
 def logs(job: str, follow: bool, node: str | None, tail: int | None, controller: bool) -> None:
     """What a job's nodes wrote, each line with its node."""
+    from duetune.core.contract import LOGS
     from duetune.errors import NotFound
     from duetune.service.processes import LOG_FILE
 
     home = Home()
     row = home.store.job(job)
-    folder = home.settings.folder(row.id) / "logs"
+    folder = home.settings.folder(row.id) / LOGS
     if controller:
         _print_new({home.settings.home / LOG_FILE: 0}, tail, {})
         return

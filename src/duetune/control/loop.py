@@ -85,24 +85,30 @@ class Controller:
         wishes = self.books.wishes.pending()
         streams = self.books.active()
         for stream in streams:
-            self._engine(stream)  # each job is shown what the others leave
+            with self._contained(stream):
+                self._engine(stream)  # each job is shown what the others leave
         for stream in streams:
-            try:
+            with self._contained(stream):
                 self.tick(stream, [(number, wish) for number, job, wish in wishes if job == stream])
-            except FleetError as error:
-                # Nodes and workers go on; what was asked for is asked for again.
-                log.warning("job %s: %s", stream, error)
-                self.world.revive()
-            except (StaleController, StoreError):
-                raise
-            except DuetuneError:
-                # What one job cannot do must not cost the others their deadlines.
-                log.exception("job %s cannot be served", stream)
-                self._engines.pop(stream, None)
         for stream in set(self._engines) - set(streams):
             del self._engines[stream]
         self._refuse_late(wishes, set(streams))
         return bool(streams)
+
+    @contextmanager
+    def _contained(self, stream: str) -> Iterator[None]:
+        """What one job cannot do must not cost the others their deadlines."""
+        try:
+            yield
+        except FleetError as error:
+            # Nodes and workers go on; what was asked for is asked for again.
+            log.warning("job %s: %s", stream, error)
+            self.world.revive()
+        except (StaleController, StoreError):
+            raise
+        except DuetuneError:
+            log.exception("job %s cannot be served", stream)
+            self._engines.pop(stream, None)
 
     def tick(self, stream: str, wishes: Sequence[tuple[int, Wish]] = ()) -> None:
         """Observe, forecast, decide; write it down; act. Once over: account, learn."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
+from duetune.core.contract import HAZARD, PROGRESS
 from duetune.training.hazard import Hazard, write_hazard
 from duetune.training.progress import read_progress
 
@@ -14,8 +15,6 @@ if TYPE_CHECKING:
     from duetune.core.ports import Clock
     from duetune.core.progress import Progress
 
-PROGRESS_FILE = "progress.json"
-HAZARD_FILE = "hazard.json"
 PRIOR_NODE_S = 8 * 3600.0
 
 
@@ -26,7 +25,7 @@ class FolderReports:
         self._jobs, self._clock, self._speed = jobs, clock, speed
 
     def read(self, job: str) -> tuple[Progress, float] | None:
-        path = self._jobs / job / PROGRESS_FILE
+        path = self._jobs / job / PROGRESS
         progress = read_progress(path)
         if progress is None:
             return None
@@ -39,7 +38,7 @@ class FolderReports:
         # Before anything was lost, a node is taken to live for eight of the fleet's hours.
         prior = Hazard(prior_node_s=PRIOR_NODE_S / self._speed)
         seen = prior.seen(losses, lived_s / self._speed)
-        write_hazard(self._jobs / job / HAZARD_FILE, seen.mean_time_between_losses_s())
+        write_hazard(self._jobs / job / HAZARD, seen.mean_time_between_losses_s())
 
 
 def _written_at(path: Path) -> float:

@@ -28,7 +28,7 @@ LATE_SHARE = 0.25
 
 def requested(state: JobState, at: float) -> Requested | None:
     """What to launch and to release now, or None."""
-    stopping = state.ending is not None
+    # A job that is stopping wants nothing: its last decision was taken back with its end.
     launches: list[NodeRequest] = []
     releases: list[str] = []
     epoch = state.position + 1
@@ -40,7 +40,6 @@ def requested(state: JobState, at: float) -> Requested | None:
         waiting_too_long = [node for node in alive if _given_up(state, node, at)]
         alive = [node for node in alive if node not in waiting_too_long]
         releases += [node.id for node in waiting_too_long]
-        want = 0 if stopping else want  # noqa: PLW2901 - nothing is wanted any more
         if len(alive) > want:
             surplus = sorted(alive, key=_worth_keeping)[: len(alive) - want]
             releases += [node.id for node in surplus]

@@ -40,6 +40,7 @@ class JobState(msgspec.Struct):
     slot: int = 0
     slot_began: float = -math.inf
     due: bool = True
+    amended_deadline: float | None = None
     wanted: Allocation = Allocation()
     memo: tuple[float, ...] = ()
     nodes: dict[str, Node] = msgspec.field(default_factory=dict)
@@ -64,11 +65,13 @@ class JobState(msgspec.Struct):
 
     @property
     def deadline_at(self) -> float:
-        return self.moment(self.job.deadline)
-
-    @property
-    def hard_deadline_at(self) -> float:
-        return self.moment(self.job.hard_deadline)
+        """The moment that was asked for, last; the job's own deadline is the last slot's end
+        before it.
+        """
+        if self.amended_deadline is not None:
+            return self.amended_deadline
+        given = self.submitted.deadline_at
+        return self.moment(self.job.deadline) if given is None else given
 
     def moment(self, slot: int) -> float:
         """When slot ``slot`` ends."""

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from duetune.core.contract import PROGRESS
 from duetune.core.fleet import Node, NodeState
 from duetune.core.progress import Progress
 from duetune.errors import FleetError
@@ -62,7 +63,7 @@ def look_at(
     nodes = tuple(state.nodes.values())
     now = market = None
     if not job.status.final:
-        told = read_progress(settings.folder(job.id) / "progress.json")
+        told = read_progress(settings.folder(job.id) / PROGRESS)
         progress = told or progress
         try:
             if fleet is not None:

@@ -1,4 +1,4 @@
-"""How fast training really was, written down for the configurations to come."""
+"""How fast training really was: written down for the configurations to come, and read for them."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from duetune.errors import InvalidInput
+from duetune.quote.pace import MeasuredPace
 from duetune.simulate.journal import state_of
 from duetune.store.observations import Observation
 from duetune.training.task import read_task
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
     from duetune.core.events import Recorded
     from duetune.settings import SiteSettings
+    from duetune.spec.schema import JobSpec
     from duetune.store.store import Store
     from duetune.training.task import TrainingTask
 
@@ -57,6 +59,24 @@ def record_observations(
                 versions=_versions(),
             )
         )
+
+
+def measured_paces(observations: Sequence[Observation], spec: JobSpec) -> tuple[MeasuredPace, ...]:
+    """What is known of the spec's model."""
+    return tuple(
+        MeasuredPace(
+            subject=each.model,
+            accelerator=each.gpu,
+            gpus=each.gpus,
+            step_s=1 / each.steps_per_s,
+            method=each.method,
+            microbatch=each.microbatch,
+            accumulation=-(-each.global_batch // each.microbatch),
+            max_length=each.sequence_length,
+        )
+        for each in observations
+        if each.model == spec.model and each.steps_per_s
+    )
 
 
 def _gpu(site: SiteSettings, task: TrainingTask) -> str:

@@ -14,6 +14,7 @@ import msgspec
 
 from duetune.control.crash_points import journal_with_crash_points
 from duetune.control.learning import learnt_utilities
+from duetune.core.contract import CHECKPOINT_DIR, CHECKPOINT_KEEP, LOGS
 from duetune.core.decision import Outlook
 from duetune.core.events import Submitted
 from duetune.core.fleet import MarketReport, Task
@@ -26,7 +27,7 @@ from duetune.quote import Configuration, Quote, Terms, configure, job_terms, mak
 from duetune.quote.model import model_facts
 from duetune.quote.site import Site
 from duetune.selection.learner import Learner
-from duetune.service.measured import measured_paces
+from duetune.service.observations import measured_paces
 from duetune.service.wishes import seconds_until
 from duetune.spec.places import is_path
 from duetune.spec.schema import JobSpec
@@ -118,7 +119,7 @@ def submit(
     job = _identifier(prepared.spec.name)
     folder = settings.folder(job)
     folder.mkdir(parents=True, mode=0o700)
-    (folder / "logs").mkdir()
+    (folder / LOGS).mkdir()
     (folder / SPEC_FILE).write_text(prepared.spec.to_yaml(), "utf-8")
     _write_secrets(folder, prepared.spec, os.environ)
     if prepared.spec.run is None:
@@ -248,8 +249,8 @@ def _node_task(spec: JobSpec, folder: Path) -> Task:
     }
     if spec.checkpoint.dir is not None:
         # A folder of its own: two jobs must not take each other's checkpoints for theirs.
-        environment["DUETUNE_CHECKPOINT_DIR"] = str(Path(spec.checkpoint.dir) / folder.name)
-    environment["DUETUNE_CHECKPOINT_KEEP"] = str(spec.checkpoint.keep)
+        environment[CHECKPOINT_DIR] = str(Path(spec.checkpoint.dir) / folder.name)
+    environment[CHECKPOINT_KEEP] = str(spec.checkpoint.keep)
     if spec.run is None:
         return Task(folder=str(folder), module=TRAINER, environment=environment, coordinated=True)
     start = f"cd {shlex.quote(spec.workdir)}\n" if spec.workdir else ""

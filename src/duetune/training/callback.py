@@ -30,10 +30,11 @@ try:
 except ImportError as error:
     raise MissingExtra("DuetuneCallback", "train") from error
 
+from duetune.core.contract import DONE, LEFT
 from duetune.core.progress import Phase, Progress
 from duetune.training import ranks
 from duetune.training.checkpoint import CheckpointStore, StaleEpoch
-from duetune.training.contract import DONE, LEFT, Contract, Notice
+from duetune.training.contract import Contract, Notice
 from duetune.training.hazard import checkpoint_interval, read_hazard
 from duetune.training.progress import ProgressReporter
 

@@ -1,7 +1,7 @@
 """What a training process is told by the node it runs on, and how it answers.
 
 All of it is environment variables, files and an exit status, so a command in any language can take
-part; nothing here needs torch. ``docs/how-to/own-command.md`` tells it to users.
+part; nothing here needs torch. What the names are is in ``duetune.core.contract``.
 """
 
 from __future__ import annotations
@@ -15,30 +15,28 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from duetune.core.contract import (
+    CHECKPOINT_DIR,
+    CHECKPOINTS,
+    EPOCH,
+    HAZARD,
+    HAZARD_FILE,
+    JOB_DIR,
+    JOB_ID,
+    LIGHTHOUSE,
+    NODE_ID,
+    NOTICE_FILE,
+    OUTPUT,
+    OUTPUT_DIR,
+    PROGRESS,
+    PROGRESS_FILE,
+    PROGRESS_URL,
+)
 from duetune.errors import InvalidInput
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from types import FrameType, TracebackType
-
-JOB_ID = "DUETUNE_JOB_ID"
-NODE_ID = "DUETUNE_NODE_ID"
-EPOCH = "DUETUNE_EPOCH"
-JOB_DIR = "DUETUNE_JOB_DIR"
-CHECKPOINT_DIR = "DUETUNE_CHECKPOINT_DIR"
-OUTPUT_DIR = "DUETUNE_OUTPUT_DIR"
-PROGRESS_FILE = "DUETUNE_PROGRESS_FILE"
-PROGRESS_URL = "DUETUNE_PROGRESS_URL"
-NOTICE_FILE = "DUETUNE_NOTICE_FILE"
-HAZARD_FILE = "DUETUNE_HAZARD_FILE"
-LIGHTHOUSE = "DUETUNE_LIGHTHOUSE"
-
-DONE = 0
-"""Training is complete, and its last report says so."""
-LEFT = 75
-"""Left cleanly because the node will be taken (EX_TEMPFAIL): go on elsewhere."""
-HOPELESS = 78
-"""Will never work, however often it is tried (EX_CONFIG): do not start it again."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
@@ -79,11 +77,11 @@ class Contract(msgspec.Struct, frozen=True, kw_only=True):
             node=node,
             epoch=_epoch(environ),
             folder=folder,
-            checkpoints=place(CHECKPOINT_DIR, "checkpoints"),
-            output=place(OUTPUT_DIR, "output"),
+            checkpoints=place(CHECKPOINT_DIR, CHECKPOINTS),
+            output=place(OUTPUT_DIR, OUTPUT),
             notice_file=place(NOTICE_FILE, f"notice-{node}.json"),
-            hazard_file=place(HAZARD_FILE, "hazard.json"),
-            progress_file=place(PROGRESS_FILE, "progress.json") if in_file else None,
+            hazard_file=place(HAZARD_FILE, HAZARD),
+            progress_file=place(PROGRESS_FILE, PROGRESS) if in_file else None,
             progress_url=url,
             lighthouse=_url(environ, LIGHTHOUSE),
         )

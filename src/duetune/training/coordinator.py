@@ -15,8 +15,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from duetune.core.contract import HOPELESS
 from duetune.errors import DuetuneError, InvalidInput, MissingExtra
-from duetune.training.contract import HOPELESS
 from duetune.training.native import lighthouse_server
 
 if TYPE_CHECKING:

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 import transformers
 
+from duetune.core.contract import CHECKPOINT_KEEP
 from duetune.errors import InvalidInput
 from duetune.training.batches import held_out
 from duetune.training.checkpoint import CheckpointStore, Damaged
@@ -47,7 +48,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-KEEP = "DUETUNE_CHECKPOINT_KEEP"
 """How many checkpoints stay."""
 
 _POLL_S = 0.2
@@ -266,7 +266,7 @@ class _Heartbeat:
 
 
 def _kept(environ: Mapping[str, str]) -> int:
-    text = environ.get(KEEP, "")
+    text = environ.get(CHECKPOINT_KEEP, "")
     return int(text) if text.isdigit() and int(text) > 0 else 2
 
 

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from duetune.core.contract import DONE, HOPELESS, LEFT
 from duetune.core.progress import Phase, Progress
 from duetune.errors import DuetuneError, InvalidInput, MissingExtra
-from duetune.training.contract import DONE, HOPELESS, LEFT, Contract, Notice
+from duetune.training.contract import Contract, Notice
 from duetune.training.progress import ProgressReporter, read_progress
 from duetune.training.publication import published
 from duetune.training.task import read_task

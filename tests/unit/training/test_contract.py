@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from duetune.core import contract as words
 from duetune.errors import InvalidInput
-from duetune.training import contract as words
 from duetune.training.contract import Contract, Notice
 
 PAGE = Path(__file__).parents[3] / "docs" / "how-to" / "own-command.md"

@@ -16,17 +16,17 @@ import sys
 import time
 from pathlib import Path
 
+from duetune.core.contract import DONE, HOPELESS, LEFT, PROGRESS_FILE
 from duetune.fleets.embedded.channel import Assignment, Channel, Gone, Leave
 from duetune.fleets.embedded.processes import adopt_orphans, end_family
 from duetune.fleets.embedded.worker import become_worker
 
-FINAL = {0, 75, 78}
+FINAL = {DONE, LEFT, HOPELESS}
 FIRST_PAUSE_S = 0.5
 LONGEST_PAUSE_S = 30.0
 # A worker that lived this long was not crashing at once: the pauses begin anew.
 SOUND_S = 30.0
 MOST_CRASHES = 5
-HOPELESS = 78
 HEARTBEAT_GLANCE_S = 5.0
 
 
@@ -131,7 +131,7 @@ class Agent:
     def _crashes_in_vain(self) -> int:
         """Since the last report of progress, by whomever."""
         try:
-            told = Path(self._assignment.environment["DUETUNE_PROGRESS_FILE"]).stat().st_mtime
+            told = Path(self._assignment.environment[PROGRESS_FILE]).stat().st_mtime
         except (OSError, KeyError):
             told = 0.0
         return sum(moment > told for moment in self._crashes)

@@ -25,6 +25,7 @@ from urllib.parse import unquote
 
 import msgspec
 
+from duetune.core.contract import PROGRESS
 from duetune.core.progress import Progress
 from duetune.errors import DuetuneError, FleetError, InvalidInput, NotFound
 from duetune.fleets.embedded.documents import write_document
@@ -139,7 +140,7 @@ class Handler(BaseHTTPRequestHandler):
         except msgspec.DecodeError as error:
             raise InvalidInput("progress", body.decode(errors="replace"), str(error)) from None
         try:
-            write_document(folder / "progress.json", report)
+            write_document(folder / PROGRESS, report)
         except OSError as error:
             raise FleetError(f"progress cannot be written: {error}", retry=True) from None
         return {}

@@ -15,6 +15,7 @@ from zlib import crc32
 import msgspec
 import numpy as np
 
+from duetune.core.contract import DONE, HOPELESS
 from duetune.core.fleet import (
     FleetReport,
     Launch,
@@ -32,9 +33,6 @@ if TYPE_CHECKING:
     from duetune.fleets.embedded.replay import MarketReplay
     from duetune.fleets.embedded.settings import FleetSettings
 
-EXIT_FINISHED = 0
-EXIT_LEFT = 75
-EXIT_HOPELESS = 78
 # A limit is kept with this much to spare, in dollars: sums of many small charges are not exact.
 SPARE = 1e-6
 # Market seconds by which a limit is looked at late, so that it has then surely been reached.
@@ -167,9 +165,9 @@ class Cloud:
         record = self._living.get((job, node))
         if record is None:
             return
-        if code == EXIT_FINISHED:
+        if code == DONE:
             self._end(record, NodeState.RELEASED, Reason.FINISHED, self.at)
-        elif code == EXIT_HOPELESS:
+        elif code == HOPELESS:
             self._end(record, NodeState.RELEASED, Reason.HOPELESS, self.at)
         elif record.node.notice_at is not None:
             self._end(record, NodeState.LOST, f"{record.why}, {Reason.LEFT}", self.at)

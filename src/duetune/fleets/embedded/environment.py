@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from duetune.core import contract
 from duetune.fleets.embedded.channel import Assignment
 from duetune.fleets.embedded.devices import VISIBLE
 
@@ -36,28 +37,28 @@ def assignment_of(
     environment = {
         **os.environ,
         "PYTHONUNBUFFERED": "1",
-        "DUETUNE_CHECKPOINT_DIR": str(folder / "checkpoints"),
-        "DUETUNE_OUTPUT_DIR": str(folder / "output"),
-        "DUETUNE_PROGRESS_FILE": str(folder / "progress.json"),
-        "DUETUNE_HAZARD_FILE": str(folder / "hazard.json"),
+        contract.CHECKPOINT_DIR: str(folder / contract.CHECKPOINTS),
+        contract.OUTPUT_DIR: str(folder / contract.OUTPUT),
+        contract.PROGRESS_FILE: str(folder / contract.PROGRESS),
+        contract.HAZARD_FILE: str(folder / contract.HAZARD),
         **({} if device is None else {VISIBLE: device}),
         **task.environment,
         **_secrets(folder),
-        "DUETUNE_JOB_ID": launch.job,
-        "DUETUNE_NODE_ID": launch.node,
-        "DUETUNE_EPOCH": str(launch.epoch),
-        "DUETUNE_JOB_DIR": str(folder),
-        "DUETUNE_NOTICE_FILE": str(notice_file(launch)),
-        "DUETUNE_NOTICE_URL": f"{url}/nodes/{launch.node}/notice",
+        contract.JOB_ID: launch.job,
+        contract.NODE_ID: launch.node,
+        contract.EPOCH: str(launch.epoch),
+        contract.JOB_DIR: str(folder),
+        contract.NOTICE_FILE: str(notice_file(launch)),
+        contract.NOTICE_URL: f"{url}/nodes/{launch.node}/notice",
     }
     if task.command:
-        environment["DUETUNE_PROGRESS_URL"] = f"{url}/jobs/{launch.job}/progress/{secret}"
+        environment[contract.PROGRESS_URL] = f"{url}/jobs/{launch.job}/progress/{secret}"
     if lighthouse:
-        environment["DUETUNE_LIGHTHOUSE"] = lighthouse
+        environment[contract.LIGHTHOUSE] = lighthouse
     return Assignment(
         name=launch.node,
         folder=str(folder),
-        log=str(folder / "logs" / f"{launch.node}.log"),
+        log=str(folder / contract.LOGS / f"{launch.node}.log"),
         environment=environment,
         module=task.module,
         command=task.command,
@@ -80,7 +81,7 @@ def coordinator_of(launch: Launch, port: int) -> Assignment:
     return Assignment(
         name="coordinator",
         folder=str(folder),
-        log=str(folder / "logs" / "coordinator.log"),
+        log=str(folder / contract.LOGS / "coordinator.log"),
         environment={**os.environ, **launch.task.environment, "PYTHONUNBUFFERED": "1"},
         module=COORDINATOR,
         arguments=(

@@ -10,11 +10,12 @@ import sys
 import traceback
 from typing import TYPE_CHECKING, NoReturn, TextIO
 
+from duetune.core.contract import HOPELESS
+
 if TYPE_CHECKING:
     from duetune.fleets.embedded.channel import Assignment
 
 CRASHED = 1
-HOPELESS = 78
 
 
 def become_worker(assignment: Assignment) -> NoReturn:

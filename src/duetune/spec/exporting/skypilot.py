@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
+from duetune.core.contract import LEFT
 from duetune.spec.document import written_yaml
 from duetune.spec.exporting.script import install_command, run_script
 from duetune.spec.places import is_path
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
 INPUTS = "/tmp/duetune-inputs"  # noqa: S108 - a folder on the machine that SkyPilot makes
 # Where any GPU will do, SkyPilot must still be told which: these train most models there are.
 ANY = ("A100-80GB", "H100")
-LEFT = 75
 
 
 def to_skypilot(spec: JobSpec, machines: Machines, notes: Notes) -> str:
