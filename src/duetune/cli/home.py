@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -11,7 +12,7 @@ import msgspec
 from duetune import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from duetune.fleets.embedded.client import EmbeddedFleet
     from duetune.settings import Settings
@@ -64,6 +65,15 @@ def json_option(body: Body) -> Body:
     return click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead.")(
         body
     )
+
+
+@contextmanager
+def waiting(words: str) -> Iterator[None]:
+    """Something moves on a terminal while it takes long; nothing is said anywhere else."""
+    from rich.console import Console
+
+    with Console(stderr=True).status(words):
+        yield
 
 
 def duration_words(seconds: float) -> str:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from duetune.cli.home import Answer, Home, json_option, print_answer
+from duetune.cli.home import Answer, Home, json_option, print_answer, waiting
 
 if TYPE_CHECKING:
     from duetune.quote import Configuration, QuoteDocument
@@ -84,7 +84,9 @@ def launch(spec: str, yes: bool, detach: bool, seed: int, as_json: bool) -> None
     if not yes:
         if not sys.stdin.isatty():
             raise click.UsageError("this spends money: confirm with --yes")
-        click.confirm("Launch it?", abort=True)
+        if not click.confirm("Launch it?"):
+            click.echo("Nothing was launched.")
+            return
     fleet = live.start_fleet(home.settings)
     controller = start_controller(home.settings)
     job = submit(
@@ -134,7 +136,8 @@ def _prepared(home: Home, spec: str, seed: int) -> Prepared:
     from duetune.spec.load import load_checked
 
     loaded = load_checked(spec)
-    return prepare(loaded, live.desk(home.settings), home.store, seed=seed)
+    with waiting("Playing the policies on scenarios; the first time compiles for up to a minute"):
+        return prepare(loaded, live.desk(home.settings), home.store, seed=seed)
 
 
 def _require_training(spec: str) -> None:

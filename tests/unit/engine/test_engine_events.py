@@ -449,7 +449,6 @@ class TestDeciding:
         story.tell(slow)
         assert story.engine.view(slow).job.throughput[3] == 4.0
         assert story.engine.view(slow).job.throughput[1] == pytest.approx(4.0 / 3)
-        story.tell(slow)
         assert story.engine.decide(slow).allocation.total == 4
 
     def test_spot_above_the_jobs_own_price_is_not_there(self):
