@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from duetune.core.market import MarketTrace
     from duetune.core.ports import Forecaster, Policy
     from duetune.fleets.embedded.client import EmbeddedFleet
+    from duetune.knowledge.source import KnowledgeSource
     from duetune.quote.site import Site
     from duetune.service.submission import Desk
     from duetune.settings import Settings, SiteSettings
@@ -163,25 +164,24 @@ def desk(settings: Settings) -> Desk:
         pool=default_policies(),
         policy_named=policy_named,
         learner=lambda arms: selector_named(settings.selector, arms, jobs=1000),
+        knowledge=lambda store: live_knowledge(settings, store),
     )
 
 
 def desk_site(settings: Settings) -> Site:
     """What the home's fleet sells, as the quote wants to know it."""
-    from duetune.quote.site import CPU, Site
+    from duetune.profiling.wire import installed_software
+    from duetune.quote.site import Site
 
     site = settings.site if running_fleet(settings) is None else site_of(settings)
-    return Site(
-        accelerator=site.accelerator or CPU,
-        memory_gb=site.memory_gb,
-        max_gpus=site.max_gpus,
-        speed=site.speed,
-        startup_s=site.startup_s,
-        grow_s=site.resize_s,
-        shrink_s=site.resize_s,
-        preempted_s=site.startup_s,
-        emulated_microbatch_s=site.emulated_microbatch_s,
-    )
+    return Site.of(site, installed_software())
+
+
+def live_knowledge(settings: Settings, store: Store) -> KnowledgeSource:
+    """What is known of configurations: what comes with duetune, and what was measured here."""
+    from duetune.bootstrap.knowledge import site_history, site_source
+
+    return site_source(settings, site_history(store))
 
 
 def live_forecaster(name: str) -> Forecaster:

@@ -40,7 +40,11 @@ else:
         """A digest of all sources that compiled functions come from or call."""
         digest = hashlib.sha256(numba.__version__.encode())
         package = Path(__file__).parent.parent
-        for folder in ("core", "market", "optimise", "policies"):
-            for path in sorted((package / folder).glob("*.py")):
-                digest.update(path.read_bytes())
+        paths = [
+            path
+            for folder in ("core", "market", "optimise", "policies")
+            for path in sorted((package / folder).glob("*.py"))
+        ]
+        for path in (*paths, package / "knowledge" / "forest.py"):
+            digest.update(path.read_bytes())
         return digest.hexdigest()

@@ -2,7 +2,6 @@
 
 from duetune.errors import StoreError
 from duetune.store.memory import MemoryJournal
-from duetune.store.observations import Observation, RunOutcome
 from duetune.store.rows import Charge, CostBy, CostLine, JobRow
 from duetune.store.selector import SelectorState
 from duetune.store.store import Store, open_store
@@ -14,9 +13,7 @@ __all__ = [
     "CostLine",
     "JobRow",
     "MemoryJournal",
-    "Observation",
     "PendingWish",
-    "RunOutcome",
     "SelectorState",
     "Store",
     "StoreError",

@@ -1,78 +1,94 @@
-"""Throughput as it was measured: what later configurations are advised from."""
+"""What was measured, by jobs, campaigns and others: what later configurations are advised from."""
 
 from __future__ import annotations
 
-from enum import StrEnum
+import hashlib
 from typing import TYPE_CHECKING
 
 import msgspec
-from sqlalchemy import insert, select
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy import select
+from sqlalchemy.dialects import postgresql, sqlite
 
+from duetune.knowledge.history import History
+from duetune.knowledge.observation import Observation
 from duetune.store import tables
-from duetune.store.database import parsed
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from duetune.knowledge.observation import Origin
     from duetune.store.database import Database
 
 
-class RunOutcome(StrEnum):
-    MEASURED = "measured"
-    OUT_OF_MEMORY = "out_of_memory"
-    FAILED = "failed"
-
-
-class Observation(msgspec.Struct, frozen=True, kw_only=True):
-    """One job at one number of GPUs. ``global_batch`` is in sequences per optimiser step,
-    ``microbatch`` per GPU and pass; ``versions`` names the software that matters. Rates are None
-    if the run did not get that far; ``measured_at`` is wall time.
-    """
-
-    job: str
-    gpus: int
-    model: str
-    method: str
-    gpu: str
-    microbatch: int
-    global_batch: int
-    sequence_length: int
-    precision: str
-    measured_at: float
-    steps_per_s: float | None = None
-    tokens_per_s: float | None = None
-    versions: dict[str, str] = msgspec.field(default_factory=dict)
-    outcome: RunOutcome = RunOutcome.MEASURED
-
-
 class Observations:
-    """Append-only. A job counts once at each number of GPUs: the first word stands."""
+    """Append-only. The same observation is kept once, however often it is recorded."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     def record(self, observation: Observation) -> bool:
-        """False if this job was recorded at this number of GPUs before; nothing changes then."""
-        columns = tables.observations.c
-        known = select(columns.job).where(
-            columns.job == observation.job, columns.gpus == observation.gpus
-        )
-        with self._database.writing() as connection:
-            if connection.scalar(known) is not None:
-                return False
-            try:
-                with connection.begin_nested():
-                    connection.execute(
-                        insert(tables.observations), msgspec.to_builtins(observation)
-                    )
-            except IntegrityError:
-                return False
-        return True
+        """False if it was known; nothing changes then."""
+        return self.record_all([observation]) == 1
 
-    def observations(self, *, model: str | None = None) -> list[Observation]:
-        """All, or those of one model, in the order they were measured."""
-        columns = tables.observations.c
-        query = select(tables.observations).order_by(columns.measured_at, columns.job, columns.gpus)
+    def record_all(self, observations: Iterable[Observation]) -> int:
+        """How many of them were new. All are written, or none."""
+        rows = [_row(each) for each in observations]
+        if not rows:
+            return 0
+        insert = postgresql.insert if self._database.dialect == "postgresql" else sqlite.insert
+        new = insert(tables.measurements).on_conflict_do_nothing()
+        with self._database.writing() as connection:
+            told = new.returning(tables.measurements.c.key)
+            return len(connection.scalars(told, rows).all())
+
+    def history(
+        self,
+        *,
+        model: str | None = None,
+        origin: Origin | None = None,
+        provenance: str | None = None,
+    ) -> History:
+        """All, or those of one model, origin or place, in the order they were measured."""
+        columns = tables.measurements.c
+        query = select(columns.document).order_by(columns.measured_at, columns.key)
         if model is not None:
             query = query.where(columns.model == model)
+        if origin is not None:
+            query = query.where(columns.origin == origin.value)
+        if provenance is not None:
+            query = query.where(columns.provenance == provenance)
         with self._database.reading() as connection:
-            return [parsed(found, Observation) for found in connection.execute(query).mappings()]
+            texts = connection.scalars(query).all()
+        return History(msgspec.json.decode(text, type=Observation) for text in texts)
+
+
+def _key(record: msgspec.Struct) -> str:
+    """Of what differs from the defaults, so that a field that is added one day changes no key."""
+    text = msgspec.json.encode(_told(record), order="sorted")
+    return hashlib.blake2b(text, digest_size=8).hexdigest()
+
+
+def _told(record: msgspec.Struct) -> dict[str, object]:
+    told: dict[str, object] = {}
+    for field in msgspec.structs.fields(record):
+        value = getattr(record, field.name)
+        if value != field.default:
+            told[field.name] = _told(value) if isinstance(value, msgspec.Struct) else value
+    return told
+
+
+def _row(observation: Observation) -> dict[str, object]:
+    configuration = observation.configuration
+    return {
+        "key": _key(observation),
+        "measured_at": observation.measured_at,
+        "origin": observation.origin.value,
+        "provenance": observation.provenance,
+        "model": configuration.model,
+        "gpu_model": configuration.gpu_model,
+        "method": configuration.method.value,
+        "num_gpus": configuration.num_gpus,
+        "outcome": observation.outcome.value,
+        "configuration_key": _key(configuration),
+        "document": msgspec.json.encode(observation, order="sorted").decode(),
+    }

@@ -1,6 +1,6 @@
 """The tables, the same on SQLite and PostgreSQL. A change here needs a migration beside it.
 
-Only ``journal``, ``wishes``, ``selector_states`` and ``observations`` hold what cannot be had
+Only ``journal``, ``wishes``, ``selector_states`` and ``measurements`` hold what cannot be had
 otherwise; ``jobs`` and ``charges`` are read models, computed from the journal.
 """
 
@@ -20,7 +20,7 @@ from sqlalchemy import (
     UniqueConstraint,
 )
 
-REVISIONS = ("0001",)
+REVISIONS = ("0001", "0002")
 """Every schema this code knows, oldest first; the last is the one it works with."""
 
 VERSION_TABLE = "duetune_schema"
@@ -110,21 +110,21 @@ selector_states = Table(
     UniqueConstraint("pool", "job", name="selector_states_once_per_job"),
 )
 
-observations = Table(
-    "observations",
+measurements = Table(
+    "measurements",
     metadata,
-    Column("job", Text, primary_key=True),
-    Column("gpus", Integer, primary_key=True, autoincrement=False),
-    Column("model", Text, nullable=False),
-    Column("method", Text, nullable=False),
-    Column("gpu", Text, nullable=False),
-    Column("microbatch", Integer, nullable=False),
-    Column("global_batch", Integer, nullable=False),
-    Column("sequence_length", Integer, nullable=False),
-    Column("precision", Text, nullable=False),
-    Column("steps_per_s", Double),
-    Column("tokens_per_s", Double),
+    Column("key", Text, primary_key=True),
     Column("measured_at", Double, nullable=False),
-    Column("versions", JSON, nullable=False),
+    Column("origin", Text, nullable=False),
+    Column("provenance", Text, nullable=False),
+    Column("model", Text, nullable=False),
+    Column("gpu_model", Text, nullable=False),
+    Column("method", Text, nullable=False),
+    Column("num_gpus", Integer, nullable=False),
     Column("outcome", Text, nullable=False),
+    Column("configuration_key", Text, nullable=False),
+    # All of the observation, as JSON; the columns beside it are for questions.
+    Column("document", Text, nullable=False),
+    Index("measurements_by_model", "model"),
+    Index("measurements_by_provenance", "provenance"),
 )

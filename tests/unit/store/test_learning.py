@@ -6,24 +6,24 @@ from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 
-from duetune.store import Observation, RunOutcome
+from duetune.knowledge.configuration import Configuration
+from duetune.knowledge.history import History
+from duetune.knowledge.observation import Observation, Origin, Outcome
+from duetune.store.observations import _key
 
 pytest_plugins = ["postgres"]
 
 OBSERVATION = Observation(
-    job="tuning",
-    gpus=2,
-    model="org/model",
-    method="lora",
-    gpu="A100-80GB",
-    microbatch=4,
-    global_batch=32,
-    sequence_length=2048,
-    precision="bf16",
-    measured_at=1_700_000_000.5,
-    steps_per_s=0.75,
+    configuration=Configuration(
+        model="org/model", gpu_model="A100-80GB", num_gpus=2, batch_size=8, software="größe \0"
+    ),
+    outcome=Outcome.VALID,
     tokens_per_s=49_152.0,
-    versions={"torch": "2.13.0", "größe": "\0"},
+    step_s=1 / 3,
+    measured_at=1_700_000_000.5,
+    origin=Origin.PRODUCTION,
+    provenance="job tuning",
+    flags=("mem_saturated",),
 )
 
 
@@ -75,24 +75,62 @@ def test_of_two_that_learn_at_once_none_is_lost(store):
 
 def test_an_observation_comes_back_as_it_was(store):
     failed = msgspec.structs.replace(
-        OBSERVATION, gpus=8, steps_per_s=None, tokens_per_s=None, outcome=RunOutcome.OUT_OF_MEMORY
+        OBSERVATION, outcome=Outcome.OOM, tokens_per_s=None, measured_at=1_800_000_000.0
     )
     assert store.observations.record(OBSERVATION)
     assert store.observations.record(failed)
-    assert store.observations.observations() == [OBSERVATION, failed]
-    assert store.observations.observations(model="org/model") == [OBSERVATION, failed]
-    assert store.observations.observations(model="other") == []
+    assert store.observations.history() == History([OBSERVATION, failed])
 
 
-def test_a_job_counts_once_at_each_number_of_gpus(store):
-    again = msgspec.structs.replace(OBSERVATION, steps_per_s=99.0)
+def test_history_is_in_the_order_of_measuring_and_can_be_asked_for_in_part(store):
+    late, early = (
+        msgspec.structs.replace(
+            OBSERVATION,
+            configuration=OBSERVATION.configuration.replace(model=model),
+            measured_at=moment,
+            provenance=model,
+            origin=origin,
+        )
+        for model, moment, origin in (("b", 2.0, Origin.IMPORT), ("a", 1.0, Origin.CAMPAIGN))
+    )
+    assert store.observations.record_all([late, early]) == 2
+    history = store.observations.history
+    assert list(history()) == [early, late]
+    assert list(history(model="a")) == list(history(origin=Origin.CAMPAIGN)) == [early]
+    assert list(history(provenance="b")) == [late]
+    assert len(history(model="c")) == 0
+
+
+def test_the_same_is_kept_once(store):
+    other = msgspec.structs.replace(OBSERVATION, tokens_per_s=99.0)
     assert store.observations.record(OBSERVATION)
-    assert not store.observations.record(again)
-    assert store.observations.observations() == [OBSERVATION]
+    assert not store.observations.record(OBSERVATION)
+    assert store.observations.record_all([OBSERVATION, other, other]) == 1
+    assert len(store.observations.history()) == 2
+    assert store.observations.record_all([]) == 0
+
+
+def test_many_are_recorded_at_once(store):
+    many = [
+        msgspec.structs.replace(OBSERVATION, provenance=f"file:{row}", measured_at=float(row))
+        for row in range(1200)
+    ]
+    assert store.observations.record_all(many) == 1200
+    assert store.observations.record_all(many) == 0
+    assert store.observations.history() == History(many)
 
 
 def test_recorded_by_many_at_once_it_still_counts_once(store):
     with ThreadPoolExecutor(4) as pool:
         done = list(pool.map(store.observations.record, [OBSERVATION] * 12))
     assert done.count(True) == 1
-    assert store.observations.observations() == [OBSERVATION]
+    assert store.observations.history() == History([OBSERVATION])
+
+
+def test_a_field_that_is_added_one_day_changes_no_key():
+    wider = msgspec.defstruct(
+        "Wider", [("more", float | None, None)], bases=(Observation,), frozen=True, kw_only=True
+    )
+    fields = msgspec.structs.asdict(OBSERVATION)
+    assert _key(wider(**fields)) == _key(OBSERVATION)
+    assert _key(wider(**fields, more=1.0)) != _key(OBSERVATION)

@@ -4,6 +4,7 @@ import sqlite3
 from pathlib import Path
 
 import pytest
+import sqlalchemy as sa
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
@@ -11,7 +12,10 @@ from sqlalchemy import inspect
 
 import duetune.store
 from duetune.core.events import Status
+from duetune.knowledge.configuration import Method, Precision, Sharding
+from duetune.knowledge.observation import Origin, Outcome
 from duetune.store import StoreError, open_store, schema
+from duetune.store import store as store_module
 from duetune.store.tables import REVISIONS, VERSION_TABLE, metadata
 from duetune.testing.events import decision
 
@@ -75,4 +79,80 @@ def test_a_database_of_every_schema_there_was_still_opens(revision, tmp_path):
         assert (store.jobs(), store.charges()) == ([row], before)
         assert store.wishes.pending() == []
         assert store.selector.load("a1b2").payload == b"[3.5,-1.0]"
-        assert [each.gpus for each in store.observations.observations()] == [3]
+        (measured,) = store.observations.history()
+        assert (measured.configuration.num_gpus, measured.tokens_per_s) == (3, 49152.0)
+        assert not store.observations.record(measured)
+
+
+OLD = {
+    "job": "tuning",
+    "gpus": 3,
+    "model": "org/model",
+    "method": "full",
+    "gpu": "A100-80GB",
+    "microbatch": 2,
+    "global_batch": 8,
+    "sequence_length": 1024,
+    "precision": "bf16",
+    "steps_per_s": 4.0,
+    "tokens_per_s": 30_000.0,
+    "measured_at": 1_750_000_100.5,
+    "versions": {"torch": "2.13.0", "duetune": "0.1.0", "x": "\0"},
+    "outcome": "measured",
+}
+
+
+@pytest.fixture
+def migrated(place):
+    """What becomes of rows that the first schema had, on each database."""
+
+    def migrate(*rows):
+        database = store_module._database(place)
+        with database.writing() as connection:
+            schema.upgrade(connection, "0001")
+            table = sa.Table("observations", sa.MetaData(), autoload_with=connection)
+            connection.execute(sa.insert(table), [OLD | row for row in rows])
+        database.close()
+        with open_store(place) as store:
+            with store._database.reading() as connection:
+                assert "observations" not in inspect(connection).get_table_names()
+            return store.observations.history()
+
+    return migrate
+
+
+def test_what_jobs_have_shown_is_taken_over(migrated):
+    (measured,) = migrated({})
+    told = measured.configuration
+    assert (told.model, told.method, told.gpu_model) == ("org/model", Method.FULL, "A100-80GB")
+    # Four microbatches of two on three GPUs: two rounds.
+    assert (told.num_gpus, told.batch_size, told.grad_accum) == (3, 6, 2)
+    assert (told.tokens_per_sample, told.precision) == (1024, Precision.BF16_MIXED)
+    assert (told.sharding, told.num_nodes) == (Sharding.DDP, 3)
+    assert told.software == "duetune 0.1.0, torch 2.13.0, x \0"
+    assert (measured.outcome, measured.tokens_per_s) == (Outcome.VALID, 30_000)
+    assert measured.step_s == 0.125
+    assert (measured.origin, measured.provenance) == (Origin.PRODUCTION, "job tuning")
+    assert measured.measured_at == 1_750_000_100.5
+    assert measured.protocol == "steps of 8 rows"
+
+
+@pytest.mark.parametrize(
+    ("row", "outcome", "tokens_per_s", "flags"),
+    [
+        ({"outcome": "out_of_memory", "steps_per_s": None}, Outcome.OOM, None, ()),
+        ({"outcome": "failed"}, Outcome.FAILED, None, ()),
+        ({"tokens_per_s": None}, Outcome.VALID, 4.0 * 8 * 1024, ("assumed_length",)),
+        ({"tokens_per_s": None, "steps_per_s": None}, Outcome.STOPPED, None, ()),
+    ],
+)
+def test_what_was_not_measured_is_not_made_up(migrated, row, outcome, tokens_per_s, flags):
+    (measured,) = migrated(row)
+    assert (measured.outcome, measured.tokens_per_s) == (outcome, tokens_per_s)
+    assert measured.flags == flags
+
+
+def test_an_emulated_gpu_teaches_nothing_about_a_real_one(migrated):
+    history = migrated({"gpu": "emulated"}, {"gpu": "cpu", "gpus": 1, "precision": "fp32"})
+    assert {each.configuration.gpu_model for each in history} == {"emulated", "CPU"}
+    assert {each.configuration.gpu_model for each in history.plausible} == {"CPU"}

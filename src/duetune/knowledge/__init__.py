@@ -1,0 +1,1 @@
+"""Configuration knowledge: which configurations fit, how fast they are, and how sure that is."""

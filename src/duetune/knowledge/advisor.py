@@ -1,0 +1,229 @@
+"""The advisor: fills in what a job leaves open, and says why."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+
+from duetune.knowledge.advice import GIVEN, Advice, Choice, estimate_assumptions, usual_software
+from duetune.knowledge.configuration import Method
+from duetune.knowledge.estimate import CAUSES, Cause
+from duetune.knowledge.fits import Fitting
+from duetune.knowledge.lessons import best_lesson
+from duetune.knowledge.ranking import SURE_ENOUGH, rank, unavailable
+from duetune.knowledge.source import Objective
+from duetune.knowledge.space import Role
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from duetune.knowledge.advice import Fit, Request
+    from duetune.knowledge.configuration import Configuration, Configurations
+    from duetune.knowledge.estimate import Estimates
+    from duetune.knowledge.history import History
+    from duetune.knowledge.source import Candidate, KnowledgeSource
+    from duetune.knowledge.space import Value
+
+RANKED = 256
+RIVALS = 8
+MOST_POINTS = 500_000
+"""Beyond so many, single fields are not compared."""
+
+_ADAPTERS = ("lora_rank", "lora_targets")
+_UNUSUAL = ("num_nodes", "grad_accum", "fast_kernels", "fast_moe", "memory_cap_gb", "interconnect")
+
+
+class Advisor:
+    """``history`` is what ``source`` rests on: the evidence is shown from it."""
+
+    def __init__(self, source: KnowledgeSource, history: History) -> None:
+        self._source = source
+        self._history = history
+        self._fitting = Fitting(source, history)
+
+    def fit(self, configuration: Configuration) -> Fit:
+        return self._fitting.fit(configuration)
+
+    def recommend(self, request: Request) -> Advice:
+        request = self._with_software(request)
+        limits = request.limits
+        wide = msgspec.structs.replace(limits, top=max(RANKED, limits.top))
+        ranking = self._source.complete(request.given, request.space, request.objective, wide)
+        advice = Advice(
+            objective=request.objective,
+            limits=limits,
+            candidates=_varied(ranking.candidates, limits.top),
+            considered=ranking.considered,
+            left_out=ranking.left_out,
+            note=ranking.note,
+            assumptions=request.assumptions,
+        )
+        space = request.space.given(request.given)
+        points = space.points() if space.combinations <= MOST_POINTS else None
+        estimates = None if points is None else self._source.query(points)
+        if advice.chosen is None:
+            if points is None or estimates is None:
+                return advice
+            return self._with_nearest_miss(advice, points, estimates)
+        chosen = advice.chosen
+        rivals = list(dict.fromkeys((*advice.candidates[:RIVALS], *ranking.candidates[:RIVALS])))
+        sure, lesson = best_lesson(rivals[:RIVALS], request.objective, limits)
+        if lesson is not None and lesson.about >= len(advice.candidates):
+            shown = (*advice.candidates, rivals[lesson.about])
+            advice = msgspec.structs.replace(advice, candidates=shown)
+            lesson = msgspec.structs.replace(lesson, about=len(shown) - 1)
+        explained = self._source.explain(chosen.configuration)
+        told = estimate_assumptions(chosen.configuration, chosen.estimate, self._history)
+        return msgspec.structs.replace(
+            advice,
+            choices=self._choices(request, chosen, points, estimates),
+            fit=self.fit(chosen.configuration),
+            time=explained.time,
+            sure=sure,
+            lesson=lesson,
+            assumptions=tuple(dict.fromkeys((*advice.assumptions, *told))),
+        )
+
+    def _with_software(self, request: Request) -> Request:
+        """As if run with what most runs were measured with, unless it is said."""
+        if "software" in request.given or not len(self._history):
+            return request
+        gpus = request.space.given(request.given).values["gpu_model"]
+        software = usual_software(self._history, str(gpus[0]) if len(gpus) == 1 else "")
+        if not software:
+            return request
+        return msgspec.structs.replace(
+            request,
+            given={**request.given, "software": software},
+            reasons={**request.reasons, "software": "that of most measured runs"},
+        )
+
+    def _with_nearest_miss(
+        self, advice: Advice, points: Configurations, estimates: Estimates
+    ) -> Advice:
+        """The likeliest of what there is, the one that needs the least of its card if several."""
+        open_ = estimates.cause != CAUSES.index(Cause.RULE)
+        for mask in unavailable(points, advice.limits).values():
+            open_ &= ~mask
+        if not open_.any():
+            return advice
+        rows = np.flatnonzero(open_)
+        order = np.lexsort((estimates.memory_gb[rows, 1], -np.round(estimates.p_valid[rows], 3)))
+        fit = self.fit(points[int(rows[order[0]])])
+        told = tuple(dict.fromkeys((*advice.assumptions, *fit.assumptions)))
+        return msgspec.structs.replace(advice, fit=fit, assumptions=told)
+
+    def _choices(
+        self,
+        request: Request,
+        chosen: Candidate,
+        points: Configurations | None,
+        estimates: Estimates | None,
+    ) -> tuple[Choice, ...]:
+        found = []
+        configuration = chosen.configuration
+        for field in configuration.__struct_fields__:
+            value = getattr(configuration, field)
+            reason = request.reasons.get(field)
+            domain = request.space.domains.get(field)
+            varies = field not in request.given and domain is not None and len(domain.values) > 1
+            if reason is None and field in request.given:
+                reason = GIVEN
+            elif reason is None and varies and domain is not None and domain.role is Role.FREE:
+                reason = "not compared"
+                if points is not None and estimates is not None:
+                    reason = _compared(field, request, chosen, points, estimates)
+            elif reason is None:
+                reason = "follows from the others" if varies else "the usual one"
+            if _worth_showing(field, configuration, reason):
+                found.append(Choice(field=field, value=_plain(value), reason=reason))
+        return tuple(found)
+
+
+def _plain(value: Value) -> Value:
+    return str(value) if isinstance(value, str) else value
+
+
+def _worth_showing(field: str, configuration: Configuration, reason: str) -> bool:
+    if reason == GIVEN:
+        return True
+    if field in _ADAPTERS and configuration.method not in {
+        *(Method.LORA, Method.QLORA, Method.GPTQ_LORA)
+    }:
+        return False
+    if field == "sharding":
+        return configuration.num_gpus > 1
+    usual = {"num_nodes": 1, "grad_accum": 1, "interconnect": "auto"}
+    return field not in _UNUSUAL or getattr(configuration, field) != usual.get(field, 0)
+
+
+def _varied(candidates: Sequence[Candidate], top: int) -> tuple[Candidate, ...]:
+    """The best for every kind and number of GPUs first, so that alternatives are not all the same
+    but for a detail; then whatever is best. In the order of their rank.
+    """
+    kept: list[int] = []
+    seen = set()
+    for place, each in enumerate(candidates):
+        cell = (each.configuration.gpu_model, each.configuration.num_gpus)
+        if cell not in seen and len(kept) < top:
+            seen.add(cell)
+            kept.append(place)
+    rest = [place for place in range(len(candidates)) if place not in kept]
+    kept += rest[: max(0, top - len(kept))]
+    return tuple(candidates[place] for place in sorted(kept))
+
+
+def _compared(
+    field: str,
+    request: Request,
+    chosen: Candidate,
+    points: Configurations,
+    estimates: Estimates,
+) -> str:
+    """Against the best that has another value of the field, whatever its other fields."""
+    value = getattr(chosen.configuration, field)
+    column = points.columns[field]
+    mine = points.is_(field, str(value)) if field in points.labels else column == float(value)
+    others = np.flatnonzero(~mine)
+    limits = msgspec.structs.replace(request.limits, top=1)
+    ranking = rank(points.take(others), estimates.take(others), request.objective, limits)
+    if not ranking.candidates:
+        reasons = ranking.left_out
+        why = max(reasons, key=lambda each: reasons[each]) if reasons else "are not allowed"
+        return f"the only one: most others {why}"
+    other = ranking.candidates[0]
+    words = str(getattr(other.configuration, field)).lower()
+    return f"best; {words} would be {_difference(chosen, other, request.objective)}"
+
+
+def _difference(chosen: Candidate, other: Candidate, objective: Objective) -> str:
+    late = (
+        objective is Objective.DEADLINE
+        and other.on_time is not None
+        and chosen.on_time is not None
+        and other.on_time < SURE_ENOUGH
+        and other.on_time < chosen.on_time
+    )
+    if late:
+        return f"on time with {other.on_time:.0%} only"
+    pace = other.estimate.tokens_per_s.middle / chosen.estimate.tokens_per_s.middle
+    if objective in {Objective.FASTEST, Objective.BALANCED}:
+        return _words(1.0 / pace, "slower", "faster")
+    if objective is Objective.DEADLINE and chosen.cost is not None and other.cost is not None:
+        return _words(other.cost.middle / chosen.cost.middle, "dearer", "cheaper")
+    if chosen.gpu_hours is not None and other.gpu_hours is not None:
+        ratio = other.gpu_hours.middle / chosen.gpu_hours.middle
+    else:
+        ratio = other.configuration.num_gpus / chosen.configuration.num_gpus / pace
+    return _words(ratio, "more in GPU-hours", "less in GPU-hours")
+
+
+def _words(ratio: float, more: str, less: str) -> str:
+    """The other's time or cost in terms of the chosen one's."""
+    if 0.995 < ratio < 1.005:
+        return "about the same"
+    if ratio >= 2.0:
+        return f"{ratio:.1f} times {more.replace('dearer', 'as dear').replace('slower', 'as slow')}"
+    return f"{ratio - 1:.0%} {more}" if ratio > 1 else f"{1 - ratio:.0%} {less}"

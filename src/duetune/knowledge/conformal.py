@@ -1,0 +1,100 @@
+"""Intervals that cover as often as they say: split-conformal, on errors of models that had not seen
+the row.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from numpy.typing import NDArray
+
+    from duetune.knowledge.configuration import Configurations
+
+    Column = NDArray[np.float64]
+
+FOLDS = 8
+COVERAGE = 0.9
+PSEUDO_ROWS = 5.0
+"""All other GPUs together count as so many errors in the quantile of one."""
+
+CAUTION = 0.08
+"""Of few errors the quantile is itself uncertain, and too low costs more than too high."""
+
+UNCALIBRATED = 0.35
+"""The half-width of a logarithm where too little was measured to know better."""
+
+_ENOUGH = 8
+
+
+class Widths(msgspec.Struct, frozen=True, kw_only=True):
+    """How many times its own spread an error may be, by GPU; ``floor`` is the least spread, for
+    trees that happen to agree.
+    """
+
+    floor: float = 0.0
+    overall: float = 0.0
+    by_gpu: dict[str, float] = {}
+
+    def half_width(self, rows: Configurations, spread: Column) -> Column:
+        """Of the logarithm, for each row."""
+        if not self.overall:
+            return np.full(len(rows), UNCALIBRATED)
+        times = rows.gather("gpu_model", lambda word: self.by_gpu.get(word, self.overall))
+        return times * np.hypot(spread, self.floor)
+
+
+def calibrated(rows: Configurations, error: Column, spread: Column) -> Widths:
+    """From errors (of logarithms) of rows that were held out, and the trees' spread there."""
+    if len(error) < _ENOUGH:
+        return Widths()
+    floor = max(1e-3, 0.5 * float(np.median(np.abs(error))))
+    score = np.abs(error) / np.hypot(spread, floor)
+    overall = _quantile(score, np.ones(len(score)))
+    by_gpu = {}
+    codes = rows.columns["gpu_model"]
+    for code in np.unique(codes).tolist():
+        mine = codes == code
+        others = int(np.count_nonzero(~mine))
+        weight = np.where(mine, 1.0, PSEUDO_ROWS / max(others, 1))
+        by_gpu[rows.labels["gpu_model"][code]] = _quantile(score, weight)
+    return Widths(floor=floor, overall=overall, by_gpu=by_gpu)
+
+
+def _quantile(score: Column, weight: Column) -> float:
+    """The conformal one: a new score counts as if it were above all."""
+    order = np.argsort(score, kind="stable")
+    total = np.cumsum(weight[order])
+    level = COVERAGE + CAUTION / math.sqrt(total[-1])
+    rank = level * (total[-1] + 1.0)
+    index = int(np.searchsorted(total, rank))
+    return float(score[order][min(index, len(score) - 1)])
+
+
+def held_out(
+    size: int,
+    seed: int,
+    fit_predict: Callable[[NDArray[np.int64], NDArray[np.int64]], Sequence[Column]],
+) -> list[Column]:
+    """What models that had not seen a row say of it: columns as ``fit_predict(train, test)`` gives
+    them, put together over the folds.
+    """
+    order = np.random.default_rng(seed).permutation(size)
+    folds = np.array_split(order, min(FOLDS, max(2, size)))
+    whole: list[Column] = []
+    for test in folds:
+        if not len(test):
+            continue
+        train = np.sort(np.setdiff1d(order, test))
+        parts = fit_predict(train, np.sort(test))
+        if not whole:
+            whole = [np.full(size, math.nan) for _ in parts]
+        for column, part in zip(whole, parts, strict=True):
+            column[np.sort(test)] = part
+    return whole

@@ -1,0 +1,231 @@
+"""Trees as plain arrays: grown by scikit-learn, kept without pickle, asked by compiled code."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from duetune.core.compiled import compiled
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+BLOCK = 64
+FEATURE, THRESHOLD, CHILD = 0, 1, 2
+_HIGHEST = np.iinfo(np.int32).max
+
+
+class Forest:
+    """``nodes`` are feature, threshold and the first of two children that lie side by side: a row
+    goes to the second if its feature is above the threshold. A leaf is its own child, ``value``
+    what it says. Trees follow each other, ``roots`` are where they begin, ``depths`` how deep they
+    are.
+    """
+
+    def __init__(
+        self,
+        *,
+        nodes: NDArray[np.int32],
+        value: NDArray[np.float64],
+        roots: NDArray[np.int32],
+        depths: NDArray[np.int32],
+    ) -> None:
+        self.nodes, self.value, self.roots, self.depths = nodes, value, roots, depths
+
+    def predict(self, keys: NDArray[np.int32]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Mean and standard deviation over the trees, for each row of ``sortable`` features."""
+        if len(self.nodes) == 1:
+            return np.full(len(keys), self.value[0]), np.zeros(len(keys))
+        return _walk(keys, self.nodes, self.value, self.roots, self.depths)
+
+    @property
+    def arrays(self) -> dict[str, NDArray[np.generic]]:
+        return {
+            "nodes": self.nodes,
+            "value": self.value,
+            "roots": self.roots,
+            "depths": self.depths,
+        }
+
+    @classmethod
+    def of_arrays(cls, arrays: Mapping[str, NDArray[np.generic]]) -> Forest:
+        return cls(
+            nodes=arrays["nodes"].astype(np.int32),
+            value=arrays["value"].astype(np.float64),
+            roots=arrays["roots"].astype(np.int32),
+            depths=arrays["depths"].astype(np.int32),
+        )
+
+
+def grow_regression(
+    matrix: NDArray[np.float32],
+    target: NDArray[np.float64],
+    weight: NDArray[np.float64],
+    *,
+    trees: int,
+    seed: int,
+) -> Forest:
+    """Extremely randomised trees, grown until each leaf is pure."""
+    from sklearn.ensemble import ExtraTreesRegressor  # noqa: PLC0415 - takes seconds
+
+    grown = ExtraTreesRegressor(trees, random_state=seed)
+    grown.fit(matrix, target, sample_weight=weight)
+    return _flat([tree.tree_ for tree in grown.estimators_], lambda tree: tree.value[:, 0, 0])
+
+
+def grow_classification(
+    matrix: NDArray[np.float32],
+    valid: NDArray[np.bool_],
+    weight: NDArray[np.float64],
+    *,
+    rising: Sequence[int],
+    trees: int,
+    seed: int,
+) -> Forest:
+    """The probability of ``valid``, which never falls as one of the columns ``rising`` does."""
+    from sklearn.ensemble import ExtraTreesClassifier  # noqa: PLC0415 - takes seconds
+
+    monotone = np.zeros(matrix.shape[1], np.int8)
+    monotone[list(rising)] = 1
+    grown = ExtraTreesClassifier(
+        trees, random_state=seed, monotonic_cst=monotone, max_features=0.5, min_samples_leaf=1
+    )
+    grown.fit(matrix, valid, sample_weight=weight)
+    if len(grown.classes_) == 1:
+        return constant_forest(float(grown.classes_[0]))
+
+    def share(tree: _Tree) -> NDArray[np.float64]:
+        counts = tree.value[:, 0, :]
+        shares: NDArray[np.float64] = counts[:, 1] / counts.sum(axis=1)
+        return shares
+
+    return _flat([tree.tree_ for tree in grown.estimators_], share)
+
+
+def constant_forest(value: float) -> Forest:
+    """One tree of one leaf: where there is nothing to learn from."""
+    return Forest(
+        nodes=np.array([[0, _HIGHEST, 0]], np.int32),
+        value=np.array([value]),
+        roots=np.zeros(1, np.int32),
+        depths=np.zeros(1, np.int32),
+    )
+
+
+class _Tree(Protocol):
+    """The part of scikit-learn's tree that is read."""
+
+    node_count: int
+    feature: NDArray[np.int64]
+    threshold: NDArray[np.float64]
+    children_left: NDArray[np.int64]
+    children_right: NDArray[np.int64]
+    value: NDArray[np.float64]
+
+
+def _flat(trees: Sequence[_Tree], value: Callable[[_Tree], NDArray[np.float64]]) -> Forest:
+    starts = np.cumsum([0, *(tree.node_count for tree in trees)]).astype(np.int32)
+    nodes = np.empty((int(starts[-1]), 3), np.int32)
+    values = np.empty(int(starts[-1]))
+    depths = np.empty(len(trees), np.int32)
+    for index, (tree, start) in enumerate(zip(trees, starts[:-1].tolist(), strict=True)):
+        depths[index] = _levelled(
+            tree.feature,
+            sortable(_not_above(tree.threshold)),
+            tree.children_left,
+            tree.children_right,
+            np.ascontiguousarray(value(tree)),
+            start,
+            nodes,
+            values,
+        )
+    return Forest(nodes=nodes, value=values, roots=starts[:-1], depths=depths)
+
+
+def _not_above(threshold: NDArray[np.float64]) -> NDArray[np.float32]:
+    """Features are 32 bits: the largest such number not above a threshold divides them alike."""
+    nearest = threshold.astype(np.float32)
+    above = nearest > threshold
+    nearest[above] = np.nextafter(nearest[above], np.float32(-np.inf))
+    return nearest
+
+
+def sortable(numbers: NDArray[np.float32]) -> NDArray[np.int32]:
+    """Whole numbers in the same order: a node is then three numbers of one kind, side by side."""
+    # Zero has two signs that are equal, and would not be as keys.
+    bits = np.ascontiguousarray(numbers + np.float32(0.0)).view(np.int32)
+    return np.where(bits >= 0, bits, bits ^ np.int32(_HIGHEST)).astype(np.int32, copy=False)
+
+
+@compiled
+def _levelled(
+    feature: NDArray[np.int64],
+    threshold: NDArray[np.int32],
+    left: NDArray[np.int64],
+    right: NDArray[np.int64],
+    value: NDArray[np.float64],
+    start: int,
+    nodes: NDArray[np.int32],
+    values: NDArray[np.float64],
+) -> int:
+    """Writes one tree from ``start`` on, level by level; returns its depth."""
+    count = len(feature)
+    queue = np.empty(count, np.int64)
+    level = np.empty(count, np.int64)
+    queue[0], level[0] = 0, 0
+    filled = 1
+    for place in range(count):
+        node = queue[place]
+        at = start + place
+        values[at] = value[node]
+        if left[node] < 0:
+            nodes[at, FEATURE], nodes[at, THRESHOLD], nodes[at, CHILD] = 0, _HIGHEST, at
+            continue
+        nodes[at, FEATURE], nodes[at, THRESHOLD] = feature[node], threshold[node]
+        nodes[at, CHILD] = start + filled
+        queue[filled], queue[filled + 1] = left[node], right[node]
+        level[filled] = level[filled + 1] = level[place] + 1
+        filled += 2
+    return int(level[count - 1])
+
+
+@compiled
+def _walk(
+    keys: NDArray[np.int32],
+    nodes: NDArray[np.int32],
+    value: NDArray[np.float64],
+    roots: NDArray[np.int32],
+    depths: NDArray[np.int32],
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    rows, trees = len(keys), len(roots)
+    total = np.zeros(rows)
+    squares = np.zeros(rows)
+    at = np.empty(BLOCK, np.int32)
+    # A block of rows goes down one tree level by level, without a branch: rows wait for memory
+    # together, not one after the other.
+    for begin in range(0, rows, BLOCK):
+        size = min(BLOCK, rows - begin)
+        for tree in range(trees):
+            for row in range(size):
+                at[row] = roots[tree]
+            for _ in range(depths[tree]):
+                moved = 0
+                for row in range(size):
+                    node = at[row]
+                    above = keys[begin + row, nodes[node, FEATURE]] > nodes[node, THRESHOLD]
+                    following = nodes[node, CHILD] + np.int32(above)
+                    moved |= following ^ node
+                    at[row] = following
+                if moved == 0:
+                    break
+            for row in range(size):
+                told = value[at[row]]
+                total[begin + row] += told
+                squares[begin + row] += told * told
+    for row in range(rows):
+        total[row] /= trees
+        squares[row] = np.sqrt(max(squares[row] / trees - total[row] ** 2, 0.0))
+    return total, squares

@@ -1,0 +1,150 @@
+"""GPUs by their data sheets."""
+
+from __future__ import annotations
+
+import functools
+import re
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+import msgspec
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+MIB = 2**20
+
+
+class Gpu(msgspec.Struct, frozen=True, kw_only=True):
+    """``memory_gb`` is what is sold (80), ``memory_mib`` what the driver shows; ``tflops`` dense
+    16-bit matrix arithmetic without sparsity; ``bandwidth_gb_s`` of its memory; ``link_gb_s``
+    between two GPUs of a node, in one direction; ``power_w`` its limit.
+    """
+
+    memory_gb: float
+    memory_mib: int
+    tflops: float
+    bandwidth_gb_s: float
+    link_gb_s: float
+    power_w: float
+    bf16: bool = True
+
+    @property
+    def capacity(self) -> float:
+        """Bytes."""
+        return float(self.memory_mib * MIB)
+
+
+def _gpu(
+    memory_gb: float,
+    memory_mib: int,
+    tflops: float,
+    bandwidth_gb_s: float,
+    link_gb_s: float,
+    power_w: float,
+    *,
+    bf16: bool = True,
+) -> Gpu:
+    return Gpu(
+        memory_gb=memory_gb,
+        memory_mib=memory_mib,
+        tflops=tflops,
+        bandwidth_gb_s=bandwidth_gb_s,
+        link_gb_s=link_gb_s,
+        power_w=power_w,
+        bf16=bf16,
+    )
+
+
+GPUS: Mapping[str, Gpu] = MappingProxyType(
+    {
+        "P100": _gpu(16, 16280, 18.7, 732, 12, 250, bf16=False),
+        "V100": _gpu(16, 16384, 125, 900, 150, 300, bf16=False),
+        "V100-32GB": _gpu(32, 32768, 125, 900, 150, 300, bf16=False),
+        "T4": _gpu(16, 15360, 65, 320, 12, 70, bf16=False),
+        "RTX3090": _gpu(24, 24576, 71, 936, 12, 350),
+        "A10": _gpu(24, 23028, 125, 600, 12, 150),
+        "A10G": _gpu(24, 23028, 70, 600, 12, 300),
+        "A40": _gpu(48, 46068, 149.7, 696, 12, 300),
+        "A6000": _gpu(48, 49140, 154.8, 768, 12, 300),
+        "A100": _gpu(40, 40960, 312, 1555, 300, 400),
+        "A100-40GB": _gpu(40, 40960, 312, 1555, 300, 400),
+        "A100-80GB": _gpu(80, 81920, 312, 2039, 300, 400),
+        "A100-80GB-PCIe": _gpu(80, 81920, 312, 1935, 25, 300),
+        "L4": _gpu(24, 23034, 121, 300, 12, 72),
+        "L40": _gpu(48, 46068, 181, 864, 20, 300),
+        "L40S": _gpu(48, 46068, 362, 864, 20, 350),
+        "RTX4090": _gpu(24, 24564, 165.2, 1008, 12, 450),
+        "RTX5090": _gpu(32, 32607, 209.5, 1792, 25, 575),
+        "RTX6000-Ada": _gpu(48, 49140, 364, 960, 20, 300),
+        "H100": _gpu(80, 81559, 989, 3350, 450, 700),
+        "H100-SXM": _gpu(80, 81559, 989, 3350, 450, 700),
+        "H100-PCIe": _gpu(80, 81559, 756, 2000, 50, 350),
+        "H200": _gpu(141, 143771, 989, 4800, 450, 700),
+        "GH200": _gpu(96, 97871, 989, 4000, 450, 700),
+        "B200": _gpu(180, 183359, 2250, 7700, 900, 1000),
+        "MI300X": _gpu(192, 196592, 1307, 5300, 448, 750),
+    }
+)
+
+_BY_NAME = {name.casefold(): name for name in GPUS}
+_NOISE = frozenset(
+    (
+        *("nvidia", "tesla", "geforce", "quadro", "amd", "instinct", "generation", "gpu", "oam"),
+        *("hbm2", "hbm2e", "hbm3", "hbm3e"),
+    )
+)
+_SEPARATORS = re.compile(r"[-_/ ]+")
+_SOCKET = re.compile(r"sxm\d?")
+_CARD = frozenset(("pcie", "nvl"))
+_MEMORY = re.compile(r"(\d{1,3})gi?b?")
+
+
+@functools.lru_cache(maxsize=1024)
+def gpu_name(text: str) -> str | None:
+    """The name under which a GPU is known here, of what a driver, a cluster or a cloud calls it;
+    None if it says something that is not understood, such as a part of a GPU or another memory.
+    """
+    plain = "-".join(_SEPARATORS.split(text.strip().casefold()))
+    if plain in _BY_NAME:
+        return _BY_NAME[plain]
+    words = [word for word in plain.split("-") if word not in _NOISE]
+    sizes = [int(found[1]) for found in map(_MEMORY.fullmatch, words) if found]
+    plug = any(word in _CARD for word in words)
+    kind = "-".join(
+        word
+        for word in words
+        if word not in _CARD and not _MEMORY.fullmatch(word) and not _SOCKET.fullmatch(word)
+    )
+    kind = kind.replace("rtx-a", "a").replace("rtx-", "rtx")
+    same = [name for name in GPUS if name.casefold() == kind or _kind(name) == kind]
+    if len(sizes) > 1 or not same:
+        return None
+    fitting = _fitting(same, sizes[0] if sizes else None)
+    cards = [name for name in fitting if name.endswith("-PCIe")]
+    return next(iter(cards if plug and cards else fitting), None)
+
+
+def _fitting(names: list[str], memory_gb: int | None) -> list[str]:
+    """Those with that memory. Where it is sold with one size only, what is said may be more, since
+    there are such variants: promising less is safe.
+    """
+    if memory_gb is None:
+        return names
+    fitting = [name for name in names if GPUS[name].memory_gb == memory_gb]
+    fitting.sort(key=lambda name: f"-{memory_gb}GB" not in name)
+    one = len({GPUS[name].memory_gb for name in names}) == 1
+    return names if one and memory_gb > GPUS[names[0]].memory_gb else fitting
+
+
+def _kind(name: str) -> str:
+    """Without memory and form: ``a100`` of ``A100-80GB-PCIe``."""
+    first, *rest = name.casefold().split("-")
+    return "-".join(
+        (first, *(word for word in rest if word not in {"pcie", "sxm"} and not word.endswith("gb")))
+    )
+
+
+def gpu_named(text: str) -> Gpu | None:
+    name = gpu_name(text)
+    return None if name is None else GPUS[name]

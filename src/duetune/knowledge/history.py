@@ -1,0 +1,193 @@
+"""What was measured, in the order it came, with columns for those who learn from it."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import statistics
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+
+from duetune.knowledge.configuration import Configuration, Configurations
+from duetune.knowledge.observation import Observation, Outcome
+from duetune.knowledge.quality import EMULATED, IMPLAUSIBLE, MFU_BOUND, implied_mfu
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+LABELS = (Outcome.VALID, Outcome.OOM, Outcome.REJECTED)
+"""Outcomes that say whether the configuration works."""
+
+
+class Quarantined(msgspec.Struct, frozen=True):
+    """An observation that is kept but not learnt from, and why."""
+
+    observation: Observation
+    reason: str
+
+
+class Aggregate(msgspec.Struct, frozen=True, kw_only=True):
+    """All runs of one configuration. ``tokens_per_s`` and ``peak_memory_gb`` are medians, None if
+    nothing was measured; ``spread`` is the range of the throughput over its median.
+    """
+
+    configuration: Configuration
+    count: int
+    valid: int
+    out_of_memory: int
+    tokens_per_s: float | None
+    spread: float
+    peak_memory_gb: float | None
+
+
+class History:
+    """Never changes: more observations make another one."""
+
+    def __init__(self, observations: Iterable[Observation] = ()) -> None:
+        self._observations = tuple(observations)
+
+    @classmethod
+    def empty(cls) -> History:
+        return cls()
+
+    def __len__(self) -> int:
+        return len(self._observations)
+
+    def __iter__(self) -> Iterator[Observation]:
+        return iter(self._observations)
+
+    def __getitem__(self, index: int) -> Observation:
+        return self._observations[index]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, History) and self._observations == other._observations
+
+    def __hash__(self) -> int:
+        return hash(self.snapshot)
+
+    def __repr__(self) -> str:
+        return f"History({len(self)} observations, {self.snapshot})"
+
+    @functools.cached_property
+    def configurations(self) -> Configurations:
+        return Configurations.of(each.configuration for each in self)
+
+    @functools.cached_property
+    def tokens_per_s(self) -> NDArray[np.float64]:
+        """NaN where it was not measured."""
+        return _column(each.tokens_per_s for each in self)
+
+    @functools.cached_property
+    def peak_memory_gb(self) -> NDArray[np.float64]:
+        """NaN where it was not measured."""
+        return _column(each.peak_memory_gb for each in self)
+
+    @functools.cached_property
+    def weight(self) -> NDArray[np.float64]:
+        return _column(each.weight for each in self)
+
+    @functools.cached_property
+    def outcome(self) -> NDArray[np.str_]:
+        """Words of ``Outcome``."""
+        words = np.array([each.outcome.value for each in self], np.str_)
+        words.flags.writeable = False
+        return words
+
+    @functools.cached_property
+    def snapshot(self) -> str:
+        """The same for the same set of observations, in whatever order and however often each came:
+        two histories with one snapshot teach the same.
+        """
+        digest = hashlib.blake2b(digest_size=8)
+        for key in sorted(self.keys):
+            digest.update(key.encode())
+        return digest.hexdigest()
+
+    @functools.cached_property
+    def keys(self) -> frozenset[str]:
+        return frozenset(each.key for each in self)
+
+    def plus(self, observations: Iterable[Observation]) -> History:
+        """With those that are not in it yet."""
+        seen = set(self.keys)
+        new = []
+        for each in observations:
+            key = each.key
+            if key not in seen:
+                seen.add(key)
+                new.append(each)
+        return History((*self, *new)) if new else self
+
+    def take(self, index: NDArray[np.int64] | NDArray[np.bool_] | Sequence[int]) -> History:
+        """Some of them: by a mask, or by positions in the order given."""
+        rows = np.arange(len(self))[np.asarray(index)] if len(index) else np.zeros(0, np.int64)
+        return History(self._observations[row] for row in rows.tolist())
+
+    def having(self, *outcomes: Outcome) -> History:
+        return History(each for each in self if each.outcome in outcomes)
+
+    @property
+    def labelled(self) -> History:
+        """Those that say whether a configuration works: runs that failed for another reason, or
+        that somebody stopped, do not.
+        """
+        return self.having(*LABELS)
+
+    @property
+    def plausible(self) -> History:
+        odd = self._implausible
+        return self.take(~odd) if odd.any() else self
+
+    @functools.cached_property
+    def quarantined(self) -> tuple[Quarantined, ...]:
+        rows = np.flatnonzero(self._implausible).tolist()
+        return tuple(Quarantined(self[row], self._reason(row)) for row in rows)
+
+    def aggregate(self) -> tuple[Aggregate, ...]:
+        """One for each configuration, in the order of the first run of each."""
+        groups: dict[str, list[Observation]] = {}
+        for each in self:
+            groups.setdefault(each.configuration.key, []).append(each)
+        return tuple(_aggregate(group) for group in groups.values())
+
+    @functools.cached_property
+    def _mfu(self) -> NDArray[np.float64]:
+        return implied_mfu(self.configurations, self.tokens_per_s)
+
+    def _reason(self, row: int) -> str:
+        if self[row].configuration.gpu_model == EMULATED:
+            return "the GPU is emulated"
+        if self._mfu[row] > MFU_BOUND:
+            return f"{IMPLAUSIBLE}: {self._mfu[row]:.0%} of the GPU's peak"
+        return IMPLAUSIBLE
+
+    @functools.cached_property
+    def _implausible(self) -> NDArray[np.bool_]:
+        flagged = np.array([IMPLAUSIBLE in each.flags for each in self], np.bool_)
+        emulated = self.configurations.is_("gpu_model", EMULATED)
+        return flagged | emulated | (self._mfu > MFU_BOUND)
+
+
+def _column(values: Iterable[float | None]) -> NDArray[np.float64]:
+    column = np.array([np.nan if value is None else value for value in values], np.float64)
+    column.flags.writeable = False
+    return column
+
+
+def _aggregate(group: Sequence[Observation]) -> Aggregate:
+    rates = [each.tokens_per_s for each in group if each.tokens_per_s is not None]
+    peaks = [each.peak_memory_gb for each in group if each.peak_memory_gb is not None]
+    middle = statistics.median(rates) if rates else None
+    return Aggregate(
+        configuration=group[0].configuration,
+        count=len(group),
+        valid=sum(each.outcome is Outcome.VALID for each in group),
+        out_of_memory=sum(each.outcome is Outcome.OOM for each in group),
+        tokens_per_s=middle,
+        spread=(max(rates) - min(rates)) / middle if middle else 0.0,
+        peak_memory_gb=statistics.median(peaks) if peaks else None,
+    )

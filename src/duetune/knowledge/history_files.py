@@ -1,0 +1,130 @@
+"""History as a CSV file: one row for each observation.
+
+Columns are the fields of ``Configuration`` (model, method, gpu_model, num_gpus, batch_size,
+tokens_per_sample, ...) and those of ``Observation`` (outcome, tokens_per_s, peak_memory_gb,
+measured_at, origin, provenance, ...), by these names and in any order. A column may be missing or a
+cell empty where the field has a default; flags stand between semicolons. Models and GPUs that are
+known here go by the names they have here, whatever the file calls them.
+"""
+
+from __future__ import annotations
+
+import csv
+import os
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from duetune.errors import InvalidInput
+from duetune.knowledge.configuration import FIELDS, Configuration
+from duetune.knowledge.gpus import gpu_name
+from duetune.knowledge.observation import Observation
+from duetune.knowledge.registry import model_name
+from duetune.knowledge.tables import read_table
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from duetune.knowledge.history import History
+    from duetune.knowledge.tables import Imported, Row, Table
+
+_OWN = tuple(field for field in Observation.__struct_fields__ if field != "configuration")
+COLUMNS: tuple[str, ...] = (*FIELDS, *_OWN)
+_TEXTS = ("software", "provenance", "cluster", "protocol", "error")
+_COUNTS = ("num_gpus", "num_nodes", "batch_size", "tokens_per_sample", "grad_accum")
+NEEDED = ("model", "gpu_model", "outcome")
+"""Columns by which such a file is known."""
+
+
+def read_history(path: Path | str) -> History:
+    """All rows of such a file; one that cannot be understood refuses the file."""
+    return history_of(read_table(Path(path)), strict=True).history
+
+
+def history_of(table: Table, *, strict: bool = False) -> Imported:
+    unknown = [column for column in table.header if column not in COLUMNS]
+    missing = [column for column in NEEDED if column not in table.header]
+    if unknown or missing:
+        allowed = f"also {missing[0]}" if missing else f"only {', '.join(COLUMNS)}"
+        raise InvalidInput(f"columns of {table.file}", unknown or list(table.header), allowed)
+    return table.observed(_observation, strict=strict)
+
+
+def write_history(path: Path | str, history: Iterable[Observation]) -> None:
+    """The file appears whole or not at all."""
+    target = Path(path)
+    part = target.with_name(f".{target.name}.{os.getpid()}.part")
+    try:
+        with part.open("w", encoding="utf-8", newline="") as file:
+            plain = csv.writer(file, lineterminator="\n")
+            # A lone carriage return ends a row for readers, but writers do not quote it.
+            quoted = csv.writer(file, lineterminator="\n", quoting=csv.QUOTE_ALL)
+            plain.writerow(COLUMNS)
+            for each in history:
+                row = cells(each)
+                (quoted if any("\r" in cell for cell in row) else plain).writerow(row)
+        part.replace(target)
+    except OSError as error:
+        reason = error.strerror or type(error).__name__
+        raise InvalidInput("history", str(target), f"a file to write ({reason})") from None
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def cells(observation: Observation) -> list[str]:
+    """Those of one row, in the order of ``COLUMNS``."""
+    values = msgspec.to_builtins(observation)
+    values |= values.pop("configuration")
+    values["flags"] = ";".join(values["flags"])
+    return [_cell(values[column]) for column in COLUMNS]
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return ""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _observation(row: Row) -> Observation:
+    given = {column: row.text(column) for column in COLUMNS if row.has(column)}
+    given |= {column: row.raw(column) for column in _TEXTS if row.raw(column)}
+    for column in NEEDED:
+        row.needed(column)
+    configuration = _configuration({each: given.pop(each) for each in FIELDS if each in given})
+    own: dict[str, object] = dict(given)
+    own["flags"] = [flag for flag in given.get("flags", "").split(";") if flag]
+    own["configuration"] = configuration
+    own.setdefault("provenance", row.provenance)
+    try:
+        return msgspec.convert(own, Observation, strict=False)
+    except msgspec.ValidationError as error:
+        raise _invalid(error, own, Observation) from None
+
+
+def _configuration(given: dict[str, str]) -> Configuration:
+    gpu = gpu_name(given["gpu_model"]) or given["gpu_model"]
+    values: dict[str, object] = {**given, "model": model_name(given["model"]), "gpu_model": gpu}
+    try:
+        configuration = msgspec.convert(values, Configuration, strict=False)
+    except msgspec.ValidationError as error:
+        raise _invalid(error, values, Configuration) from None
+    for field in _COUNTS:
+        number = getattr(configuration, field)
+        if number < 1:
+            raise InvalidInput(field, number, "a whole number from 1 on")
+    return configuration
+
+
+def _invalid(
+    error: msgspec.ValidationError, values: dict[str, object], record: type[msgspec.Struct]
+) -> InvalidInput:
+    """The same in our words; msgspec names the place as ``$.field``."""
+    message, _, place = str(error).partition(" - at `$.")
+    field = place.split("[")[0].rstrip("`") or "row"
+    kinds = {each.name: each.type for each in msgspec.structs.fields(record)}
+    kind = kinds.get(field)
+    if isinstance(kind, type) and issubclass(kind, StrEnum):
+        return InvalidInput(field, values.get(field), f"one of {', '.join(kind)}")
+    return InvalidInput(field, values.get(field), message.removeprefix("Expected ").split(",")[0])

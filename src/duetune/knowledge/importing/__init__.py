@@ -1,0 +1,1 @@
+"""History from the tables and run folders of other tools."""

@@ -1,0 +1,86 @@
+"""Any file or folder of measurements: what it is, its files and columns tell."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from duetune.errors import InvalidInput
+from duetune.knowledge import history_files
+from duetune.knowledge.history import History
+from duetune.knowledge.importing import fms_acceleration, llm_foundry, sft_trainer
+from duetune.knowledge.importing.fms_acceleration import fms_acceleration_history
+from duetune.knowledge.importing.llm_foundry import llm_foundry_history
+from duetune.knowledge.importing.mlflow_runs import mlflow_folders, mlflow_run
+from duetune.knowledge.importing.runs import observed_run
+from duetune.knowledge.importing.sft_trainer import sft_trainer_history
+from duetune.knowledge.importing.trainer_state import STATE, trainer_run
+from duetune.knowledge.importing.wandb_runs import wandb_folders, wandb_run
+from duetune.knowledge.quality import noted
+from duetune.knowledge.tables import Imported, Rejected, read_table
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from duetune.knowledge.importing.runs import Run
+    from duetune.knowledge.observation import Observation
+    from duetune.knowledge.tables import Table
+
+KINDS = (
+    "a CSV file of duetune, of LLMFineTuningBench, of fms-acceleration or of llm-foundry; a folder "
+    "with trainer_state.json, an MLflow run (meta.yaml) or a W&B run (wandb-summary.json)"
+)
+
+_TABLES: tuple[tuple[frozenset[str], Callable[[Table], Imported]], ...] = (
+    (frozenset(history_files.NEEDED), history_files.history_of),
+    (sft_trainer.COLUMNS, sft_trainer_history),
+    (fms_acceleration.COLUMNS, fms_acceleration_history),
+    (llm_foundry.COLUMNS, llm_foundry_history),
+)
+
+
+def import_history(place: Path | str, given: Mapping[str, str] | None = None) -> Imported:
+    """What is there, and the rows or runs that had to be left out. ``given`` are fields of a
+    configuration that a run does not tell, such as ``gpu_model``; tables tell theirs.
+    """
+    path = Path(place)
+    if path.is_dir():
+        return _folder(path, given or {})
+    if path.name == STATE:
+        return _runs([path], trainer_run, given or {})
+    if not path.is_file() or path.suffix.casefold() not in {".csv", ""}:
+        raise InvalidInput("history", str(place), KINDS)
+    return imported_table(read_table(path))
+
+
+def imported_table(table: Table) -> Imported:
+    for columns, importer in _TABLES:
+        if columns <= set(table.header):
+            return importer(table)
+    said = f"{table.file} with columns {', '.join(table.header[:6])}"
+    raise InvalidInput("history", said, KINDS)
+
+
+def _folder(path: Path, given: Mapping[str, str]) -> Imported:
+    if (path / STATE).is_file():
+        return _runs([path], trainer_run, given)
+    folders = mlflow_folders(path)
+    if folders:
+        return _runs(folders, mlflow_run, given)
+    folders = wandb_folders(path)
+    if folders:
+        return _runs(folders, wandb_run, given)
+    raise InvalidInput("history", str(path), KINDS)
+
+
+def _runs(
+    places: Sequence[Path], read: Callable[[Path], Run], given: Mapping[str, str]
+) -> Imported:
+    found: list[Observation] = []
+    left_out: list[Rejected] = []
+    for number, place in enumerate(places, start=1):
+        try:
+            found.append(observed_run(read(place), given))
+        except InvalidInput as error:
+            left_out.append(Rejected(number, f"{place.name}: {error}"))
+    return Imported(History(noted(found)), tuple(left_out))

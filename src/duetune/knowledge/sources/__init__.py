@@ -1,0 +1,1 @@
+"""Everything that can be asked about configurations, behind one port: see ``source``."""

@@ -1,0 +1,263 @@
+"""Sources around sources: wrong on purpose, late, ignorant of something, or quick.
+
+They show what knowledge is worth, and where it stops paying.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from statistics import NormalDist
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+
+from duetune.errors import InvalidInput
+from duetune.knowledge.configuration import (
+    CATEGORIES,
+    FIELDS,
+    Configuration,
+    Configurations,
+    Sharding,
+)
+from duetune.knowledge.estimate import Estimates
+from duetune.knowledge.rules import broken
+from duetune.knowledge.source import Capability
+from duetune.knowledge.sources.assembly import NONE, put, under_rules
+from duetune.knowledge.sources.base import complete_by, curve_by
+from duetune.knowledge.sources.blind import uniform
+from duetune.knowledge.space import DEFAULTS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from duetune.knowledge.observation import Observation
+    from duetune.knowledge.source import (
+        Candidate,
+        Explanation,
+        KnowledgeSource,
+        Limits,
+        Objective,
+        Ranking,
+    )
+    from duetune.knowledge.space import Space
+
+_KEPT_ANSWERS = 64
+
+
+class Decorator:
+    """Asks ``source``; completes and explains by its own answers where those are others."""
+
+    def __init__(self, source: KnowledgeSource, prefix: str) -> None:
+        self.source = source
+        self.prefix = prefix
+
+    @property
+    def name(self) -> str:
+        return f"{self.prefix}:{self.source.name}"
+
+    @property
+    def version(self) -> str:
+        return f"{self.prefix}:{self.source.version}"
+
+    @property
+    def capabilities(self) -> frozenset[Capability]:
+        return self.source.capabilities
+
+    def query(self, configurations: Configurations) -> Estimates:
+        return self.source.query(configurations)
+
+    def complete(
+        self, partial: Mapping[str, object], space: Space, objective: Objective, limits: Limits
+    ) -> Ranking:
+        if self._chooses:
+            return self.source.complete(partial, space, objective, limits)
+        return complete_by(self.query, partial, space, objective, limits)
+
+    def curve(
+        self,
+        partial: Mapping[str, object],
+        space: Space,
+        gpu_models: Sequence[str],
+        counts: Sequence[int],
+    ) -> dict[tuple[str, int], Candidate]:
+        if self._chooses:
+            return self.source.curve(partial, space, gpu_models, counts)
+        return curve_by(self.query, partial, space, gpu_models, counts)
+
+    def observe(self, observation: Observation) -> None:
+        self.source.observe(observation)
+
+    def explain(self, configuration: Configuration) -> Explanation:
+        estimate = self.query(Configurations.of([configuration]))[0]
+        return msgspec.structs.replace(self.source.explain(configuration), estimate=estimate)
+
+    @property
+    def _chooses(self) -> bool:
+        """Whether the source chooses by something else than what it answers."""
+        return not self.source.capabilities
+
+
+class Noisy(Decorator):
+    """Paces that are off by ``mape`` on average, around ``1 + bias`` times what the source says:
+    always the same for the same configuration, and unknown to the intervals.
+    """
+
+    def __init__(
+        self, source: KnowledgeSource, mape: float, bias: float = 0.0, seed: int = 0
+    ) -> None:
+        if not 0 <= mape <= _MOST_NOISE:
+            raise InvalidInput("mape", mape, f"a share from 0 to {_MOST_NOISE:g}")
+        if not -1 < bias <= _MOST_NOISE:
+            raise InvalidInput("bias", bias, f"a share above -1 and at most {_MOST_NOISE:g}")
+        super().__init__(source, f"noisy:{mape:g}" + (f":{bias:g}" if bias else ""))
+        self._deviation = _deviation(mape)
+        self._bias = bias
+        self._seed = seed
+
+    @property
+    def version(self) -> str:
+        return f"{super().version}-{self._seed}"
+
+    def query(self, configurations: Configurations) -> Estimates:
+        found = self.source.query(configurations)
+        result = found.take(np.arange(len(found)))
+        drawn = uniform(configurations, self._seed)
+        normal = np.fromiter(map(_NORMAL.inv_cdf, drawn), np.float64, len(drawn))
+        factor = (1.0 + self._bias) * np.exp(self._deviation * normal)
+        result.tokens_per_s = found.tokens_per_s * factor[:, None]
+        result.source = self.name
+        return result
+
+
+_NORMAL = NormalDist()
+_MOST_NOISE = 10.0
+
+
+def _deviation(mape: float) -> float:
+    """Of the logarithm, for E|exp(s z) - 1| = exp(s^2 / 2) (2 Phi(s) - 1) to be ``mape``."""
+    low, high = 0.0, 4.0
+    for _ in range(60):
+        middle = 0.5 * (low + high)
+        error = math.exp(0.5 * middle**2) * (2.0 * _NORMAL.cdf(middle) - 1.0)
+        low, high = (middle, high) if error < mape else (low, middle)
+    return low
+
+
+class Stale(Decorator):
+    """Passes on what is observed only after ``lag`` newer observations have come, and not before
+    something was measured ``age_s`` seconds later. ``pending`` are not passed on yet.
+    """
+
+    def __init__(
+        self,
+        source: KnowledgeSource,
+        *,
+        lag: int = 0,
+        age_s: float = 0.0,
+        pending: Iterable[Observation] = (),
+    ) -> None:
+        if lag < 0 or age_s < 0:
+            raise InvalidInput("lag" if lag < 0 else "age", min(lag, age_s), "zero or more")
+        super().__init__(source, f"stale:{age_s:g}s" if age_s else f"stale:{lag}")
+        self._lag = lag
+        self._age_s = age_s
+        self._pending = {each.key: each for each in pending}
+        self._now = max((each.measured_at for each in self._pending.values()), default=0.0)
+
+    def observe(self, observation: Observation) -> None:
+        if self._pending.setdefault(observation.key, observation) is not observation:
+            return
+        self._now = max(self._now, observation.measured_at)
+        while len(self._pending) > self._lag:
+            key, oldest = next(iter(self._pending.items()))
+            if oldest.measured_at > self._now - self._age_s:
+                return
+            del self._pending[key]
+            self.source.observe(oldest)
+
+
+class Partial(Decorator):
+    """Does not know ``fields``. Those of a configuration are taken to be their default (a model or
+    a GPU: one of which nothing is known); "throughput", "memory" and "uncertainty" are not
+    answered, and without "validity" all that breaks no rule is taken to fit.
+    """
+
+    def __init__(self, source: KnowledgeSource, fields: Sequence[str]) -> None:
+        known = (*Capability, *FIELDS)
+        for field in fields:
+            if field not in known:
+                raise InvalidInput("field", field, f"one of {', '.join(known)}")
+        super().__init__(source, f"partial:{'+'.join(fields)}")
+        self._fields = frozenset(fields) & frozenset(FIELDS)
+        self._unknown = frozenset(each for each in Capability if each in fields)
+
+    @property
+    def capabilities(self) -> frozenset[Capability]:
+        return self.source.capabilities - self._unknown
+
+    def query(self, configurations: Configurations) -> Estimates:
+        return under_rules(configurations, self.name, self._answer)
+
+    def _answer(self, configurations: Configurations) -> Estimates:
+        seen = _hidden(configurations, self._fields)
+        found = self.source.query(seen)
+        result = found.take(np.arange(len(found)))
+        result.source = self.name
+        # What is hidden may make it seem to break a rule, of which then nothing is known.
+        strange = np.flatnonzero(broken(seen) >= 0)
+        put(result, strange, Estimates.unknown(len(strange), self.name))
+        if self._fields:
+            result.measured[:] = False
+        if Capability.VALIDITY in self._unknown:
+            result.p_valid[:] = 1.0
+            result.cause[:] = NONE
+        if Capability.THROUGHPUT in self._unknown:
+            result.tokens_per_s[:] = np.nan
+        if Capability.MEMORY in self._unknown:
+            result.memory_gb[:] = np.nan
+        if Capability.UNCERTAINTY in self._unknown:
+            result.tokens_per_s[:] = result.tokens_per_s[:, 1:2]
+            result.memory_gb[:] = result.memory_gb[:, 1:2]
+        return result
+
+
+def _hidden(configurations: Configurations, fields: frozenset[str]) -> Configurations:
+    columns, labels = dict(configurations.columns), dict(configurations.labels)
+    for field in fields:
+        usual = DEFAULTS.get(field, "")
+        if field in CATEGORIES:
+            labels[field] = (str(usual),)
+            columns[field] = np.zeros(len(configurations), np.int64)
+        else:
+            columns[field] = np.full(len(configurations), float(usual))
+    if "sharding" in fields:
+        labels["sharding"] = (Sharding.NONE.value, Sharding.FSDP.value)
+        columns["sharding"] = (columns["num_gpus"] > 1).astype(np.int64)
+    return Configurations(columns, labels)
+
+
+class Cached(Decorator):
+    """Answers what was asked before without asking again, until the source's version changes."""
+
+    def __init__(self, source: KnowledgeSource, kept: int = _KEPT_ANSWERS) -> None:
+        super().__init__(source, "cached")
+        self._kept = kept
+        self._answers: dict[str, Estimates] = {}
+
+    @property
+    def version(self) -> str:
+        return self.source.version
+
+    def query(self, configurations: Configurations) -> Estimates:
+        digest = hashlib.blake2b(self.version.encode(), digest_size=16)
+        for field in FIELDS:
+            digest.update(configurations.columns[field].tobytes())
+            digest.update(repr(configurations.labels.get(field)).encode())
+        key = digest.hexdigest()
+        if key not in self._answers:
+            if len(self._answers) >= self._kept:
+                del self._answers[next(iter(self._answers))]
+            self._answers[key] = self.source.query(configurations)
+        return self._answers[key].take(np.arange(len(configurations)))

@@ -1,0 +1,173 @@
+"""Sources that learn a model from history: by itself, and at the end of a ladder."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+
+from duetune.knowledge.estimate import Estimate, Estimates
+from duetune.knowledge.frontier import INVALID, VALID, Frontier
+from duetune.knowledge.model import KnowledgeModel
+from duetune.knowledge.sources.analytic import reckoned_terms
+from duetune.knowledge.sources.assembly import MEMORY, NONE, RULE, put, under_rules
+from duetune.knowledge.sources.history import SURE, remembered
+from duetune.knowledge.sources.known_names import by_known_names
+from duetune.knowledge.sources.nearest import NearestSource, from_neighbours
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from duetune.knowledge.configuration import Configuration, Configurations
+    from duetune.knowledge.history import History
+    from duetune.knowledge.source import Term
+
+REFIT_EVERY = 25
+"""Observations; to fit takes seconds."""
+
+TOLERANCE = 0.2
+"""Doublings within which a measured run stands for the one that is asked for."""
+
+
+class RegressionSource(NearestSource):
+    """Physics fitted to history, and a learner of what is left. Fitted when first asked, and again
+    after every ``refit_every`` observations. Its neighbours are evidence only.
+    """
+
+    name = "regression"
+
+    def __init__(
+        self,
+        history: History | None = None,
+        *,
+        model: KnowledgeModel | None = None,
+        refit_every: int = REFIT_EVERY,
+        seed: int = 0,
+    ) -> None:
+        """``model`` is taken if it was fitted to this history, and not fitted again."""
+        super().__init__(history)
+        self.refit_every = refit_every
+        self._seed = seed
+        self._lessons = self._begun
+        self._taught = self._snapshot
+        if model is not None and model.snapshot == self._begun.snapshot:
+            self.__dict__["model"] = model
+
+    @functools.cached_property
+    def model(self) -> KnowledgeModel:
+        return KnowledgeModel.fit(self._lessons, seed=self._seed)
+
+    @property
+    def version(self) -> str:
+        return f"{super().version}-{self._taught % 2**64:016x}-{self._seed}"
+
+    def changed(self) -> None:
+        super().changed()
+        if len(self.history) - len(self._lessons) >= self.refit_every:
+            self.refit()
+
+    def refit(self) -> None:
+        """With all that was observed, when it is next asked."""
+        self._lessons = self.history
+        self._taught = self._snapshot
+        self.__dict__.pop("model", None)
+
+    def estimate(self, configurations: Configurations) -> Estimates:
+        return self.model.estimate(configurations)
+
+    def terms(self, configuration: Configuration) -> tuple[tuple[Term, ...], tuple[Term, ...]]:
+        return reckoned_terms(configuration, self.model.physics)
+
+
+RUNGS = ("rule", "analytic", "regression", "nearest", "frontier", "exact")
+_RULE, _ANALYTIC, _REGRESSION, _NEAREST, _FRONTIER, _EXACT = range(len(RUNGS))
+
+
+class LadderEstimates(Estimates):
+    """Each knows the rung it is from."""
+
+    rung: NDArray[np.int8]
+
+    def __getitem__(self, index: int) -> Estimate:
+        found = super().__getitem__(index)
+        return msgspec.structs.replace(found, source=f"{self.source}:{RUNGS[self.rung[index]]}")
+
+    def take(self, index: NDArray[np.int64] | NDArray[np.bool_]) -> LadderEstimates:
+        return climbed(super().take(index), self.rung[index])
+
+
+def climbed(estimates: Estimates, rung: NDArray[np.int8]) -> LadderEstimates:
+    columns = {name: value for name, value in vars(estimates).items() if name != "rung"}
+    result = LadderEstimates(**columns)
+    result.rung = rung
+    return result
+
+
+class HybridSource(RegressionSource):
+    """The first that answers: what was measured of this very configuration; what follows from runs
+    that needed more memory and fitted, or less and did not; a run that is almost the same; the
+    model; and where nothing was measured at all, physics with the constants of experience.
+
+    The first three see an observation at once, the model when it is fitted again. What a rung does
+    not say (the pace of one that ran out of memory) is that of the rung below.
+    """
+
+    name = "hybrid"
+
+    @functools.cached_property
+    def frontier(self) -> Frontier:
+        return Frontier(self.history.plausible)
+
+    def changed(self) -> None:
+        super().changed()
+        self.__dict__.pop("frontier", None)
+
+    def query(self, configurations: Configurations) -> Estimates:
+        rungs: list[NDArray[np.int8]] = []
+
+        def estimate(part: Configurations) -> Estimates:
+            found = self.estimate(part)
+            rungs.append(found.rung)
+            return found
+
+        result = under_rules(by_known_names(configurations), self.name, estimate)
+        rung = np.full(len(result), _RULE, np.int8)
+        for each in rungs:
+            rung[result.cause != RULE] = each
+        return climbed(result, rung)
+
+    def estimate(self, configurations: Configurations) -> LadderEstimates:
+        base = self.model.estimate(configurations)
+        rung = np.full(len(base), _REGRESSION if len(self._lessons) else _ANALYTIC, np.int8)
+        result = climbed(base, rung)
+        result.source = self.name
+        if not len(self.measured):
+            return result
+        self._nearest(configurations, result)
+        self._frontier(configurations, result)
+        found = self.measured.find(configurations)
+        known = np.flatnonzero(found >= 0)
+        put(result, known, remembered(self.measured, found[known], self.name), keep_known=True)
+        rung[known] = _EXACT
+        return result
+
+    def _nearest(self, configurations: Configurations, result: LadderEstimates) -> None:
+        near = self.metric.nearest(configurations, 1, TOLERANCE)
+        known = np.flatnonzero(near.row[:, 0] >= 0)
+        near = type(near)(near.row[known], near.distance[known])
+        gpus = configurations.number("num_gpus")[known]
+        part = from_neighbours(self.measured, near, gpus, self.name)
+        part.support = np.maximum(part.support, result.support[known])
+        put(result, known, part, keep_known=True)
+        result.rung[known] = _NEAREST
+
+    def _frontier(self, configurations: Configurations, result: LadderEstimates) -> None:
+        answers = self.frontier.answers(configurations)
+        fits, fails = answers == VALID, answers == INVALID
+        result.p_valid[fits] = np.maximum(result.p_valid[fits], SURE)
+        result.p_valid[fails] = np.minimum(result.p_valid[fails], 1.0 - SURE)
+        result.cause[fits] = NONE
+        result.cause[fails] = MEMORY
+        result.rung[fits | fails] = _FRONTIER
