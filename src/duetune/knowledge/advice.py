@@ -6,13 +6,14 @@ import difflib
 from collections import Counter
 from enum import StrEnum
 from importlib.resources import files
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from duetune.errors import InvalidInput
 from duetune.knowledge.configuration import Configuration
-from duetune.knowledge.estimate import Cause, Estimate
+from duetune.knowledge.estimate import EXTRAPOLATED, Cause, Estimate
 from duetune.knowledge.gpus import GPUS, gpu_name
 from duetune.knowledge.model_facts import model_facts
 from duetune.knowledge.registry import model_name
@@ -139,9 +140,7 @@ def asked_model(text: str) -> str:
     """The model by the name it has here; one of which nothing is known is refused."""
     if model_facts(text) is not None:
         return model_name(text)
-    document = files("duetune.knowledge").joinpath("registry.json").read_bytes()
-    known = tuple(msgspec.json.decode(document, type=dict[str, msgspec.Raw]))
-    near = _near(text.rsplit("/", 1)[-1], {name.rsplit("/", 1)[-1]: name for name in known})
+    near = _like(text, 0.5)
     like = f" ({', '.join(near)}?)" if near else " such as Qwen/Qwen3-8B"
     raise InvalidInput(
         "model",
@@ -156,13 +155,21 @@ def asked_gpu(text: str, field: str = "gpu") -> str:
     name = gpu_name(text)
     if name is not None:
         return name
-    near = _near(text, {each: each for each in GPUS})
+    near = _near(text, {each: each for each in GPUS}, 0.5)
     raise InvalidInput(field, text, f"one of {', '.join(near or tuple(GPUS))}")
 
 
-def _near(text: str, names: dict[str, str]) -> tuple[str, ...]:
+def _like(model: str, cutoff: float) -> tuple[str, ...]:
+    """Known models with a name like this."""
+    document = files("duetune.knowledge").joinpath("registry.json").read_bytes()
+    known = msgspec.json.decode(document, type=dict[str, msgspec.Raw])
+    last = {name.rsplit("/", 1)[-1]: name for name in known}
+    return _near(model.rsplit("/", 1)[-1], last, cutoff)
+
+
+def _near(text: str, names: dict[str, str], cutoff: float) -> tuple[str, ...]:
     folded = {name.casefold(): known for name, known in names.items()}
-    found = difflib.get_close_matches(text.casefold(), folded, n=4, cutoff=0.5)
+    found = difflib.get_close_matches(text.casefold(), folded, n=4, cutoff=cutoff)
     return tuple(dict.fromkeys(folded[each] for each in found))
 
 
@@ -185,9 +192,11 @@ def estimate_assumptions(
             f"nothing is known of {configuration.model}: taken to have 7 billion parameters"
         )
     elif not facts.shape_known:
+        like = () if Path(configuration.model).exists() else _like(configuration.model, 0.8)
         told.append(
             f"the shape of {configuration.model} is derived from its size, "
             f"{facts.parameters / 1e9:.3g} billion parameters"
+            + (f" (or is it {like[0]}?)" if like else "")
         )
     elif "approximate" in facts.source:
         told.append(f"of {configuration.model}, {facts.source}")
@@ -196,6 +205,9 @@ def estimate_assumptions(
     if not len(history):
         told.append("nothing was measured: physics with the constants of experience")
         return tuple(told)
+    if set(estimate.extrapolated) == set(EXTRAPOLATED):
+        told.append("by physics alone, with the constants of data sheets and of experience")
+        return tuple(told)
     names = {
         "gpu_model": "the constants of its data sheet",
         "model": "what was measured of other models",
@@ -203,7 +215,7 @@ def estimate_assumptions(
         "software": "what was measured with other software",
     }
     told += [
-        f"nothing of {getattr(configuration, field) or 'unknown software'} was measured: {names[field]}"
+        f"nothing of {getattr(configuration, field)} was measured: {names[field]}"
         for field in estimate.extrapolated
         if field != "software" or configuration.software
     ]

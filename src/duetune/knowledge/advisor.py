@@ -31,6 +31,7 @@ RIVALS = 8
 MOST_POINTS = 500_000
 """Beyond so many, single fields are not compared."""
 
+_MORE, _LESS = "more GPU-hours", "fewer GPU-hours"
 _ADAPTERS = ("lora_rank", "lora_targets")
 _UNUSUAL = ("num_nodes", "grad_accum", "fast_kernels", "fast_moe", "memory_cap_gb", "interconnect")
 
@@ -39,8 +40,8 @@ class Advisor:
     """``history`` is what ``source`` rests on: the evidence is shown from it."""
 
     def __init__(self, source: KnowledgeSource, history: History) -> None:
-        self._source = source
-        self._history = history
+        self.source = source
+        self.history = history
         self._fitting = Fitting(source, history)
 
     def fit(self, configuration: Configuration) -> Fit:
@@ -50,7 +51,7 @@ class Advisor:
         request = self._with_software(request)
         limits = request.limits
         wide = msgspec.structs.replace(limits, top=max(RANKED, limits.top))
-        ranking = self._source.complete(request.given, request.space, request.objective, wide)
+        ranking = self.source.complete(request.given, request.space, request.objective, wide)
         advice = Advice(
             objective=request.objective,
             limits=limits,
@@ -62,7 +63,7 @@ class Advisor:
         )
         space = request.space.given(request.given)
         points = space.points() if space.combinations <= MOST_POINTS else None
-        estimates = None if points is None else self._source.query(points)
+        estimates = None if points is None else self.source.query(points)
         if advice.chosen is None:
             if points is None or estimates is None:
                 return advice
@@ -74,8 +75,8 @@ class Advisor:
             shown = (*advice.candidates, rivals[lesson.about])
             advice = msgspec.structs.replace(advice, candidates=shown)
             lesson = msgspec.structs.replace(lesson, about=len(shown) - 1)
-        explained = self._source.explain(chosen.configuration)
-        told = estimate_assumptions(chosen.configuration, chosen.estimate, self._history)
+        explained = self.source.explain(chosen.configuration)
+        told = estimate_assumptions(chosen.configuration, chosen.estimate, self.history)
         return msgspec.structs.replace(
             advice,
             choices=self._choices(request, chosen, points, estimates),
@@ -88,16 +89,17 @@ class Advisor:
 
     def _with_software(self, request: Request) -> Request:
         """As if run with what most runs were measured with, unless it is said."""
-        if "software" in request.given or not len(self._history):
+        if "software" in request.given or not len(self.history):
             return request
         gpus = request.space.given(request.given).values["gpu_model"]
-        software = usual_software(self._history, str(gpus[0]) if len(gpus) == 1 else "")
+        software = usual_software(self.history, str(gpus[0]) if len(gpus) == 1 else "")
         if not software:
             return request
         return msgspec.structs.replace(
             request,
             given={**request.given, "software": software},
             reasons={**request.reasons, "software": "that of most measured runs"},
+            assumptions=(*request.assumptions, f"run with {software}, as most measured runs"),
         )
 
     def _with_nearest_miss(
@@ -149,6 +151,8 @@ def _plain(value: Value) -> Value:
 def _worth_showing(field: str, configuration: Configuration, reason: str) -> bool:
     if reason == GIVEN:
         return True
+    if field == "software":
+        return False
     if field in _ADAPTERS and configuration.method not in {
         *(Method.LORA, Method.QLORA, Method.GPTQ_LORA)
     }:
@@ -194,7 +198,8 @@ def _compared(
         why = max(reasons, key=lambda each: reasons[each]) if reasons else "are not allowed"
         return f"the only one: most others {why}"
     other = ranking.candidates[0]
-    words = str(getattr(other.configuration, field)).lower()
+    value = getattr(other.configuration, field)
+    words = ("yes" if value else "no") if isinstance(value, bool) else str(value)
     return f"best; {words} would be {_difference(chosen, other, request.objective)}"
 
 
@@ -217,7 +222,7 @@ def _difference(chosen: Candidate, other: Candidate, objective: Objective) -> st
         ratio = other.gpu_hours.middle / chosen.gpu_hours.middle
     else:
         ratio = other.configuration.num_gpus / chosen.configuration.num_gpus / pace
-    return _words(ratio, "more in GPU-hours", "less in GPU-hours")
+    return _words(ratio, _MORE, _LESS)
 
 
 def _words(ratio: float, more: str, less: str) -> str:
@@ -225,5 +230,8 @@ def _words(ratio: float, more: str, less: str) -> str:
     if 0.995 < ratio < 1.005:
         return "about the same"
     if ratio >= 2.0:
-        return f"{ratio:.1f} times {more.replace('dearer', 'as dear').replace('slower', 'as slow')}"
+        return f"{ratio:.1f} times {_TIMES[more]}"
     return f"{ratio - 1:.0%} {more}" if ratio > 1 else f"{1 - ratio:.0%} {less}"
+
+
+_TIMES = {"dearer": "as dear", "slower": "as slow", _MORE: "the GPU-hours"}

@@ -133,6 +133,7 @@ class KnowledgeModel:
                 trust=self.validity.trust,
                 slope=self.validity.slope,
                 shift=self.validity.shift,
+                other=self.validity.other,
             ),
             support=self.support.words,
         )
@@ -195,6 +196,7 @@ class KnowledgeModel:
                 trust=told.validity.trust,
                 slope=told.validity.slope,
                 shift=told.validity.shift,
+                other=told.validity.other,
             ),
             support=Support(told.support, parts["support"].astype(np.int32)),
             snapshot=told.snapshot,
@@ -212,6 +214,7 @@ class _ValidityNumbers(msgspec.Struct, frozen=True, kw_only=True):
     trust: float
     slope: float
     shift: float
+    other: float
 
 
 class _Told(msgspec.Struct, frozen=True, kw_only=True):

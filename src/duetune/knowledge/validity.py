@@ -38,6 +38,9 @@ MARGIN = 0
 SLOPE = 20.0
 """By physics alone: log-odds for each unit of margin, as if a peak were off by 8% now and then."""
 
+FAR = 0.4
+"""Of a margin: no physics is off by half."""
+
 HALF_TRUST = 10.0
 """With so many runs of the rarer kind the classifier counts as much as physics."""
 
@@ -46,7 +49,7 @@ SUREST = 0.995
 
 class Validity(msgspec.Struct, frozen=True, kw_only=True):
     """``memory`` corrects the logarithm of the peak; ``slope`` and ``shift`` make log-odds of the
-    margin that is left. ``classifier`` sees the margin and all other features, and counts by
+    margin that is left, ``other`` is the share that fails with memory to spare. ``classifier`` sees the margin and all other features, and counts by
     ``trust``: so much as it helped on runs that were held out.
     """
 
@@ -56,6 +59,7 @@ class Validity(msgspec.Struct, frozen=True, kw_only=True):
     trust: float = 0.0
     slope: float = SLOPE
     shift: float = 0.0
+    other: float = 0.0
 
     def peak(self, reckoned: Reckoned, keys: NDArray[np.int32]) -> tuple[Column, Column]:
         """The logarithm of bytes, and the half-width around it."""
@@ -66,12 +70,16 @@ class Validity(msgspec.Struct, frozen=True, kw_only=True):
     def p_valid(self, reckoned: Reckoned, keys: NDArray[np.int32], peak: Column) -> Column:
         """``peak`` as ``peak`` gave it. By memory alone: rules are not asked here."""
         margin = np.log(reckoned.it.capacity) - peak
-        p_valid = _logistic(self.slope * np.clip(margin, -5.0, 5.0) + self.shift)
+        p_valid = (1.0 - self.other) * _logistic(
+            self.slope * np.clip(margin, -5.0, 5.0) + self.shift
+        )
         if self.trust:
             seen = keys.copy()
             seen[:, MARGIN] = sortable(_bounded(margin))
             told, _ = self.classifier.predict(seen)
             p_valid = self.trust * told + (1.0 - self.trust) * p_valid
+            # What needs far more than there is does not fit, whatever trees make of a new kind.
+            p_valid = np.minimum(p_valid, _logistic(SLOPE * (margin + FAR)))
         return np.clip(p_valid, 1.0 - SUREST, SUREST)
 
 
@@ -86,8 +94,8 @@ def fit_validity(
     seed: int,
 ) -> Validity:
     """Of rows that ``physics`` was fitted to; ``peak_bytes`` is NaN where it was not measured, or
-    where all memory was taken. What the classifier learns from are margins as they would be asked for: of
-    physics and trees that had not seen the row.
+    where all memory was taken. What the classifier learns from are margins as they would be asked
+    for: of physics and trees that had not seen the row.
     """
     rows = it.configurations
     known = np.isfinite(peak_bytes)
@@ -136,8 +144,12 @@ def fit_validity(
 
     (told,) = held_out(len(fitted), seed + 1, judged)
     margin = np.clip(np.log(it.capacity) - peak, -5.0, 5.0)
-    slope, shift = _logistic_fit(margin, fitted, weight)
-    trust = _best_share(told, _logistic(slope * margin + shift), fitted, weight)
+    spare = margin > FAR
+    unexplained = spare & ~fitted
+    other = (np.count_nonzero(unexplained) + 0.5) / (np.count_nonzero(spare) + 50.0)
+    slope, shift = _logistic_fit(margin, fitted, np.where(unexplained, 0.0, weight))
+    alone = (1.0 - other) * _logistic(slope * margin + shift)
+    trust = _best_share(told, alone, fitted, weight)
     return Validity(
         memory=memory,
         widths=widths,
@@ -147,6 +159,7 @@ def fit_validity(
         trust=trust * rarer / (rarer + HALF_TRUST),
         slope=slope,
         shift=shift,
+        other=other,
     )
 
 
