@@ -32,6 +32,7 @@ MOST_POINTS = 500_000
 """Beyond so many, single fields are not compared."""
 
 _MORE, _LESS = "more GPU-hours", "fewer GPU-hours"
+_BETTER = ("cheaper", "faster", _LESS)
 _ADAPTERS = ("lora_rank", "lora_targets")
 _UNUSUAL = ("num_nodes", "grad_accum", "fast_kernels", "fast_moe", "memory_cap_gb", "interconnect")
 
@@ -71,10 +72,12 @@ class Advisor:
         chosen = advice.chosen
         rivals = list(dict.fromkeys((*advice.candidates[:RIVALS], *ranking.candidates[:RIVALS])))
         sure, lesson = best_lesson(rivals[:RIVALS], request.objective, limits)
-        if lesson is not None and lesson.about >= len(advice.candidates):
-            shown = (*advice.candidates, rivals[lesson.about])
-            advice = msgspec.structs.replace(advice, candidates=shown)
-            lesson = msgspec.structs.replace(lesson, about=len(shown) - 1)
+        if lesson is not None:
+            about = rivals[lesson.about]
+            shown = {*advice.candidates, about}
+            kept = tuple(each for each in ranking.candidates if each in shown)
+            advice = msgspec.structs.replace(advice, candidates=kept)
+            lesson = msgspec.structs.replace(lesson, about=kept.index(about))
         explained = self.source.explain(chosen.configuration)
         told = estimate_assumptions(chosen.configuration, chosen.estimate, self.history)
         return msgspec.structs.replace(
@@ -200,7 +203,10 @@ def _compared(
     other = ranking.candidates[0]
     value = getattr(other.configuration, field)
     words = ("yes" if value else "no") if isinstance(value, bool) else str(value)
-    return f"best; {words} would be {_difference(chosen, other, request.objective)}"
+    difference = _difference(chosen, other, request.objective)
+    if difference.endswith(_BETTER) and other.estimate.p_valid < chosen.estimate.p_valid:
+        difference += f", but fits with {other.estimate.p_valid:.0%} only"
+    return f"best; {words} would be {difference}"
 
 
 def _difference(chosen: Candidate, other: Candidate, objective: Objective) -> str:

@@ -39,14 +39,15 @@ class Widths(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     floor: float = 0.0
-    overall: float = 0.0
+    overall: float | None = None
     by_gpu: dict[str, float] = {}
 
     def half_width(self, rows: Configurations, spread: Column) -> Column:
         """Of the logarithm, for each row."""
-        if not self.overall:
+        usual = self.overall
+        if usual is None:
             return np.full(len(rows), UNCALIBRATED)
-        times = rows.gather("gpu_model", lambda word: self.by_gpu.get(word, self.overall))
+        times = rows.gather("gpu_model", lambda word: self.by_gpu.get(word, usual))
         return times * np.hypot(spread, self.floor)
 
 

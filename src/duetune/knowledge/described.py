@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import functools
+import math
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from duetune.knowledge.configuration import Method, Optimiser, Precision, Sharding
+from duetune.knowledge.configuration import Interconnect, Method, Optimiser, Precision, Sharding
 from duetune.knowledge.gpus import MIB, gpu_named
 from duetune.knowledge.model_facts import ModelFacts, model_facts, usual_model
 
@@ -25,13 +26,14 @@ UNKNOWN_PARAMETERS = 7e9
 
 UNKNOWN_GPU_TFLOPS = 100.0
 _NO_CAPACITY = 1e15
-_CARDS_MIB = {24: 24564, 40: 40960, 48: 46068, 80: 81559}
-"""What the driver shows of cards that are sold with so many gigabytes."""
+_CARDS_GB = (0.0, 24.0, 40.0, 48.0, 80.0, 800.0)
+_CARDS_MIB = (0.0, 24564.0, 40960.0, 46068.0, 81559.0, 815590.0)
+"""What the driver shows of cards that are sold with so many gigabytes; in between, in between."""
 
 
 def card_bytes(memory_gb: float) -> float:
     """The memory of a card that is sold as having ``memory_gb``."""
-    return float(_CARDS_MIB.get(round(memory_gb), memory_gb * 1000) * MIB)
+    return float(np.interp(memory_gb, _CARDS_GB, _CARDS_MIB)) * MIB
 
 
 @functools.cache
@@ -82,6 +84,9 @@ class Described:
         self.peak = of_gpu("tflops", UNKNOWN_GPU_TFLOPS, 1e12)
         self.bandwidth = of_gpu("bandwidth_gb_s", 1000.0, 1e9)
         self.link = of_gpu("link_gb_s", 20.0, 1e9)
+        over = each.gather("interconnect", lambda word: LINKS_GB_S.get(word, math.inf)) * 1e9
+        self.link = np.minimum(self.link, over)
+        self.network = each.gather("interconnect", lambda word: NETWORKS.get(word, 1.0))
         capacity = of_gpu("capacity", _NO_CAPACITY, 1.0)
         cap = each.number("memory_cap_gb")
         caps = {value: card_bytes(value) for value in np.unique(cap).tolist() if value > 0}
@@ -138,6 +143,12 @@ def _active_experts(facts: ModelFacts) -> float:
     idle = (facts.parameters - facts.active) / one
     return max(1.0, facts.experts - idle)
 
+
+LINKS_GB_S: dict[str, float] = {Interconnect.PCIE: 25.0}
+"""What a link that is named allows; all others are as the GPU's data sheet says."""
+
+NETWORKS: dict[str, float] = {Interconnect.TCP: 0.3}
+"""Of several nodes: the share of what remote direct access has."""
 
 OPTIMISER_BYTES: dict[str, float] = {
     Optimiser.ADAMW: 8.0,

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
     Column = NDArray[np.float64]
 
+APART = "\x1f"
+"""Between the labels of several fields: no name has it."""
+
 ROUNDS = 40
 ROUNDS_AGAIN = 6
 """From a start that is nearly right."""
@@ -60,7 +63,7 @@ def _codes(rows: Configurations, field: str) -> tuple[NDArray[np.int64], list[st
     first = np.zeros(int(codes.max(initial=-1)) + 1, np.int64)
     first[codes[::-1]] = np.arange(len(codes))[::-1]
     parts = [[words[code] for code in mine[first].tolist()] for mine, words in columns]
-    return codes, ["|".join(each) for each in zip(*parts, strict=True)]
+    return codes, [APART.join(each) for each in zip(*parts, strict=True)]
 
 
 def _numbered(codes: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -25,6 +25,8 @@ class Forest:
     are.
     """
 
+    PARTS = ("nodes", "value", "roots", "depths")
+
     def __init__(
         self,
         *,
@@ -43,21 +45,23 @@ class Forest:
 
     @property
     def arrays(self) -> dict[str, NDArray[np.generic]]:
-        return {
-            "nodes": self.nodes,
-            "value": self.value,
-            "roots": self.roots,
-            "depths": self.depths,
-        }
+        return {part: getattr(self, part) for part in self.PARTS}
 
     @classmethod
     def of_arrays(cls, arrays: Mapping[str, NDArray[np.generic]]) -> Forest:
-        return cls(
-            nodes=arrays["nodes"].astype(np.int32),
-            value=arrays["value"].astype(np.float64),
-            roots=arrays["roots"].astype(np.int32),
-            depths=arrays["depths"].astype(np.int32),
-        )
+        """Refuses what compiled code would read beyond the end of."""
+        nodes, roots = arrays["nodes"].astype(np.int32), arrays["roots"].astype(np.int32)
+        value, depths = arrays["value"].astype(np.float64), arrays["depths"].astype(np.int32)
+        count = len(nodes)
+        if nodes.shape != (count, 3) or value.shape != (count,) or roots.shape != depths.shape:
+            raise ValueError("trees of another shape")
+        leaf = nodes[:, CHILD] == np.arange(count)
+        last = nodes[:, CHILD] + np.where(leaf, 0, 1)
+        if not len(roots) or min(nodes[:, FEATURE].min(), nodes[:, CHILD].min(), roots.min()) < 0:
+            raise ValueError("trees without an end")
+        if max(last.max(), roots.max()) >= count:
+            raise ValueError("trees without an end")
+        return cls(nodes=nodes, value=value, roots=roots, depths=depths)
 
 
 def grow_regression(

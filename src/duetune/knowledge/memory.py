@@ -18,23 +18,24 @@ if TYPE_CHECKING:
     Column = NDArray[np.float64]
 
 ROBUST = 0.05
+_USUAL = MemoryConstants()
 CONSTANTS = {
-    "logits": Usual(13.5, 0.2),
-    "fused_logits": Usual(6.0, 0.5),
-    "bigcode_logits": Usual(25.0, 0.3),
-    "input": Usual(2.0, 0.15),
-    "block": Usual(1.0, 0.3),
-    "frozen": Usual(0.8, 0.3),
-    "scores": Usual(8.0, 0.4),
-    "slack": Usual(0.5, 1.0),
-    "upcast": Usual(0.5, 1.0),
-    "scratch": Usual(1.0, 0.7),
-    "one_by_one": Usual(16.0, 0.4),
-    "adapter": Usual(4.0, 0.2),
-    "cast": Usual(1.0, 0.7),
-    "quantised": Usual(0.55, 0.2),
-    "shard": Usual(3.5, 0.3),
-    "context": Usual(2.0e9, 0.5),
+    "logits": Usual(_USUAL.logits, 0.2),
+    "fused_logits": Usual(_USUAL.fused_logits, 0.5),
+    "bigcode_logits": Usual(_USUAL.bigcode_logits, 0.3),
+    "input": Usual(_USUAL.input, 0.15),
+    "block": Usual(_USUAL.block, 0.3),
+    "frozen": Usual(_USUAL.frozen, 0.3),
+    "scores": Usual(_USUAL.scores, 0.4),
+    "slack": Usual(_USUAL.slack, 1.0),
+    "upcast": Usual(_USUAL.upcast, 1.0),
+    "scratch": Usual(_USUAL.scratch, 0.7),
+    "one_by_one": Usual(_USUAL.one_by_one, 0.4),
+    "adapter": Usual(_USUAL.adapter, 0.2),
+    "cast": Usual(_USUAL.cast, 0.7),
+    "quantised": Usual(_USUAL.quantised, 0.03),
+    "shard": Usual(_USUAL.shard, 0.3),
+    "context": Usual(_USUAL.context, 0.5),
 }
 CONTEXT_FACTORS = {"software": 0.5}
 ACTIVATION_FACTORS = {
@@ -47,6 +48,10 @@ ACTIVATION_FACTORS = {
 SCRATCH_FACTORS = {"software": 1.0}
 CENSORED = 0.5
 """How much a run that is only known to have fitted, or not, counts beside one whose peak is."""
+
+
+BELIEVABLE = 0.5
+"""Of a logarithm: a run that contradicts physics by more failed, or fitted, for another reason."""
 
 
 class MemoryModel(msgspec.Struct, frozen=True, kw_only=True):
@@ -109,6 +114,8 @@ def fit_memory(
         over = np.log(peak_bytes(it, terms)) - target
         # One that fitted is wrong only where more is predicted than there is, and vice versa.
         side = np.where(fitted, np.maximum(over, 0.0), np.minimum(over, 0.0))
+        # Nor does one that cannot be explained bend everything else.
+        side = np.clip(side, -BELIEVABLE, BELIEVABLE)
         return root * np.where(known, over, side)
 
     begin = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import zipfile
 from typing import TYPE_CHECKING
 
@@ -37,6 +38,10 @@ if TYPE_CHECKING:
 FORMAT = 1
 """Of the file, and of what the numbers in it mean: a model of another one is fitted anew."""
 
+_UNREADABLE = (
+    *(OSError, EOFError, ValueError, KeyError, TypeError, AttributeError, zipfile.BadZipFile),
+    msgspec.MsgspecError,
+)
 GB = 1e9
 LIKELY = 0.5
 _RULE, _MEMORY = CAUSES.index(Cause.RULE), CAUSES.index(Cause.MEMORY)
@@ -95,26 +100,30 @@ class KnowledgeModel:
         )
 
     def estimate(self, configurations: Configurations) -> Estimates:
-        if not len(configurations):
-            return Estimates.unknown(0, "regression")
+        rule = broken(configurations) >= 0
+        estimates = Estimates.unknown(len(configurations), "regression")
+        estimates.p_valid[rule] = 0.0
+        estimates.cause[rule] = _RULE
+        estimates.extrapolated[:] = self.performance.unseen(configurations)
+        # Of what breaks a rule there is nothing to reckon: a batch of none, say.
+        rows = np.flatnonzero(~rule)
+        if len(rows):
+            self._reckon(configurations.take(rows), estimates, rows)
+        return estimates
+
+    def _reckon(
+        self, configurations: Configurations, into: Estimates, rows: NDArray[np.int64]
+    ) -> None:
         reckoned = Reckoned(Described(configurations), self.physics)
         keys = sortable(feature_matrix(reckoned, self.labels))
-        unseen = self.performance.unseen(configurations)
+        unseen = into.extrapolated[rows]
         peak, half = self.validity.peak(reckoned, keys)
         p_valid = self.validity.p_valid(reckoned, keys, peak)
-        rule = broken(configurations) >= 0
-        p_valid = np.where(rule, 0.0, p_valid)
-        cause = np.where(p_valid < LIKELY, _MEMORY, 0)
-        return Estimates(
-            p_valid=p_valid,
-            cause=np.where(rule, _RULE, cause).astype(np.int8),
-            tokens_per_s=self.performance.tokens_per_s(reckoned, keys, unseen),
-            memory_gb=np.exp(np.stack([peak - half, peak, peak + half], axis=1)) / GB,
-            support=self.support.count(configurations),
-            extrapolated=unseen,
-            measured=np.zeros(len(configurations), np.bool_),
-            source="regression",
-        )
+        into.p_valid[rows] = p_valid
+        into.cause[rows] = np.where(p_valid < LIKELY, _MEMORY, 0)
+        into.tokens_per_s[rows] = self.performance.tokens_per_s(reckoned, keys, unseen)
+        into.memory_gb[rows] = np.exp(np.stack([peak - half, peak, peak + half], axis=1)) / GB
+        into.support[rows] = self.support.count(configurations)
 
     def save(self, path: Path) -> None:
         """One file, written as a whole or not at all; no pickle in it."""
@@ -135,7 +144,7 @@ class KnowledgeModel:
                 shift=self.validity.shift,
                 other=self.validity.other,
             ),
-            support=self.support.words,
+            support=self.support.cells,
         )
         arrays: dict[str, NDArray[np.generic]] = {
             "told": np.frombuffer(msgspec.json.encode(told), np.uint8),
@@ -146,9 +155,12 @@ class KnowledgeModel:
         buffer = io.BytesIO()
         np.savez(buffer, allow_pickle=False, **arrays)
         path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_name(f".{path.name}.part")
-        part.write_bytes(buffer.getvalue())
-        part.replace(path)
+        part = path.with_name(f".{path.name}.{os.getpid()}.part")
+        try:
+            part.write_bytes(buffer.getvalue())
+            part.replace(path)
+        finally:
+            part.unlink(missing_ok=True)
 
     @property
     def _forests(self) -> dict[str, Forest]:
@@ -162,43 +174,37 @@ class KnowledgeModel:
     def load(cls, path: Path) -> KnowledgeModel:
         """Refuses what is no model of this format."""
         try:
-            with np.load(path, allow_pickle=False) as arrays:
+            with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
                 told = msgspec.json.decode(arrays["told"].tobytes(), type=_Told)
-                if told.format != FORMAT:
-                    raise InvalidInput("model", str(path), f"a model of format {FORMAT}")
                 parts = {name: arrays[name] for name in arrays.files}
-        except (OSError, ValueError, KeyError, zipfile.BadZipFile, msgspec.MsgspecError) as error:
-            raise InvalidInput("model", str(path), f"a saved model ({error})") from None
-
-        def forest(name: str) -> Forest:
-            begin = f"{name}."
-            return Forest.of_arrays(
-                {
-                    part.removeprefix(begin): array
-                    for part, array in parts.items()
-                    if part.startswith(begin)
-                }
+            performance, memory, classifier = (
+                Forest.of_arrays({part: parts[f"{name}.{part}"] for part in Forest.PARTS})
+                for name in ("performance", "memory", "classifier")
             )
-
+            support = Support.of_arrays(told.support, parts["support"])
+        except _UNREADABLE as error:
+            raise InvalidInput("model", str(path), f"a saved model ({error})") from None
+        if told.format != FORMAT:
+            raise InvalidInput("model", str(path), f"a model of format {FORMAT}")
         return cls(
             physics=told.physics,
             labels=told.labels,
             performance=Performance(
-                forest=forest("performance"),
+                forest=performance,
                 widths=told.performance.widths,
                 seen={field: frozenset(words) for field, words in told.performance.seen.items()},
                 transfer=told.performance.transfer,
             ),
             validity=Validity(
-                memory=forest("memory"),
+                memory=memory,
                 widths=told.validity.widths,
-                classifier=forest("classifier"),
+                classifier=classifier,
                 trust=told.validity.trust,
                 slope=told.validity.slope,
                 shift=told.validity.shift,
                 other=told.validity.other,
             ),
-            support=Support(told.support, parts["support"].astype(np.int32)),
+            support=support,
             snapshot=told.snapshot,
         )
 
@@ -226,13 +232,13 @@ class _Told(msgspec.Struct, frozen=True, kw_only=True):
     labels: dict[str, tuple[str, ...]]
     performance: _PerformanceNumbers
     validity: _ValidityNumbers
-    support: dict[str, list[str]]
+    support: list[str]
 
 
 def _in_order(history: History) -> History:
-    """By content, so that the order of arrival does not show in the trees."""
-    keys = [each.key for each in history]
-    return history.take(sorted(range(len(keys)), key=keys.__getitem__))
+    """Each once, by content: neither order nor repetition of arrival shows in the trees."""
+    rows = {each.key: row for row, each in enumerate(history)}
+    return history.take([rows[key] for key in sorted(rows)])
 
 
 def _peaks(history: History, it: Described) -> Column:

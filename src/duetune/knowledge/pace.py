@@ -18,14 +18,15 @@ if TYPE_CHECKING:
     Column = NDArray[np.float64]
 
 ROBUST = 0.1
+_USUAL = TimeConstants()
 CONSTANTS = {
-    "launch_s": Usual(0.005, 1.0),
-    "exchange_s": Usual(0.003, 0.7),
-    "optimiser": Usual(1.0, 0.5),
-    "weights": Usual(0.5, 0.7),
-    "eager": Usual(3.0, 0.7),
-    "network_gb_s": Usual(8.0, 0.8),
-    "overlap": Usual(0.67, 1.0),
+    "launch_s": Usual(_USUAL.launch_s, 1.0),
+    "exchange_s": Usual(_USUAL.exchange_s, 0.7),
+    "optimiser": Usual(_USUAL.optimiser, 0.5),
+    "weights": Usual(_USUAL.weights, 0.7),
+    "eager": Usual(_USUAL.eager, 0.7),
+    "network_gb_s": Usual(_USUAL.network_gb_s, 0.8),
+    "overlap": Usual(_USUAL.overlap / (1.0 - _USUAL.overlap), 1.0),
 }
 """``overlap`` here is the odds: the share is odds / (1 + odds)."""
 
@@ -57,7 +58,7 @@ _PEAK = 0.95
 
 class PaceModel(msgspec.Struct, frozen=True, kw_only=True):
     """Factors by label, 1 where nothing was learnt. Keys are ``field=label`` or, of several fields,
-    ``field, field=label|label``.
+    ``field, field=`` and the labels, ``fitting.APART`` between them.
     """
 
     constants: TimeConstants = TimeConstants()

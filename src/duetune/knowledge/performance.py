@@ -10,7 +10,7 @@ import numpy as np
 from duetune.knowledge.conformal import Widths, calibrated, held_out
 from duetune.knowledge.estimate import EXTRAPOLATED
 from duetune.knowledge.features import Physics, Reckoned, feature_matrix
-from duetune.knowledge.fitting import grouped
+from duetune.knowledge.fitting import APART, grouped
 from duetune.knowledge.forest import Forest, constant_forest, grow_regression, sortable
 from duetune.knowledge.pace import FACTORS, LAUNCH_FACTORS, LINK_FACTORS, fit_pace
 
@@ -143,7 +143,7 @@ def _forgetting(pace: PaceModel, field: str, label: str) -> PaceModel:
         result = {}
         for key, value in learnt.items():
             names, _, words = key.partition("=")
-            told = dict(zip(names.split(", "), words.split("|"), strict=True))
+            told = dict(zip(names.split(", "), words.split(APART), strict=True))
             if names in fields and told.get(field) != label:
                 result[key] = value
         return result

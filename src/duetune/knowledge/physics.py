@@ -60,8 +60,7 @@ class TimeConstants(msgspec.Struct, frozen=True, kw_only=True):
     optimiser: float = 1.0
     overlap: float = 0.4
     weights: float = 0.5
-    eager: float = 1.5
-    vocabulary: float = 1.0
+    eager: float = 3.0
     network_gb_s: float = 8.0
 
 
@@ -170,7 +169,9 @@ def time_terms(
         it.fsdp, 2.0 * weights + gradients, 2.0 * gradients / np.maximum(it.accumulation, 1.0)
     )
     speed = it.link * link
-    speed = np.where(it.nodes > 1, np.minimum(speed, constants.network_gb_s * 1e9), speed)
+    speed = np.where(
+        it.nodes > 1, np.minimum(speed, constants.network_gb_s * it.network * 1e9), speed
+    )
     exchange = np.where(it.several, spread * moved / speed + constants.exchange_s * it.layers, 0.0)
     optimiser = (
         constants.optimiser

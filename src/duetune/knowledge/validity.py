@@ -49,8 +49,9 @@ SUREST = 0.995
 
 class Validity(msgspec.Struct, frozen=True, kw_only=True):
     """``memory`` corrects the logarithm of the peak; ``slope`` and ``shift`` make log-odds of the
-    margin that is left, ``other`` is the share that fails with memory to spare. ``classifier`` sees the margin and all other features, and counts by
-    ``trust``: so much as it helped on runs that were held out.
+    margin that is left, ``other`` is the share that fails with memory to spare. ``classifier`` sees
+    the margin and all other features, and counts by ``trust``: so much as it helped on runs that
+    were held out.
     """
 
     memory: Forest
@@ -146,7 +147,7 @@ def fit_validity(
     margin = np.clip(np.log(it.capacity) - peak, -5.0, 5.0)
     spare = margin > FAR
     unexplained = spare & ~fitted
-    other = (np.count_nonzero(unexplained) + 0.5) / (np.count_nonzero(spare) + 50.0)
+    other = float((np.count_nonzero(unexplained) + 0.5) / (np.count_nonzero(spare) + 50.0))
     slope, shift = _logistic_fit(margin, fitted, np.where(unexplained, 0.0, weight))
     alone = (1.0 - other) * _logistic(slope * margin + shift)
     trust = _best_share(told, alone, fitted, weight)
@@ -168,7 +169,7 @@ def _bounded(margin: Column) -> NDArray[np.float32]:
 
 
 def _logistic(odds: Column) -> Column:
-    return 1.0 / (1.0 + np.exp(-odds))
+    return 1.0 / (1.0 + np.exp(-np.clip(odds, -50.0, 50.0)))
 
 
 def _best_share(told: Column, alone: Column, fitted: NDArray[np.bool_], weight: Column) -> float:
