@@ -24,9 +24,6 @@ COVERAGE = 0.9
 PSEUDO_ROWS = 5.0
 """All other GPUs together count as so many errors in the quantile of one."""
 
-CAUTION = 0.05
-"""Of few errors the quantile is itself uncertain, and too low costs more than too high."""
-
 UNCALIBRATED = 0.35
 """The half-width of a logarithm where too little was measured to know better."""
 
@@ -72,8 +69,7 @@ def _quantile(score: Column, weight: Column) -> float:
     """The conformal one: a new score counts as if it were above all."""
     order = np.argsort(score, kind="stable")
     total = np.cumsum(weight[order])
-    level = COVERAGE + CAUTION / math.sqrt(total[-1])
-    return float(np.interp(level * (total[-1] + 1.0), total, score[order]))
+    return float(np.interp(COVERAGE * (total[-1] + 1.0), total, score[order]))
 
 
 def held_out(

@@ -92,8 +92,8 @@ def grow_classification(
     """The probability of ``valid``, which never falls as one of the columns ``rising`` does."""
     from sklearn.ensemble import ExtraTreesClassifier  # noqa: PLC0415 - takes seconds
 
-    monotone = np.zeros(matrix.shape[1], np.int8)
-    monotone[list(rising)] = 1
+    # A list: of an array scikit-learn would turn the signs in place, tree by tree.
+    monotone = [int(column in rising) for column in range(matrix.shape[1])]
     grown = ExtraTreesClassifier(
         trees, random_state=seed, monotonic_cst=monotone, max_features=0.5, min_samples_leaf=1
     )
