@@ -1,8 +1,14 @@
-"""Sources of configuration knowledge by name."""
+"""Sources of configuration knowledge by name, and what the site knows."""
 
 from __future__ import annotations
 
+import functools
 import math
+import os
+import secrets
+import shutil
+import zipfile
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from duetune.bootstrap.names import Listed
@@ -11,9 +17,13 @@ from duetune.errors import InvalidInput
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from importlib.metadata import EntryPoint
+    from pathlib import Path
 
     from duetune.knowledge.history import History
+    from duetune.knowledge.model import KnowledgeModel
     from duetune.knowledge.source import KnowledgeSource
+    from duetune.settings import Settings
+    from duetune.store.store import Store
 
 SOURCE_GROUP = "duetune.knowledge_sources"
 """The entry point group in which others register sources of knowledge: a name for a factory that
@@ -34,6 +44,98 @@ SOURCES = (
     Listed("partial:FIELD[+FIELD]:SOURCE", "one that does not know these fields"),
     Listed("cached:SOURCE", "one that answers the same question once"),
 )
+
+
+FOLDER = "knowledge"
+KEPT = 3
+"""Fitted models that stay in the home, the last ones used."""
+
+
+@functools.cache
+def shipped_history() -> History:
+    """What comes with duetune; empty where that was left out."""
+    from importlib.resources import as_file, files
+
+    from duetune.knowledge.history import History
+    from duetune.knowledge.history_files import read_history
+
+    found = History.empty()
+    folder = files("duetune.knowledge").joinpath("data")
+    if not folder.is_dir():
+        return found
+    for each in sorted(folder.iterdir(), key=lambda each: each.name):
+        if each.name.endswith(".csv"):
+            with as_file(each) as path:
+                found = found.plus(read_history(path))
+    return found
+
+
+def site_history(store: Store | None) -> History:
+    """What comes with duetune, and what the store has: imported, and from jobs that ran here."""
+    shipped = shipped_history()
+    return shipped if store is None else shipped.plus(store.observations.history())
+
+
+def existing_store(settings: Settings) -> Store | None:
+    """The store of the home if it is there: to ask a question makes nothing."""
+    from pathlib import Path
+
+    from duetune.bootstrap.live import opened_store
+
+    if "://" not in settings.database and not Path(settings.database).is_file():
+        return None
+    return opened_store(settings)
+
+
+def site_source(settings: Settings, history: History, name: str = "hybrid") -> KnowledgeSource:
+    """The source of that name, with the model of the home if it has one of this history; it is
+    fitted, which takes seconds, and left there if not.
+    """
+    from duetune.knowledge.sources.known_names import history_by_known_names
+    from duetune.knowledge.sources.learned import HybridSource, RegressionSource
+
+    kinds = {"hybrid": HybridSource, "regression": RegressionSource}
+    if name not in kinds:
+        return source_named(name, history)
+    known = history_by_known_names(history)
+    return kinds[name](known, model=_site_model(settings.home / FOLDER, known))
+
+
+def _site_model(folder: Path, history: History) -> KnowledgeModel:
+    from duetune.knowledge.model import FORMAT, KnowledgeModel
+
+    path = folder / f"{history.snapshot}-{FORMAT}.npz"
+    # What is not there, of another version or broken is fitted anew. Half a file is no archive,
+    # and numpy would leave it open.
+    with suppress(InvalidInput, ValueError, KeyError, IndexError, TypeError, EOFError):
+        if zipfile.is_zipfile(path):
+            found = KnowledgeModel.load(path)
+            if found.snapshot == history.snapshot:
+                with suppress(OSError):
+                    os.utime(path)
+                return found
+    found = KnowledgeModel.fit(history)
+    # Others may fit at the same time: each writes a folder of its own, and the last file stays.
+    own = folder / f".{os.getpid()}-{secrets.token_hex(4)}"
+    # A home that cannot be written to is no reason to give no answer: the next one fits again.
+    with suppress(OSError):
+        try:
+            # One by one: parents that are made on the way would be open to others.
+            for each in (folder.parent, folder, own):
+                each.mkdir(parents=True, exist_ok=True, mode=0o700)
+            found.save(own / path.name)
+            (own / path.name).replace(path)
+            _forget_old(folder)
+        finally:
+            shutil.rmtree(own, ignore_errors=True)
+    return found
+
+
+def _forget_old(folder: Path) -> None:
+    there = list(folder.glob("*.npz"))
+    there.sort(key=lambda each: each.stat().st_mtime, reverse=True)
+    for each in there[KEPT:]:
+        each.unlink(missing_ok=True)
 
 
 def source_named(name: str, history: History, seed: int = 0) -> KnowledgeSource:

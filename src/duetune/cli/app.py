@@ -49,6 +49,16 @@ COMMANDS = {
         "duetune.cli.catalogue:markets",
         "The synthetic markets, and what files can be read.",
     ),
+    "recommend": (
+        "duetune.cli.recommend:recommend",
+        "Fill in what a job leaves open, and say why.",
+    ),
+    "fits": ("duetune.cli.fits:fits", "Does a model fit on a GPU?"),
+    "history": ("duetune.cli.history:history", "What was measured, here and elsewhere."),
+    "profile": (
+        "duetune.cli.profile:profile",
+        "Measure configurations on the GPU of this machine.",
+    ),
     "import": ("duetune.cli.spec_import:import_", "A job spec from a file of another tool."),
     "export": ("duetune.cli.spec_export:export", "A job spec as a file of another tool."),
     "schema": ("duetune.cli.schema:schema", "The JSON Schema of a job spec."),

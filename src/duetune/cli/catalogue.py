@@ -21,19 +21,21 @@ _FILES = (
 @click.command()
 def policies() -> None:
     """The policies, groups of policies and selectors by name."""
-    _listing("Policies (simulate --policy, tournament --policies)", bootstrap.policies_listed())
-    _listing("Groups (tournament --policies, select --policies)", bootstrap.GROUPS)
-    _listing("Selectors (select --selector)", bootstrap.SELECTORS)
+    print_listing(
+        "Policies (simulate --policy, tournament --policies)", bootstrap.policies_listed()
+    )
+    print_listing("Groups (tournament --policies, select --policies)", bootstrap.GROUPS)
+    print_listing("Selectors (select --selector)", bootstrap.SELECTORS)
 
 
 @click.command()
 def markets() -> None:
     """The synthetic markets by name, and what files can be read."""
-    _listing("Synthetic markets (--market)", bootstrap.markets_listed())
-    _listing("Files (--trace)", _FILES)
+    print_listing("Synthetic markets (--market)", bootstrap.markets_listed())
+    print_listing("Files (--trace)", _FILES)
 
 
-def _listing(title: str, listed: tuple[bootstrap.Listed, ...]) -> None:
+def print_listing(title: str, listed: tuple[bootstrap.Listed, ...]) -> None:
     click.echo(f"{title}:")
     short = [len(each.name) for each in listed if len(each.name) <= 30]
     width = max(short, default=0)

@@ -10,7 +10,7 @@ import click
 from duetune.cli.home import Answer, Home, json_option, print_answer, waiting
 
 if TYPE_CHECKING:
-    from duetune.quote import Configuration, QuoteDocument
+    from duetune.quote import QuoteDocument, TrainingPlan
     from duetune.service.look import Look
     from duetune.service.submission import Prepared
 
@@ -21,7 +21,7 @@ class PlanAnswer(Answer, frozen=True, kw_only=True):
     name: str
     policy: str
     chosen: str
-    configuration: Configuration
+    plan: TrainingPlan
     quote: QuoteDocument
 
 
@@ -47,7 +47,7 @@ def plan(spec: str, seed: int, as_json: bool) -> None:
                 name=prepared.spec.name,
                 policy=prepared.policy,
                 chosen=prepared.chosen,
-                configuration=prepared.configuration,
+                plan=prepared.plan,
                 quote=prepared.quote.document,
             )
         )

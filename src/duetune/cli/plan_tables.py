@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from rich.markup import escape
@@ -13,8 +14,8 @@ from duetune.simulate.summary import dollars
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from duetune.quote.configuration import Configuration
     from duetune.quote.document import Line, QuoteDocument
+    from duetune.quote.plan import TrainingPlan
     from duetune.service.submission import Prepared
 
 ROLES = {
@@ -30,7 +31,7 @@ def show_plan(prepared: Prepared) -> None:
     what = f"{spec.model} on {spec.dataset}" if spec.run is None else "own command"
     screen.print(f"[bold]{escape(spec.name)}[/]: {escape(what)}")
     screen.print()
-    screen.print(_configuration_table(prepared.configuration, own=spec.run is not None))
+    screen.print(_training_table(prepared.plan, own=spec.run is not None))
     screen.print()
     screen.print(_quote_table(quote))
     screen.print()
@@ -38,13 +39,12 @@ def show_plan(prepared: Prepared) -> None:
         screen.print(sentence)
 
 
-def _configuration_table(chosen: Configuration, *, own: bool) -> Table:
-    table = new_table("configuration", "", "why", left=("configuration", "", "why"))
-    speed = _speed(chosen)
+def _training_table(chosen: TrainingPlan, *, own: bool) -> Table:
+    table = new_table("training", "", "why", left=("training", "", "why"))
     rows: list[tuple[str, str, str]] = [
         ("accelerators", _gpus(chosen), chosen.reasons.get("accelerator", "")),
         ("steps", f"{chosen.total_steps}", chosen.reasons.get("total_steps", "")),
-        ("speed", speed, chosen.basis.value),
+        ("speed", _speed(chosen), _grounds(chosen)),
     ]
     if not own:
         rows[1:1] = [
@@ -60,13 +60,13 @@ def _configuration_table(chosen: Configuration, *, own: bool) -> Table:
         if chosen.memory_gb is not None:
             terms = sorted(chosen.memory_terms.items(), key=lambda term: -term[1])[:3]
             words = ", ".join(f"{name} {size:.2g}" for name, size in terms)
-            rows.append(("memory", f"{chosen.memory_gb:.2g} GB per GPU", words))
+            rows.append(("memory", _memory(chosen), words))
     for name, value, why in rows:
         table.add_row(name, escape(value), f"[dim]{escape(why)}[/]")
     return table
 
 
-def _gpus(chosen: Configuration) -> str:
+def _gpus(chosen: TrainingPlan) -> str:
     counts = (
         f"{chosen.min_gpus}"
         if chosen.min_gpus == chosen.max_gpus
@@ -75,11 +75,30 @@ def _gpus(chosen: Configuration) -> str:
     return f"{chosen.accelerator}: {counts}"
 
 
-def _speed(chosen: Configuration) -> str:
-    alone = f"{chosen.step_s[chosen.min_gpus]:.2g} s a step on {chosen.min_gpus}"
-    if chosen.max_gpus == chosen.min_gpus:
+def _speed(chosen: TrainingPlan) -> str:
+    least, most = chosen.min_gpus, chosen.max_gpus
+    alone = f"{chosen.step_s[least]:.2g} s a step on {least}{_between(chosen, least)}"
+    if most == least:
         return alone
-    return f"{alone}, {chosen.step_s[chosen.max_gpus]:.2g} s on {chosen.max_gpus}"
+    return f"{alone}, {chosen.step_s[most]:.2g} s on {most}{_between(chosen, most)}"
+
+
+def _between(chosen: TrainingPlan, gpus: int) -> str:
+    quick, slow = chosen.step_s_quick[gpus], chosen.step_s_slow[gpus]
+    return f" ({quick:.2g} to {slow:.2g})" if quick < slow else ""
+
+
+def _grounds(chosen: TrainingPlan) -> str:
+    """Knowledge says what it rests on; of the others the name is enough."""
+    if chosen.tokens_per_s is None:
+        return chosen.basis.value
+    return chosen.reasons["step_s"]
+
+
+def _memory(chosen: TrainingPlan) -> str:
+    size = f"{chosen.memory_gb:.2g} GB per GPU"
+    # Rounded down: nothing is certain to fit.
+    return size if chosen.p_fits is None else f"{size}, fits: {math.floor(100 * chosen.p_fits)}%"
 
 
 def _quote_table(quote: QuoteDocument) -> Table:

@@ -1,0 +1,213 @@
+"""``duetune fits``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from duetune.cli.home import Answer, Home, print_answer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from duetune.knowledge.advice import Change, Fit
+    from duetune.knowledge.configuration import Configuration
+
+DOES_NOT_FIT = 1
+
+
+class FitsAnswer(Answer, frozen=True, kw_only=True):
+    fits: Fit
+    notes: tuple[str, ...] = ()
+
+
+@click.command()
+@click.argument("model", metavar="MODEL")
+@click.option("--gpu", required=True, metavar="NAME", help="Such as A100-80GB, H100 or L40S.")
+@click.option("--seq", type=int, default=1024, show_default=True, help="Tokens of each sequence.")
+@click.option(
+    "--batch", type=int, metavar="N", help="Sequences at once, over all GPUs.  [default: one each]"
+)
+@click.option(
+    "--method",
+    default="lora",
+    show_default=True,
+    help="full, lora, qlora, gptq-lora or pt (prompt tuning).",
+)
+@click.option("--gpus", type=int, default=1, show_default=True, help="How many of them.")
+@click.option("--sharding", metavar="HOW", help="ddp, fsdp, ...  [default: fsdp if there are more]")
+@click.option(
+    "--precision",
+    default="bf16",
+    show_default=True,
+    help="bf16, fp16, fp32, bf16-mixed or fp16-mixed.",
+)
+@click.option(
+    "--optimiser",
+    default="adamw",
+    show_default=True,
+    help="adamw, adamw-8bit, paged-adamw, adafactor or sgd.",
+)
+@click.option(
+    "--checkpointing/--no-checkpointing",
+    default=True,
+    show_default=True,
+    help="Whether activations are computed again instead of kept.",
+)
+@click.option("--rank", type=int, default=16, show_default=True, help="Of adapters.")
+@click.option(
+    "--targets", default="all-linear", show_default=True, help="Of adapters: or attention."
+)
+@click.option("--attention", default="sdpa", show_default=True, help="sdpa, flash or eager.")
+@click.option(
+    "--memory-gb", type=float, default=0.0, metavar="GB", help="If not all of the card is free."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead.")
+def fits(model: str, as_json: bool, **chosen: object) -> int:
+    """Does it fit? Whether MODEL can be fine-tuned so, what takes the memory, what would help.
+
+    MODEL is a known name (llama3.1-8b, Qwen/Qwen3-8B), a folder with a config.json, that file, or a
+    name with a size in it. Nothing is started. The exit status is 0 if it fits, 1 if it does not or
+    is not sure.
+    """
+    from duetune.cli.knowing import known_advisor
+    from duetune.knowledge.advice import Verdict, asked_gpu, asked_model, usual_software
+    from duetune.knowledge.space import field_value
+
+    gpu = asked_gpu(str(chosen["gpu"]))
+    fields = {
+        "model": asked_model(model),
+        "gpu_model": gpu,
+        "method": chosen["method"],
+        "num_gpus": chosen["gpus"],
+        "batch_size": chosen["batch"] or chosen["gpus"],
+        "tokens_per_sample": chosen["seq"],
+        "precision": chosen["precision"],
+        "optimiser": chosen["optimiser"],
+        "grad_checkpoint": chosen["checkpointing"],
+        "lora_rank": chosen["rank"],
+        "lora_targets": chosen["targets"],
+        "attention": chosen["attention"],
+        "memory_cap_gb": chosen["memory_gb"],
+        "sharding": chosen["sharding"] or ("none" if chosen["gpus"] == 1 else "fsdp"),
+    }
+    checked = {field: field_value(field, value) for field, value in fields.items()}
+    _check_targets(str(checked["lora_targets"]))
+    configuration = _configuration(checked)
+    advisor, notes = known_advisor(Home())
+    software = usual_software(advisor.history, gpu)
+    fit = advisor.fit(configuration.replace(software=software))
+    if as_json:
+        print_answer(FitsAnswer(command="fits", fits=fit, notes=notes))
+    else:
+        _show(fit, notes)
+    return 0 if fit.verdict is Verdict.YES else DOES_NOT_FIT
+
+
+def _check_targets(targets: str) -> None:
+    from duetune.errors import InvalidInput
+
+    if targets not in {"attention", "all-linear"}:
+        raise InvalidInput("targets", targets, "attention or all-linear")
+
+
+def _configuration(checked: dict[str, str | bool | int | float]) -> Configuration:
+    import msgspec
+
+    from duetune.knowledge.configuration import Configuration
+
+    gpus = int(checked["num_gpus"])
+    nodes = max(1, gpus // 8) if gpus % 8 == 0 else 1
+    return msgspec.convert({**checked, "num_nodes": nodes}, Configuration)
+
+
+def _show(fit: Fit, notes: tuple[str, ...]) -> None:
+    from duetune.cli.tables import console
+
+    screen = console()
+    screen.print(_headline(fit))
+    if fit.rule:
+        screen.print(f"It breaks a rule: {fit.rule}.")
+        return
+    screen.print()
+    show_fit(screen, fit)
+    for each in (*fit.assumptions, *notes):
+        from rich.markup import escape
+
+        screen.print(f"[dim]Assumed: {escape(each)}.[/]")
+
+
+def _headline(fit: Fit) -> str:
+    from rich.markup import escape
+
+    from duetune.cli.knowing import percentage
+    from duetune.knowledge.advice import Verdict
+
+    words = {
+        Verdict.YES: "[bold green]Yes, it fits[/]",
+        Verdict.NO: "[bold red]No, it does not fit[/]",
+        Verdict.UNSURE: "[bold yellow]Not sure whether it fits[/]",
+    }
+    each = fit.configuration
+    memory = fit.estimate.memory_gb
+    gpus = f"{each.num_gpus} x {each.gpu_model}"
+    what = f"{each.model}, {each.method}, {each.batch_size} x {each.tokens_per_sample:,} tokens"
+    peak = ""
+    if memory.middle > 0:
+        peak = (
+            f"\nPeak of one GPU: {memory.middle:.1f} GB, 90% between {memory.low:.1f} and "
+            f"{memory.high:.1f}, of the card's {fit.capacity_gb:.1f}"
+        )
+    return (
+        f"{words[fit.verdict]} (probability {percentage(fit.estimate.p_valid)}): "
+        f"{escape(what)} on {gpus}{peak}."
+    )
+
+
+def show_fit(screen: Console, fit: Fit) -> None:
+    """The terms, what would help or how much room there is, and the evidence."""
+    from rich.markup import escape
+
+    from duetune.cli.knowing import evidence_table, parts_table
+
+    screen.print(parts_table(fit))
+    screen.print()
+    if fit.changes or fit.room:
+        screen.print(_changes("it would fit with" if fit.changes else "room for", fit))
+        screen.print()
+    if fit.verdict.value == "yes" and not fit.room:
+        screen.print("There is no room for a larger batch or longer sequences.\n")
+    if fit.nearest is not None:
+        near = fit.nearest
+        fits_so = near.p_valid >= 0.8
+        screen.print(
+            f"No single change makes it fit. {escape(near.what[:1].upper() + near.what[1:])} "
+            f"(checkpointing, one sequence a GPU, {near.configuration.method}): "
+            f"{'it fits' if fits_so else 'it still does not fit'}, "
+            f"{near.memory_gb:.1f} of {near.capacity_gb:.1f} GB."
+        )
+        screen.print()
+    if fit.evidence:
+        screen.print(evidence_table(fit.evidence))
+    else:
+        screen.print("Nothing near this was measured: the answer is by physics.")
+    screen.print()
+
+
+def _changes(title: str, fit: Fit) -> object:
+    from rich.markup import escape
+
+    from duetune.cli.knowing import chance
+    from duetune.cli.tables import new_table
+
+    table = new_table(title, "fits", "peak GB", "of", left=(title,))
+    each: Change
+    for each in fit.changes or fit.room:
+        table.add_row(
+            escape(each.what),
+            chance(each.p_valid),
+            f"{each.memory_gb:.1f}",
+            f"{each.capacity_gb:.1f}",
+        )
+    return table

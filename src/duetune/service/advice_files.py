@@ -1,0 +1,37 @@
+"""The one run that would teach most, as a space that ``duetune profile`` reads."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+import yaml
+
+from duetune.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from duetune.knowledge.configuration import Configuration
+
+
+def probe_text(configuration: Configuration) -> str:
+    """Without the software: it is what is installed where it runs."""
+    values = msgspec.to_builtins(configuration)
+    del values["software"]
+    fields = {field: {"role": "given", "values": [value]} for field, value in values.items()}
+    document = {"description": "one run, to decide between candidates", "fields": fields}
+    return yaml.safe_dump(document, sort_keys=False, default_flow_style=None)
+
+
+def write_probe(place: str, text: str) -> None:
+    """The file appears whole or not at all."""
+    target = Path(place)
+    part = target.with_name(f".{target.name}.{os.getpid()}.part")
+    try:
+        part.write_text(text, "utf-8")
+        part.replace(target)
+    except OSError as error:
+        part.unlink(missing_ok=True)
+        reason = error.strerror or type(error).__name__
+        raise InvalidInput("probe", place, f"a file to write ({reason})") from None

@@ -1,0 +1,73 @@
+"""Files of measurements for the command line: all that is imported, and Parquet beside it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from duetune.errors import InvalidInput, MissingExtra
+from duetune.knowledge.history_files import COLUMNS, write_history
+from duetune.knowledge.importing.recognise import import_history, imported_table
+from duetune.knowledge.tables import Table
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from duetune.knowledge.history import History
+    from duetune.knowledge.tables import Imported
+
+PARQUET = ".parquet"
+
+
+def import_measurements(place: Path | str, given: Mapping[str, str] | None = None) -> Imported:
+    """As ``import_history``; the tables it knows may be Parquet files, too."""
+    path = Path(place)
+    if path.suffix.casefold() != PARQUET or not path.is_file():
+        return import_history(path, given)
+    try:
+        import polars as pl  # noqa: PLC0415 - an optional part, and slow to import
+    except ImportError:
+        raise MissingExtra("reading Parquet files", "parquet") from None
+    try:
+        frame = pl.read_parquet(path)
+    except (pl.exceptions.PolarsError, OSError) as error:
+        reason = " ".join(str(error).split())[:120]
+        raise InvalidInput("history", str(path), f"a readable Parquet file ({reason})") from None
+    lines = tuple(tuple(_text(cell) for cell in row) for row in frame.iter_rows())
+    return imported_table(Table(path.name, tuple(frame.columns), lines))
+
+
+def export_measurements(path: Path | str, history: History) -> None:
+    """As ``write_history``, or as Parquet if the name ends so."""
+    target = Path(path)
+    if target.suffix.casefold() != PARQUET:
+        write_history(target, history)
+        return
+    try:
+        import polars as pl  # noqa: PLC0415 - an optional part, and slow to import
+    except ImportError:
+        raise MissingExtra("writing Parquet files", "parquet") from None
+    rows = []
+    for each in history:
+        values = msgspec.to_builtins(each)
+        values |= values.pop("configuration")
+        rows.append({**values, "flags": ";".join(values["flags"])})
+    columns = {column: [row[column] for row in rows] for column in COLUMNS}
+    part = target.with_name(f".{target.name}.{os.getpid()}.part")
+    try:
+        pl.DataFrame(columns, strict=False).write_parquet(part)
+        part.replace(target)
+    except OSError as error:
+        reason = error.strerror or "cannot be written"
+        raise InvalidInput("history", str(target), f"a file to write ({reason})") from None
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _text(cell: object) -> str:
+    if cell is None:
+        return ""
+    return str(cell).lower() if isinstance(cell, bool) else str(cell)

@@ -1,0 +1,215 @@
+"""Whether it fits: bounds that only the data know, and how much a classifier is believed."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from synthetic_history import TRUTH, drawn
+
+from duetune.knowledge.configuration import Configuration, Configurations
+from duetune.knowledge.described import Described
+from duetune.knowledge.features import Physics, Reckoned, feature_matrix, seen_labels
+from duetune.knowledge.forest import constant_forest, sortable
+from duetune.knowledge.conformal import Widths
+from duetune.knowledge.memory import fit_memory
+from duetune.knowledge.validity import SUREST, Validity, _logistic_fit, fit_validity
+
+TIGHT = {"batch_size": (4, 8, 16, 32), "tokens_per_sample": (1024, 2048, 4096), "num_gpus": (1,)}
+"""About as many fit as not."""
+
+PHYSICS_ALONE = Validity(
+    memory=constant_forest(0.0), widths=Widths(), classifier=constant_forest(0.5)
+)
+
+
+class World:
+    def __init__(self, rows, *, fits=None, bound=1.0, peaks=True):
+        it = Described(rows)
+        needed = TRUTH.memory.peak(it)
+        self.fitted = needed <= bound * it.capacity if fits is None else fits
+        noise = np.exp(0.01 * np.random.default_rng(0).standard_normal(len(rows)))
+        peak = np.where(self.fitted & peaks & ~it.paged, needed * noise, np.nan)
+        weight = np.ones(len(rows))
+        self.labels = seen_labels(rows)
+        self.physics = Physics(memory=fit_memory(it, peak, self.fitted, weight))
+        self.model = fit_validity(
+            it, self.physics, self.labels, peak, self.fitted, weight, seed=0
+        )
+
+    def told(self, rows, model=None):
+        model = self.model if model is None else model
+        reckoned = Reckoned(Described(rows), self.physics)
+        keys = sortable(feature_matrix(reckoned, self.labels))
+        peak, _ = model.peak(reckoned, keys)
+        return model.p_valid(reckoned, keys, peak)
+
+
+def brier(told, truth):
+    return float(np.mean((told - truth) ** 2))
+
+
+FRESH = drawn(300, 2, **TIGHT)
+LOAD = TRUTH.memory.peak(Described(FRESH)) / Described(FRESH).capacity
+
+
+@pytest.fixture(scope="module")
+def shifted():
+    """Runs fail when three quarters of the memory are needed, whatever the driver says."""
+    return World(drawn(120, 1, **TIGHT), bound=0.75)
+
+
+def test_a_bound_that_physics_does_not_know_is_learnt(shifted):
+    truth = LOAD <= 0.75
+    learnt, alone = shifted.told(FRESH), shifted.told(FRESH, PHYSICS_ALONE)
+    assert brier(learnt, truth) < 0.6 * brier(alone, truth)
+    assert np.mean((learnt > 0.5) != truth) < 0.07
+    between = (LOAD > 0.82) & (LOAD < 0.95)
+    assert np.count_nonzero(between) >= 5
+    assert learnt[between].mean() < 0.3 < 0.7 < alone[between].mean()
+
+
+def test_probabilities_mean_what_they_say(shifted):
+    truth = LOAD <= 0.75
+    told = shifted.told(FRESH)
+    assert told.mean() == pytest.approx(truth.mean(), abs=0.06)
+    sure, surely_not = told > 0.9, told < 0.1
+    assert truth[sure].mean() > 0.9
+    assert truth[surely_not].mean() < 0.1
+    assert np.count_nonzero(sure | surely_not) > 150
+
+
+def test_nothing_is_certain(shifted):
+    told = shifted.told(drawn(300, 3))
+    assert told.min() >= 1.0 - SUREST - 1e-12
+    assert told.max() <= SUREST + 1e-12
+    assert np.ptp(told) > 0.9
+
+
+def test_more_memory_never_looks_much_worse(shifted):
+    row = Configuration(
+        model="meta-llama/Llama-3.2-1B", gpu_model="A100-80GB", batch_size=8, method="full"
+    )
+    caps = Configurations.of([row.replace(memory_cap_gb=float(cap)) for cap in range(4, 80, 2)])
+    told = shifted.told(caps)
+    assert told[0] < 0.05
+    assert told[-1] > 0.9
+    assert (np.diff(told) > -0.25).all()
+
+
+def test_a_bound_of_one_card_only_is_learnt_for_that_card():
+    rows = drawn(150, 5, **TIGHT)
+    bound = np.where(rows.is_("gpu_model", "L40S"), 0.55, 1.0)
+    it = Described(rows)
+    world = World(rows, fits=TRUTH.memory.peak(it) <= bound * it.capacity)
+    assert world.model.trust > 0.1
+    between = (LOAD > 0.62) & (LOAD < 0.95)
+    told = world.told(FRESH)
+    slow = FRESH.is_("gpu_model", "L40S")
+    assert told[between & ~slow].mean() - told[between & slow].mean() > 0.3
+
+
+def test_the_peak_is_corrected_and_its_interval_holds(shifted):
+    reckoned = Reckoned(Described(FRESH), shifted.physics)
+    keys = sortable(feature_matrix(reckoned, shifted.labels))
+    peak, half = shifted.model.peak(reckoned, keys)
+    fits = LOAD <= 0.75
+    off = np.abs(peak - np.log(TRUTH.memory.peak(Described(FRESH))))[fits]
+    assert np.median(off) < 0.02
+    assert (off <= half[fits]).mean() >= 0.85
+    assert (half > 0).all()
+
+
+def test_a_classifier_of_coin_tosses_is_hardly_believed():
+    rows = drawn(80, 6, **TIGHT)
+    coins = np.random.default_rng(7).random(80) < 0.5
+    assert World(rows, fits=coins, peaks=False).model.trust <= 0.3
+
+
+def test_a_classifier_with_few_runs_of_one_kind_is_believed_less():
+    rows = drawn(60, 8, **TIGHT)
+    few = World(rows, fits=np.arange(60) >= 3, peaks=False).model
+    assert few.trust <= 3 / 13 + 1e-9
+
+
+def test_only_runs_that_fitted_do_not_mean_that_everything_fits():
+    rows = drawn(40, 9, model=("HuggingFaceTB/SmolLM2-135M",), num_gpus=(1,), batch_size=(1, 2))
+    world = World(rows)
+    assert world.fitted.all()
+    assert world.model.trust == 0.0
+    large = drawn(20, 10, model=("meta-llama/Llama-3.1-70B",), num_gpus=(1,))
+    assert (world.told(large) < 0.05).all()
+    assert (world.told(rows) > 0.9).all()
+
+
+def test_only_runs_that_did_not_fit_do_not_mean_that_nothing_does():
+    rows = drawn(40, 11, model=("meta-llama/Llama-3.1-70B",), num_gpus=(1,))
+    world = World(rows, fits=np.zeros(40, np.bool_))
+    small = drawn(20, 12, model=("HuggingFaceTB/SmolLM2-135M",), batch_size=(1,))
+    assert (world.told(small) > 0.9).all()
+
+
+def test_nothing_measured_is_physics_alone():
+    none = World(Configurations.of([]))
+    assert none.model.trust == 0.0
+    assert none.told(FRESH).tolist() == none.told(FRESH, PHYSICS_ALONE).tolist()
+    odds = np.log(none.told(FRESH) / (1 - none.told(FRESH)))
+    margin = Reckoned(Described(FRESH), none.physics).margin
+    near = np.abs(margin) < 0.2
+    assert odds[near] == pytest.approx(20 * margin[near])
+
+
+def test_paged_state_lets_more_fit():
+    rows = drawn(
+        150, 13, method=("full",), optimiser=("adamw", "paged-adamw"), **TIGHT | {"batch_size": (1, 2, 4, 8)}
+    )
+    it = Described(rows)
+    world = World(rows, fits=TRUTH.memory.peak(it) <= np.where(it.paged, 1.3, 1.0) * it.capacity)
+    paged = it.paged
+    assert world.fitted[paged].mean() > world.fitted[~paged].mean()
+    plain = [row.replace(optimiser="adamw") for row in rows]
+    moved = [row.replace(optimiser="paged-adamw") for row in rows]
+    told, more = world.told(Configurations.of(plain)), world.told(Configurations.of(moved))
+    assert (more >= told - 0.05).all()
+    assert more.mean() > told.mean() + 0.03
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_curve_of_the_margin_is_found(seed):
+    random = np.random.default_rng(seed)
+    margin = random.uniform(-0.5, 0.5, 4000)
+    fits = random.random(4000) < 1 / (1 + np.exp(-(12 * margin - 1.5)))
+    slope, shift = _logistic_fit(margin, fits, np.ones(4000))
+    assert slope == pytest.approx(12, rel=0.12)
+    assert shift == pytest.approx(-1.5, abs=0.3)
+
+
+def test_a_curve_never_falls_and_a_sharp_bound_stays_finite():
+    margin = np.linspace(-0.5, 0.5, 200)
+    assert _logistic_fit(margin, margin < 0, np.ones(200))[0] > 0
+    sharp = np.concatenate([np.linspace(0.01, 0.02, 500), np.linspace(-0.02, -0.01, 500), [-5, 5]])
+    slope, shift = _logistic_fit(sharp, sharp > 0, np.ones(len(sharp)))
+    assert 100 < slope < 1e4
+    assert abs(shift) < 1
+
+
+def test_rows_that_weigh_nothing_do_not_move_the_curve():
+    margin = np.linspace(-0.5, 0.5, 100)
+    fits = margin > 0.1
+    weight = np.ones(200)
+    weight[100:] = 0.0
+    both = _logistic_fit(
+        np.concatenate([margin, margin]), np.concatenate([fits, ~fits]), weight
+    )
+    assert both == pytest.approx(_logistic_fit(margin, fits, np.ones(100)))
+
+
+def test_a_sharp_bound_of_a_model_is_answered_without_overflow():
+    model = Validity(
+        memory=constant_forest(0.0),
+        widths=Widths(),
+        classifier=constant_forest(0.5),
+        slope=400.0,
+    )
+    world = World(Configurations.of([]))
+    told = world.told(drawn(50, 14), model)
+    assert np.isfinite(told).all()
