@@ -12,6 +12,7 @@ from duetune.core.fleet import MarketReport
 from duetune.core.job import Job, Reconfiguration, ReconfigurationKey, linear_throughput
 from duetune.core.market import MarketTrace
 from duetune.errors import InvalidInput
+from duetune.knowledge.model_facts import model_facts
 from duetune.market.synthetic import MarketKind, synthetic_market
 from duetune.policies.ahanp import Ahanp
 from duetune.policies.ahap import Ahap
@@ -19,7 +20,6 @@ from duetune.policies.baselines import MaximalSpot, OnDemandOnly, UniformProgres
 from duetune.quote import Quote, QuoteDocument, Site, Terms, configure, job_terms, make_quote
 from duetune.quote.document import Role
 from duetune.quote.lines import settled
-from duetune.quote.model import usual_model
 from duetune.simulate.episode import simulate
 from duetune.spec.schema import JobSpec
 
@@ -76,7 +76,7 @@ def test_a_budget_is_kept_or_refused(job, market):
 
 
 @given(
-    parameters=st.sampled_from([1e8, 1e9, 7e9]),
+    size=st.sampled_from(["0.1b", "1b", "7b"]),
     rows=st.integers(1, 100_000),
     hours=decimals(0.5, 200, 0.1),
     gone=decimals(0, 0.9, 0.1),
@@ -84,19 +84,19 @@ def test_a_budget_is_kept_or_refused(job, market):
     gpu=st.sampled_from(["L4", "H100", "A100-80GB"]),
 )
 @settings(max_examples=80)
-def test_what_is_accepted_can_be_done_on_demand_by_the_deadline(
-    parameters, rows, hours, gone, most, gpu
-):
-    spec = JobSpec.model_validate({"model": "a/b", "dataset": "c/d", "deadline": f"{hours}h"})
+def test_what_is_accepted_can_be_done_on_demand_by_the_deadline(size, rows, hours, gone, most, gpu):
+    spec = JobSpec.model_validate(
+        {"model": f"a/b-{size}", "dataset": "c/d", "deadline": f"{hours}h"}
+    )
     site = Site(accelerator=gpu, max_gpus=most)
-    configuration = configure(spec, site, rows, usual_model(parameters, ""))
-    assert 1 <= configuration.min_gpus <= configuration.max_gpus <= most
-    assert configuration.global_batch == configuration.microbatch * configuration.accumulation
+    plan = configure(spec, site, rows, model_facts(spec.model))
+    assert 1 <= plan.min_gpus <= plan.max_gpus <= most
+    assert plan.global_batch == plan.microbatch * plan.accumulation
     market = synthetic_market(MarketKind.OUTAGE, seed=0, slots=1)
     now = 1e9 + gone * SLOT_S
     report = MarketReport(at=now, index=0, slot_began=1e9, slot_s=SLOT_S, slot=market.slot(0))
     try:
-        terms = job_terms(spec, configuration, site, report, now)
+        terms = job_terms(spec, plan, site, report, now)
     except InvalidInput as error:
         assert error.field == "deadline"  # noqa: PT017 - most deadlines are not refused
         return

@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 
 RANKED = 256
 RIVALS = 8
+HOPELESS = 0.01
+"""With less than this chance to be on time, a deadline is given up."""
+
 MOST_POINTS = 500_000
 """Beyond so many, single fields are not compared."""
 
@@ -53,6 +56,14 @@ class Advisor:
         limits = request.limits
         wide = msgspec.structs.replace(limits, top=max(RANKED, limits.top))
         ranking = self.source.complete(request.given, request.space, request.objective, wide)
+        first = next((each.on_time for each in ranking.candidates), None)
+        if request.objective is Objective.DEADLINE and first is not None and first < HOPELESS:
+            # Chances that are all next to nothing are no order to go by.
+            request = msgspec.structs.replace(request, objective=Objective.FASTEST)
+            fastest = self.source.complete(request.given, request.space, Objective.FASTEST, wide)
+            ranking = msgspec.structs.replace(
+                fastest, note="nothing is done by the deadline: the fastest is best"
+            )
         advice = Advice(
             objective=request.objective,
             limits=limits,
@@ -210,15 +221,10 @@ def _compared(
 
 
 def _difference(chosen: Candidate, other: Candidate, objective: Objective) -> str:
-    late = (
-        objective is Objective.DEADLINE
-        and other.on_time is not None
-        and chosen.on_time is not None
-        and other.on_time < SURE_ENOUGH
-        and other.on_time < chosen.on_time
-    )
-    if late:
-        return f"on time with {other.on_time:.0%} only"
+    chance, mine = other.on_time, chosen.on_time
+    dated = objective is Objective.DEADLINE
+    if dated and chance is not None and mine is not None and chance < min(SURE_ENOUGH, mine):
+        return f"on time with {max(chance, 0.01):.0%} at most"
     pace = other.estimate.tokens_per_s.middle / chosen.estimate.tokens_per_s.middle
     if objective in {Objective.FASTEST, Objective.BALANCED}:
         return _words(1.0 / pace, "slower", "faster")

@@ -1,28 +1,28 @@
-"""How long an optimiser step takes with so many GPUs: measured, emulated, or by rule of thumb."""
+"""How long an optimiser step takes with so many GPUs: measured, emulated, known, or by a rule."""
 
 from __future__ import annotations
 
 from enum import StrEnum
 from statistics import median
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from duetune.quote.memory import trainable
+from duetune.knowledge.estimate import Interval
+from duetune.quote.prospects import FILL, known, usual_length
+from duetune.quote.trainer import rounds
 from duetune.training.task import EXACT_BYTES, Method
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from duetune.quote.memory import Recipe
-    from duetune.quote.model import ModelFacts
+    from duetune.knowledge.model_facts import ModelFacts
+    from duetune.quote.prospects import Prospect
     from duetune.quote.site import Site
+    from duetune.quote.trainer import Recipe
 
 UTILISATION = 0.35
 """Of a GPU's arithmetic by its data sheet, this share is usual in fine-tuning."""
-
-FILL = 0.5
-"""Examples are shorter than the longest allowed: by half, unless something was measured."""
 
 LAYER_S = 0.001
 """A layer takes at least so long, forth and back, however small it is."""
@@ -34,10 +34,14 @@ CPU_TFLOPS = 0.05
 
 
 class Basis(StrEnum):
-    """What a pace is based on, the surest first."""
+    """What a pace is based on, the surest first. ``physics`` is knowledge of GPUs of which nothing
+    was measured, a rule of thumb that of what has no data sheet.
+    """
 
     MEASURED = "measured"
     EMULATED = "emulated"
+    KNOWLEDGE = "configuration knowledge"
+    PHYSICS = "physics"
     RULE = "rule of thumb"
     ASSUMED = "assumed"
 
@@ -55,11 +59,25 @@ class MeasuredPace(msgspec.Struct, frozen=True, kw_only=True):
     microbatch: int = 1
     accumulation: int = 1
     max_length: int = 0
+    gradient_checkpointing: bool = False
 
 
-def rounds(accumulation: int, gpus: int) -> int:
-    """Microbatches one after the other in a step: the busiest GPU's share."""
-    return -(-accumulation // gpus)
+class Pace(NamedTuple):
+    """Wall seconds per step with 0 (none: 0.0), 1, ... GPUs: ``step_s`` as believed, ``quick_s``
+    and ``slow_s`` as they may well be, all the same where nothing is said of that.
+    """
+
+    step_s: tuple[float, ...]
+    quick_s: tuple[float, ...]
+    slow_s: tuple[float, ...]
+    basis: Basis
+
+
+def trainable(model: ModelFacts, method: Method, lora_r: int) -> int:
+    """Parameters that are trained; with LoRA on all linear layers."""
+    if method is Method.FULL:
+        return model.parameters
+    return lora_r * model.layers * model.linear_widths
 
 
 def reduction_s(trained: int, accumulation: int, gpus: int, network_gb_s: float) -> float:
@@ -86,39 +104,56 @@ def step_seconds(
     site: Site,
     model: ModelFacts,
     recipe: Recipe,
-    accumulation: int,
     max_gpus: int,
     measured: Sequence[MeasuredPace],
-) -> tuple[tuple[float, ...], Basis]:
-    """Wall seconds per step with 0 (none: 0.0), 1, ... GPUs, and what they are based on.
-
-    ``measured`` are runs of the same model, method and length on the same GPU.
+    prospect: Prospect | None = None,
+) -> Pace:
+    """``measured`` are runs of the same model, method and length on the same GPU, ``prospect`` what
+    is known of the recipe where nothing was measured here.
     """
     trained = trainable(model, recipe.method, recipe.lora_r)
+    accumulation = recipe.accumulation
 
     def beside(count: int, gpus: int) -> float:
         return STEP_S + reduction_s(trained, count, gpus, site.network_gb_s)
 
-    basis = Basis.RULE
-    one = rule_of_thumb_s(model, recipe, site.tflops or CPU_TFLOPS)
-    if site.emulated_microbatch_s is not None:
-        basis, one = Basis.EMULATED, site.emulated_microbatch_s
+    def steps(one: float) -> tuple[float, ...]:
+        found = [0.0]
+        for gpus in range(1, max_gpus + 1):
+            same = [
+                run.step_s
+                for run in measured
+                if (run.gpus, run.accumulation, run.microbatch)
+                == (gpus, accumulation, recipe.microbatch)
+            ]
+            derived = rounds(accumulation, gpus) * one + beside(accumulation, gpus)
+            found.append(median(same) if same else derived)
+        return tuple(found)
+
     if measured:
-        basis = Basis.MEASURED
         one = median(
             max(run.step_s - beside(run.accumulation, run.gpus), 0.1 * run.step_s)
             / rounds(run.accumulation, run.gpus)
             * (recipe.microbatch / run.microbatch if site.emulated_microbatch_s is None else 1.0)
             for run in measured
         )
-    steps = [0.0]
-    for gpus in range(1, max_gpus + 1):
-        same = [
-            run.step_s
-            for run in measured
-            if (run.gpus, run.accumulation, run.microbatch)
-            == (gpus, accumulation, recipe.microbatch)
-        ]
-        derived = rounds(accumulation, gpus) * one + beside(accumulation, gpus)
-        steps.append(median(same) if same else derived)
-    return tuple(steps), basis
+        return _sure(steps(one), Basis.MEASURED)
+    if site.emulated_microbatch_s is not None:
+        return _sure(steps(site.emulated_microbatch_s), Basis.EMULATED)
+    if prospect is not None and known(prospect.tokens_per_s):
+        quick, middle, slow = microbatch_seconds(recipe, prospect)
+        basis = Basis.PHYSICS if "gpu_model" in prospect.extrapolated else Basis.KNOWLEDGE
+        return Pace(steps(middle), steps(quick), steps(slow), basis)
+    tflops = CPU_TFLOPS if site.gpu is None else site.gpu.tflops
+    return _sure(steps(rule_of_thumb_s(model, recipe, tflops)), Basis.RULE)
+
+
+def microbatch_seconds(recipe: Recipe, prospect: Prospect) -> Interval:
+    """Of examples of the usual length, on one GPU."""
+    tokens = recipe.microbatch * usual_length(recipe)
+    slow, middle, quick = prospect.tokens_per_s
+    return Interval(tokens / quick, tokens / middle, tokens / slow)
+
+
+def _sure(step_s: tuple[float, ...], basis: Basis) -> Pace:
+    return Pace(step_s, step_s, step_s, basis)

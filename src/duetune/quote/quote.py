@@ -162,7 +162,7 @@ def _with_lines(
 
 
 def _notes(chances: Futures, chosen: Line) -> tuple[str, ...]:
-    job, notes = chances.terms.job, []
+    job, notes = chances.terms.job, [*chances.terms.notes]
     hours = chances.history_slots * chances.terms.slot_s / 3600
     if hours < ENOUGH_HOURS:
         notes.append(

@@ -1,20 +1,23 @@
-"""How to train: method, precision, batch and length that fit on the GPU, each with its reason."""
+"""How to train: method, precision, batch and length that fit and are fast, each with a reason."""
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
 from duetune.errors import InvalidInput
-from duetune.quote.memory import COMFORT, Recipe, largest_model, peak_gb
+from duetune.quote.prospects import known
+from duetune.quote.trainer import ALL_LINEAR, ATTENTION, Recipe
 from duetune.spec.schema import Method as Wish
 from duetune.training.task import Method, TrainingTask
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
-    from duetune.quote.model import ModelFacts
+    from duetune.knowledge.model_facts import ModelFacts
+    from duetune.quote.prospects import Prospect, Prospects
     from duetune.quote.site import Site
     from duetune.spec.schema import JobSpec
 
@@ -24,31 +27,44 @@ USUAL_BATCH = 16
 LARGEST_USUAL_BATCH = 64
 SHORTEST = 128
 SMALL_MODEL = 1e9
-ROOMY = 0.6
-"""Training all weights is chosen only where it takes at most this share of the memory."""
+NEARLY = 0.02
+"""Of recipes whose paces differ by less than this share the smallest in memory is taken."""
 
 
 class Chosen(NamedTuple):
     recipe: Recipe
-    accumulation: int
+    prospect: Prospect
     reasons: dict[str, str]
 
 
 def choose_recipe(
-    spec: JobSpec, site: Site, model: ModelFacts | None, gpus: int, rows: int | None
+    spec: JobSpec,
+    site: Site,
+    model: ModelFacts | None,
+    gpus: int,
+    rows: int | None,
+    prospects: Prospects,
 ) -> Chosen:
     """For a group of up to ``gpus`` GPUs and ``rows`` training examples, if they are known.
 
     A model of which nothing is known is taken to fit.
     """
-    return _Choice(spec, site, model, gpus, rows).made()
+    return _Choice(spec, site, model, gpus, rows, prospects).made()
 
 
 class _Choice:
     def __init__(
-        self, spec: JobSpec, site: Site, model: ModelFacts | None, gpus: int, rows: int | None
+        self,
+        spec: JobSpec,
+        site: Site,
+        model: ModelFacts | None,
+        gpus: int,
+        rows: int | None,
+        prospects: Prospects,
     ) -> None:
         self.spec, self.training, self.site, self.model = spec, spec.training, site, model
+        self.prospects = prospects
+        self.limited = model is not None and site.memory is not None
         self.gpus = gpus
         self.reasons: dict[str, str] = {}
         usual = _power_up(max(USUAL_BATCH, gpus))
@@ -58,15 +74,24 @@ class _Choice:
         precision = self._precision()
         lora_r = self._given("lora_r", self.training.lora_r, USUAL.lora_r, "the usual rank")
         length = self._length()
-        first = Recipe(Method.LORA, precision, 1, length, False, lora_r)
-        first = msgspec.structs.replace(first, method=self._method(first))
+        targets = self.training.lora_target_modules or USUAL.lora_target_modules
+        first = self._with(
+            Recipe(
+                method=Method.LORA,
+                precision=precision,
+                microbatch=1,
+                max_length=length,
+                gradient_checkpointing=False,
+                lora_r=lora_r,
+                lora_targets=ALL_LINEAR if targets == ALL_LINEAR else ATTENTION,
+            )
+        )
+        first = self._with(first, method=self._method(first))
         if first.method is Method.FULL:
             del self.reasons["lora_r"]
-        recipe = next((each for each in self._candidates(first) if self._fits(each)), None)
-        if recipe is None:
-            raise self._refusal(first)
-        self._say_recipe(first, recipe)
-        return Chosen(recipe, self._accumulation(recipe), self.reasons)
+        recipe, prospect = self._best(first)
+        self._say_accumulation()
+        return Chosen(recipe, prospect, self.reasons)
 
     def _given(self, field: str, value: int | None, otherwise: int, why: str) -> int:
         self.reasons[field] = why if value is None else GIVEN
@@ -104,19 +129,19 @@ class _Choice:
         return self._given("max_length", wish, USUAL.max_length, "the usual length")
 
     def _method(self, recipe: Recipe) -> Method:
-        training, model, memory = self.training, self.model, self.site.memory
+        training, model = self.training, self.model
         if self.spec.method is not Wish.AUTO:
             self.reasons["method"] = GIVEN
             return Method(self.spec.method.value)
         adapter = ("lora_r", "lora_alpha", "lora_dropout", "lora_target_modules")
         if any(getattr(training, field) is not None for field in adapter):
             self.reasons["method"] = "the spec says how to adapt"
-        elif model is None or memory is None:
+        elif model is None or not self.limited:
             self.reasons["method"] = "adapters need the least memory, and it is not known"
         elif model.parameters >= SMALL_MODEL:
             self.reasons["method"] = "adapters: the model has a billion parameters or more"
-        elif peak_gb(model, msgspec.structs.replace(recipe, method=Method.FULL)) > ROOMY * memory:
-            self.reasons["method"] = "adapters: all weights would need most of the GPU's memory"
+        elif not self.prospects.fits(self._with(recipe, method=Method.FULL)):
+            self.reasons["method"] = "adapters: all weights would need more than the GPU's memory"
         else:
             self.reasons["method"] = "the model is small: all weights are trained"
             return Method.FULL
@@ -132,62 +157,100 @@ class _Choice:
         size = _power_down(max(1, self.batch // share))
         return [2**power for power in range(size.bit_length() - 1, -1, -1)]
 
-    def _candidates(self, first: Recipe) -> Iterator[Recipe]:
-        """In order of preference: recomputing is dearer than a small microbatch, and cutting
-        examples is the last resort.
-        """
-        given = self.training.gradient_checkpointing
+    def _best(self, first: Recipe) -> tuple[Recipe, Prospect]:
+        """The fastest that fits; cutting examples is the last resort."""
         lengths = [first.max_length]
         while self.training.max_length is None and lengths[-1] // 2 >= SHORTEST:
             lengths.append(lengths[-1] // 2)
         for length in lengths:
-            for checkpointing in (False, True) if given is None else (given,):
-                for microbatch in self._microbatches():
-                    yield msgspec.structs.replace(
-                        first,
-                        max_length=length,
-                        gradient_checkpointing=checkpointing,
-                        microbatch=microbatch,
-                    )
+            tried = self._candidates(self._with(first, max_length=length))
+            found = list(zip(tried, self.prospects.of(tried), strict=True))
+            fitting = [each for each in found if not self.limited or each[1].fits]
+            if fitting:
+                best = fitting[self._fastest([prospect for _, prospect in fitting])]
+                self._say_recipe(first, best[0], fitting)
+                return best
+        raise self._refusal(first)
+
+    def _candidates(self, first: Recipe) -> list[Recipe]:
+        """In the order of preference where nothing is known of their paces: recomputing is dearer
+        than a small microbatch.
+        """
+        given = self.training.gradient_checkpointing
+        return [
+            self._with(first, gradient_checkpointing=checkpointing, microbatch=microbatch)
+            for checkpointing in ((False, True) if given is None else (given,))
+            for microbatch in self._microbatches()
+        ]
+
+    def _fastest(self, prospects: list[Prospect]) -> int:
+        paces = [each.tokens_per_s.middle for each in prospects if known(each.tokens_per_s)]
+        if not self.site.measurable or self.model is None or not paces:
+            return 0
+        enough = (1 - NEARLY) * max(paces)
+
+        def memory(place: int) -> float:
+            gigabytes = prospects[place].memory_gb.middle
+            return gigabytes if math.isfinite(gigabytes) else math.inf
+
+        nearly = [
+            place for place, each in enumerate(prospects) if each.tokens_per_s.middle >= enough
+        ]
+        return min(nearly, key=memory)
 
     def _fits(self, recipe: Recipe) -> bool:
-        memory = self.site.memory
-        if self.model is None or memory is None:
-            return True
-        return peak_gb(self.model, recipe) <= COMFORT * memory
+        return not self.limited or self.prospects.fits(recipe)
 
-    def _say_recipe(self, first: Recipe, recipe: Recipe) -> None:
+    def _say_recipe(
+        self, first: Recipe, recipe: Recipe, fitting: list[tuple[Recipe, Prospect]]
+    ) -> None:
         reasons, training = self.reasons, self.training
         if recipe.max_length < first.max_length:
             reasons["max_length"] = "the longest that fits in the GPU's memory"
-        most = self._microbatches()[0]
-        reasons["microbatch"] = (
-            "the most that fits in the GPU's memory"
-            if recipe.microbatch < most
-            else "so many that every GPU has its share of a step"
-        )
+        sizes = {
+            each.microbatch
+            for each, _ in fitting
+            if each.gradient_checkpointing == recipe.gradient_checkpointing
+        }
         if training.per_device_train_batch_size is not None:
             reasons["microbatch"] = GIVEN
-        reasons["gradient_checkpointing"] = (
-            "without it the GPU's memory is too small"
-            if recipe.gradient_checkpointing
-            else "the GPU's memory is large enough without"
-        )
+        elif recipe.microbatch < max(sizes):
+            reasons["microbatch"] = "the fastest of those that fit"
+        elif recipe.microbatch < self._microbatches()[0]:
+            reasons["microbatch"] = "the most that fits in the GPU's memory"
+        else:
+            reasons["microbatch"] = "so many that every GPU has its share of a step"
         if training.gradient_checkpointing is not None:
             reasons["gradient_checkpointing"] = GIVEN
+        elif not recipe.gradient_checkpointing:
+            reasons["gradient_checkpointing"] = "the GPU's memory is large enough without"
+        elif all(each.gradient_checkpointing for each, _ in fitting):
+            reasons["gradient_checkpointing"] = "without it the GPU's memory is too small"
+        else:
+            reasons["gradient_checkpointing"] = "faster: there is room for a larger microbatch"
 
-    def _accumulation(self, recipe: Recipe) -> int:
+    def _with(self, recipe: Recipe, **changes: object) -> Recipe:
+        changed = msgspec.structs.replace(recipe, **changes)
+        return msgspec.structs.replace(changed, accumulation=self._accumulation(changed.microbatch))
+
+    def _accumulation(self, microbatch: int) -> int:
         """K: microbatches per optimiser step, over all GPUs."""
-        training, microbatch = self.training, recipe.microbatch
+        training = self.training
         if training.gradient_accumulation_steps is not None:
-            self.reasons["accumulation"] = GIVEN
             return training.gradient_accumulation_steps
         least = -(-self.batch // microbatch)
         if training.per_device_train_batch_size is None:
-            self.reasons["accumulation"] = f"for {self.batch} examples per step"
             return least
-        self.reasons["accumulation"] = "so many that every GPU has its share of a step"
         return max(least, min(self.gpus, LARGEST_USUAL_BATCH // microbatch))
+
+    def _say_accumulation(self) -> None:
+        training = self.training
+        if training.gradient_accumulation_steps is not None:
+            self.reasons["accumulation"] = GIVEN
+        elif training.per_device_train_batch_size is None:
+            self.reasons["accumulation"] = f"for {self.batch} examples per step"
+        else:
+            self.reasons["accumulation"] = "so many that every GPU has its share of a step"
 
     def _refusal(self, first: Recipe) -> InvalidInput:
         """The field that could be changed so that it fits, and to what."""
@@ -196,38 +259,45 @@ class _Choice:
         assert memory is not None
         where = f"in the {memory:g} GB of {self.site.accelerator}"
         given = self._microbatches()[-1]
-        tried = msgspec.structs.replace(
+        tried = self._with(
             first,
             microbatch=given,
             gradient_checkpointing=training.gradient_checkpointing is not False,
         )
-        needs = f"{given} x {first.max_length} tokens need {peak_gb(model, tried):.1f} GB"
-        smaller = _largest(
-            given, lambda size: self._fits(msgspec.structs.replace(tried, microbatch=size))
-        )
+        needs = f"{given} x {first.max_length} tokens {_needs(self.prospects.one(tried))}"
+        smaller = _largest(given, lambda size: self._fits(self._with(tried, microbatch=size)))
         if smaller:
             field = "training.per_device_train_batch_size"
             return InvalidInput(field, given, f"at most {smaller} {where}; {needs}")
-        if self._fits(msgspec.structs.replace(tried, gradient_checkpointing=True)):
+        if self._fits(self._with(tried, gradient_checkpointing=True)):
             return InvalidInput("training.gradient_checkpointing", False, f"true {where}; {needs}")
         shorter = _largest(
-            first.max_length,
-            lambda size: self._fits(msgspec.structs.replace(tried, max_length=size)),
+            first.max_length, lambda size: self._fits(self._with(tried, max_length=size))
         )
         if shorter >= SHORTEST:
             return InvalidInput(
                 "training.max_length", first.max_length, f"at most {shorter} {where}; {needs}"
             )
-        adapted = msgspec.structs.replace(tried, method=Method.LORA)
-        if first.method is Method.FULL and self._fits(adapted):
+        if first.method is Method.FULL and self._fits(self._with(tried, method=Method.LORA)):
             return InvalidInput("method", "full", f"lora {where}; with full {needs}")
-        billions = largest_model(memory, tried) / 1e9
+        parameters = self.prospects.largest_model(tried, model.parameters)
+        most = f"at most about {parameters / 1e9:.2g} billion parameters" if parameters else "none"
         return InvalidInput(
             "model",
             self.spec.model,
-            f"at most about {billions:.2g} billion parameters with {first.method} {where}; "
+            f"{most} with {first.method} {where}; "
             f"this one has {model.parameters / 1e9:.3g} billion: {needs}",
         )
+
+
+def _needs(prospect: Prospect) -> str:
+    if prospect.ran_out:
+        return "ran out of memory in an earlier job"
+    if not known(prospect.memory_gb):
+        return f"fit with a probability of {prospect.p_fits:.0%} only"
+    likely = f"need {prospect.memory_gb.middle:.1f} GB"
+    high = prospect.memory_gb.high
+    return f"{likely}, {high:.1f} GB at the worst" if math.isfinite(high) else likely
 
 
 def _largest(below: int, fits: Callable[[int], bool]) -> int:

@@ -1,4 +1,4 @@
-"""The terms of a job: its spec and configuration as work, slots and dollars."""
+"""The terms of a job: its spec and training plan as work, slots and dollars."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ from duetune.spec.durations import written_deadline, written_duration
 from duetune.spec.schema import AUTO, Spot
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from duetune.core.fleet import MarketReport
-    from duetune.quote.configuration import Configuration
+    from duetune.quote.plan import TrainingPlan
     from duetune.quote.site import Site
     from duetune.spec.schema import JobSpec
 
@@ -39,7 +41,7 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True):
     ends whatever its state. ``late_s``: so much later than by its slots the job will be done, since
     part of the first one has passed. ``max_price`` is for a GPU and hour. ``policy`` is the name of
     the only policy that the spec's other fields allow, and ``policy_reason`` which; None, and "",
-    where it is free.
+    where it is free. ``notes`` is what the reader of a quote should know besides.
     """
 
     job: Job
@@ -51,6 +53,7 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True):
     max_price: float | None = None
     policy: str | None = None
     policy_reason: str = ""
+    notes: tuple[str, ...] = ()
 
     def moment(self, slot: float) -> float:
         """When slot ``slot`` ends."""
@@ -58,9 +61,10 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def job_terms(
-    spec: JobSpec, configuration: Configuration, site: Site, market: MarketReport, now: float
+    spec: JobSpec, plan: TrainingPlan, site: Site, market: MarketReport, now: float
 ) -> Terms:
-    """Refuses a deadline that cannot be met even with all GPUs on demand from now on.
+    """Refuses a deadline that cannot be met even with all GPUs on demand from now on, by the pace
+    as it is believed to be; if it may be too slow for that, a note says so.
 
     The present slot of the market is slot 1, though part of it has passed. Where the deadline, cut
     to whole slots, leaves less room than that part, the difference is work to be made up for.
@@ -68,7 +72,7 @@ def job_terms(
     slot_s = market.slot_s
     policy, policy_reason = _policy(spec, market)
     rule = _reconfiguration(site, slot_s)
-    curve = throughput(configuration, site, slot_s)
+    curve = throughput(plan.step_s, site, slot_s)
     deadline_at = spec.deadline_at(now)
     stop_at = None if spec.max_duration_s is None else now + spec.max_duration_s
     due_at = deadline_at if stop_at is None else min(deadline_at, stop_at)
@@ -80,7 +84,7 @@ def job_terms(
     if slots > _LONGEST:
         allowed = f"at most {_duration(_LONGEST * slot_s)}, {_LONGEST} slots"
         raise InvalidInput(wish.field, wish.written, allowed)
-    work = MARGIN * configuration.total_steps + 1
+    work = MARGIN * plan.total_steps + 1
     gone = max(0.0, now - market.slot_began) / slot_s
     late = gone + max(0.0, site.startup_s - site.grow_s) * site.speed / slot_s
     lost = max(0.0, late - (length - slots))
@@ -88,7 +92,7 @@ def job_terms(
     gpus = next(
         (
             gpus
-            for gpus in range(configuration.min_gpus, configuration.max_gpus + 1)
+            for gpus in range(plan.min_gpus, plan.max_gpus + 1)
             if effective * curve[gpus] >= work
         ),
         None,
@@ -96,7 +100,9 @@ def job_terms(
     if gpus is None:
         needed = work / curve[-1] + 1 - rule.grow + late
         earliest = market.slot_began + math.ceil(needed - 1e-9) * slot_s
-        raise wish.refused(earliest, _why(configuration))
+        raise wish.refused(earliest, _why(plan))
+    slowest = throughput(plan.step_s_slow, site, slot_s)[-1]
+    notes = () if effective * slowest >= work else (_slow_note(plan, wish.field),)
     work += lost * curve[gpus]
     held = math.ceil(work / curve[gpus] + 1 - rule.grow - 1e-9)
     on_demand_cost = held * gpus * market.slot.on_demand_price
@@ -106,7 +112,7 @@ def job_terms(
             deadline=slots,
             value=VALUE_FACTOR * on_demand_cost if spec.value is None else spec.value,
             throughput=curve,
-            min_gpus=configuration.min_gpus,
+            min_gpus=plan.min_gpus,
             hard_deadline_factor=_factor(market, slots, stop_at),
             reconfiguration=rule,
             budget=spec.budget,
@@ -120,13 +126,14 @@ def job_terms(
         max_price=spec.max_price,
         policy=policy,
         policy_reason=policy_reason,
+        notes=notes,
     )
 
 
-def throughput(configuration: Configuration, site: Site, slot_s: float) -> tuple[float, ...]:
+def throughput(step_s: Sequence[float], site: Site, slot_s: float) -> tuple[float, ...]:
     """Steps per slot with 0, 1, ... GPUs; more GPUs never do less, since some may stay idle."""
     wall_s = slot_s / site.speed
-    paces = (wall_s / step if step > 0 else 0.0 for step in configuration.step_s)
+    paces = (wall_s / step if step > 0 else 0.0 for step in step_s)
     return tuple(itertools.accumulate(paces, max))
 
 
@@ -186,12 +193,20 @@ class _Wish(NamedTuple):
         return InvalidInput(self.field, self.written, f"{allowed}: {why}")
 
 
-def _why(configuration: Configuration) -> str:
-    gpus = configuration.max_gpus
+def _why(plan: TrainingPlan) -> str:
+    gpus = plan.max_gpus
     group = f"all {gpus} GPUs" if gpus > 1 else "the one GPU"
     return (
-        f"{group} on demand from now on need until then for {configuration.total_steps} steps "
-        f"(pace: {configuration.basis})"
+        f"{group} on demand from now on need until then for {plan.total_steps} steps "
+        f"(pace: {plan.basis})"
+    )
+
+
+def _slow_note(plan: TrainingPlan, field: str) -> str:
+    slow = plan.step_s_slow[-1]
+    return (
+        f"the pace is not sure: a step with {plan.max_gpus} GPUs may take {slow:.2g} s instead of "
+        f"{plan.step_s[-1]:.2g} s, too long for the {field.replace('_', ' ')} even on demand"
     )
 
 

@@ -2,99 +2,153 @@
 
 from __future__ import annotations
 
-import time
-from importlib.metadata import PackageNotFoundError, version
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from duetune.core.events import Status
 from duetune.errors import InvalidInput
+from duetune.knowledge.observation import Observation, Origin, Outcome
+from duetune.knowledge.quality import ASSUMED_LENGTH, EMULATED, noted
+from duetune.knowledge.registry import model_name
+from duetune.profiling.wire import installed_software
 from duetune.quote.pace import MeasuredPace
+from duetune.quote.site import Site
+from duetune.quote.trainer import ALL_LINEAR, ATTENTION, Recipe, configuration_of, on_one_gpu
 from duetune.simulate.journal import state_of
-from duetune.store.observations import Observation
 from duetune.training.task import read_task
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from duetune.core.events import Recorded
+    from duetune.engine.state import JobState
+    from duetune.knowledge.configuration import Configuration
     from duetune.settings import SiteSettings
     from duetune.spec.schema import JobSpec
     from duetune.store.store import Store
     from duetune.training.task import TrainingTask
 
-SOFTWARE = ("duetune", "torch", "torchft", "transformers", "peft")
-EMULATED = "emulated"
+_ROWS = re.compile(r"steps of (\d+) rows")
+_OUT_OF_MEMORY = "out of memory"
 
 
 def record_observations(
     store: Store, site: SiteSettings, job: str, story: Sequence[Recorded]
 ) -> None:
-    """One observation for each number of GPUs the job was measured at. Own commands have none: what
-    their steps are only they know.
+    """One observation for each number of GPUs the job was measured at, and one if it ran out of
+    memory. Own commands have none: what their steps are only they know. A job is recorded once.
     """
     state = state_of(story, stream=job)
     try:
         task = read_task(Path(state.submitted.task.folder))
     except InvalidInput:
         return
+    provenance = f"job {job}"
+    if len(store.observations.history(provenance=provenance)):
+        return
     slot_wall_s = state.submitted.slot_s / site.speed
-    progress = state.progress
-    tokens_per_step = progress.tokens / progress.step if progress.step else 0.0
-    for gpus, steps in sorted(state.pace.items()):
-        rate = steps / slot_wall_s
-        store.observations.record(
+    found = [
+        _measured(task, site, state, gpus, steps / slot_wall_s, provenance)
+        for gpus, steps in sorted(state.pace.items())
+        if steps > 0
+    ]
+    if state.status is Status.FAILED and _OUT_OF_MEMORY in state.reason:
+        found.append(
             Observation(
-                job=job,
-                gpus=gpus,
-                model=task.model,
-                method=task.method.value,
-                gpu=_gpu(site, task),
-                microbatch=task.per_device_train_batch_size,
-                global_batch=task.batch_rows,
-                sequence_length=task.max_length,
-                precision=_precision(task),
-                measured_at=time.time(),
-                steps_per_s=rate,
-                tokens_per_s=rate * tokens_per_step or None,
-                versions=_versions(),
+                configuration=_configuration(task, site, max(1, state.progress.world)),
+                outcome=Outcome.OOM,
+                measured_at=state.progress.at,
+                origin=Origin.PRODUCTION,
+                provenance=provenance,
+                error=state.reason,
             )
         )
+    store.observations.record_all(noted(found))
 
 
-def measured_paces(observations: Sequence[Observation], spec: JobSpec) -> tuple[MeasuredPace, ...]:
-    """What is known of the spec's model."""
-    return tuple(
-        MeasuredPace(
-            subject=each.model,
-            accelerator=each.gpu,
-            gpus=each.gpus,
-            step_s=1 / each.steps_per_s,
-            method=each.method,
-            microbatch=each.microbatch,
-            accumulation=-(-each.global_batch // each.microbatch),
-            max_length=each.sequence_length,
+def measured_paces(observations: Iterable[Observation], spec: JobSpec) -> tuple[MeasuredPace, ...]:
+    """What jobs have shown of the spec's model."""
+    if spec.model is None:
+        return ()
+    wanted = model_name(spec.model)
+    paces = []
+    for each in observations:
+        told = each.configuration
+        if (
+            each.origin is not Origin.PRODUCTION
+            or not each.step_s
+            or model_name(told.model) != wanted
+        ):
+            continue
+        microbatch = max(1, told.batch_size // told.num_gpus)
+        found = _ROWS.match(each.protocol)
+        rows = int(found[1]) if found else told.batch_size * told.grad_accum
+        paces.append(
+            MeasuredPace(
+                subject=spec.model,
+                accelerator=told.gpu_model,
+                gpus=told.num_gpus,
+                step_s=each.step_s * told.grad_accum,
+                method=told.method.value,
+                microbatch=microbatch,
+                accumulation=-(-rows // microbatch),
+                max_length=told.tokens_per_sample,
+                gradient_checkpointing=told.grad_checkpoint,
+            )
         )
+    return tuple(paces)
+
+
+def ran_out_of_memory(observations: Iterable[Observation]) -> tuple[Configuration, ...]:
+    """What jobs could not be run with, as one GPU of each saw it."""
+    return tuple(
+        on_one_gpu(each.configuration)
         for each in observations
-        if each.model == spec.model and each.steps_per_s
+        if each.origin is Origin.PRODUCTION and each.outcome is Outcome.OOM
     )
 
 
-def _gpu(site: SiteSettings, task: TrainingTask) -> str:
-    """What the steps ran on. An emulated GPU is told as such: its speed is made up."""
-    if task.emulated_microbatch_s is not None:
-        return EMULATED
-    return site.accelerator or "cpu"
+def _measured(
+    task: TrainingTask,
+    site: SiteSettings,
+    state: JobState,
+    gpus: int,
+    steps_per_s: float,
+    provenance: str,
+) -> Observation:
+    progress = state.progress
+    counted = progress.tokens / progress.step if progress.step else 0.0
+    configuration = _configuration(task, site, gpus)
+    return Observation(
+        configuration=configuration,
+        outcome=Outcome.VALID,
+        tokens_per_s=steps_per_s * (counted or task.batch_rows * task.max_length),
+        step_s=1 / steps_per_s / configuration.grad_accum,
+        steps=progress.step or None,
+        measured_at=progress.at,
+        origin=Origin.PRODUCTION,
+        provenance=provenance,
+        protocol=f"steps of {task.batch_rows} rows",
+        flags=() if counted else (ASSUMED_LENGTH,),
+    )
 
 
-def _precision(task: TrainingTask) -> str:
-    return "bf16" if task.bf16 else "fp16" if task.fp16 else "fp32"
+def _configuration(task: TrainingTask, site: SiteSettings, gpus: int) -> Configuration:
+    """An emulated GPU is told as such: its speed is made up."""
+    sold = Site.of(site, installed_software())
+    found = configuration_of(_recipe(task), task.model, sold, gpus=gpus)
+    return found if task.emulated_microbatch_s is None else found.replace(gpu_model=EMULATED)
 
 
-def _versions() -> dict[str, str]:
-    found = {}
-    for name in SOFTWARE:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return found
+def _recipe(task: TrainingTask) -> Recipe:
+    return Recipe(
+        method=task.method,
+        precision="bf16" if task.bf16 else "fp16" if task.fp16 else "fp32",
+        microbatch=task.per_device_train_batch_size,
+        max_length=task.max_length,
+        gradient_checkpointing=task.gradient_checkpointing,
+        lora_r=task.lora_r,
+        accumulation=task.microbatches,
+        lora_targets=ALL_LINEAR if task.lora_target_modules == ALL_LINEAR else ATTENTION,
+    )

@@ -1,4 +1,4 @@
-"""From a spec to a job in the journal: configure, quote, choose a policy, write it all down."""
+"""From a spec to a job in the journal: plan, quote, choose a policy, write it all down."""
 
 from __future__ import annotations
 
@@ -23,14 +23,17 @@ from duetune.core.ports import Policy
 from duetune.errors import InvalidInput
 from duetune.fleets.embedded.environment import SECRETS_FILE
 from duetune.forecast.outlook import outlook_at
-from duetune.quote import Configuration, Quote, Terms, configure, job_terms, make_quote
-from duetune.quote.model import model_facts
+from duetune.knowledge.model_facts import model_facts
+from duetune.knowledge.observation import Origin
+from duetune.knowledge.source import KnowledgeSource
+from duetune.quote import Quote, Terms, TrainingPlan, configure, job_terms, make_quote
 from duetune.quote.site import Site
 from duetune.selection.learner import Learner
-from duetune.service.observations import measured_paces
+from duetune.service.observations import measured_paces, ran_out_of_memory
 from duetune.service.wishes import seconds_until
 from duetune.spec.places import is_path
 from duetune.spec.schema import JobSpec
+from duetune.store.store import Store
 from duetune.training.data import check_dataset
 from duetune.training.task import TrainingTask, write_task
 
@@ -41,7 +44,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from duetune.settings import Settings
-    from duetune.store.store import Store
 
 TRUST = 0.9
 """How much the scenarios of the quote count before any job was learnt from."""
@@ -58,7 +60,7 @@ class Prepared(msgspec.Struct, frozen=True):
     """
 
     spec: JobSpec
-    configuration: Configuration
+    plan: TrainingPlan
     terms: Terms
     quote: Quote
     policy: str
@@ -68,7 +70,9 @@ class Prepared(msgspec.Struct, frozen=True):
 
 
 class Desk(msgspec.Struct, frozen=True):
-    """What is needed to prepare a job: the site, its market now and before, the pool."""
+    """What is needed to prepare a job: the site, its market now and before, the pool. ``knowledge``
+    of configurations may take seconds to get, and is only got where it is needed.
+    """
 
     site: Site
     market: MarketReport
@@ -76,6 +80,7 @@ class Desk(msgspec.Struct, frozen=True):
     pool: tuple[Policy, ...]
     policy_named: Callable[[str], Policy]
     learner: Callable[[int], Learner]
+    knowledge: Callable[[Store], KnowledgeSource]
 
 
 def prepare(spec: JobSpec, desk: Desk, store: Store, *, seed: int = 0) -> Prepared:
@@ -84,9 +89,17 @@ def prepare(spec: JobSpec, desk: Desk, store: Store, *, seed: int = 0) -> Prepar
     _check_model(spec)
     rows = _rows(spec)
     facts = None if spec.model is None else model_facts(spec.model)
-    measured = measured_paces(store.observations.observations(), spec)
-    configuration = configure(spec, desk.site, rows, facts, measured)
-    terms = _terms(spec, configuration, desk.site, desk.market)
+    earlier = store.observations.history(origin=Origin.PRODUCTION)
+    plan = configure(
+        spec,
+        desk.site,
+        rows,
+        facts,
+        measured_paces(earlier, spec),
+        source=lambda: desk.knowledge(store),
+        ran_out=ran_out_of_memory(earlier),
+    )
+    terms = _terms(spec, plan, desk.site, desk.market)
     quote = make_quote(
         terms,
         desk.pool,
@@ -99,7 +112,7 @@ def prepare(spec: JobSpec, desk: Desk, store: Store, *, seed: int = 0) -> Prepar
     policy, chosen = _chosen(spec, terms, desk, quote.utilities, store)
     return Prepared(
         spec=spec,
-        configuration=configuration,
+        plan=plan,
         terms=terms,
         quote=quote.with_policy(desk.policy_named(policy)),
         policy=policy,
@@ -115,7 +128,7 @@ def submit(
     """The id of the new job. Its folder is there before the journal knows of it, so that no
     controller can find a job without one.
     """
-    terms = _terms(prepared.spec, prepared.configuration, site, market)
+    terms = _terms(prepared.spec, prepared.plan, site, market)
     job = _identifier(prepared.spec.name)
     folder = settings.folder(job)
     folder.mkdir(parents=True, mode=0o700)
@@ -137,22 +150,22 @@ def submit(
         outlook=prepared.outlook,
         stop_at=terms.stop_at,
         value_given=prepared.spec.value is not None,
-        steps=prepared.configuration.total_steps,
+        steps=prepared.plan.total_steps,
         deadline_at=terms.deadline_at,
     )
     journal_with_crash_points(store.journal).append(job, [event], expected=0)
     return job
 
 
-def _terms(spec: JobSpec, configuration: Configuration, site: Site, market: MarketReport) -> Terms:
+def _terms(spec: JobSpec, plan: TrainingPlan, site: Site, market: MarketReport) -> Terms:
     """The deadline counts from now, by the market's clock."""
     left = timedelta(seconds=seconds_until(spec.deadline, site.speed))
     relative = spec.model_copy(update={"deadline": left})
-    return job_terms(relative, configuration, site, market, market.at)
+    return job_terms(relative, plan, site, market, market.at)
 
 
 def training_task(prepared: Prepared) -> TrainingTask:
-    spec, chosen = prepared.spec, prepared.configuration
+    spec, chosen = prepared.spec, prepared.plan
     given = dict(spec.training.given)
     for field in (
         *("num_train_epochs", "max_steps", "per_device_train_batch_size", "bf16", "fp16"),

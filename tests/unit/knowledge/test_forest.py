@@ -158,16 +158,16 @@ def test_trees_of_one_leaf_among_others_say_what_the_library_says():
 
 @pytest.mark.parametrize("valid", [True, False])
 def test_one_class_only_is_a_constant(valid):
-    forest = grow_classification(
-        MATRIX, np.full(90, valid), WEIGHT, rising=[0], trees=4, seed=0
-    )
+    forest = grow_classification(MATRIX, np.full(90, valid), WEIGHT, rising=[0], trees=4, seed=0)
     assert forest.predict(sortable(ASKED))[0].tolist() == [float(valid)] * len(ASKED)
 
 
 def test_arrays_are_all_there_is(regressor):
     _, forest = regressor
     again = Forest.of_arrays({name: array.copy() for name, array in forest.arrays.items()})
-    for mine, theirs in zip(forest.predict(sortable(ASKED)), again.predict(sortable(ASKED)), strict=True):
+    for mine, theirs in zip(
+        forest.predict(sortable(ASKED)), again.predict(sortable(ASKED)), strict=True
+    ):
         assert (mine == theirs).all()
     assert not any(array.dtype.hasobject for array in forest.arrays.values())
 
@@ -182,7 +182,5 @@ def test_the_seed_decides():
 
 def test_rows_that_weigh_more_count_more():
     matrix = np.zeros((2, 1), np.float32)
-    forest = grow_regression(
-        matrix, np.array([0.0, 1.0]), np.array([1.0, 3.0]), trees=2, seed=0
-    )
+    forest = grow_regression(matrix, np.array([0.0, 1.0]), np.array([1.0, 3.0]), trees=2, seed=0)
     assert forest.predict(sortable(matrix))[0] == pytest.approx([0.75, 0.75])

@@ -83,7 +83,8 @@ def test_nothing_follows_for_the_other_side(past, changes):
 
 
 @pytest.mark.parametrize(
-    "field", sorted(set(FIELDS) - {"batch_size", "tokens_per_sample", "memory_cap_gb", "interconnect"})
+    "field",
+    sorted(set(FIELDS) - {"batch_size", "tokens_per_sample", "memory_cap_gb", "interconnect"}),
 )
 def test_nothing_follows_for_another_cell(field):
     other = {

@@ -56,9 +56,7 @@ def blank():
 
 def same(first, second, rows=FRESH):
     mine, theirs = first.estimate(rows), second.estimate(rows)
-    return all(
-        getattr(mine, name).tobytes() == getattr(theirs, name).tobytes() for name in COLUMNS
-    )
+    return all(getattr(mine, name).tobytes() == getattr(theirs, name).tobytes() for name in COLUMNS)
 
 
 def one(learned, /, **changes):
@@ -118,7 +116,9 @@ def test_a_grid_is_answered_like_the_same_rows_listed(model):
         }
     )
     listed = Configurations.of(list(grid))
-    assert model.estimate(grid).tokens_per_s.tolist() == model.estimate(listed).tokens_per_s.tolist()
+    assert (
+        model.estimate(grid).tokens_per_s.tolist() == model.estimate(listed).tokens_per_s.tolist()
+    )
 
 
 def test_nothing_asked_is_answered_with_nothing(model, blank):
@@ -223,7 +223,9 @@ def test_support_counts_runs_that_fitted_or_did_not_near_by(model):
             if (each.configuration.model, each.configuration.method, each.configuration.gpu_model)
             == (row.model, row.method, row.gpu_model)
             and all(
-                getattr(row, field) / 2.01 < getattr(each.configuration, field) < 2.01 * getattr(row, field)
+                getattr(row, field) / 2.01
+                < getattr(each.configuration, field)
+                < 2.01 * getattr(row, field)
                 for field in ("num_gpus", "batch_size", "tokens_per_sample")
             )
         ]

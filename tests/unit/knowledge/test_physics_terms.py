@@ -268,14 +268,10 @@ def test_a_micro_step_takes_what_it_takes_by_hand():
 
 def test_recomputing_costs_a_third_and_adapters_save_a_third():
     plain = time(grad_checkpoint=False)
-    assert plain["arithmetic"] == pytest.approx(
-        256 * (6e6 + 6 * 10 * 100 * 128) / (312e12 * 0.5)
-    )
+    assert plain["arithmetic"] == pytest.approx(256 * (6e6 + 6 * 10 * 100 * 128) / (312e12 * 0.5))
     assert plain["launch"] == pytest.approx(0.75 * 0.005 * 10)
     adapters = time(grad_checkpoint=False, method="lora")
-    assert plain["arithmetic"] - adapters["arithmetic"] == pytest.approx(
-        256 * 2e6 / (312e12 * 0.5)
-    )
+    assert plain["arithmetic"] - adapters["arithmetic"] == pytest.approx(256 * 2e6 / (312e12 * 0.5))
 
 
 def test_sharded_weights_are_gathered_twice_also_for_adapters():
@@ -402,13 +398,9 @@ def test_memory_grows_with_parameters_and_with_the_vocabulary_alone():
 
 
 def test_more_gpus_that_share_the_state_need_less_each():
-    peaks = [
-        real_peak(num_gpus=gpus, batch_size=gpus, sharding="fsdp") for gpus in (2, 4, 8, 16)
-    ]
+    peaks = [real_peak(num_gpus=gpus, batch_size=gpus, sharding="fsdp") for gpus in (2, 4, 8, 16)]
     assert peaks == sorted(peaks, reverse=True)
-    copies = {
-        real_peak(num_gpus=gpus, batch_size=gpus, sharding="ddp") for gpus in (1, 2, 4, 8)
-    }
+    copies = {real_peak(num_gpus=gpus, batch_size=gpus, sharding="ddp") for gpus in (1, 2, 4, 8)}
     assert len(copies) == 1
 
 
@@ -428,9 +420,7 @@ def test_a_higher_cap_never_means_less_memory():
 @pytest.mark.parametrize("name", GPUS)
 @pytest.mark.parametrize("method", ["full", "lora", "qlora", "gptq-lora", "pt"])
 def test_the_smallest_model_fits_every_card_and_the_largest_none(name, method):
-    small = real(
-        model="HuggingFaceTB/SmolLM2-135M", gpu_model=name, method=method, batch_size=1
-    )
+    small = real(model="HuggingFaceTB/SmolLM2-135M", gpu_model=name, method=method, batch_size=1)
     assert float(Reckoned(small, Physics()).margin[0]) > 0.3
     large = real(
         model="meta-llama/Llama-3.1-405B",
@@ -444,9 +434,7 @@ def test_the_smallest_model_fits_every_card_and_the_largest_none(name, method):
 
 def test_the_margin_is_the_logarithm_of_capacity_over_peak():
     it = described()
-    assert float(Reckoned(it, Physics()).margin[0]) == pytest.approx(
-        math.log(81920 * MIB / peak())
-    )
+    assert float(Reckoned(it, Physics()).margin[0]) == pytest.approx(math.log(81920 * MIB / peak()))
 
 
 @pytest.mark.parametrize("changes", [{"batch_size": 4}, {"tokens_per_sample": 256}])

@@ -9,9 +9,7 @@ from synthetic_history import drawn
 from duetune.knowledge.configuration import Configuration, Configurations
 from duetune.knowledge.support import Support
 
-RUN = Configuration(
-    model="a", gpu_model="L40S", num_gpus=4, batch_size=16, tokens_per_sample=1024
-)
+RUN = Configuration(model="a", gpu_model="L40S", num_gpus=4, batch_size=16, tokens_per_sample=1024)
 
 
 def count(rows, *asked):
@@ -25,7 +23,10 @@ def step(number):
 def by_hand(rows, asked):
     """Runs of the same model, method and GPU within one step of every size."""
     return sum(
-        all(getattr(row, field) == getattr(asked, field) for field in ("model", "method", "gpu_model"))
+        all(
+            getattr(row, field) == getattr(asked, field)
+            for field in ("model", "method", "gpu_model")
+        )
         and all(
             abs(step(getattr(row, field)) - step(getattr(asked, field))) <= 1
             for field in ("num_gpus", "batch_size", "tokens_per_sample")
@@ -46,9 +47,7 @@ def test_near_in_one_size_and_far_in_another_is_far():
     assert count([RUN], RUN.replace(batch_size=8, tokens_per_sample=2048, num_gpus=2)) == [1]
 
 
-@pytest.mark.parametrize(
-    "other", [{"model": "b"}, {"method": "full"}, {"gpu_model": "A100-80GB"}]
-)
+@pytest.mark.parametrize("other", [{"model": "b"}, {"method": "full"}, {"gpu_model": "A100-80GB"}])
 def test_other_words_do_not_count(other):
     assert count([RUN], RUN.replace(**other)) == [0]
     assert count([RUN, RUN.replace(**other)], RUN) == [1]

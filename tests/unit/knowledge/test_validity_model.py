@@ -32,9 +32,7 @@ class World:
         weight = np.ones(len(rows))
         self.labels = seen_labels(rows)
         self.physics = Physics(memory=fit_memory(it, peak, self.fitted, weight))
-        self.model = fit_validity(
-            it, self.physics, self.labels, peak, self.fitted, weight, seed=0
-        )
+        self.model = fit_validity(it, self.physics, self.labels, peak, self.fitted, weight, seed=0)
 
     def told(self, rows, model=None):
         model = self.model if model is None else model
@@ -160,7 +158,11 @@ def test_nothing_measured_is_physics_alone():
 
 def test_paged_state_lets_more_fit():
     rows = drawn(
-        150, 13, method=("full",), optimiser=("adamw", "paged-adamw"), **TIGHT | {"batch_size": (1, 2, 4, 8)}
+        150,
+        13,
+        method=("full",),
+        optimiser=("adamw", "paged-adamw"),
+        **TIGHT | {"batch_size": (1, 2, 4, 8)},
     )
     it = Described(rows)
     world = World(rows, fits=TRUTH.memory.peak(it) <= np.where(it.paged, 1.3, 1.0) * it.capacity)
@@ -197,9 +199,7 @@ def test_rows_that_weigh_nothing_do_not_move_the_curve():
     fits = margin > 0.1
     weight = np.ones(200)
     weight[100:] = 0.0
-    both = _logistic_fit(
-        np.concatenate([margin, margin]), np.concatenate([fits, ~fits]), weight
-    )
+    both = _logistic_fit(np.concatenate([margin, margin]), np.concatenate([fits, ~fits]), weight)
     assert both == pytest.approx(_logistic_fit(margin, fits, np.ones(100)))
 
 

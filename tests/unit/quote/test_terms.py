@@ -12,7 +12,7 @@ from duetune.core.market import Slot
 from duetune.core.physics import job_physics
 from duetune.errors import InvalidInput
 from duetune.policies.baselines import OnDemandOnly
-from duetune.quote.configuration import configure
+from duetune.quote.plan import configure
 from duetune.quote.site import Site
 from duetune.quote.terms import Terms, job_terms
 from duetune.simulate.episode import simulate

@@ -1,6 +1,6 @@
-"""The configuration of a job: what was asked for, completed by rules of thumb, with reasons.
+"""How a job is to be trained: what was asked for, completed by knowledge, with reasons.
 
-``configure`` is the one place where a configuration comes from.
+``configure`` is the one place where a training plan comes from.
 """
 
 from __future__ import annotations
@@ -13,16 +13,24 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from duetune.errors import InvalidInput
-from duetune.quote.memory import memory_terms
-from duetune.quote.model import ModelFacts, usual_model
-from duetune.quote.pace import Basis, MeasuredPace, step_seconds
+from duetune.knowledge.estimate import Interval
+from duetune.knowledge.model_facts import usual_model
+from duetune.knowledge.sources.analytic import AnalyticSource
+from duetune.knowledge.sources.known_names import known_gpu
+from duetune.quote.pace import Basis, step_seconds
+from duetune.quote.prospects import Prospects, known
 from duetune.quote.recipe import GIVEN, USUAL, choose_recipe
 from duetune.spec.durations import written_deadline
 from duetune.training.task import Method
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
+    from duetune.knowledge.configuration import Configuration
+    from duetune.knowledge.model_facts import ModelFacts
+    from duetune.knowledge.source import KnowledgeSource
+    from duetune.quote.pace import MeasuredPace, Pace
+    from duetune.quote.prospects import Prospect
     from duetune.quote.recipe import Chosen
     from duetune.quote.site import Site
     from duetune.spec.schema import JobSpec
@@ -35,13 +43,17 @@ ASSUMED_SHARE = 0.5
 """An own command of which nothing is known is taken to need this share of its time."""
 
 
-class Configuration(msgspec.Struct, frozen=True, kw_only=True):
+class TrainingPlan(msgspec.Struct, frozen=True, kw_only=True):
     """How a job is trained, and how fast that is believed to be.
 
     One optimiser step takes ``accumulation`` microbatches of ``microbatch`` examples over all GPUs
     together. ``step_s[n]`` are wall seconds per step with n GPUs (0.0 for none), on the given
-    ``basis``. ``epochs`` is None where the steps were given. ``memory_gb`` is the estimated peak
-    of one GPU, the sum of ``memory_terms``; None, and no terms, where the size of the model is not
+    ``basis``; 90% likely between ``step_s_quick`` and ``step_s_slow``, which are the same where
+    nothing is said of that. ``tokens_per_s`` are those of one GPU by configuration knowledge, with
+    ``support`` measured runs near it; ``extrapolated`` names what nothing was measured of.
+    ``epochs`` is None where the steps were given. ``memory_gb`` is the estimated peak of one GPU
+    and ``p_fits`` the probability that it has as much; ``memory_terms`` are what it is for, not all
+    of it at the same time. None, and no terms, where the size of the model (or of the GPU) is not
     known. ``reasons`` says for every field that could have been given whether it was ("given") or
     why it was chosen.
     """
@@ -63,7 +75,13 @@ class Configuration(msgspec.Struct, frozen=True, kw_only=True):
     parameters: int | None
     memory_gb: float | None
     memory_terms: dict[str, float]
+    p_fits: float | None
     step_s: tuple[float, ...]
+    step_s_quick: tuple[float, ...]
+    step_s_slow: tuple[float, ...]
+    tokens_per_s: Interval | None
+    support: int
+    extrapolated: tuple[str, ...]
     basis: Basis
     emulated_microbatch_s: float | None
     reasons: dict[str, str]
@@ -77,12 +95,16 @@ def configure(
     measured: Sequence[MeasuredPace] = (),
     *,
     now: float | None = None,
-) -> Configuration:
+    source: Callable[[], KnowledgeSource] = AnalyticSource,
+    ran_out: Sequence[Configuration] = (),
+) -> TrainingPlan:
     """What ``spec`` leaves open, chosen for ``site``; what cannot work is refused.
 
     ``rows`` of the dataset, ``model`` from ``model_facts``, ``measured`` earlier runs of any kind:
     those that are alike are used. ``now``, the moment of submission, is only asked for where a
-    deadline is a moment, too.
+    deadline is a moment, too. ``source`` is called for only where it could know something: on GPUs
+    that are real and have a data sheet. ``ran_out`` are configurations of one GPU that ran out of
+    memory here.
     """
     _check_accelerator(spec, site)
     if spec.run is not None:
@@ -90,8 +112,11 @@ def configure(
     _, least, most = spec.gpus
     wanted = min(site.max_gpus, most or max(least, USUAL_GPUS))
     trained = None if rows is None else rows - held_out_rows(spec, rows)
-    chosen = choose_recipe(spec, site, model, wanted, trained)
-    recipe, accumulation, reasons = chosen
+    asked = source() if site.measurable else AnalyticSource()
+    prospects = Prospects(asked, spec.model or "", site, ran_out)
+    chosen = choose_recipe(spec, site, model, wanted, trained, prospects)
+    recipe, prospect, reasons = chosen
+    accumulation = recipe.accumulation
     if accumulation < least:
         raise InvalidInput(
             "training.gradient_accumulation_steps",
@@ -102,16 +127,18 @@ def configure(
     facts = model or usual_model(UNKNOWN_PARAMETERS, "")
     alike = [run for run in measured if _alike(run, spec, site, chosen)]
     most_gpus = min(wanted, accumulation)
-    step_s, basis = step_seconds(site, facts, recipe, accumulation, most_gpus, alike)
+    knowing = prospect if site.measurable else None
+    pace = step_seconds(site, facts, recipe, most_gpus, alike, knowing)
     # The fewest that are quickest: more would wait for each other, or for the network.
-    max_gpus = min(range(least, most_gpus + 1), key=step_s.__getitem__)
-    terms = {} if model is None else memory_terms(model, recipe)
+    max_gpus = min(range(least, most_gpus + 1), key=pace.step_s.__getitem__)
     adapted = recipe.method is Method.LORA
     alpha = spec.training.lora_alpha
     if adapted:
         reasons["lora_alpha"] = "the usual scale" if alpha is None else GIVEN
-    reasons |= _other_reasons(spec, site, model, basis, max_gpus, len(alike))
-    return Configuration(
+    reasons |= _other_reasons(spec, model, max_gpus)
+    reasons["step_s"] = _pace_reason(spec, site, model, pace, prospect, len(alike))
+    rests = pace.basis in {Basis.KNOWLEDGE, Basis.PHYSICS}
+    return TrainingPlan(
         accelerator=site.accelerator,
         min_gpus=least,
         max_gpus=max_gpus,
@@ -127,10 +154,18 @@ def configure(
         epochs=epochs,
         total_steps=total_steps,
         parameters=None if model is None else model.parameters,
-        memory_gb=None if model is None else math.fsum(terms.values()),
-        memory_terms=terms,
-        step_s=step_s[: max_gpus + 1],
-        basis=basis,
+        memory_gb=(
+            None if model is None or not known(prospect.memory_gb) else prospect.memory_gb.middle
+        ),
+        memory_terms={} if model is None else prospects.memory_terms(recipe),
+        p_fits=None if model is None or site.memory is None else prospect.p_fits,
+        step_s=pace.step_s[: max_gpus + 1],
+        step_s_quick=pace.quick_s[: max_gpus + 1],
+        step_s_slow=pace.slow_s[: max_gpus + 1],
+        tokens_per_s=prospect.tokens_per_s if rests else None,
+        support=prospect.support if rests else 0,
+        extrapolated=prospect.extrapolated if rests else (),
+        basis=pace.basis,
         emulated_microbatch_s=site.emulated_microbatch_s,
         reasons=reasons,
     )
@@ -177,41 +212,62 @@ def _length_of_run(
 
 
 def _alike(run: MeasuredPace, spec: JobSpec, site: Site, chosen: Chosen) -> bool:
+    recipe = chosen.recipe
     return (
         run.subject == spec.model
-        and run.accelerator == site.accelerator
-        and run.method == chosen.recipe.method.value
-        and run.max_length == chosen.recipe.max_length
+        and known_gpu(run.accelerator) == site.gpu_model
+        and run.method == recipe.method.value
+        and run.max_length == recipe.max_length
+        and run.gradient_checkpointing == recipe.gradient_checkpointing
     )
 
 
-def _other_reasons(
-    spec: JobSpec,
-    site: Site,
-    model: ModelFacts | None,
-    basis: Basis,
-    max_gpus: int,
-    runs: int,
-) -> dict[str, str]:
+def _other_reasons(spec: JobSpec, model: ModelFacts | None, max_gpus: int) -> dict[str, str]:
     name, least, most = spec.gpus
     given_most = most is not None and max_gpus == most
-    match basis:
-        case Basis.MEASURED:
-            pace = f"{runs} earlier runs like this one"
-        case Basis.EMULATED:
-            pace = "what the emulated GPU takes for a microbatch"
-        case _:
-            pace = f"the arithmetic of the model on {site.accelerator}"
-            if model is None:
-                pace += f", taken to have {UNKNOWN_PARAMETERS / 1e9:g} billion parameters"
     return {
         "accelerator": "what the fleet has" if name is None else GIVEN,
         "min_gpus": GIVEN if least > 1 else "one is enough",
         "max_gpus": GIVEN if given_most else "as many as there are and as speed a step up",
         "global_batch": "microbatch times accumulation",
         "parameters": "not known" if model is None else f"from {model.source}",
-        "step_s": pace,
     }
+
+
+def _pace_reason(
+    spec: JobSpec,
+    site: Site,
+    model: ModelFacts | None,
+    pace: Pace,
+    prospect: Prospect,
+    runs: int,
+) -> str:
+    match pace.basis:
+        case Basis.MEASURED:
+            return f"{runs} earlier runs like this one"
+        case Basis.EMULATED:
+            return "what the emulated GPU takes for a microbatch"
+        case Basis.KNOWLEDGE | Basis.PHYSICS:
+            reason = _evidence(spec, site, prospect)
+        case _:
+            reason = f"the arithmetic of the model on {site.accelerator}"
+    if model is None:
+        reason += f", taken to have {UNKNOWN_PARAMETERS / 1e9:g} billion parameters"
+    return reason
+
+
+def _evidence(spec: JobSpec, site: Site, prospect: Prospect) -> str:
+    """The pace of one GPU, how sure it is, and what it rests on."""
+    low, middle, high = prospect.tokens_per_s
+    pace = f"{site.accelerator}: {middle:,.0f} tokens/s ({low:,.0f} to {high:,.0f})"
+    if "gpu_model" in prospect.extrapolated:
+        return f"{pace}; nothing of {site.accelerator} was measured: by physics"
+    count = prospect.support
+    runs = f"{count or 'no'} measured run{'' if count < 2 else 's'} near it"
+    unseen = {"model": spec.model, "method": "this method", "software": "this software"}
+    missing = [str(words) for field, words in unseen.items() if field in prospect.extrapolated]
+    nothing = f"; nothing was measured of {' or '.join(missing)}" if missing else ""
+    return f"{pace}, {runs}{nothing}"
 
 
 def _time_left(spec: JobSpec, now: float | None) -> float:
@@ -224,7 +280,7 @@ def _time_left(spec: JobSpec, now: float | None) -> float:
 
 def _own_command(
     spec: JobSpec, site: Site, now: float | None, measured: Sequence[MeasuredPace]
-) -> Configuration:
+) -> TrainingPlan:
     """One GPU. Progress is what the command reports: steps of ``max_steps``, or percent."""
     given = spec.training.max_steps
     total_steps = PERCENT if given is None else given
@@ -241,7 +297,7 @@ def _own_command(
         basis, step = Basis.ASSUMED, ASSUMED_SHARE * time_s / total_steps
         pace = "nothing was measured: taken to need half of the time until the deadline"
     name, _, _ = spec.gpus
-    return Configuration(
+    return TrainingPlan(
         accelerator=site.accelerator,
         min_gpus=1,
         max_gpus=1,
@@ -259,7 +315,13 @@ def _own_command(
         parameters=None,
         memory_gb=None,
         memory_terms={},
+        p_fits=None,
         step_s=(0.0, step),
+        step_s_quick=(0.0, step),
+        step_s_slow=(0.0, step),
+        tokens_per_s=None,
+        support=0,
+        extrapolated=(),
         basis=basis,
         emulated_microbatch_s=site.emulated_microbatch_s,
         reasons={

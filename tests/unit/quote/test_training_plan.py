@@ -1,55 +1,57 @@
 from __future__ import annotations
 
+import json
 import math
 
 import msgspec
 import pytest
 
 from duetune.errors import InvalidInput
-from duetune.quote.configuration import Configuration, configure, held_out_rows
-from duetune.quote.model import ModelFacts, usual_model
+from duetune.knowledge.gpus import GPUS
+from duetune.knowledge.model_facts import model_facts
 from duetune.quote.pace import Basis, MeasuredPace
-from duetune.quote.site import GPUS, Site
+from duetune.quote.plan import TrainingPlan, configure, held_out_rows
+from duetune.quote.site import Site
 from duetune.spec.schema import JobSpec
 from duetune.training.batches import held_out
 
-SMALL = usual_model(5e8, "its name")
-LARGE = usual_model(7e9, "its name")
+SMALL, LARGE, UNKNOWN = "org/model-0.5b", "org/model-7b", "org/model"
 A100 = Site(accelerator="A100-80GB", max_gpus=8)
 
 
 def spec_with(**fields):
     training = fields.pop("training", {})
-    given = {"model": "org/model", "dataset": "org/data", "deadline": "8h", "training": training}
+    given = {"model": LARGE, "dataset": "org/data", "deadline": "8h", "training": training}
     return JobSpec.model_validate(given | fields)
 
 
-def chosen(site=A100, rows=20_000, model=LARGE, measured=(), **fields) -> Configuration:
-    return configure(spec_with(**fields), site, rows, model, measured)
+def chosen(site=A100, rows=20_000, measured=(), **fields) -> TrainingPlan:
+    spec = spec_with(**fields)
+    return configure(spec, site, rows, model_facts(spec.model), measured)
 
 
 def test_what_is_left_open_is_chosen_and_every_choice_has_a_reason():
-    configuration = chosen()
-    assert configuration.accelerator == "A100-80GB"
-    assert configuration.method == "lora"
-    assert configuration.precision == "bf16"
-    assert (configuration.lora_r, configuration.lora_alpha) == (16, 32.0)
-    assert configuration.epochs == 3.0
-    assert (configuration.min_gpus, configuration.max_gpus) == (1, 8)
-    assert configuration.global_batch == 16
-    assert configuration.microbatch * configuration.accumulation == 16
-    assert configuration.max_length == 1024
-    assert configuration.reasons.keys() >= {
+    plan = chosen()
+    assert plan.accelerator == "A100-80GB"
+    assert plan.method == "lora"
+    assert plan.precision == "bf16"
+    assert (plan.lora_r, plan.lora_alpha) == (16, 32.0)
+    assert plan.epochs == 3.0
+    assert (plan.min_gpus, plan.max_gpus) == (1, 8)
+    assert plan.global_batch == 16
+    assert plan.microbatch * plan.accumulation == 16
+    assert plan.max_length == 1024
+    assert plan.reasons.keys() >= {
         *("accelerator", "min_gpus", "max_gpus", "method", "microbatch", "accumulation"),
         *("global_batch", "precision", "gradient_checkpointing", "max_length", "lora_r"),
         *("lora_alpha", "epochs", "total_steps", "parameters", "step_s"),
     }
-    assert all(configuration.reasons.values())
-    assert "given" not in configuration.reasons.values()
+    assert all(plan.reasons.values())
+    assert "given" not in plan.reasons.values()
 
 
 def test_what_is_given_is_kept_and_said_to_be():
-    configuration = chosen(
+    plan = chosen(
         method="lora",
         resources={"accelerators": "A100:2..4"},
         training={
@@ -61,30 +63,30 @@ def test_what_is_given_is_kept_and_said_to_be():
             "fp16": True,
         },
     )
-    assert (configuration.min_gpus, configuration.max_gpus) == (2, 3)  # a fourth would only wait
-    assert configuration.method == "lora"
-    assert (configuration.microbatch, configuration.accumulation) == (4, 6)
-    assert configuration.global_batch == 24
-    assert configuration.max_length == 512
-    assert configuration.epochs == 2
-    assert configuration.gradient_checkpointing
-    assert configuration.precision == "fp16"
+    assert (plan.min_gpus, plan.max_gpus) == (2, 3)  # a fourth would only wait
+    assert plan.method == "lora"
+    assert (plan.microbatch, plan.accumulation) == (4, 6)
+    assert plan.global_batch == 24
+    assert plan.max_length == 512
+    assert plan.epochs == 2
+    assert plan.gradient_checkpointing
+    assert plan.precision == "fp16"
     for field in ("method", "microbatch", "accumulation", "max_length", "precision", "epochs"):
-        assert configuration.reasons[field] == "given"
+        assert plan.reasons[field] == "given"
 
 
 def test_the_document_survives_json():
-    configuration = chosen()
-    text = msgspec.json.encode(configuration)
-    assert msgspec.json.decode(text, type=Configuration) == configuration
+    plan = chosen()
+    text = msgspec.json.encode(plan)
+    assert msgspec.json.decode(text, type=TrainingPlan) == plan
 
 
 def test_small_models_are_trained_whole_and_large_ones_adapted():
     assert chosen(model=SMALL).method == "full"
-    assert chosen(model=usual_model(1.5e9, "")).method == "lora"
-    assert chosen(model=SMALL, site=Site(accelerator="T4")).method == "lora"
+    assert chosen(model="org/model-1.5b").method == "lora"
+    assert chosen(model="org/model-0.9b", site=Site(accelerator="T4")).method == "lora"
     assert chosen(model=SMALL, training={"lora_r": 8}).method == "lora"
-    assert chosen(model=None).method == "lora"
+    assert chosen(model=UNKNOWN).method == "lora"
 
 
 @pytest.mark.parametrize(
@@ -97,13 +99,13 @@ def test_small_models_are_trained_whole_and_large_ones_adapted():
     ],
 )
 def test_precision_is_what_the_gpu_can_do(site, precision):
-    assert chosen(site=site, model=usual_model(1.5e9, "")).precision == precision
+    assert chosen(site=site, model="org/model-1.5b").precision == precision
 
 
 def test_steps_are_counted_as_the_trainer_counts_them():
-    configuration = chosen(rows=1000)
+    plan = chosen(rows=1000)
     trained = 1000 - len(held_out(1000, 0.05, 256, seed=42))
-    assert configuration.total_steps == math.ceil(3 * trained / 16)
+    assert plan.total_steps == math.ceil(3 * trained / 16)
     assert chosen(training={"max_steps": 77}).total_steps == 77
 
 
@@ -125,25 +127,28 @@ def test_unknown_rows_need_the_number_of_steps():
 
 
 def test_a_tiny_dataset_gets_a_small_batch():
-    configuration = chosen(rows=6)
-    assert configuration.global_batch == 4
-    assert configuration.accumulation == configuration.max_gpus == 4
+    plan = chosen(rows=6)
+    assert plan.global_batch == 4
+    assert plan.accumulation == plan.max_gpus == 4
 
 
 def test_the_microbatch_leaves_every_gpu_a_share_of_a_step():
     for most in (1, 2, 4, 8):
         site = Site(accelerator="H200", max_gpus=most)
-        configuration = chosen(site=site, model=usual_model(1.5e9, ""))
-        assert configuration.max_gpus == most
-        assert configuration.accumulation >= most
+        plan = chosen(site=site, model="org/model-1.5b")
+        assert plan.max_gpus == most
+        assert plan.accumulation >= most
 
 
-def test_the_peak_fits_and_is_the_sum_of_its_terms():
+def test_the_peak_fits_and_is_made_of_its_terms():
     for name in ("T4", "L4", "A100", "H200"):
-        configuration = chosen(site=Site(accelerator=name), model=usual_model(3e9, ""))
-        assert configuration.memory_gb is not None
-        assert configuration.memory_gb <= 0.9 * GPUS[name].memory_gb
-        assert configuration.memory_gb == pytest.approx(sum(configuration.memory_terms.values()))
+        plan = chosen(site=Site(accelerator=name), model="org/model-3b")
+        assert plan.memory_gb is not None
+        assert plan.memory_gb <= GPUS[name].capacity / 1e9
+        assert plan.p_fits >= 0.8
+        # Not all of it is needed at the same time.
+        assert plan.memory_gb <= sum(plan.memory_terms.values())
+        assert plan.memory_gb >= plan.memory_terms["weights"]
 
 
 def test_recomputing_and_shorter_examples_come_in_only_where_memory_is_short():
@@ -152,20 +157,48 @@ def test_recomputing_and_shorter_examples_come_in_only_where_memory_is_short():
     small = chosen(site=Site(accelerator="L4"))
     assert small.gradient_checkpointing
     assert small.reasons["gradient_checkpointing"] != "given"
-    smaller = chosen(site=Site(accelerator="L4", memory_gb=19))
-    assert smaller.max_length < 1024
-    assert smaller.reasons["max_length"] == "the longest that fits in the GPU's memory"
+    lengths = []
+    for memory_gb in range(24, 8, -1):
+        try:
+            smaller = chosen(site=Site(accelerator="L4", memory_gb=memory_gb))
+        except InvalidInput:
+            break
+        lengths.append(smaller.max_length)
+        cut = smaller.reasons["max_length"] == "the longest that fits in the GPU's memory"
+        assert cut == (smaller.max_length < 1024)
+    assert lengths == sorted(lengths, reverse=True)
+    assert (lengths[0], lengths[-1] < 1024) == (1024, True)
 
 
-def test_the_length_is_no_longer_than_the_model_can_take():
-    model = msgspec.structs.replace(SMALL, context=512)
-    assert chosen(model=model).max_length == 512
+def saved(folder, **changes):
+    """A model of 840 million parameters, as it is saved."""
+    config = {
+        "model_type": "llama",
+        "hidden_size": 2048,
+        "num_hidden_layers": 16,
+        "intermediate_size": 6144,
+        "vocab_size": 32_000,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "tie_word_embeddings": True,
+    }
+    (folder / "config.json").write_text(json.dumps(config | changes), "utf-8")
+    return str(folder)
+
+
+def test_the_length_is_no_longer_than_the_model_can_take(tmp_path):
+    assert chosen(model=saved(tmp_path, max_position_embeddings=512)).max_length == 512
 
 
 @pytest.mark.parametrize(
     ("fields", "site", "field", "hint"),
     [
-        ({"model": usual_model(70e9, "")}, A100, "model", "at most about 33 billion parameters"),
+        (
+            {"model": "org/model-70b"},
+            A100,
+            "model",
+            " billion parameters with lora in the 80 GB of A100-80GB",
+        ),
         ({"method": "full"}, A100, "method", "lora in the 80 GB of A100-80GB"),
         (
             {"training": {"per_device_train_batch_size": 512}},
@@ -219,19 +252,19 @@ def test_fewer_microbatches_than_the_fewest_gpus_are_refused():
 
 
 def test_of_an_unknown_model_no_memory_is_claimed():
-    configuration = chosen(model=None)
-    assert configuration.parameters is None
-    assert configuration.memory_gb is None
-    assert configuration.memory_terms == {}
-    assert configuration.reasons["parameters"] == "not known"
-    assert "7 billion" in configuration.reasons["step_s"]
+    plan = chosen(model=UNKNOWN)
+    assert plan.parameters is None
+    assert plan.memory_gb is None
+    assert plan.memory_terms == {}
+    assert plan.reasons["parameters"] == "not known"
+    assert "7 billion" in plan.reasons["step_s"]
 
 
 def test_more_gpus_take_less_time_for_a_step():
-    configuration = chosen()
-    steps = configuration.step_s
-    assert configuration.basis is Basis.RULE
-    assert len(steps) == configuration.max_gpus + 1
+    plan = chosen()
+    steps = plan.step_s
+    assert plan.basis is Basis.PHYSICS
+    assert len(steps) == plan.max_gpus + 1
     assert steps[0] == 0.0
     assert steps[1] > steps[2] > steps[4] > steps[8]
     assert steps[8] > steps[1] / 8
@@ -245,17 +278,17 @@ def test_gpus_that_would_only_wait_for_the_network_are_left_out():
 
 def test_an_emulated_gpu_takes_the_time_it_is_said_to():
     site = Site(accelerator="H100", max_gpus=4, emulated_microbatch_s=2.0)
-    configuration = chosen(site=site, model=None)
-    assert configuration.basis is Basis.EMULATED
-    assert configuration.emulated_microbatch_s == 2.0
-    rounds = [math.ceil(configuration.accumulation / gpus) for gpus in range(1, 5)]
+    plan = chosen(site=site, model=UNKNOWN)
+    assert plan.basis is Basis.EMULATED
+    assert plan.emulated_microbatch_s == 2.0
+    rounds = [math.ceil(plan.accumulation / gpus) for gpus in range(1, 5)]
     for gpus, count in enumerate(rounds, start=1):
-        assert configuration.step_s[gpus] == pytest.approx(2.0 * count, rel=0.05)
+        assert plan.step_s[gpus] == pytest.approx(2.0 * count, rel=0.05)
 
 
 def measured(**fields) -> MeasuredPace:
     usual = {
-        "subject": "org/model",
+        "subject": LARGE,
         "accelerator": "A100-80GB",
         "method": "lora",
         "max_length": 1024,
@@ -267,11 +300,11 @@ def measured(**fields) -> MeasuredPace:
     return MeasuredPace(**(usual | fields))
 
 
-def test_what_was_measured_replaces_the_rule_of_thumb():
-    configuration = chosen(measured=[measured()])
-    assert configuration.basis is Basis.MEASURED
-    assert configuration.step_s[1] == 8.0
-    assert configuration.step_s[2] == pytest.approx(4.0, rel=0.02)
+def test_what_was_measured_here_goes_before_what_is_known():
+    plan = chosen(measured=[measured()])
+    assert plan.basis is Basis.MEASURED
+    assert plan.step_s[1] == 8.0
+    assert plan.step_s[2] == pytest.approx(4.0, rel=0.02)
     other = chosen(measured=[measured(microbatch=1, accumulation=16, step_s=8.0)])
     assert other.step_s[1] == pytest.approx(8.0, rel=0.02)
 
@@ -281,7 +314,7 @@ def test_what_was_measured_replaces_the_rule_of_thumb():
     [{"subject": "org/other"}, {"accelerator": "L4"}, {"method": "full"}, {"max_length": 64}],
 )
 def test_what_was_measured_on_something_else_does_not_count(other):
-    assert chosen(measured=[measured(**other)]).basis is Basis.RULE
+    assert chosen(measured=[measured(**other)]).basis is Basis.PHYSICS
 
 
 def own_command(**fields):
@@ -289,21 +322,21 @@ def own_command(**fields):
 
 
 def test_an_own_command_runs_on_one_gpu_and_reports_percent():
-    configuration = configure(own_command(), Site(speed=60.0))
-    assert (configuration.min_gpus, configuration.max_gpus) == (1, 1)
-    assert configuration.total_steps == 100
-    assert configuration.basis is Basis.ASSUMED
+    plan = configure(own_command(), Site(speed=60.0))
+    assert (plan.min_gpus, plan.max_gpus) == (1, 1)
+    assert plan.total_steps == 100
+    assert plan.basis is Basis.ASSUMED
     # Half of two hours, sixty times as fast.
-    assert 100 * configuration.step_s[1] == pytest.approx(60.0)
+    assert 100 * plan.step_s[1] == pytest.approx(60.0)
 
 
 def test_an_own_command_is_as_fast_as_it_was():
     earlier = MeasuredPace(subject="python train.py", accelerator="CPU", gpus=1, step_s=3.0)
     spec = own_command(training={"max_steps": 20})
-    configuration = configure(spec, Site(), measured=[earlier])
-    assert configuration.basis is Basis.MEASURED
-    assert configuration.total_steps == 20
-    assert configuration.step_s == (0.0, 3.0)
+    plan = configure(spec, Site(), measured=[earlier])
+    assert plan.basis is Basis.MEASURED
+    assert plan.total_steps == 20
+    assert plan.step_s == (0.0, 3.0)
 
 
 def test_an_own_command_on_several_gpus_is_refused():
@@ -337,27 +370,22 @@ def test_a_site_that_cannot_be_is_refused(change, field):
 def test_a_site_knows_its_gpu_by_name_and_may_know_better():
     assert Site(accelerator="h100").memory == 80
     assert Site(accelerator="H100", memory_gb=94).memory == 94
-    assert Site(accelerator="H100", gpu_tflops=500).tflops == 500
     assert Site().memory is None
 
 
-def test_a_model_by_hand_takes_the_memory_it_should():
-    # 1 billion parameters in 16 bits are 2 GB; full training takes 16 bytes a parameter.
-    model = ModelFacts(
-        parameters=900_000_000,
-        hidden=2048,
-        layers=16,
-        intermediate=6144,
-        vocabulary=32_000,
-        key_values=512,
-        source="",
-    )
-    full = chosen(model=model, method="full", site=Site(accelerator="H200")).memory_terms
-    assert full["weights"] + full["gradients"] + full["optimiser"] == pytest.approx(14.4)
-    assert full["adapter"] == 0
-    lora = chosen(model=model, method="lora", site=Site(accelerator="H200")).memory_terms
-    assert lora["weights"] == pytest.approx(1.8)
-    # Rank 16 on all linear layers of 16 blocks, 4 bytes each.
-    adapter = 16 * 16 * (2 * 4096 + 2 * 2560 + 3 * 8192) * 4 / 1e9
-    assert lora["adapter"] == pytest.approx(adapter)
-    assert lora["optimiser"] == pytest.approx(2 * adapter)
+def test_a_model_by_hand_takes_the_memory_it_should(tmp_path):
+    model = saved(tmp_path)
+    parameters = model_facts(model).parameters
+    assert parameters == pytest.approx(0.84e9, rel=0.01)
+    site = Site(accelerator="H200")
+    # Full training takes 16 bytes a parameter: itself, its gradient and two moments, in 32 bits.
+    full = chosen(model=model, method="full", site=site).memory_terms
+    assert full["weights"] == pytest.approx(4 * parameters / 1e9)
+    assert full["gradients"] == pytest.approx(4 * parameters / 1e9)
+    assert full["optimiser"] >= 8 * parameters / 1e9
+    # Rank 16 on all linear layers of 16 blocks, beside the frozen weights in 16 bits.
+    adapter = 16 * 16 * (2 * 4096 + 2 * 2560 + 3 * 8192) / 1e9
+    lora = chosen(model=model, method="lora", site=site).memory_terms
+    assert lora["weights"] == pytest.approx(2 * parameters / 1e9 + 4 * adapter)
+    assert lora["gradients"] == pytest.approx(4 * adapter)
+    assert lora["optimiser"] == pytest.approx(8 * adapter)
