@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sklearn.ensemble import ExtraTreesClassifier, ExtraTreesRegressor
 
 from duetune.knowledge.configuration import (
     CATEGORIES,
@@ -136,7 +137,7 @@ def test_a_cap_only_lowers_the_capacity(gpu, cap):
     row = Configuration(model=MODELS[0], gpu_model=gpu)
     capped, whole = Described(Configurations.of([row.replace(memory_cap_gb=cap), row])).capacity
     assert capped <= whole
-    assert 0 < capped
+    assert capped > 0
 
 
 @given(st.floats(0.01, 1000), st.floats(0.01, 1000))
@@ -266,8 +267,6 @@ def test_keys_compare_like_their_numbers(values):
 )
 @settings(max_examples=25)
 def test_flat_trees_are_the_librarys(rows, asked):
-    from sklearn.ensemble import ExtraTreesClassifier, ExtraTreesRegressor
-
     matrix = np.array([row[:2] for row in rows], np.float32)
     label = np.array([row[2] for row in rows])
     weight = np.linspace(1, 2, len(rows))

@@ -103,17 +103,20 @@ def site_source(settings: Settings, history: History, name: str = "hybrid") -> K
 
 def _site_model(folder: Path, history: History) -> KnowledgeModel:
     from duetune.knowledge.model import FORMAT, KnowledgeModel
+    from duetune.knowledge.sources.learned import learnt_of
 
-    path = folder / f"{history.snapshot}-{FORMAT}.npz"
-    # What is not there, of another version or broken is fitted anew. Half a file is no archive,
-    # and numpy would leave it open.
-    with suppress(InvalidInput, ValueError, KeyError, IndexError, TypeError, EOFError):
-        if zipfile.is_zipfile(path):
-            found = KnowledgeModel.load(path)
-            if found.snapshot == history.snapshot:
-                with suppress(OSError):
-                    os.utime(path)
-                return found
+    path = folder / f"{history.plausible.snapshot}-{FORMAT}.npz"
+    # The one of this very history, or one that has missed but a few runs of it.
+    others = sorted(folder.glob(f"*-{FORMAT}.npz"), key=_age) if folder.is_dir() else []
+    for each in (path, *others):
+        # What is of another version or broken is fitted anew. Half a file is no archive.
+        with suppress(InvalidInput):
+            if zipfile.is_zipfile(each):
+                found = KnowledgeModel.load(each)
+                if learnt_of(history, found) is not None:
+                    with suppress(OSError):
+                        os.utime(each)
+                    return found
     found = KnowledgeModel.fit(history)
     # Others may fit at the same time: each writes a folder of its own, and the last file stays.
     own = folder / f".{os.getpid()}-{secrets.token_hex(4)}"
@@ -131,10 +134,16 @@ def _site_model(folder: Path, history: History) -> KnowledgeModel:
     return found
 
 
+def _age(path: Path) -> float:
+    """Newest first; one that has gone meanwhile is the oldest."""
+    try:
+        return -path.stat().st_mtime
+    except OSError:
+        return 0.0
+
+
 def _forget_old(folder: Path) -> None:
-    there = list(folder.glob("*.npz"))
-    there.sort(key=lambda each: each.stat().st_mtime, reverse=True)
-    for each in there[KEPT:]:
+    for each in sorted(folder.glob("*.npz"), key=_age)[KEPT:]:
         each.unlink(missing_ok=True)
 
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from duetune.knowledge.configuration import Configuration, Configurations
 from duetune.knowledge.observation import Observation, Outcome
-from duetune.knowledge.quality import EMULATED, IMPLAUSIBLE, MFU_BOUND, implied_mfu
+from duetune.knowledge.quality import CPU, EMULATED, IMPLAUSIBLE, MFU_BOUND, implied_mfu
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -161,6 +161,8 @@ class History:
     def _reason(self, row: int) -> str:
         if self[row].configuration.gpu_model == EMULATED:
             return "the GPU is emulated"
+        if self[row].configuration.gpu_model == CPU:
+            return "there was no GPU"
         if self._mfu[row] > MFU_BOUND:
             return f"{IMPLAUSIBLE}: {self._mfu[row]:.0%} of the GPU's peak"
         return IMPLAUSIBLE
@@ -168,8 +170,8 @@ class History:
     @functools.cached_property
     def _implausible(self) -> NDArray[np.bool_]:
         flagged = np.array([IMPLAUSIBLE in each.flags for each in self], np.bool_)
-        emulated = self.configurations.is_("gpu_model", EMULATED)
-        return flagged | emulated | (self._mfu > MFU_BOUND)
+        no_gpu = self.configurations.is_("gpu_model", EMULATED, CPU)
+        return flagged | no_gpu | (self._mfu > MFU_BOUND)
 
 
 def _column(values: Iterable[float | None]) -> NDArray[np.float64]:

@@ -48,7 +48,9 @@ _RULE, _MEMORY = CAUSES.index(Cause.RULE), CAUSES.index(Cause.MEMORY)
 
 
 class KnowledgeModel:
-    """Deterministic: the same history gives the same model, and the model the same answers."""
+    """Deterministic: the same history gives the same model, and the model the same answers.
+    ``snapshot`` and ``learnt`` are of the history it learnt from: its name, and its keys.
+    """
 
     def __init__(
         self,
@@ -59,6 +61,7 @@ class KnowledgeModel:
         validity: Validity,
         support: Support,
         snapshot: str,
+        learnt: frozenset[str],
     ) -> None:
         self.physics = physics
         self.labels = labels
@@ -66,6 +69,7 @@ class KnowledgeModel:
         self.validity = validity
         self.support = support
         self.snapshot = snapshot
+        self.learnt = learnt
 
     @classmethod
     def fit(cls, history: History, *, quarantine: bool = True, seed: int = 0) -> KnowledgeModel:
@@ -96,7 +100,8 @@ class KnowledgeModel:
                 memory_rows, physics, labels, peak, fitted, tried.weight, seed=seed
             ),
             support=Support.of(tried.configurations),
-            snapshot=history.snapshot,
+            snapshot=ordered.snapshot,
+            learnt=ordered.keys,
         )
 
     def estimate(self, configurations: Configurations) -> Estimates:
@@ -130,6 +135,7 @@ class KnowledgeModel:
         told = _Told(
             format=FORMAT,
             snapshot=self.snapshot,
+            learnt=sorted(self.learnt),
             physics=self.physics,
             labels=self.labels,
             performance=_PerformanceNumbers(
@@ -206,6 +212,7 @@ class KnowledgeModel:
             ),
             support=support,
             snapshot=told.snapshot,
+            learnt=frozenset(told.learnt),
         )
 
 
@@ -228,6 +235,7 @@ class _Told(msgspec.Struct, frozen=True, kw_only=True):
 
     format: int
     snapshot: str
+    learnt: list[str]
     physics: Physics
     labels: dict[str, tuple[str, ...]]
     performance: _PerformanceNumbers

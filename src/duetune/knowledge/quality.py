@@ -38,7 +38,7 @@ STOPPED_EARLY = "stopped_early"
 """The run ended before its work was done: throughput is of the part that was."""
 
 
-EMULATED = "emulated"
+EMULATED, CPU = "emulated", "CPU"
 """The GPU of a fleet that has none: how fast it is was made up."""
 
 

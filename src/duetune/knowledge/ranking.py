@@ -154,8 +154,11 @@ def _figures(
     else:
         # All that is on time is better than all that is not, and the cheapest of it the best.
         thrift = 1.0 + 1.0 / (1.0 + spent / likely)
-        late = probability is not None and probability < SURE_ENOUGH
-        score = np.where(late, 0.0 if probability is None else probability, thrift)
+        score = thrift
+        if probability is not None:
+            # Where none has a chance the fastest comes first.
+            hopeful = probability + 1e-6 * pace[:, 1] / (pace[:, 1] + 1e6)
+            score = np.where(probability < SURE_ENOUGH, hopeful, thrift)
     return _Figures(score, runtime, hours, cost, probability)
 
 

@@ -132,5 +132,5 @@ def test_folds_are_of_the_seed_and_not_of_the_order_of_rows():
 
 
 def test_two_rows_are_each_told_by_the_other():
-    (told,) = held_out(2, 0, lambda train, test: [train.astype(float)])
+    (told,) = held_out(2, 0, lambda train, _: [train.astype(float)])
     assert told.tolist() == [1.0, 0.0]

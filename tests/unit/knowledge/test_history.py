@@ -91,10 +91,11 @@ def test_what_was_flagged_before_stays_out():
     assert len(History([flagged]).plausible) == 0
 
 
-def test_an_emulated_gpu_is_not_learnt_from():
-    history = History([seen(gpu_model="emulated"), seen(gpu_model="CPU")])
-    assert [each.configuration.gpu_model for each in history.plausible] == ["CPU"]
-    assert history.quarantined[0].reason == "the GPU is emulated"
+def test_what_ran_on_no_real_gpu_is_not_learnt_from():
+    history = History([seen(gpu_model="emulated"), seen(gpu_model="CPU"), seen(gpu_model="L4")])
+    assert [each.configuration.gpu_model for each in history.plausible] == ["L4"]
+    reasons = [each.reason for each in history.quarantined]
+    assert reasons == ["the GPU is emulated", "there was no GPU"]
 
 
 def test_runs_of_one_configuration_are_summed_up():

@@ -9,7 +9,6 @@ import zipfile
 import msgspec
 import numpy as np
 import pytest
-from synthetic_history import TRUTH, drawn, measured
 
 from duetune.errors import InvalidInput
 from duetune.knowledge.configuration import Configuration, Configurations, Method
@@ -25,6 +24,7 @@ from duetune.knowledge.observation import Observation, Outcome
 from duetune.knowledge.quality import IMPLAUSIBLE, SATURATED
 from duetune.knowledge.space import Space, default_space
 from duetune.market.datasets import data_folder
+from synthetic_history import TRUTH, drawn, measured
 
 COLUMNS = ("p_valid", "cause", "tokens_per_s", "memory_gb", "support", "extrapolated")
 SIZE = 110

@@ -5,7 +5,6 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 import pytest
-from synthetic_history import TRUTH, drawn
 
 from duetune.knowledge.configuration import Configurations
 from duetune.knowledge.described import Described
@@ -14,6 +13,7 @@ from duetune.knowledge.memory import MemoryModel, fit_memory
 from duetune.knowledge.pace import CONSTANTS as TIME_CONSTANTS
 from duetune.knowledge.pace import PaceModel, fit_pace
 from duetune.knowledge.physics import MemoryConstants, TimeConstants
+from synthetic_history import TRUTH, drawn
 
 ROWS = Described(drawn(120, 1))
 FRESH = Described(drawn(100, 2))
@@ -144,7 +144,7 @@ def test_runs_of_which_only_is_known_that_they_fitted_or_not_move_memory_to_thei
     unknown = np.full(len(it), np.nan)
     every = np.ones(len(it))
     close = usual > 0.5 * it.capacity
-    assert 3 < np.count_nonzero(close & (usual < it.capacity))
+    assert np.count_nonzero(close & (usual < it.capacity)) > 3
 
     def fitted(fits):
         return fit_memory(it, unknown, fits, every).peak(it)

@@ -1,4 +1,4 @@
-"""The terms of memory and time, by hand for a model of round numbers and by direction for others."""
+"""The terms of memory and time, by hand for a model of round numbers, by direction for others."""
 
 from __future__ import annotations
 

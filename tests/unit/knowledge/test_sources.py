@@ -211,6 +211,7 @@ class StubModel:
 
     def __init__(self, history):
         self.snapshot = history.snapshot
+        self.learnt = history.keys
 
     def estimate(self, configurations):
         found = learned_sources.Estimates.unknown(len(configurations), "stub")
@@ -267,6 +268,21 @@ def test_a_model_that_was_fitted_to_this_history_is_not_fitted_again(fits):
     asked(RegressionSource(history, model=StubModel(history)), POINT)
     assert fits == []
     asked(RegressionSource(history, model=StubModel(History.empty())), POINT)
+    assert fits == [(1, 0)]
+
+
+def test_a_model_that_has_missed_a_few_runs_is_taken_as_it_is(fits):
+    first = History([run()])
+    more = first.plus([run(POINT.replace(lora_rank=100 + count)) for count in range(4)])
+    asked(RegressionSource(more, model=StubModel(first), refit_every=5), POINT)
+    assert fits == []
+    asked(RegressionSource(more, model=StubModel(first), refit_every=4), POINT)
+    assert fits == [(5, 0)]
+
+
+def test_a_model_that_knows_what_history_does_not_is_not_taken(fits):
+    model = StubModel(History([run(), run(POINT.replace(lora_rank=100))]))
+    asked(RegressionSource(History([run()]), model=model), POINT)
     assert fits == [(1, 0)]
 
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from duetune.knowledge.estimate import Estimate, Estimates
 from duetune.knowledge.frontier import INVALID, VALID, Frontier
+from duetune.knowledge.history import History
 from duetune.knowledge.model import KnowledgeModel
 from duetune.knowledge.sources.analytic import reckoned_terms
 from duetune.knowledge.sources.assembly import MEMORY, NONE, RULE, put, under_rules
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from duetune.knowledge.configuration import Configuration, Configurations
-    from duetune.knowledge.history import History
     from duetune.knowledge.source import Term
 
 REFIT_EVERY = 25
@@ -46,13 +46,15 @@ class RegressionSource(NearestSource):
         refit_every: int = REFIT_EVERY,
         seed: int = 0,
     ) -> None:
-        """``model`` is taken if it was fitted to this history, and not fitted again."""
+        """``model`` is taken if it was fitted to this history, or to all but a few of it."""
         super().__init__(history)
         self.refit_every = refit_every
         self._seed = seed
         self._lessons = self._begun
         self._taught = self._snapshot
-        if model is not None and model.snapshot == self._begun.snapshot:
+        if model is not None and (lessons := learnt_of(self._begun, model, refit_every)):
+            self._lessons = lessons
+            self._taught = sum(int(key, 16) for key in lessons.keys)
             self.__dict__["model"] = model
 
     @functools.cached_property
@@ -79,6 +81,20 @@ class RegressionSource(NearestSource):
 
     def terms(self, configuration: Configuration) -> tuple[tuple[Term, ...], tuple[Term, ...]]:
         return reckoned_terms(configuration, self.model.physics)
+
+
+def learnt_of(
+    history: History, model: KnowledgeModel, refit_every: int = REFIT_EVERY
+) -> History | None:
+    """The part of history that the model has learnt from; None if it knows what is not in it, or
+    has missed so much that it should be fitted again.
+    """
+    believed = history.plausible
+    if not model.learnt <= believed.keys:
+        return None
+    if len(believed.keys) - len(model.learnt) >= refit_every:
+        return None
+    return History(each for each in history if each.key in model.learnt)
 
 
 RUNGS = ("rule", "analytic", "regression", "nearest", "frontier", "exact")
