@@ -26,6 +26,9 @@ LABELLED = (
     *("model", "method", "gpu_model", "precision", "optimiser", "attention", "sharding"),
     *("software", "lora_targets", "interconnect"),
 )
+BASE_FEATURES = 32
+"""Those that are no labels."""
+
 _TINY = 1e-5
 
 

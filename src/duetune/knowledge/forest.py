@@ -48,8 +48,8 @@ class Forest:
         return {part: getattr(self, part) for part in self.PARTS}
 
     @classmethod
-    def of_arrays(cls, arrays: Mapping[str, NDArray[np.generic]]) -> Forest:
-        """Refuses what compiled code would read beyond the end of."""
+    def of_arrays(cls, arrays: Mapping[str, NDArray[np.generic]], *, columns: int) -> Forest:
+        """Refuses what compiled code would read beyond the end of, with so many features."""
         nodes, roots = arrays["nodes"].astype(np.int32), arrays["roots"].astype(np.int32)
         value, depths = arrays["value"].astype(np.float64), arrays["depths"].astype(np.int32)
         count = len(nodes)
@@ -59,7 +59,7 @@ class Forest:
         last = nodes[:, CHILD] + np.where(leaf, 0, 1)
         if not len(roots) or min(nodes[:, FEATURE].min(), nodes[:, CHILD].min(), roots.min()) < 0:
             raise ValueError("trees without an end")
-        if max(last.max(), roots.max()) >= count:
+        if max(last.max(), roots.max()) >= count or nodes[:, FEATURE].max() >= columns:
             raise ValueError("trees without an end")
         return cls(nodes=nodes, value=value, roots=roots, depths=depths)
 

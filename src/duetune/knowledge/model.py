@@ -14,7 +14,7 @@ from duetune.errors import InvalidInput
 from duetune.knowledge.conformal import Widths
 from duetune.knowledge.described import Described
 from duetune.knowledge.estimate import CAUSES, Cause, Estimates
-from duetune.knowledge.features import Physics, Reckoned, feature_matrix, seen_labels
+from duetune.knowledge.features import BASE_FEATURES, Physics, Reckoned, feature_matrix, seen_labels
 from duetune.knowledge.forest import Forest, sortable
 from duetune.knowledge.memory import fit_memory
 from duetune.knowledge.observation import Outcome
@@ -123,7 +123,7 @@ class KnowledgeModel:
         keys = sortable(feature_matrix(reckoned, self.labels))
         unseen = into.extrapolated[rows]
         peak, half = self.validity.peak(reckoned, keys)
-        p_valid = self.validity.p_valid(reckoned, keys, peak)
+        p_valid = self.validity.p_valid(reckoned, keys, peak, half)
         into.p_valid[rows] = p_valid
         into.cause[rows] = np.where(p_valid < LIKELY, _MEMORY, 0)
         into.tokens_per_s[rows] = self.performance.tokens_per_s(reckoned, keys, unseen)
@@ -184,7 +184,10 @@ class KnowledgeModel:
                 told = msgspec.json.decode(arrays["told"].tobytes(), type=_Told)
                 parts = {name: arrays[name] for name in arrays.files}
             performance, memory, classifier = (
-                Forest.of_arrays({part: parts[f"{name}.{part}"] for part in Forest.PARTS})
+                Forest.of_arrays(
+                    {part: parts[f"{name}.{part}"] for part in Forest.PARTS},
+                    columns=BASE_FEATURES + sum(map(len, told.labels.values())),
+                )
                 for name in ("performance", "memory", "classifier")
             )
             support = Support.of_arrays(told.support, parts["support"])

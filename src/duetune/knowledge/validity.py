@@ -68,8 +68,10 @@ class Validity(msgspec.Struct, frozen=True, kw_only=True):
         half = self.widths.half_width(reckoned.it.configurations, spread)
         return np.log(reckoned.peak) + correction, half
 
-    def p_valid(self, reckoned: Reckoned, keys: NDArray[np.int32], peak: Column) -> Column:
-        """``peak`` as ``peak`` gave it. By memory alone: rules are not asked here."""
+    def p_valid(
+        self, reckoned: Reckoned, keys: NDArray[np.int32], peak: Column, half: Column
+    ) -> Column:
+        """``peak`` and ``half`` as ``peak`` gave them. Rules are not asked here."""
         margin = np.log(reckoned.it.capacity) - peak
         p_valid = (1.0 - self.other) * _logistic(
             self.slope * np.clip(margin, -5.0, 5.0) + self.shift
@@ -79,8 +81,8 @@ class Validity(msgspec.Struct, frozen=True, kw_only=True):
             seen[:, MARGIN] = sortable(_bounded(margin))
             told, _ = self.classifier.predict(seen)
             p_valid = self.trust * told + (1.0 - self.trust) * p_valid
-            # What needs far more than there is does not fit, whatever trees make of a new kind.
-            p_valid = np.minimum(p_valid, _logistic(SLOPE * (margin + FAR)))
+            # What surely needs more than there is does not fit, whatever trees make of a new kind.
+            p_valid = np.minimum(p_valid, _logistic(SLOPE * (margin + np.minimum(half, FAR))))
         return np.clip(p_valid, 1.0 - SUREST, SUREST)
 
 

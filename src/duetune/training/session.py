@@ -93,9 +93,13 @@ class Session:
             kept = held_out(len(data), task.eval_fraction, task.eval_rows, task.seed)
             evaluation = (data, kept)
             rows = np.delete(rows, kept)
-        model = load_model(task, device)
-        _check_fit(task, data, model.config)
-        learner = Learner(task, model, data, rows, device)
+        try:
+            model = load_model(task, device)
+            _check_fit(task, data, model.config)
+            learner = Learner(task, model, data, rows, device)
+        except torch.OutOfMemoryError as error:
+            allowed = f"a smaller model or adapters: out of memory ({error})"
+            raise InvalidInput("model", task.model, allowed) from None
         torch.use_deterministic_algorithms(learner.exact and device.type == "cuda")
         return cls(contract, task, tokenizer, learner, evaluation, device)
 
