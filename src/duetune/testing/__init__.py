@@ -16,6 +16,7 @@ from duetune.testing.markets import constant_market, market_of, random_market
 from duetune.testing.policies import FixedPlan, Idle, Restless
 from duetune.testing.policy_contract import PolicyContract
 from duetune.testing.selector_contract import SelectorContract
+from duetune.testing.source_contract import SourceContract
 from duetune.testing.views import view_of
 
 __all__ = [
@@ -31,6 +32,7 @@ __all__ = [
     "PolicyContract",
     "Restless",
     "SelectorContract",
+    "SourceContract",
     "constant_market",
     "market_of",
     "random_market",
