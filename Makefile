@@ -39,6 +39,7 @@ bench: venv
 	$(BIN)/python benchmarks/selection.py
 	$(BIN)/python benchmarks/paper.py
 	$(BIN)/python benchmarks/resize.py
+	$(BIN)/python benchmarks/knowledge.py
 
 bench-quick: venv
 	$(BIN)/python benchmarks/optimum.py --quick
@@ -46,6 +47,7 @@ bench-quick: venv
 	$(BIN)/python benchmarks/selection.py --quick
 	$(BIN)/python benchmarks/paper.py --quick
 	$(BIN)/python benchmarks/resize.py --quick
+	$(BIN)/python benchmarks/knowledge.py --quick
 
 clean:
 	rm -rf .venv out .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -55,8 +55,8 @@ def drawn(size, seed, **domains):
 
 
 def measured(rows, seed, *, noise=0.03, memory_noise=0.01, bound=1.0, slower=None, peaks=True):
-    """What the world says of ``rows``: out of memory above ``bound`` of the capacity. ``slower``
-    is a factor of the pace for each row, that physics knows nothing of.
+    """What the world says of ``rows``: out of memory above ``bound`` of the capacity (one for all
+    or one for each row). ``slower`` is a factor of the pace, that physics knows nothing of.
     """
     random = np.random.default_rng(seed)
     it = Described(rows)

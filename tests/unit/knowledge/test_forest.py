@@ -9,6 +9,7 @@ from sklearn.ensemble import ExtraTreesClassifier, ExtraTreesRegressor
 from duetune.knowledge.forest import (
     BLOCK,
     Forest,
+    _flat,
     constant_forest,
     grow_classification,
     grow_regression,
@@ -88,6 +89,53 @@ def test_thresholds_between_two_neighbouring_numbers_divide_them():
         assert (forest.predict(sortable(matrix))[0] == grown.predict(matrix)).all()
 
 
+class Stump:
+    """One split, as scikit-learn keeps it."""
+
+    node_count = 3
+    feature = np.array([0, -2, -2])
+    children_left = np.array([1, -1, -1])
+    children_right = np.array([2, -1, -1])
+    value = np.array([[[0.0]], [[1.0]], [[2.0]]])
+
+    def __init__(self, threshold):
+        self.threshold = np.array([threshold, -2.0, -2.0])
+
+
+@pytest.mark.parametrize(
+    "threshold", [0.5, 0.0, -0.0, -0.5, 0.1, -0.1, 1e-50, -1e-50, 16777217.0, -16777217.0]
+)
+def test_what_is_not_above_the_threshold_goes_to_the_first_child(threshold):
+    near = np.float32(threshold)
+    asked = np.array(
+        [np.nextafter(near, np.float32(-np.inf)), near, np.nextafter(near, np.float32(np.inf))],
+        np.float32,
+    )
+    forest = _flat([Stump(threshold)], lambda tree: tree.value[:, 0, 0])
+    told, _ = forest.predict(sortable(asked[:, None]))
+    assert told.tolist() == [1.0 if float(each) <= threshold else 2.0 for each in asked]
+
+
+@pytest.mark.parametrize(
+    ("part", "change"),
+    [
+        ("nodes", lambda array: array[:, :2]),
+        ("nodes", lambda array: array + np.array([6, 0, 0], np.int32)),
+        ("nodes", lambda array: array + np.array([0, 0, len(array)], np.int32)),
+        ("nodes", lambda array: array - np.array([0, 0, len(array)], np.int32)),
+        ("roots", lambda array: array + 10**6),
+        ("roots", lambda array: array - 1),
+        ("roots", lambda array: array[:0]),
+        ("depths", lambda array: array[:-1]),
+        ("value", lambda array: array[:-1]),
+    ],
+)
+def test_arrays_that_lead_out_of_themselves_are_refused(regressor, part, change):
+    _, forest = regressor
+    with pytest.raises(ValueError, match="trees"):
+        Forest.of_arrays(forest.arrays | {part: change(forest.arrays[part])}, columns=6)
+
+
 def test_both_zeros_are_one_number():
     zeros = np.array([0.0, -0.0], np.float32)
     first, second = sortable(zeros).tolist()
@@ -165,7 +213,8 @@ def test_one_class_only_is_a_constant(valid):
 
 def test_arrays_are_all_there_is(regressor):
     _, forest = regressor
-    again = Forest.of_arrays({name: array.copy() for name, array in forest.arrays.items()})
+    kept = {name: array.copy() for name, array in forest.arrays.items()}
+    again = Forest.of_arrays(kept, columns=6)
     for mine, theirs in zip(
         forest.predict(sortable(ASKED)), again.predict(sortable(ASKED)), strict=True
     ):

@@ -21,8 +21,11 @@ FRESH = drawn(60, 2, method=("full", "lora", "qlora"), gpu_model=("A100-80GB", "
 
 @pytest.fixture(scope="module")
 def model():
-    learned = KnowledgeModel.fit(measured(drawn(60, 1), 1))
+    rows = drawn(90, 1, tokens_per_sample=(1024, 2048, 4096), num_gpus=(1,))
+    bound = np.where(rows.is_("gpu_model", "L40S"), 0.4, 1.0)
+    learned = KnowledgeModel.fit(measured(rows, 1, bound=bound))
     assert learned.validity.trust > 0
+    assert learned.validity.shift != 0
     return learned
 
 

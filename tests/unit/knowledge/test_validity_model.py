@@ -38,8 +38,7 @@ class World:
         model = self.model if model is None else model
         reckoned = Reckoned(Described(rows), self.physics)
         keys = sortable(feature_matrix(reckoned, self.labels))
-        peak, _ = model.peak(reckoned, keys)
-        return model.p_valid(reckoned, keys, peak)
+        return model.p_valid(reckoned, keys, *model.peak(reckoned, keys))
 
 
 def brier(told, truth):
