@@ -83,7 +83,8 @@ class Validity(msgspec.Struct, frozen=True, kw_only=True):
             p_valid = self.trust * told + (1.0 - self.trust) * p_valid
             # What surely needs more than there is does not fit, whatever trees make of a new kind.
             p_valid = np.minimum(p_valid, _logistic(SLOPE * (margin + np.minimum(half, FAR))))
-        return np.clip(p_valid, 1.0 - SUREST, SUREST)
+        never = reckoned.memory["weights"] > reckoned.it.capacity
+        return np.where(never, 1.0 - SUREST, np.clip(p_valid, 1.0 - SUREST, SUREST))
 
 
 def fit_validity(

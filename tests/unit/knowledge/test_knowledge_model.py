@@ -283,6 +283,22 @@ def test_a_full_memory_is_not_taken_for_what_was_needed(blank):
     )
 
 
+def test_what_a_paged_optimiser_shows_is_not_taken_for_what_was_needed(blank):
+    small = {"model": ("HuggingFaceTB/SmolLM2-135M",), "num_gpus": (1,), "batch_size": (1,)}
+    paged = drawn(12, 9, optimiser=("paged-adamw",), **small)
+    told = KnowledgeModel.fit(
+        History(
+            Observation(
+                configuration=row, outcome=Outcome.VALID, tokens_per_s=1000.0, peak_memory_gb=30.0
+            )
+            for row in paged
+        )
+    )
+    assert told.estimate(paged).memory_gb[:, 1] == pytest.approx(
+        blank.estimate(paged).memory_gb[:, 1], rel=0.05
+    )
+
+
 def test_what_was_needed_counts_and_not_what_was_kept_beside_it():
     rows = drawn(12, 8, model=("HuggingFaceTB/SmolLM2-135M",), num_gpus=(1,), batch_size=(1,))
     needed = TRUTH.memory.peak(Described(rows)) / 1e9

@@ -121,11 +121,12 @@ def test_nothing_measured_leaves_all_usual():
 def test_rows_of_no_weight_teach_nothing():
     weight = np.ones(len(ROWS))
     weight[::2] = 1e-12
-    truth = TRUTH.pace.tokens_per_s(ROWS)
-    odd = truth.copy()
-    odd[::2] *= 5.0
-    told = fit_pace(ROWS, odd, weight).tokens_per_s(FRESH)
-    assert np.median(off(told, TRUTH.pace.tokens_per_s(FRESH))) < 0.02
+    odd = np.where(weight < 1, 5.0, 1.0)
+    pace = fit_pace(ROWS, odd * TRUTH.pace.tokens_per_s(ROWS), weight)
+    assert np.median(off(pace.tokens_per_s(FRESH), TRUTH.pace.tokens_per_s(FRESH))) < 0.02
+    every = np.ones(len(ROWS), np.bool_)
+    memory = fit_memory(ROWS, odd * TRUTH.memory.peak(ROWS), every, weight)
+    assert np.median(off(memory.peak(FRESH), TRUTH.memory.peak(FRESH))) < 0.01
 
 
 def test_one_row_is_followed_and_everything_stays_finite():

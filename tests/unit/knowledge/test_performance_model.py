@@ -10,7 +10,7 @@ from duetune.knowledge.described import Described
 from duetune.knowledge.estimate import EXTRAPOLATED
 from duetune.knowledge.features import Physics, Reckoned, feature_matrix, seen_labels
 from duetune.knowledge.forest import sortable
-from duetune.knowledge.pace import fit_pace
+from duetune.knowledge.pace import PaceModel, fit_pace
 from duetune.knowledge.performance import FEWEST, TRANSFER, fit_performance
 from synthetic_history import TRUTH, drawn, measured
 
@@ -145,3 +145,34 @@ def test_software_with_any_characters_is_learnt_from():
     rows = drawn(12, 5, software=words, **ROOMY)
     told = World(rows).told(rows)
     assert np.isfinite(told).all()
+
+
+def test_no_run_helps_to_predict_itself():
+    """Each has software of its own, which says all of its pace once it was seen, and nothing of
+    the others': an interval from fits that saw the run would be far too narrow.
+    """
+    rows = Configurations.of(
+        [row.replace(software=f"build {index}") for index, row in enumerate(drawn(18, 6, **ROOMY))]
+    )
+    it = Described(rows)
+    luck = np.exp(0.4 * np.random.default_rng(1).standard_normal(len(rows)))
+    pace = TRUTH.pace.tokens_per_s(it) * luck
+    weight = np.ones(len(rows))
+    physics = Physics(pace=fit_pace(it, pace, weight))
+    model = fit_performance(it, physics, {}, pace, weight, seed=0)
+    half = model.widths.half_width(rows, np.zeros(len(rows)))
+    seen = np.abs(np.log(physics.pace.tokens_per_s(it) / pace))
+    assert np.median(half) > 0.45
+    assert np.median(half) > 2 * np.quantile(seen, 0.9)
+
+
+def test_what_a_label_is_worth_is_how_far_off_physics_is_without_it():
+    factors = {"gpu_model=A100-80GB": 1.5, "gpu_model=L40S": 0.6, "method=lora": 0.7}
+    physics = Physics(pace=PaceModel(factors=factors))
+    big = {"batch_size": (256,), "tokens_per_sample": (4096,), "num_gpus": (1,)}
+    rows = drawn(8, 7, model=("meta-llama/Llama-3.1-8B",), **big)
+    it = Described(rows)
+    pace = physics.pace.tokens_per_s(it)
+    model = fit_performance(it, physics, {}, pace, np.ones(len(rows)), seed=0)
+    assert model.transfer["gpu_model"] == pytest.approx((np.log(1.5) - np.log(0.6)) / 2, rel=0.02)
+    assert model.transfer["method"] == pytest.approx(-np.log(0.7) / 2, rel=0.02)
