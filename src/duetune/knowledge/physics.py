@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     Column = NDArray[np.float64]
 
 GB = 1e9
+PARCELS = 4.0
 
 
 class MemoryConstants(msgspec.Struct, frozen=True, kw_only=True):
@@ -172,7 +173,9 @@ def time_terms(
     speed = np.where(
         it.nodes > 1, np.minimum(speed, constants.network_gb_s * it.network * 1e9), speed
     )
-    exchange = np.where(it.several, spread * moved / speed + constants.exchange_s * it.layers, 0.0)
+    # Sharded layers are gathered one by one; without sharding gradients travel in a few parcels.
+    latency = constants.exchange_s * np.where(it.fsdp, it.layers, PARCELS)
+    exchange = np.where(it.several, spread * moved / speed + latency, 0.0)
     optimiser = (
         constants.optimiser
         * (12.0 + 1.5 * it.optimiser_bytes)
@@ -188,6 +191,11 @@ def time_terms(
         "communication": exchange,
         "optimiser": optimiser,
     }
+
+
+def most_tokens_per_s(it: Described) -> Column:
+    """What the arithmetic of the data sheet allows, if nothing else took time."""
+    return it.gpus * it.peak / (np.where(it.full, 6.0, 4.0) * it.active)
 
 
 def step_seconds(terms: dict[str, Column], overlap: float) -> Column:
