@@ -152,7 +152,7 @@ def test_what_was_not_measured_is_not_made_up(migrated, row, outcome, tokens_per
     assert measured.flags == flags
 
 
-def test_an_emulated_gpu_teaches_nothing_about_a_real_one(migrated):
+def test_what_ran_on_no_gpu_teaches_nothing_about_one(migrated):
     history = migrated({"gpu": "emulated"}, {"gpu": "cpu", "gpus": 1, "precision": "fp32"})
     assert {each.configuration.gpu_model for each in history} == {"emulated", "CPU"}
-    assert {each.configuration.gpu_model for each in history.plausible} == {"CPU"}
+    assert not len(history.plausible)
