@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -99,7 +102,18 @@ def test_fits_knows_a_model_by_its_config(duetune, tmp_path):
         (("fits", "mistrall", "--gpu", "H100"), "Mistral"),
         (("fits", "llama3.1-8b", "--gpu", "H300"), "H200"),
         (("fits", "llama3.1-8b", "--gpu", "H100", "--method", "magic"), "qlora"),
-        (("fits", "llama3.1-8b", "--gpu", "H100", "--batch", "-1"), "batch_size"),
+        (("fits", "llama3.1-8b", "--gpu", "H100", "--batch", "-1"), "batch"),
+        (("fits", "llama3.1-8b", "--gpu", "H100", "--batch", "0"), "batch: 0"),
+        (("fits", "llama3.1-8b", "--gpu", "H100", "--rank", "0"), "rank: 0"),
+        (("fits", "llama3.1-8b", "--gpu", "H100", "--seq", "0"), "seq: 0"),
+        ((*ASKED, "--deadline", "6h"), "--tokens"),
+        (("history", "import", "x", "--given", "nope=3"), "gpu_model"),
+        (("history", "import", "x", "--given", "gpu_model=Q9"), "H100"),
+        (("history", "import", "x", "--given", "num_gpus=x"), "whole number"),
+        (("history", "export", ""), "name of a file"),
+        (("history", "export", "/dev/null"), "something else"),
+        (("profile", "quick", "--count", "1", "--out", ""), "name of a file"),
+        (("profile", "quick", "--count", "1", "--out", "no/p.jsonl"), "in a folder that is there"),
         (("fits", "llama3.1-8b", "--gpu", "H100", "--targets", "some"), "all-linear"),
         (("recommend",), "--model"),
         (("recommend", "nothing.yaml"), "nothing.yaml"),
@@ -115,6 +129,65 @@ def test_what_cannot_be_is_one_line_and_makes_nothing(duetune, tmp_path, argumen
     assert words in err
     assert err.count("\n") == 1
     assert not (tmp_path / "home").exists()
+
+
+def test_a_gpu_without_bfloat16_computes_in_float16_and_that_is_said(duetune):
+    for method, precision in (("lora", "fp16"), ("full", "fp16-mixed")):
+        fits = ("fits", "HuggingFaceTB/SmolLM2-135M", "--gpu", "T4", "--method", method)
+        _, out, _ = duetune(*fits)
+        assert f"Assumed: {precision}: a T4 cannot compute in bfloat16" in out
+        _, out, _ = duetune(*fits, "--json")
+        assert json.loads(out)["fits"]["configuration"]["precision"] == precision
+        asked = ("recommend", "--model", "smollm2-135m", "--gpus", "T4:1", "--method", method)
+        _, out, _ = duetune(*asked, "--json")
+        chosen = json.loads(out)["advice"]["candidates"][0]["configuration"]
+        assert chosen["precision"] == precision
+
+
+def test_a_damaged_database_is_said(duetune, tmp_path):
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "duetune.db").write_bytes(b"no database" * 999)
+    for arguments in (FITS, ASKED, ("history", "show")):
+        status, out, err = duetune(*arguments)
+        assert (status, out) == (2, "")
+        assert "SQLite database" in err
+
+
+def test_a_full_disk_behind_the_output_is_one_line():
+    program = "from duetune.cli import main; raise SystemExit(main())"
+    command = [sys.executable, "-c", program, "history", "sources"]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr == "duetune: no space is left for what is written\n"
+
+
+@pytest.mark.parametrize("arguments", [(*ASKED, "--tokens", "1M"), ("history", "show")])
+def test_a_narrow_screen_is_readable(duetune, monkeypatch, arguments):
+    write_history("known.csv", runs(1))
+    duetune("history", "import", "known.csv")
+    monkeypatch.setenv("COLUMNS", "60")
+    status, out, _ = duetune(*arguments, *(("--source", "analytic") * (arguments[0] != "history")))
+    assert status == 0
+    assert max(len(line) for line in out.splitlines()) <= 60
+    # Words are not broken into columns of a few letters.
+    assert ("Llama-3.2-1B" if arguments[0] == "history" else "A100-80GB") in out
+
+
+def test_rows_that_cannot_be_true_are_left_out_and_contradictions_counted(duetune, tmp_path):
+    (tmp_path / "odd.csv").write_text(
+        "model,gpu_model,outcome,tokens_per_s,peak_memory_gb\n"
+        "llama3.2-1b,Q999,valid,5000,9\nllama3.2-1b,H100,oom,5000,\n"
+        "llama3.2-1b,H100,valid,5000,9999\nllama3.2-1b,H100,valid,5000,9\n"
+        "llama3.2-1b,H100,valid,900,9\n"
+    )
+    status, out, _ = duetune("history", "import", "odd.csv")
+    assert status == 0
+    assert "2 rows, 2 new" in out
+    assert "1 configuration there are runs that contradict" in out
+    for row in ("row 1: gpu_model", "row 2: tokens_per_s", "row 3: peak_memory_gb"):
+        assert row in out
+    assert duetune("history", "import", "odd.csv", "--given", "gpu_model=H100")[0] == 2
 
 
 def test_recommend_fills_in_a_job(duetune, tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import traceback
@@ -119,16 +120,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except click.ClickException as error:
         return _refused(error)
     except BrokenPipeError:
-        # Whoever read us has enough. What is still buffered must not fail at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
+        # Whoever read us has enough.
+        return _unheard()
     except DuetuneError as error:
         return _failed(session, error, str(error), error.exit_code)
     except Exception as error:  # noqa: BLE001 - the last line of defence
+        if isinstance(error, OSError) and error.errno == errno.ENOSPC and error.filename is None:
+            _say("no space is left for what is written")
+            return _unheard()
         name = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
         advice = "a bug in duetune; please report it with the command and what --debug shows"
         return _failed(session, error, f"unexpected {name}; {advice}", UNEXPECTED)
     return status if isinstance(status, int) else 0
+
+
+def _unheard() -> int:
+    """What is still buffered must not fail at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 1
 
 
 def _refused(error: click.ClickException) -> int:

@@ -39,9 +39,7 @@ class FitsAnswer(Answer, frozen=True, kw_only=True):
 @click.option("--sharding", metavar="HOW", help="ddp, fsdp, ...  [default: fsdp if there are more]")
 @click.option(
     "--precision",
-    default="bf16",
-    show_default=True,
-    help="bf16, fp16, fp32, bf16-mixed or fp16-mixed.",
+    help="bf16, fp16, fp32, bf16-mixed or fp16-mixed.  [default: bf16 if the GPU has it]",
 )
 @click.option(
     "--optimiser",
@@ -71,19 +69,23 @@ def fits(model: str, as_json: bool, **chosen: object) -> int:
     name with a size in it. Nothing is started. The exit status is 0 if it fits, 1 if it does not or
     is not sure.
     """
+    import msgspec
+
     from duetune.cli.knowing import known_advisor
-    from duetune.knowledge.advice import Verdict, asked_gpu, asked_model, usual_software
+    from duetune.knowledge.advice import Verdict, asked_gpu, asked_model
     from duetune.knowledge.space import field_value
 
     gpu = asked_gpu(str(chosen["gpu"]))
+    _check_counts(chosen)
+    precision, told = _precision(chosen, gpu)
     fields = {
         "model": asked_model(model),
         "gpu_model": gpu,
         "method": chosen["method"],
         "num_gpus": chosen["gpus"],
-        "batch_size": chosen["batch"] or chosen["gpus"],
+        "batch_size": chosen["gpus"] if chosen["batch"] is None else chosen["batch"],
         "tokens_per_sample": chosen["seq"],
-        "precision": chosen["precision"],
+        "precision": precision,
         "optimiser": chosen["optimiser"],
         "grad_checkpoint": chosen["checkpointing"],
         "lora_rank": chosen["rank"],
@@ -96,13 +98,38 @@ def fits(model: str, as_json: bool, **chosen: object) -> int:
     _check_targets(str(checked["lora_targets"]))
     configuration = _configuration(checked)
     advisor, notes = known_advisor(Home())
-    software = usual_software(advisor.history, gpu)
-    fit = advisor.fit(configuration.replace(software=software))
+    fit = advisor.fit(configuration)
+    if told:
+        fit = msgspec.structs.replace(fit, assumptions=(told, *fit.assumptions))
     if as_json:
         print_answer(FitsAnswer(command="fits", fits=fit, notes=notes))
     else:
         _show(fit, notes)
     return 0 if fit.verdict is Verdict.YES else DOES_NOT_FIT
+
+
+def _check_counts(chosen: dict[str, object]) -> None:
+    """By the names of the options, which are not those of the fields."""
+    from duetune.errors import InvalidInput
+
+    for option in ("seq", "batch", "gpus", "rank"):
+        count = chosen[option]
+        if isinstance(count, int) and count < 1:
+            raise InvalidInput(option, count, "a whole number, one or more")
+
+
+def _precision(chosen: dict[str, object], gpu: str) -> tuple[object, str]:
+    """The one to use, and what is to be said of it. In 16 bits alone, float16 cannot train all
+    weights.
+    """
+    from duetune.knowledge.gpus import GPUS
+
+    if chosen["precision"] is not None:
+        return chosen["precision"], ""
+    if GPUS[gpu].bf16:
+        return "bf16", ""
+    precision = "fp16-mixed" if chosen["method"] == "full" else "fp16"
+    return precision, f"{precision}: a {gpu} cannot compute in bfloat16"
 
 
 def _check_targets(targets: str) -> None:

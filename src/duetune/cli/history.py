@@ -88,6 +88,11 @@ def import_(paths: tuple[str, ...], given: tuple[str, ...], as_json: bool) -> No
         old = each.read - each.new
         parts = [f"{each.new:,} new", f"{old:,} known already"]
         click.echo(f"{each.place}: {each.read:,} rows, {', '.join(parts)}.")
+        if each.contradicting:
+            click.echo(
+                f"  Of {each.contradicting:,} configuration{'s' * (each.contradicting > 1)} there"
+                " are runs that contradict each other: some are more than 3 times as fast."
+            )
         if each.quarantined:
             why = "; ".join(
                 f"{count:,} {QUARANTINE.get(why, why)}"
@@ -234,23 +239,24 @@ def _grouped(found: History) -> tuple[Known, ...]:
 def _show(known: tuple[Known, ...], runs: int, own: int) -> None:
     from rich.markup import escape
 
-    from duetune.cli.knowing import number
+    from duetune.cli.knowing import NARROW, number
     from duetune.cli.tables import console, new_table
 
     screen = console()
     if not known:
         screen.print("Nothing was measured.")
         return
-    table = new_table(
-        *("model", "GPU", "method", "runs", "valid", "out of memory", "odd", "best tok/s a GPU"),
-        left=("model", "GPU", "method"),
-    )
+    narrow = screen.width < NARROW
+    columns = ["model", "GPU", "method", "runs", "valid", "out of memory", "odd"]
+    columns = columns[:4] if narrow else columns
+    pace_column = "tok/s" if narrow else "best tok/s a GPU"
+    table = new_table(*columns, pace_column, left=("model", "GPU", "method"))
     for each in known:
         pace = "-" if each.tokens_per_s is None else number(each.tokens_per_s)
         counts = [str(count or "-") for count in (each.valid, each.oom, each.quarantined)]
-        table.add_row(
-            escape(each.model), escape(each.gpu), each.method, str(each.runs), *counts, pace
-        )
+        model = each.model.rsplit("/", 1)[-1] if narrow else each.model
+        shown = () if narrow else counts
+        table.add_row(escape(model), escape(each.gpu), each.method, str(each.runs), *shown, pace)
     screen.print(table)
     screen.print()
     screen.print(f"{runs:,} runs: {runs - own:,} come with duetune, {own:,} are of this home.")

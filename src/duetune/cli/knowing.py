@@ -20,19 +20,21 @@ if TYPE_CHECKING:
 
 FITTING = "Fitting the model to what was measured; it is kept for the next time"
 _BAR = 24
+NARROW = 80
+"""On screens with fewer columns, tables have only what matters most."""
 
 
 def known_advisor(home: Home, source: str = "hybrid") -> tuple[Advisor, tuple[str, ...]]:
     """The advisor, and what could not be asked. Nothing is made in the home but a model's file."""
     from duetune.bootstrap.knowledge import existing_store, site_history, site_source
-    from duetune.errors import InvalidInput, StoreError
+    from duetune.errors import StoreError
     from duetune.knowledge.advisor import Advisor
 
     notes: tuple[str, ...] = ()
     try:
         store = existing_store(home.settings)
         history = site_history(store)
-    except (StoreError, InvalidInput) as error:
+    except StoreError as error:
         history = site_history(None)
         notes = (f"only what comes with duetune is known: {error}",)
     with waiting(FITTING):

@@ -104,14 +104,22 @@ def profile(
     Each is run for a few real steps of fine-tuning on a model with random weights: nothing is
     downloaded. What runs out of memory is noted as such; smaller cards are emulated by a cap.
     """
+    from duetune.knowledge.output_files import output_file
     from duetune.profiling.preparation import MOST_S, Prepared, Wish
 
     if out is None and not plan:
         raise click.UsageError("--out FILE is needed: what was measured is written there")
+    if out is not None:
+        output_file("out", out)
     path = Path(out or "profile.jsonl")
     if path.exists() and not resume and not plan:
         raise InvalidInput("out", str(path), "a file that is not there yet, with --no-resume")
-    values = {**chosen, "space": space, "out": path, "most_s": most_seconds or MOST_S}
+    values = {
+        **chosen,
+        "space": space,
+        "out": path,
+        "most_s": MOST_S if most_seconds is None else most_seconds,
+    }
     wish = Wish(**values)  # type: ignore[arg-type]
     prepared = Prepared(wish, _known(history))
     if plan:

@@ -9,6 +9,7 @@ from rich.markup import escape
 from duetune.cli.fits import show_fit
 from duetune.cli.home import duration_words
 from duetune.cli.knowing import (
+    NARROW,
     between,
     chance,
     evidence_table,
@@ -35,6 +36,7 @@ OBJECTIVES = {
     "balanced": "fast, with few GPUs",
 }
 WORTH_A_RUN = 0.005
+_PACE = "tokens/s (90%)"
 
 
 def show_advice(name: str, advice: Advice, notes: tuple[str, ...], probe: str | None) -> None:
@@ -46,7 +48,7 @@ def show_advice(name: str, advice: Advice, notes: tuple[str, ...], probe: str | 
     else:
         screen.print(_choices(advice))
         screen.print()
-        screen.print(_alternatives(advice))
+        screen.print(_alternatives(advice, narrow=screen.width < NARROW))
         screen.print(f"[dim]The best of {advice.considered:,} configurations.[/]")
         screen.print()
         _show_evidence(screen, advice)
@@ -83,11 +85,11 @@ def _value(value: Value) -> str:
     return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
 
 
-def _alternatives(advice: Advice) -> Table:
+def _alternatives(advice: Advice, *, narrow: bool) -> Table:
     limits = advice.limits
     timed = limits.tokens is not None
-    columns = ["", "GPUs", "configuration", "tokens/s (90%)", "fits"]
-    columns += ["time", "GPU-h"] if timed else []
+    columns = ["", "GPUs", "configuration", *(["tok/s"] if narrow else [_PACE, "fits"])]
+    columns += ["time", *([] if narrow else ["GPU-h"])] if timed else []
     columns += ["cost"] if timed and limits.price else []
     columns += ["on time"] if timed and limits.deadline_s is not None else []
     table = new_table(*columns, left=("GPUs", "configuration"))
@@ -102,13 +104,14 @@ def _row(place: int, each: Candidate, columns: list[str]) -> list[str]:
         str(place),
         f"{each.configuration.num_gpus} x {each.configuration.gpu_model}",
         shortly(each.configuration, gpu=False),
-        f"{number(pace.middle)} ({number(pace.low)}-{number(pace.high)})"
-        if pace.middle > 0
-        else "not known",
-        chance(each.estimate.p_valid),
     ]
+    range_ = f" ({number(pace.low)}-{number(pace.high)})" if _PACE in columns else ""
+    cells.append(f"{number(pace.middle)}{range_}" if pace.middle > 0 else "not known")
+    if "fits" in columns:
+        cells.append(chance(each.estimate.p_valid))
     if "time" in columns:
         cells.append("-" if each.runtime_s is None else duration_words(each.runtime_s.middle))
+    if "GPU-h" in columns:
         cells.append("-" if each.gpu_hours is None else number(each.gpu_hours.middle))
     if "cost" in columns:
         cells.append("-" if each.cost is None else dollars(each.cost.middle))

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from duetune.errors import InvalidInput
-from duetune.knowledge.configuration import Configuration
+from duetune.knowledge.configuration import Configuration, Method, Precision, Sharding
 from duetune.knowledge.estimate import EXTRAPOLATED, Cause, Estimate
 from duetune.knowledge.gpus import GPUS, gpu_name
 from duetune.knowledge.model_facts import model_facts
+from duetune.knowledge.observation import Origin
 from duetune.knowledge.registry import model_name
 from duetune.knowledge.source import Candidate, Limits, Neighbour, Objective, Term
 from duetune.knowledge.space import Space, Value
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from duetune.knowledge.history import History
 
 GIVEN = "given"
+_SHARDED = frozenset((Sharding.FSDP, Sharding.FSDP_GRAD_OP, Sharding.HYBRID))
 
 
 class Verdict(StrEnum):
@@ -173,11 +175,17 @@ def _near(text: str, names: dict[str, str], cutoff: float) -> tuple[str, ...]:
     return tuple(dict.fromkeys(folded[each] for each in found))
 
 
-def usual_software(history: History, gpu: str = "") -> str:
-    """What most runs were measured with, on this GPU if there are any on it."""
+def usual_software(history: History, gpu: str = "", method: str = "") -> str:
+    """What most runs of this method were measured with, on this GPU if there are any on it. Where
+    the method was never measured: what most runs of campaigns and jobs were, since what others
+    published may be of a trainer that has nothing to do with it.
+    """
+    history = history.plausible
     rows = [each.configuration for each in history]
-    mine = [each.software for each in rows if each.gpu_model == gpu]
-    counts = Counter(mine or [each.software for each in rows])
+    alike = [each for each in rows if not method or each.method == method]
+    own = [each.configuration for each in history if each.origin is not Origin.IMPORT]
+    here = [each for each in alike if each.gpu_model == gpu]
+    counts = Counter(each.software for each in here or alike or own or rows)
     return max(counts, key=lambda each: (counts[each], each)) if counts else ""
 
 
@@ -202,6 +210,12 @@ def estimate_assumptions(
         told.append(f"of {configuration.model}, {facts.source}")
     if facts is not None and facts.context and configuration.tokens_per_sample > facts.context:
         told.append(f"the model takes at most {facts.context:,} tokens of a sequence")
+    sharded = configuration.num_gpus > 1 and configuration.sharding in _SHARDED
+    halves = configuration.precision in {Precision.BF16, Precision.FP16}
+    if sharded and halves and configuration.method is Method.FULL:
+        told.append(
+            f"sharded full training keeps weights in 32 bits, with {configuration.precision}, too"
+        )
     if not len(history):
         told.append("nothing was measured: physics with the constants of experience")
         return tuple(told)

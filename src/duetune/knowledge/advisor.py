@@ -13,11 +13,12 @@ from duetune.knowledge.estimate import CAUSES, Cause
 from duetune.knowledge.fits import Fitting
 from duetune.knowledge.lessons import best_lesson
 from duetune.knowledge.ranking import SURE_ENOUGH, rank, unavailable
+from duetune.knowledge.rules import Constraint
 from duetune.knowledge.source import Objective
-from duetune.knowledge.space import Role
+from duetune.knowledge.space import Domain, Role, Space
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from duetune.knowledge.advice import Fit, Request
     from duetune.knowledge.configuration import Configuration, Configurations
@@ -35,7 +36,7 @@ MOST_POINTS = 500_000
 """Beyond so many, single fields are not compared."""
 
 _MORE, _LESS = "more GPU-hours", "fewer GPU-hours"
-_BETTER = ("cheaper", "faster", _LESS)
+_BETTER = ("cheaper", "faster", "as fast", _LESS)
 _ADAPTERS = ("lora_rank", "lora_targets")
 _UNUSUAL = ("num_nodes", "grad_accum", "fast_kernels", "fast_moe", "memory_cap_gb", "interconnect")
 
@@ -49,7 +50,14 @@ class Advisor:
         self._fitting = Fitting(source, history)
 
     def fit(self, configuration: Configuration) -> Fit:
-        return self._fitting.fit(configuration)
+        """With the software of most measured runs like it, unless it is said."""
+        one = configuration
+        software = one.software or usual_software(self.history, one.gpu_model, one.method)
+        fit = self._fitting.fit(one.replace(software=software))
+        if software == one.software:
+            return fit
+        told = f"run with {software}, as most measured runs"
+        return msgspec.structs.replace(fit, assumptions=(told, *fit.assumptions))
 
     def recommend(self, request: Request) -> Advice:
         request = self._with_software(request)
@@ -102,19 +110,34 @@ class Advisor:
         )
 
     def _with_software(self, request: Request) -> Request:
-        """As if run with what most runs were measured with, unless it is said."""
+        """As if run with what most runs of the method were measured with on each GPU, unless it is
+        said. GPUs are looked at one by one: what is said of one depends on no other.
+        """
         if "software" in request.given or not len(self.history):
             return request
-        gpus = request.space.given(request.given).values["gpu_model"]
-        software = usual_software(self.history, str(gpus[0]) if len(gpus) == 1 else "")
-        if not software:
+        values = request.space.given(request.given).values
+        method = str(values["method"][0]) if len(values["method"]) == 1 else ""
+        by_software: dict[str, list[str]] = {}
+        for gpu in map(str, values["gpu_model"]):
+            by_software.setdefault(usual_software(self.history, gpu, method), []).append(gpu)
+        names = tuple(by_software)
+        if names in {(), ("",)}:
             return request
-        return msgspec.structs.replace(
+        request = msgspec.structs.replace(
             request,
-            given={**request.given, "software": software},
             reasons={**request.reasons, "software": "that of most measured runs"},
-            assumptions=(*request.assumptions, f"run with {software}, as most measured runs"),
+            assumptions=(*request.assumptions, _software_words(by_software)),
         )
+        if len(names) == 1:
+            given = {**request.given, "software": names[0]}
+            return msgspec.structs.replace(request, given=given)
+        ties = (
+            Constraint(f"(gpu_model in {(*gpus,)!r}) == (software == {name!r})", "as measured")
+            for name, gpus in by_software.items()
+        )
+        domains = {**request.space.domains, "software": Domain(names, Role.FIXED)}
+        space = Space(domains, (*request.space.constraints, *ties))
+        return msgspec.structs.replace(request, space=space)
 
     def _with_nearest_miss(
         self, advice: Advice, points: Configurations, estimates: Estimates
@@ -156,6 +179,13 @@ class Advisor:
             if _worth_showing(field, configuration, reason):
                 found.append(Choice(field=field, value=_plain(value), reason=reason))
         return tuple(found)
+
+
+def _software_words(by_software: Mapping[str, Sequence[str]]) -> str:
+    if len(by_software) == 1:
+        return f"run with {next(iter(by_software))}, as most measured runs"
+    each = (f"{name or 'unsaid software'} on {', '.join(on)}" for name, on in by_software.items())
+    return f"run with {'; with '.join(each)}: as most measured runs"
 
 
 def _plain(value: Value) -> Value:
@@ -227,7 +257,7 @@ def _difference(chosen: Candidate, other: Candidate, objective: Objective) -> st
         return f"on time with {max(chance, 0.01):.0%} at most"
     pace = other.estimate.tokens_per_s.middle / chosen.estimate.tokens_per_s.middle
     if objective in {Objective.FASTEST, Objective.BALANCED}:
-        return _words(1.0 / pace, "slower", "faster")
+        return _pace_words(pace)
     if objective is Objective.DEADLINE and chosen.cost is not None and other.cost is not None:
         return _words(other.cost.middle / chosen.cost.middle, "dearer", "cheaper")
     if chosen.gpu_hours is not None and other.gpu_hours is not None:
@@ -246,4 +276,13 @@ def _words(ratio: float, more: str, less: str) -> str:
     return f"{ratio - 1:.0%} {more}" if ratio > 1 else f"{1 - ratio:.0%} {less}"
 
 
-_TIMES = {"dearer": "as dear", "slower": "as slow", _MORE: "the GPU-hours"}
+_TIMES = {"dearer": "as dear", _MORE: "the GPU-hours"}
+
+
+def _pace_words(pace: float) -> str:
+    """The other's pace in terms of the chosen one's: half of it is 50% slower."""
+    if 0.995 < pace < 1.005:
+        return "about the same"
+    if pace >= 2.0:
+        return f"{pace:.1f} times as fast"
+    return f"{min(0.99, 1 - pace):.0%} slower" if pace < 1 else f"{pace - 1:.0%} faster"

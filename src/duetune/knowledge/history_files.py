@@ -21,6 +21,7 @@ from duetune.errors import InvalidInput
 from duetune.knowledge.configuration import FIELDS, Configuration
 from duetune.knowledge.gpus import gpu_name
 from duetune.knowledge.observation import Observation
+from duetune.knowledge.output_files import output_file
 from duetune.knowledge.registry import model_name
 from duetune.knowledge.tables import read_table
 
@@ -49,12 +50,12 @@ def history_of(table: Table, *, strict: bool = False) -> Imported:
     if unknown or missing:
         allowed = f"also {missing[0]}" if missing else f"only {', '.join(COLUMNS)}"
         raise InvalidInput(f"columns of {table.file}", unknown or list(table.header), allowed)
-    return table.observed(_observation, strict=strict)
+    return table.observed(_observation, strict=strict, own=True)
 
 
 def write_history(path: Path | str, history: Iterable[Observation]) -> None:
     """The file appears whole or not at all."""
-    target = Path(path)
+    target = output_file("history", path)
     part = target.with_name(f".{target.name}.{os.getpid()}.part")
     try:
         with part.open("w", encoding="utf-8", newline="") as file:

@@ -10,6 +10,7 @@ import msgspec
 
 from duetune.errors import InvalidInput
 from duetune.knowledge.history import History
+from duetune.knowledge.importing.checks import check_memory, check_row
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -93,16 +94,24 @@ class Table(msgspec.Struct, frozen=True):
     lines: tuple[tuple[str, ...], ...]
 
     def observed(
-        self, observation: Callable[[Row], Observation], *, strict: bool = False
+        self,
+        observation: Callable[[Row], Observation],
+        *,
+        strict: bool = False,
+        own: bool = False,
     ) -> Imported:
-        """What ``observation`` makes of each row. A row that it refuses is left out; if ``strict``,
-        nothing is taken.
+        """What ``observation`` makes of each row. A row that it refuses or that cannot be true is
+        left out; if ``strict``, nothing is taken. ``own`` tables are those that duetune writes.
         """
         found: list[Observation] = []
         left_out: list[Rejected] = []
         for number, line in enumerate(self.lines, start=1):
             try:
-                found.append(observation(self._row(number, line)))
+                one = observation(self._row(number, line))
+                check_memory(one)
+                if not strict:
+                    check_row(one, own=own)
+                found.append(one)
             except InvalidInput as error:
                 if strict:
                     where = f"{error.field} in row {number} of {self.file}"

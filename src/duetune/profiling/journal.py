@@ -9,6 +9,7 @@ import msgspec
 
 from duetune.errors import InvalidInput
 from duetune.knowledge.observation import Observation
+from duetune.knowledge.output_files import output_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -23,9 +24,9 @@ class Journal:
     """
 
     def __init__(self, path: Path) -> None:
+        path = output_file("out", path)
         self._path = path
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
             self.observations = _repaired(path) if path.exists() else []
             self._file = path.open("ab")
         except OSError as error:

@@ -104,8 +104,13 @@ class _Asking:
         )
         if usual:
             self.assumptions.append("usual prices on demand; --price says what you pay")
+        tokens = self._tokens()
+        if self.wanted.deadline is not None and self.spec is None and tokens is None:
+            raise InvalidInput(
+                "deadline", self.wanted.deadline, "also --tokens: how much is to be done by then"
+            )
         limits = Limits(
-            tokens=self._tokens(),
+            tokens=tokens,
             deadline_s=deadline_s,
             inventory=inventory,
             price=price if len(price) == len(inventory) else {},
@@ -254,6 +259,8 @@ class _Asking:
             self._set("precision", wish)
             return space
         mixed = "-mixed" if self.spec is not None and self.given["method"] == Method.FULL else ""
+        # In 16 bits alone, float16 cannot train all weights.
+        fp16 = "fp16-mixed" if self.given["method"] == Method.FULL else "fp16"
         old = [gpu for gpu in gpus if gpu in GPUS and not GPUS[gpu].bf16]
         if training is not None and (training.bf16 or training.fp16):
             self._set("precision", ("bf16" if training.bf16 else "fp16") + mixed)
@@ -268,16 +275,16 @@ class _Asking:
             return space
         if not old or len(old) == len(gpus):
             why = "the GPU has no bfloat16" if old else "the GPU computes in bfloat16"
-            self._set("precision", ("fp16" if old else "bf16") + mixed, why)
+            self._set("precision", fp16 if old else f"bf16{mixed}", why)
             return space
         self.constraints.append(
             Constraint(
-                f'(gpu_model in ({_names(old)})) == (precision == "fp16{mixed}")',
+                f'(gpu_model in ({_names(old)})) == (precision == "{fp16}")',
                 "bfloat16 where the GPU has it",
             )
         )
-        self.reasons["precision"] = "bfloat16 where the GPU has it"
-        values = (f"bf16{mixed}", f"fp16{mixed}")
+        self.reasons["precision"] = "bfloat16 where the GPU has it, else float16"
+        values = (f"bf16{mixed}", fp16)
         return Space({**space.domains, "precision": Domain(values, Role.FIXED)}, space.constraints)
 
     def _exclude(self, gpus: Sequence[str]) -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 import yaml
 
 from duetune.errors import InvalidInput
+from duetune.knowledge.output_files import output_file
 
 if TYPE_CHECKING:
     from duetune.knowledge.configuration import Configuration
@@ -26,7 +26,7 @@ def probe_text(configuration: Configuration) -> str:
 
 def write_probe(place: str, text: str) -> None:
     """The file appears whole or not at all."""
-    target = Path(place)
+    target = output_file("probe", place)
     part = target.with_name(f".{target.name}.{os.getpid()}.part")
     try:
         part.write_text(text, "utf-8")

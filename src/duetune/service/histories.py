@@ -10,7 +10,8 @@ import msgspec
 
 from duetune.errors import InvalidInput, MissingExtra
 from duetune.knowledge.history_files import COLUMNS, write_history
-from duetune.knowledge.importing.recognise import import_history, imported_table
+from duetune.knowledge.importing.recognise import import_history, imported_table, no_given
+from duetune.knowledge.output_files import output_file
 from duetune.knowledge.tables import Table
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ def import_measurements(place: Path | str, given: Mapping[str, str] | None = Non
     path = Path(place)
     if path.suffix.casefold() != PARQUET or not path.is_file():
         return import_history(path, given)
+    no_given(path, given)
     try:
         import polars as pl  # noqa: PLC0415 - an optional part, and slow to import
     except ImportError:
@@ -42,9 +44,9 @@ def import_measurements(place: Path | str, given: Mapping[str, str] | None = Non
 
 def export_measurements(path: Path | str, history: History) -> None:
     """As ``write_history``, or as Parquet if the name ends so."""
-    target = Path(path)
-    if target.suffix.casefold() != PARQUET:
-        write_history(target, history)
+    target = output_file("history", path)
+    if Path(path).suffix.casefold() != PARQUET:
+        write_history(path, history)
         return
     try:
         import polars as pl  # noqa: PLC0415 - an optional part, and slow to import

@@ -8,27 +8,34 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from duetune.knowledge.history import History
+from duetune.knowledge.importing.checks import check_given
+from duetune.knowledge.importing.recognise import no_given
 from duetune.knowledge.quality import noted
 from duetune.knowledge.tables import Imported
 from duetune.profiling.journal import read_observations
 from duetune.service.histories import import_measurements
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
+    from duetune.knowledge.configuration import Configuration
+    from duetune.knowledge.observation import Observation
     from duetune.store.store import Store
 
 FIRST_REASONS = 5
+CONTRADICTION = 3.0
 
 
 class Taken(msgspec.Struct, frozen=True, kw_only=True):
     """Of what was read, ``new`` rows were not known; ``quarantined`` are kept but not learnt from,
-    ``left_out`` could not be understood: how many, and the first reasons.
+    ``left_out`` could not be understood: how many, and the first reasons. ``contradicting`` are
+    configurations of which some run was several times as fast as another.
     """
 
     place: str
     read: int
     new: int
+    contradicting: int
     quarantined: int
     quarantine_reasons: dict[str, int]
     left_out: int
@@ -37,8 +44,10 @@ class Taken(msgspec.Struct, frozen=True, kw_only=True):
 
 def read_measurements(place: str, given: Mapping[str, str] | None = None) -> Imported:
     """All that is imported, and what ``duetune profile`` writes."""
+    check_given(given or {})
     if Path(place).suffix.casefold() not in {".jsonl", ".ndjson"}:
         return import_measurements(place, given)
+    no_given(Path(place), given)
     return Imported(History(noted(read_observations(Path(place)))), ())
 
 
@@ -50,7 +59,8 @@ def read_places(
 
 def take_in(store: Store, read: Sequence[tuple[str, Imported]]) -> tuple[Taken, ...]:
     """All is written, or nothing."""
-    known = set(store.observations.history().keys)
+    before = store.observations.history()
+    known = set(before.keys)
     told = []
     new = []
     for place, (history, left_out) in read:
@@ -68,6 +78,7 @@ def take_in(store: Store, read: Sequence[tuple[str, Imported]]) -> tuple[Taken, 
                 place=place,
                 read=len(history),
                 new=len(fresh),
+                contradicting=_contradicting(history, (*before, *new)),
                 quarantined=len(odd),
                 quarantine_reasons=reasons,
                 left_out=len(left_out),
@@ -78,3 +89,12 @@ def take_in(store: Store, read: Sequence[tuple[str, Imported]]) -> tuple[Taken, 
         )
     store.observations.record_all(new)
     return tuple(told)
+
+
+def _contradicting(read: History, known: Iterable[Observation]) -> int:
+    """How many configurations of what was read have paces too far apart to be both true."""
+    paces: dict[Configuration, list[float]] = {each.configuration: [] for each in read}
+    for each in (*read, *known):
+        if each.tokens_per_s is not None and each.configuration in paces:
+            paces[each.configuration].append(each.tokens_per_s)
+    return sum(max(each) > CONTRADICTION * min(each) for each in paces.values() if each)

@@ -22,7 +22,7 @@ from duetune.knowledge.fits import SURE
 from duetune.knowledge.gpus import GPUS
 from duetune.knowledge.history import History
 from duetune.knowledge.lessons import best_lesson, one_gpu
-from duetune.knowledge.observation import Observation, Outcome
+from duetune.knowledge.observation import Observation, Origin, Outcome
 from duetune.knowledge.prices import USUAL_PRICES, prices_for
 from duetune.knowledge.source import Candidate, Limits, Objective
 from duetune.knowledge.sources.analytic import AnalyticSource
@@ -135,6 +135,14 @@ def test_an_unknown_gpu_is_refused_with_names_like_it():
     assert asked_gpu("nvidia a100-sxm4-80gb") == "A100-80GB"
 
 
+def test_what_16_bits_mean_where_all_weights_are_sharded_is_said():
+    several = LARGE.replace(num_gpus=4, sharding="fsdp")
+    words = "keeps weights in 32 bits"
+    assert any(words in each for each in ADVISOR.fit(several).assumptions)
+    for other in (several.replace(precision="bf16-mixed"), several.replace(method="lora"), LARGE):
+        assert not any(words in each for each in ADVISOR.fit(other).assumptions)
+
+
 def test_assumptions_are_named():
     told = " ".join(ADVISOR.fit(SMALL.replace(model="lama3.1-8b")).assumptions)
     assert "nothing was measured" in told
@@ -167,7 +175,7 @@ def test_the_difference_that_a_field_makes_is_the_best_one_with_another_value():
     ratio = chosen.estimate.tokens_per_s.middle / only.chosen.estimate.tokens_per_s.middle
     reason = next(each.reason for each in advice.choices if each.field == "gpu_model")
     assert other in reason
-    assert f"{ratio - 1:.0%}" in reason or f"{ratio:.1f} times" in reason
+    assert f"{1 - 1 / ratio:.0%} slower" in reason
 
 
 def test_prices_decide_where_the_deadline_leaves_a_choice():
@@ -227,9 +235,55 @@ def test_runs_are_taken_to_have_the_software_of_most_measured_ones():
     history = History(runs)
     assert usual_software(history) == "new"
     assert usual_software(history, "A100-80GB") == "old"
-    advice = Advisor(SOURCE, history).recommend(request())
-    assert advice.chosen.configuration.software == "new"
-    assert any("run with new" in each for each in advice.assumptions)
+    advisor = Advisor(SOURCE, history)
+    for gpu, name in (("L40S", "new"), ("A100-80GB", "old")):
+        advice = advisor.recommend(request(inventory={gpu: 1}))
+        assert advice.chosen.configuration.software == name
+        assert f"run with {name}, as most measured runs" in advice.assumptions
+        fit = advisor.fit(SMALL.replace(gpu_model=gpu))
+        assert fit.configuration.software == name
+        assert f"run with {name}, as most measured runs" in fit.assumptions
+
+
+def measured(software, count, **fields):
+    return [
+        Observation(
+            configuration=SMALL.replace(software=software, batch_size=2**size, **fields),
+            outcome=Outcome.VALID,
+            tokens_per_s=1000.0,
+            origin=Origin.CAMPAIGN if software == "own" else Origin.IMPORT,
+        )
+        for size in range(count)
+    ]
+
+
+def test_software_that_only_trained_otherwise_is_not_assumed():
+    full = measured("foundry", 9, method="full", gpu_model="H100")
+    history = History([*full, *measured("own", 2, gpu_model="H200")])
+    assert usual_software(history, "H100", "lora") == "own"
+    assert usual_software(history, "H100", "full") == "foundry"
+    # Never measured at all: what ran here is likelier than what somebody published.
+    assert usual_software(history, "H100", "pt") == "own"
+
+
+def test_what_is_said_of_a_gpu_does_not_depend_on_what_else_there_is():
+    history = History(
+        [
+            *measured('one\'s "own"', 3, gpu_model="A100-80GB"),
+            *measured("two", 5, gpu_model="L40S"),
+            *measured("three", 9, gpu_model="H100", method="full"),
+        ]
+    )
+    advisor = Advisor(AnalyticSource(), history)
+    given = {"method": "lora", "tokens_per_sample": 1024}
+    kinds = ("A100-80GB", "L40S", "H100")
+    both = advisor.recommend(request(given=given, inventory=dict.fromkeys(kinds, 4), top=50))
+    for gpu in kinds:
+        alone = advisor.recommend(request(given=given, inventory={gpu: 4}, top=50))
+        mine = next(each for each in both.candidates if each.configuration.gpu_model == gpu)
+        assert mine.configuration == alone.chosen.configuration
+        assert mine.estimate == alone.chosen.estimate
+    assert any("two on L40S, H100" in each for each in both.assumptions)
 
 
 def candidate(pace, width, *, gpus=1, p_valid=0.99):

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import math
+import os
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -158,18 +160,18 @@ def test_a_short_file_is_enough(tmp_path):
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ("m,g,valid,fast", r"^tokens_per_s in row 2 of h.csv: 'fast' is not allowed"),
-        ("m,g,valid,-5", r"^tokens_per_s in row 2 of h.csv: -5.0 .*above 0"),
-        ("m,g,valid,inf", r"^tokens_per_s in row 2 of h.csv: inf .*above 0"),
-        ("m,g,valid,", r"^tokens_per_s in row 2 of h.csv: None .*the run was valid"),
-        ("m,g,well,1", r"^outcome in row 2 of h.csv: 'well' .*one of valid, rejected, oom"),
-        (",g,valid,1", r"^model in row 2 of h.csv"),
-        ("m,g,valid", r"^row in row 2 of h.csv: '3 fields'.*4, as in the header"),
+        ("m,L4,valid,fast", r"^tokens_per_s in row 2 of h.csv: 'fast' is not allowed"),
+        ("m,L4,valid,-5", r"^tokens_per_s in row 2 of h.csv: -5.0 .*above 0"),
+        ("m,L4,valid,inf", r"^tokens_per_s in row 2 of h.csv: inf .*above 0"),
+        ("m,L4,valid,", r"^tokens_per_s in row 2 of h.csv: None .*the run was valid"),
+        ("m,L4,well,1", r"^outcome in row 2 of h.csv: 'well' .*one of valid, rejected, oom"),
+        (",L4,valid,1", r"^model in row 2 of h.csv"),
+        ("m,L4,valid", r"^row in row 2 of h.csv: '3 fields'.*4, as in the header"),
     ],
 )
 def test_a_bad_row_is_named(tmp_path, row, message):
     path = tmp_path / "h.csv"
-    path.write_text(f"model,gpu_model,outcome,tokens_per_s\na,b,valid,1\n{row}\n", "utf-8")
+    path.write_text(f"model,gpu_model,outcome,tokens_per_s\na,L4,valid,1\n{row}\n", "utf-8")
     with pytest.raises(InvalidInput, match=message):
         read_history(path)
     history, left_out = history_of(read_table(path))
@@ -206,6 +208,36 @@ def test_a_missing_file_and_one_that_cannot_be_written_are_told(tmp_path):
         read_history(tmp_path / "none.csv")
     with pytest.raises(InvalidInput, match="a file to write"):
         write_history(tmp_path / "none" / "h.csv", History.empty())
+
+
+@pytest.mark.parametrize("name", ["", "folder", "pipe", "/dev/null", "none/h.csv", "loop"])
+def test_what_is_no_file_is_never_replaced(tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "loop").symlink_to("loop")
+    before = {each.name: each.lstat().st_mode for each in tmp_path.iterdir()}
+    with pytest.raises(InvalidInput, match="file"):
+        write_history(name, History.empty())
+    assert {each.name: each.lstat().st_mode for each in tmp_path.iterdir()} == before
+    assert not Path("/dev/null").is_file()
+
+
+def test_a_link_is_written_through(tmp_path):
+    (tmp_path / "link.csv").symlink_to("real.csv")
+    write_history(tmp_path / "link.csv", History.empty())
+    assert (tmp_path / "link.csv").is_symlink()
+    assert read_history(tmp_path / "real.csv") == History.empty()
+
+
+def test_a_peak_beyond_the_card_refuses_the_file_and_a_little_more_does_not(tmp_path):
+    path = tmp_path / "h.csv"
+    text = "model,gpu_model,outcome,peak_memory_gb\nmine,A100-80GB,valid,{}\n"
+    path.write_text(text.format(88), "utf-8")
+    assert len(read_history(path)) == 1
+    path.write_text(text.format(9999), "utf-8")
+    with pytest.raises(InvalidInput, match="GB of the card"):
+        read_history(path)
 
 
 def test_columns_are_all_fields():

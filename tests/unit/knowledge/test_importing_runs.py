@@ -5,6 +5,7 @@ import re
 
 import pytest
 
+from duetune.errors import InvalidInput
 from duetune.knowledge.configuration import (
     Attention,
     Method,
@@ -315,3 +316,34 @@ def test_of_several_runs_the_good_ones_are_taken(tmp_path):
     history, left_out = import_history(tmp_path)
     assert len(history) == 1
     assert "train_runtime" in left_out[0].reason
+
+
+def test_every_field_that_is_given_stands(tmp_path):
+    folder = write(
+        tmp_path / "run", trainer_state=STATE, training_args=ARGUMENTS, adapter_config=ADAPTER
+    )
+    given = A100 | {"precision": "fp16", "model": "llama3.1-8b", "grad_checkpoint": "false"}
+    ((run,), _) = import_history(folder, given)
+    one = run.configuration
+    assert (one.gpu_model, one.precision) == ("A100-80GB", Precision.FP16)
+    assert (one.model, one.grad_checkpoint) == ("meta-llama/Llama-3.1-8B", False)
+
+
+@pytest.mark.parametrize(
+    "given", [{"nope": "3"}, {"gpu_model": "Q9"}, {"num_gpus": "x"}, {"batch_size": "0"}]
+)
+def test_what_cannot_be_given_is_refused(tmp_path, given):
+    with pytest.raises(InvalidInput):
+        import_history(write(tmp_path / "run", trainer_state=STATE), given)
+
+
+def test_a_run_on_a_gpu_of_nobody_is_left_out(tmp_path):
+    folder = write(
+        tmp_path / "run",
+        trainer_state=STATE,
+        training_args=ARGUMENTS | {"gpu_model": "Q999"},
+        adapter_config=ADAPTER,
+    )
+    history, left_out = import_history(folder)
+    assert len(history) == 0
+    assert "Q999" in left_out[0].reason

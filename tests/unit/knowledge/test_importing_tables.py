@@ -181,12 +181,16 @@ def test_bad_rows_are_left_out_and_named(tmp_path):
         RAN | {"method": "dora"},
         RAN | {"model_name": ""},
         RAN | {"dataset_tokens_per_second": "", "gpu_memory_utilization_peak": ""},
+        RAN | {"model_name": "foo"},
+        RAN | {"gpu_memory_utilization_peak": "120"},
+        RAN | {"batch_size": "0"},
     ]
     history, left_out = published(tmp_path, *rows)
     assert len(history) == 1
-    assert [each.row for each in left_out] == [2, 3, 4, 5, 6]
+    assert [each.row for each in left_out] == [2, 3, 4, 5, 6, 7, 8, 9]
     assert [each.reason.split(":")[0] for each in left_out] == [
-        *("gpu_model", "batch_size", "method", "model_name", "tokens_per_s")
+        *("gpu_model", "batch_size", "method", "model_name", "tokens_per_s"),
+        *("model", "peak_memory_gb", "batch_size"),
     ]
 
 

@@ -12,6 +12,7 @@ from duetune.knowledge.estimate import Cause
 from duetune.knowledge.history import History
 from duetune.knowledge.observation import Observation, Outcome
 from duetune.knowledge.source import Limits, Objective
+from duetune.knowledge.sources.analytic import AnalyticSource
 from duetune.knowledge.sources.blind import DefaultSource, RandomSource, uniform
 from duetune.knowledge.sources.history import HistorySource, OracleSource
 from duetune.knowledge.sources.learned import HybridSource, RegressionSource
@@ -458,3 +459,14 @@ def test_a_space_with_other_gpus_than_were_measured_is_answered():
         JOB, space, Objective.FASTEST, Limits(min_p_valid=0.0)
     )
     assert all("gpu_model" in each.estimate.extrapolated for each in ranking.candidates)
+
+
+@pytest.mark.parametrize(
+    ("field", "word"),
+    [("method", "nope"), ("precision", "int3"), ("sharding", "some"), ("optimiser", "adan")],
+)
+def test_words_that_no_configuration_has_are_refused(field, word):
+    rows = Configurations.grid({"model": [POINT.model], "gpu_model": ["L4"], field: [word]})
+    for source in (AnalyticSource(), NearestSource(History([run()]))):
+        with pytest.raises(InvalidInput, match=rf"^{field}: '{word}'"):
+            source.query(rows)

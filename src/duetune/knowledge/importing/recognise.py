@@ -9,6 +9,7 @@ from duetune.errors import InvalidInput
 from duetune.knowledge import history_files
 from duetune.knowledge.history import History
 from duetune.knowledge.importing import fms_acceleration, llm_foundry, sft_trainer
+from duetune.knowledge.importing.checks import check_given, check_memory, check_row
 from duetune.knowledge.importing.fms_acceleration import fms_acceleration_history
 from duetune.knowledge.importing.llm_foundry import llm_foundry_history
 from duetune.knowledge.importing.mlflow_runs import mlflow_folders, mlflow_run
@@ -30,6 +31,7 @@ KINDS = (
     "a CSV file of duetune, of LLMFineTuningBench, of fms-acceleration or of llm-foundry; a folder "
     "with trainer_state.json, an MLflow run (meta.yaml) or a W&B run (wandb-summary.json)"
 )
+_MISSING = f"something that is there: {KINDS}"
 
 _TABLES: tuple[tuple[frozenset[str], Callable[[Table], Imported]], ...] = (
     (frozenset(history_files.NEEDED), history_files.history_of),
@@ -44,13 +46,22 @@ def import_history(place: Path | str, given: Mapping[str, str] | None = None) ->
     configuration that a run does not tell, such as ``gpu_model``; tables tell theirs.
     """
     path = Path(place)
+    check_given(given or {})
     if path.is_dir():
         return _folder(path, given or {})
     if path.name == STATE:
         return _runs([path], trainer_run, given or {})
     if not path.is_file() or path.suffix.casefold() not in {".csv", ""}:
-        raise InvalidInput("history", str(place), KINDS)
+        raise InvalidInput("history", str(place), KINDS if path.exists() else _MISSING)
+    no_given(path, given)
     return imported_table(read_table(path))
+
+
+def no_given(path: Path, given: Mapping[str, str] | None) -> None:
+    """A table has a value for every row; one for all of them would be wrong for some."""
+    if given:
+        field, value = next(iter(given.items()))
+        raise InvalidInput("given", f"{field}={value}", f"only for runs: {path.name} is a table")
 
 
 def imported_table(table: Table) -> Imported:
@@ -80,7 +91,10 @@ def _runs(
     left_out: list[Rejected] = []
     for number, place in enumerate(places, start=1):
         try:
-            found.append(observed_run(read(place), given))
+            one = observed_run(read(place), given)
+            check_memory(one)
+            check_row(one, own=True)
+            found.append(one)
         except InvalidInput as error:
             left_out.append(Rejected(number, f"{place.name}: {error}"))
     return Imported(History(noted(found)), tuple(left_out))

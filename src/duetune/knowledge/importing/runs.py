@@ -20,6 +20,7 @@ from duetune.knowledge.configuration import (
     Sharding,
 )
 from duetune.knowledge.gpus import gpu_name
+from duetune.knowledge.importing.checks import given_fields
 from duetune.knowledge.importing.words import (
     MIXED,
     optimiser_named,
@@ -108,7 +109,9 @@ def observed_run(run: Run, given: Mapping[str, str]) -> Observation:
             "max_length", None, f"the length of a sample: one of {', '.join(_LENGTH)}"
         )
     return Observation(
-        configuration=_configuration(said, gpus, batch, accumulation, length),
+        configuration=_configuration(said, gpus, batch, accumulation, length).replace(
+            **given_fields(given)
+        ),
         outcome=outcome,
         tokens_per_s=tokens_per_s if outcome is Outcome.VALID else None,
         peak_memory_gb=run.peak_memory_gb,

@@ -5,7 +5,16 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, ClassVar
 
-from duetune.knowledge.configuration import Configurations
+from duetune.errors import InvalidInput
+from duetune.knowledge.configuration import (
+    Attention,
+    Configurations,
+    Interconnect,
+    Method,
+    Optimiser,
+    Precision,
+    Sharding,
+)
 from duetune.knowledge.history import History
 from duetune.knowledge.ranking import Ranker
 from duetune.knowledge.rules import RULES, broken
@@ -40,6 +49,16 @@ if TYPE_CHECKING:
 
 CODE = "1"
 """Of the versions of all sources here; to be raised when any of them answers otherwise."""
+
+
+_WORDS: dict[str, frozenset[str]] = {
+    "method": frozenset(Method),
+    "precision": frozenset(Precision),
+    "sharding": frozenset(Sharding),
+    "optimiser": frozenset(Optimiser),
+    "attention": frozenset(Attention),
+    "interconnect": frozenset(Interconnect),
+}
 
 
 class Source:
@@ -92,6 +111,7 @@ class Source:
         return ()
 
     def query(self, configurations: Configurations) -> Estimates:
+        check_words(configurations)
         return under_rules(by_known_names(configurations), self.name, self.estimate)
 
     def complete(
@@ -137,6 +157,14 @@ class Source:
             neighbours=self.neighbours(configuration),
             notes=tuple(notes),
         )
+
+
+def check_words(configurations: Configurations) -> None:
+    """A word that no configuration has would be answered as if it were another one."""
+    for field, kind in _WORDS.items():
+        for word in configurations.labels[field]:
+            if word not in kind:
+                raise InvalidInput(field, word, f"one of {', '.join(sorted(kind))}")
 
 
 def complete_by(
