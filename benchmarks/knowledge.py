@@ -1,0 +1,338 @@
+"""Configuration knowledge: does it fit, how fast is it, how sure is that, and which is best?
+
+E1 to E6 on public measurements and on our own, beside Kavier, coastline-recommender, ado-autoconf,
+gradient boosting and nearest neighbours, on the same splits in the same run. What needs a table
+that is not there is skipped, with the reason.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+
+from duetune.simulate.plots_style import save_figure
+from knowledge_anomalies import anomalies
+from knowledge_baselines import (
+    ALONE,
+    EXPERIENCE,
+    LOG,
+    NEAREST,
+    OURS,
+    OURS_UNFILTERED,
+    PHYSICS,
+    RAW,
+    RULES,
+)
+from knowledge_choices import choices, speed
+from knowledge_data import absent, groups, plausible_rows, table, valid_rows
+from knowledge_errors import (
+    GROUPED_VALIDITY,
+    RANDOM,
+    RANDOM_VALIDITY,
+    coverages,
+    pace_lines,
+    peer_pace_lines,
+    peer_validity_lines,
+    spreads,
+    validity_lines,
+)
+from knowledge_figures import (
+    coverage_figure,
+    frontier_figure,
+    learning_figure,
+    scatter_figure,
+    stream_figure,
+)
+from knowledge_learning import (
+    STRATEGIES,
+    TARGETS,
+    learning_curves,
+    samples_to_target,
+    stream,
+    transfers,
+)
+from knowledge_report import Findings, page, percent
+from knowledge_scale import ALL_LABEL as ALL
+from knowledge_scale import OWN as OWN_SCALE
+from knowledge_scale import OWN_LABEL as OWN
+from knowledge_scale import PLAUSIBLE_LABEL as PLAUSIBLE
+from knowledge_scale import PUBLIC as PUBLIC_SCALE
+from knowledge_scale import QUICK, Population, populations
+from knowledge_splits import random_splits
+from knowledge_trials import Said, Workers
+from reporting import RESULTS, arguments, finish, publish
+
+if TYPE_CHECKING:
+    import argparse
+
+TABLES = ("ibm", "sample", "fms", "own")
+BASELINES = (PHYSICS, EXPERIENCE, RAW, LOG, NEAREST)
+FITTERS = (OURS, ALONE, PHYSICS, EXPERIENCE, LOG, NEAREST, RULES)
+LEFT_OUT = ("gpu_model", "model", "method")
+
+
+class Kept(msgspec.Struct):
+    """Held-out answers that are drawn."""
+
+    pace: dict[str, list[Said]] = {}
+    validity: dict[str, list[Said]] = {}
+
+
+def main() -> None:
+    parser = arguments("Configuration knowledge against peers, on measured tables.")
+    parser.add_argument("--no-peers", action="store_true", help="do not install or ask any peer")
+    options = parser.parse_args()
+    found, kept = Findings(), Kept()
+    workers = Workers()
+    try:
+        measure(found, kept, workers, options)
+    finally:
+        workers.close()
+    figures = headline_figures(found)
+    write = not (options.quick or options.no_write)
+    pictures = draw(found, kept) if write else []
+    publish(
+        "knowledge.md",
+        "Configuration knowledge",
+        "python benchmarks/knowledge.py",
+        page(found, headline(found, figures), pictures),
+        write=write,
+    )
+    finish(figures)
+
+
+def measure(found: Findings, kept: Kept, workers: Workers, options: argparse.Namespace) -> None:
+    quick, peers = options.quick, not options.no_peers
+    install = peers and not quick
+    found.skipped += [reason for name in TABLES if (reason := absent(name))]
+    public = not any(absent(name) for name in TABLES if name != "own")
+    own = absent("own") is None
+    everyone = populations(public=public, own=own, quick=quick)
+    began = time.perf_counter()
+
+    def lap(part: str) -> None:
+        found.seconds[part] = time.perf_counter() - began - sum(found.seconds.values())
+
+    if everyone:
+        found.speed = speed(everyone[0].table, found.notes, install=install, peers=peers)
+        lap("speed")
+    for population in everyone:
+        unfiltered = (OURS,) if population.subject != OURS else ()
+        subjects = (population.subject, *unfiltered, *BASELINES)
+        lines, kept.pace[population.label] = pace_lines(population, subjects, workers)
+        found.pace += lines
+    lap("E3")
+    for name in (*(("sample",) if public else ()), *(("own",) if own else ())):
+        scale = QUICK if quick else PUBLIC_SCALE if name == "sample" else OWN_SCALE
+        lines, kept.validity[name] = validity_lines(name, scale, FITTERS, workers)
+        found.validity += lines
+    lap("E2")
+    for population in everyone:
+        learn(found, population, workers)
+    lap("E4, E5, stream")
+    for population in everyone:
+        choose(found, population, workers)
+    lap("E1, E6, intervals")
+    if public and peers:
+        scale = QUICK if quick else PUBLIC_SCALE
+        found.pace += peer_pace_lines(everyone[0], found.notes, install=install)
+        found.validity += peer_validity_lines(scale, found.notes, install=install)
+        lap("peers")
+    found.anomalies = anomalies(public=public, own=own)
+
+
+def learn(found: Findings, population: Population, workers: Workers) -> None:
+    name, label, rows = population.table, population.label, population.rows
+    scale, subject = population.scale, population.subject
+    for plans, repeats in (
+        ([(subject, "random"), (LOG, "random")], scale.random),
+        ([(subject, strategy) for strategy in STRATEGIES[1:]], scale.chosen),
+    ):
+        if repeats and (subject == OURS or plans[0][1] == "random"):
+            found.curves += learning_curves(
+                name, rows, label, plans, workers, repeats=repeats, sizes=scale.sizes
+            )
+    if subject != OURS:
+        return
+    if scale.transfers:
+        found.transfers += transfers(
+            name, rows, label, LEFT_OUT, (OURS, LOG), workers, repeats=scale.transfers
+        )
+    if scale.streams:
+        found.stream += stream(
+            name,
+            population.tried,
+            label,
+            workers,
+            repeats=scale.streams,
+            most=scale.stream_rows,
+        )
+
+
+def choose(found: Findings, population: Population, workers: Workers) -> None:
+    found.coverage += coverages(population, workers)
+    if population.subject != OURS:
+        return
+    found.spreads += spreads(population.table)
+    found.choices += choices(
+        population.table, population.label, workers, repeats=population.scale.choices
+    )
+
+
+def headline_figures(found: Findings) -> dict[str, object]:
+    ours = _pace(found, ALL, OURS_UNFILTERED) or _pace(found, OWN, OURS)
+    samples, _ = samples_to_target(found.curves, PLAUSIBLE, "random", TARGETS[0])
+    all_samples, _ = samples_to_target(found.curves, ALL, "random", TARGETS[0], OURS_UNFILTERED)
+    chosen = [
+        each
+        for each in found.choices
+        if (each.source, each.candidates) == ("hybrid", "all measured")
+    ]
+    weight = [each.choices for each in chosen]
+    main_coverage = ALL if any(each.table == ALL for each in found.coverage) else OWN
+    return {
+        "mape": ours and ours.error.mape,
+        "mdape": ours and ours.error.mdape,
+        "samples_to_11_percent": samples,
+        "validity_error": {
+            "all": _validity(found, "sample", "all"),
+            "rule_passing": _validity(found, "sample", "rule-passing"),
+            "own_gpu": _validity(found, "own", "all"),
+        },
+        "coverage": {
+            each.group: each.covered
+            for each in found.coverage
+            if each.table == main_coverage or (each.table == OWN and each.group != "total")
+        },
+        "top1_regret": float(np.average([each.median_regret for each in chosen], weights=weight))
+        if chosen
+        else None,
+        "invalid_choices": float(np.average([each.invalid for each in chosen], weights=weight))
+        if chosen
+        else None,
+        "seconds_72k": found.speed and found.speed.query,
+        "peers": {
+            f"{line.subject} ({line.kind})": {"mape": line.error.mape, "mdape": line.error.mdape}
+            for line in found.pace
+            if line.table == ALL
+            and line.split == RANDOM
+            and line.subject not in {OURS, OURS_UNFILTERED, ALONE, PHYSICS, EXPERIENCE}
+        },
+        "samples_to_11_percent_all_rows": all_samples,
+        "active_cost_to_random": active_costs(found),
+        "seconds_complete_72k": found.speed and found.speed.complete,
+        "milliseconds_1000": found.speed and 1e3 * found.speed.thousand,
+        "seconds_by_part": {part: round(value, 1) for part, value in found.seconds.items()},
+        "skipped": found.skipped,
+    }
+
+
+def active_costs(found: Findings) -> dict[str, float]:
+    """GPU-seconds to an error, over those of random choice, where both reach it."""
+    shares = {}
+    for target in TARGETS:
+        _, random = samples_to_target(found.curves, PLAUSIBLE, "random", target)
+        _, active = samples_to_target(found.curves, PLAUSIBLE, "active", target)
+        if random and active:
+            shares[f"{target:.0%}"] = active / random
+    return shares
+
+
+def _pace(found: Findings, label: str, subject: str) -> object:
+    for line in found.pace:
+        if (line.table, line.split, line.subject) == (label, RANDOM, subject):
+            return line
+    return None
+
+
+def _validity(found: Findings, name: str, rows: str) -> float | None:
+    for line in found.validity:
+        key = (line.table, line.split, line.subject, line.rows)
+        if key == (name, RANDOM_VALIDITY, OURS, rows):
+            return line.error.error
+    return None
+
+
+def headline(found: Findings, figures: dict[str, object]) -> list[str]:
+    lines = []
+    if figures["mape"] is not None:
+        lines.append(
+            f"Tokens/s: MAPE {percent(figures['mape'])}, MdAPE {percent(figures['mdape'], 2)} on "
+            "five random 85/15 splits (the poster: 9.4%)."
+        )
+    if figures["samples_to_11_percent"] is not None:
+        lines.append(
+            f"11% is reached with {figures['samples_to_11_percent']} random samples of the "
+            f"plausible rows, {figures['samples_to_11_percent_all_rows']} of all rows "
+            "(the poster: 600)."
+        )
+    costs = figures["active_cost_to_random"]
+    if costs:
+        told = ", ".join(f"{name} with {percent(value, 0)}" for name, value in costs.items())
+        lines.append(f"Active choice reaches {told} of the GPU-seconds that random choice takes.")
+    errors = figures["validity_error"]
+    told = {
+        "with rule rows": errors["all"],
+        "of rule-passing rows": errors["rule_passing"],
+        "of our own H200 runs": errors["own_gpu"],
+    }
+    shown = ", ".join(
+        f"{percent(value)} {name}" for name, value in told.items() if value is not None
+    )
+    if shown:
+        lines.append(f"Does it fit: wrong for {shown} (random 80/20; the poster: 4.2%).")
+    if figures["coverage"]:
+        covered = ", ".join(
+            f"{name} {percent(value)}" for name, value in figures["coverage"].items()
+        )
+        lines.append(f"90% intervals cover: {covered}.")
+    if figures["top1_regret"] is not None:
+        lines.append(
+            f"`complete` on measured cells: median regret {percent(figures['top1_regret'])}, "
+            f"{percent(figures['invalid_choices'])} of its choices invalid."
+        )
+    if found.speed is not None:
+        lines.append(
+            f"Scoring {found.speed.points:,} points: {found.speed.query:.2f} s on one core; 1,000 "
+            f"points {1e3 * found.speed.thousand:.1f} ms."
+        )
+    return ["\n".join(f"- {line}" for line in lines)]
+
+
+def draw(found: Findings, kept: Kept) -> list[str]:
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    drawn = {}
+    if found.curves:
+        drawn["knowledge-learning.png"] = learning_figure(
+            [point for point in found.curves if point.table != ALL]
+        )
+    panels = {}
+    for label, field in ((ALL, "gpu_model"), (OWN, "method")):
+        if kept.pace.get(label):
+            history = table("ibm" if label == ALL else "own")
+            rows = valid_rows(history) if label == ALL else plausible_rows(history)
+            splits = random_splits(rows, 0.15, range(len(kept.pace[label])))
+            test = np.concatenate([split.test for split in splits])
+            panels[label] = (kept.pace[label], groups(history, field)[test])
+    if panels:
+        drawn["knowledge-scatter.png"] = scatter_figure(panels)
+    frontiers = {
+        ("LLMFineTuningBench sample" if name == "sample" else OWN): said[GROUPED_VALIDITY]
+        for name, said in kept.validity.items()
+    }
+    if frontiers:
+        drawn["knowledge-validity.png"] = frontier_figure(frontiers)
+    if found.coverage:
+        drawn["knowledge-coverage.png"] = coverage_figure(found.coverage)
+    if found.stream:
+        drawn["knowledge-stream.png"] = stream_figure(found.stream)
+    for name, figure in drawn.items():
+        save_figure(figure, RESULTS / name)
+    return list(drawn)
+
+
+if __name__ == "__main__":
+    main()

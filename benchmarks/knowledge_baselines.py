@@ -1,0 +1,198 @@
+"""Who is judged: duetune's model, its physics alone, and plain learners on the same rows."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING
+
+import numpy as np
+from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
+from sklearn.neighbors import KNeighborsRegressor
+
+from duetune.knowledge.configuration import CATEGORIES
+from duetune.knowledge.estimate import Estimates
+from duetune.knowledge.model import KnowledgeModel
+from duetune.knowledge.observation import Outcome
+from duetune.knowledge.rules import broken
+from duetune.knowledge.sources.analytic import AnalyticSource
+from duetune.knowledge.sources.learned import HybridSource
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from numpy.typing import NDArray
+
+    from duetune.knowledge.configuration import Configurations
+    from duetune.knowledge.history import History
+
+    Estimator = Callable[[Configurations], Estimates]
+
+FIELDS = (
+    *("model", "method", "gpu_model", "precision", "num_gpus", "num_nodes", "batch_size"),
+    *("tokens_per_sample", "grad_checkpoint", "attention", "optimiser", "lora_rank"),
+    *("fast_moe", "fast_kernels", "memory_cap_gb", "software"),
+)
+NEIGHBOURS = 3
+
+
+class Columns:
+    """Configurations as plain learners see them: words by number, numbers as they are."""
+
+    def __init__(self, rows: Configurations) -> None:
+        self._words = {
+            field: {word: number for number, word in enumerate(sorted(set(rows.words(field))))}
+            for field in FIELDS
+            if field in CATEGORIES
+        }
+
+    def matrix(self, rows: Configurations) -> NDArray[np.float64]:
+        """-1 for a word that was not there."""
+        return np.stack(
+            [
+                rows.gather(field, lambda word, known=self._words[field]: known.get(word, -1))
+                if field in CATEGORIES
+                else rows.number(field)
+                for field in FIELDS
+            ],
+            axis=1,
+        )
+
+    def spread(self, rows: Configurations) -> NDArray[np.float64]:
+        """For distances: one column for each word, and the logarithms of numbers."""
+        columns = []
+        for field in FIELDS:
+            if field in CATEGORIES:
+                columns.extend(2.0 * rows.is_(field, word) for word in self._words[field])
+            else:
+                columns.append(np.log2(1.0 + rows.number(field)))
+        return np.stack(columns, axis=1)
+
+
+def boosting(history: History, *, logarithm: bool) -> Estimator:
+    """Gradient boosting on the fields as they are: what a regression without physics does."""
+    columns = Columns(history.configurations)
+    matrix = columns.matrix(history.configurations)
+    pace, known, labelled, valid = _targets(history)
+    words = [field in CATEGORIES for field in FIELDS]
+    settings = {"categorical_features": words, "min_samples_leaf": 2, "random_state": 0}
+    regression = classification = None
+    if known.sum() > 1:
+        target = np.log(pace[known]) if logarithm else pace[known]
+        regression = HistGradientBoostingRegressor(max_iter=300, **settings)
+        regression.fit(_unseen(matrix[known]), target)
+    if len(np.unique(valid[labelled])) > 1:
+        classification = HistGradientBoostingClassifier(**settings)
+        classification.fit(_unseen(matrix[labelled]), valid[labelled])
+
+    def estimate(rows: Configurations) -> Estimates:
+        seen = _unseen(columns.matrix(rows))
+        middle = np.full(len(rows), np.nan)
+        if regression is not None:
+            said = regression.predict(seen)
+            middle = np.exp(said) if logarithm else np.maximum(said, 1.0)
+        likely = np.ones(len(rows))
+        if classification is not None:
+            likely = classification.predict_proba(seen)[:, 1]
+        return _estimates(rows, middle, likely)
+
+    return estimate
+
+
+def nearest(history: History) -> Estimator:
+    """The mean pace of one GPU in the nearest measured runs, the nearer the more."""
+
+    columns = Columns(history.configurations)
+    matrix = columns.spread(history.configurations)
+    pace, known, labelled, valid = _targets(history)
+    each = np.log(pace / history.configurations.number("num_gpus"))
+    parts = []
+    for mask, target in ((known, each), (labelled, valid.astype(np.float64))):
+        count = min(NEIGHBOURS, int(mask.sum()))
+        learner = KNeighborsRegressor(count, weights="distance") if count else None
+        parts.append(learner and learner.fit(matrix[mask], target[mask]))
+
+    def estimate(rows: Configurations) -> Estimates:
+        place = columns.spread(rows)
+        middle = np.full(len(rows), np.nan)
+        if parts[0]:
+            middle = np.exp(parts[0].predict(place)) * rows.number("num_gpus")
+        likely = parts[1].predict(place) if parts[1] else np.full(len(rows), 0.5)
+        return _estimates(rows, middle, likely)
+
+    return estimate
+
+
+def rules_only(_history: History) -> Estimator:
+    """All that breaks no rule is valid."""
+    return lambda rows: _estimates(rows, np.full(len(rows), np.nan), np.ones(len(rows)))
+
+
+@functools.lru_cache(maxsize=2)
+def _model(history: History, *, quarantine: bool) -> KnowledgeModel:
+    return KnowledgeModel.fit(history, quarantine=quarantine)
+
+
+def hybrid(history: History, *, quarantine: bool = True) -> Estimator:
+    """The source that duetune answers with. Without ``quarantine`` rows are learnt from that imply
+    more arithmetic than the GPU has: fair where such rows are judged.
+    """
+    return HybridSource(history, model=_model(history, quarantine=quarantine)).query
+
+
+def model_alone(history: History) -> Estimator:
+    """Without the rungs that look a configuration up."""
+    return _model(history, quarantine=True).estimate
+
+
+def physics(history: History) -> Estimator:
+    """The analytic layer with constants fitted to the rows, and no learner."""
+    return AnalyticSource(physics=_model(history, quarantine=True).physics).query
+
+
+def experience(_history: History) -> Estimator:
+    """The analytic layer as it comes, fitted to none of these rows."""
+    return AnalyticSource().query
+
+
+OURS, OURS_UNFILTERED, ALONE = "duetune", "duetune, no quarantine", "duetune, model alone"
+PHYSICS, EXPERIENCE = "physics, fitted", "physics, as it comes"
+RAW, LOG, NEAREST = "gradient boosting, raw", "gradient boosting, log", "nearest neighbour"
+RULES = "rules only"
+SUBJECTS: dict[str, Callable[[History], Estimator]] = {
+    OURS: hybrid,
+    OURS_UNFILTERED: lambda history: hybrid(history, quarantine=False),
+    ALONE: model_alone,
+    PHYSICS: physics,
+    EXPERIENCE: experience,
+    RAW: lambda history: boosting(history, logarithm=False),
+    LOG: lambda history: boosting(history, logarithm=True),
+    NEAREST: nearest,
+    RULES: rules_only,
+}
+
+
+def _targets(
+    history: History,
+) -> tuple[NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], NDArray[np.bool_]]:
+    """Pace and where it is known; where validity is known, and validity. What a rule rejects is
+    left out: all subjects apply the rules before anything else.
+    """
+    pace = np.where(np.isfinite(history.tokens_per_s), history.tokens_per_s, 1.0)
+    valid = history.outcome == Outcome.VALID
+    known = valid & np.isfinite(history.tokens_per_s)
+    labelled = (valid | (history.outcome == Outcome.OOM)) & (broken(history.configurations) < 0)
+    return pace, known, labelled, valid
+
+
+def _unseen(matrix: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Boosting takes a missing value where a word was never seen."""
+    return np.where(matrix == -1, np.nan, matrix)
+
+
+def _estimates(
+    rows: Configurations, middle: NDArray[np.float64], likely: NDArray[np.float64]
+) -> Estimates:
+    found = Estimates.unknown(len(rows), "baseline")
+    found.tokens_per_s[:, 1] = middle
+    found.p_valid[:] = np.where(broken(rows) < 0, likely, 0.0)
+    return found

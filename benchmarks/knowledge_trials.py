@@ -1,0 +1,115 @@
+"""Fit here, predict there: the unit of nearly every experiment, in as many processes as cores."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import time
+from concurrent.futures import ProcessPoolExecutor
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
+
+import numpy as np
+from rich.console import Console
+from rich.progress import Progress
+
+from duetune.knowledge.described import Described
+from duetune.knowledge.history import History
+from duetune.knowledge.observation import Outcome
+from knowledge_baselines import SUBJECTS
+from knowledge_data import table
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from numpy.typing import NDArray
+
+    from knowledge_splits import Split
+
+    Index = NDArray[np.int64]
+
+Task = TypeVar("Task")
+Result = TypeVar("Result")
+THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
+
+
+class Part(NamedTuple):
+    """Some rows of a table."""
+
+    table: str
+    rows: Index
+
+
+class Trial(NamedTuple):
+    """Several subjects on the same rows: those that share a model have it fitted once."""
+
+    subjects: tuple[str, ...]
+    train: tuple[Part, ...]
+    test: Part
+
+
+class Said(NamedTuple):
+    """What was predicted of the rows of the test, and what they were."""
+
+    likely: NDArray[np.float64]
+    tokens_per_s: NDArray[np.float64]
+    filled: NDArray[np.float64]
+    """The share of the GPU's memory that its peak is believed to take."""
+
+    valid: NDArray[np.bool_]
+    measured: NDArray[np.float64]
+    seconds_to_fit: float
+
+    @property
+    def middle(self) -> NDArray[np.float64]:
+        return self.tokens_per_s[:, 1]
+
+
+def run_trial(trial: Trial) -> dict[str, Said]:
+    history = History(each for part in trial.train for each in table(part.table).take(part.rows))
+    test = table(trial.test.table).take(trial.test.rows)
+    capacity = Described(test.configurations).capacity
+    answers = {}
+    for subject in trial.subjects:
+        began = time.perf_counter()
+        estimate = SUBJECTS[subject](history)
+        seconds = time.perf_counter() - began
+        found = estimate(test.configurations)
+        answers[subject] = Said(
+            likely=np.array(found.p_valid),
+            tokens_per_s=np.array(found.tokens_per_s),
+            filled=found.memory_gb[:, 1] * 1e9 / capacity,
+            valid=np.array(test.outcome == Outcome.VALID),
+            measured=np.array(test.tokens_per_s),
+            seconds_to_fit=seconds,
+        )
+    return answers
+
+
+def trials(subjects: tuple[str, ...], name: str, splits: Sequence[Split]) -> list[Trial]:
+    return [Trial(subjects, (Part(name, split.train),), Part(name, split.test)) for split in splits]
+
+
+def by_subject(answers: Sequence[dict[str, Said]]) -> dict[str, list[Said]]:
+    return {subject: [each[subject] for each in answers] for subject in answers[0]}
+
+
+class Workers:
+    """Every worker has one thread, so that two of them do not fight for two cores."""
+
+    def __init__(self, count: int | None = None) -> None:
+        for name in THREADS:
+            os.environ.setdefault(name, "1")
+        self._pool = ProcessPoolExecutor(
+            count or os.cpu_count(), mp_context=multiprocessing.get_context("spawn")
+        )
+
+    def map(
+        self, work: Callable[[Task], Result], tasks: Sequence[Task], label: str
+    ) -> list[Result]:
+        with Progress(console=Console(stderr=True)) as progress:
+            return list(
+                progress.track(self._pool.map(work, tasks), total=len(tasks), description=label)
+            )
+
+    def close(self) -> None:
+        self._pool.shutdown()
