@@ -65,5 +65,7 @@ def test_tables_of_others_may_be_parquet_too(tmp_path):
 def test_a_parquet_file_that_cannot_be_read_is_told(tmp_path, name):
     pytest.importorskip("polars")
     (tmp_path / "broken.parquet").write_bytes(b"PAR1 nonsense")
-    with pytest.raises(InvalidInput, match=rf"^history: .*{name}"):
+    with pytest.raises(InvalidInput, match=r"^history: .* file") as told:
         import_measurements(tmp_path / name)
+    # The message may shorten a long path.
+    assert str(told.value.value).endswith(name)
