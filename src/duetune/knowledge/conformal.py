@@ -10,9 +10,6 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from duetune.knowledge.configuration import FIELDS
-from duetune.knowledge.fitting import grouped
-
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
@@ -34,7 +31,6 @@ WIDEST = math.log(10.0)
 """Ten times more or less: beyond that an interval says nothing."""
 
 _ENOUGH = 8
-_ALIKE = tuple(field for field in FIELDS if field != "memory_cap_gb")
 
 
 class Widths(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,28 +76,23 @@ def _quantile(score: Column, weight: Column) -> float:
 
 
 def held_out(
-    rows: Configurations,
+    size: int,
     seed: int,
     fit_predict: Callable[[NDArray[np.int64], NDArray[np.int64]], Sequence[Column]],
 ) -> list[Column]:
-    """What models that had not seen a row, or its like, say of it: columns as
-    ``fit_predict(train, test)`` gives them, put together over the folds. Runs of one configuration,
-    on cards of whatever memory, are held out together: else each would vouch for the others.
+    """What models that had not seen a row say of it: columns as ``fit_predict(train, test)`` gives
+    them, put together over the folds.
     """
-    size = len(rows)
-    (alike,) = grouped(rows, {", ".join(_ALIKE): 0.0})
-    kinds = np.random.default_rng(seed).permutation(len(alike.keys))
-    folds = [
-        np.flatnonzero(np.isin(alike.codes, part))
-        for part in np.array_split(kinds, min(FOLDS, max(2, len(kinds))))
-    ]
+    order = np.random.default_rng(seed).permutation(size)
+    folds = np.array_split(order, min(FOLDS, max(2, size)))
     whole: list[Column] = []
     for test in folds:
         if not len(test):
             continue
-        parts = fit_predict(np.setdiff1d(np.arange(size), test), test)
+        train = np.sort(np.setdiff1d(order, test))
+        parts = fit_predict(train, np.sort(test))
         if not whole:
             whole = [np.full(size, math.nan) for _ in parts]
         for column, part in zip(whole, parts, strict=True):
-            column[test] = part
+            column[np.sort(test)] = part
     return whole

@@ -13,7 +13,6 @@ from duetune.knowledge.features import Physics, Reckoned, feature_matrix
 from duetune.knowledge.fitting import APART, grouped
 from duetune.knowledge.forest import Forest, constant_forest, grow_regression, sortable
 from duetune.knowledge.pace import FACTORS, LAUNCH_FACTORS, LINK_FACTORS, fit_pace
-from duetune.knowledge.physics import most_tokens_per_s
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -63,10 +62,7 @@ class Performance(msgspec.Struct, frozen=True, kw_only=True):
         foreign = unseen @ np.array([self.transfer[field] for field in EXTRAPOLATED]) ** 2
         half = np.sqrt(half**2 + foreign)
         interval: Column = np.exp(np.stack([middle - half, middle, middle + half], axis=1))
-        # Not even the upper end is more than the GPUs can compute; what was measured to be is.
-        return np.minimum(
-            interval, np.maximum(most_tokens_per_s(reckoned.it), interval[:, 1])[:, None]
-        )
+        return interval
 
 
 def fit_performance(
@@ -113,7 +109,7 @@ def fit_performance(
 
     widths = Widths()
     if len(it) >= FEWEST_FOR_WIDTHS:
-        told, spread = held_out(rows, seed, of_others)
+        told, spread = held_out(len(it), seed, of_others)
         widths = calibrated(rows, target - told, spread)
     _, _, forest = grown(physics, np.arange(len(it)), TREES)
     return Performance(

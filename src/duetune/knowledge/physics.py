@@ -193,11 +193,6 @@ def time_terms(
     }
 
 
-def most_tokens_per_s(it: Described) -> Column:
-    """What the arithmetic of the data sheet allows, if nothing else took time."""
-    return it.gpus * it.peak / (np.where(it.full, 6.0, 4.0) * it.active)
-
-
 def step_seconds(terms: dict[str, Column], overlap: float) -> Column:
     """The terms together: the longer of arithmetic and communication, and what does not overlap."""
     busy = np.hypot(terms["arithmetic"], terms["launch"]) + terms["weights"]
