@@ -132,11 +132,16 @@ def _model(history: History, *, quarantine: bool) -> KnowledgeModel:
     return KnowledgeModel.fit(history, quarantine=quarantine)
 
 
-def hybrid(history: History, *, quarantine: bool = True) -> Estimator:
-    """The source that duetune answers with. Without ``quarantine`` rows are learnt from that imply
-    more arithmetic than the GPU has: fair where such rows are judged.
+def hybrid(history: History) -> Estimator:
+    """The source that duetune answers with."""
+    return HybridSource(history, model=_model(history, quarantine=True)).query
+
+
+def unfiltered(history: History) -> Estimator:
+    """The model, which learns here from rows that imply more arithmetic than the GPU has: fair
+    where such rows are judged. No source of duetune would take it.
     """
-    return HybridSource(history, model=_model(history, quarantine=quarantine)).query
+    return _model(history, quarantine=False).estimate
 
 
 def model_alone(history: History) -> Estimator:
@@ -160,7 +165,7 @@ RAW, LOG, NEAREST = "gradient boosting, raw", "gradient boosting, log", "nearest
 RULES = "rules only"
 SUBJECTS: dict[str, Callable[[History], Estimator]] = {
     OURS: hybrid,
-    OURS_UNFILTERED: lambda history: hybrid(history, quarantine=False),
+    OURS_UNFILTERED: unfiltered,
     ALONE: model_alone,
     PHYSICS: physics,
     EXPERIENCE: experience,

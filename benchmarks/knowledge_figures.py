@@ -40,6 +40,7 @@ CURVES = {
 }
 GPU_COLOURS = (BLUE, ORANGE, GREEN, PINK, SKY, RED, GREY)
 POSTER_SAMPLES, POSTER_ERROR = 600, 11.0
+PLAIN_TICKS = (0.5, 1, 2, 5, 10, 20, 50, 100, 200)
 
 
 @house_style()
@@ -65,13 +66,13 @@ def learning_figure(points: Sequence[CurvePoint]) -> Figure:
             axes.axhline(POSTER_ERROR, color=INK, linewidth=1, linestyle="--")
             axes.set_ylim(0, min(60.0, axes.get_ylim()[1]))
             axes.set_ylabel("Mean absolute error of tokens/s (%)")
-        left.plot(
-            [POSTER_SAMPLES], [POSTER_ERROR], "*", color=RED, markersize=14, label="the poster"
-        )
+        if name.startswith("ibm"):
+            star = {"color": RED, "markersize": 14, "linestyle": "", "label": "the poster"}
+            left.plot([POSTER_SAMPLES], [POSTER_ERROR], marker="*", **star)
         left.set_title(f"Runs to learn from: {name}")
         left.set_xlabel("Measured runs")
         right.set_title("What they cost to measure")
-        right.set_xlabel("GPU-hours (3 minutes for each run, on each of its GPUs)")
+        right.set_xlabel("GPU-hours")
         left.legend(loc="upper right")
     figure.get_layout_engine().set(h_pad=0.1, w_pad=0.1)
     return figure
@@ -119,7 +120,7 @@ def frontier_figure(panels: dict[str, Sequence[Said]]) -> Figure:
     for axes, (title, said) in zip(
         figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True
     ):
-        filled = np.clip(np.concatenate([each.filled for each in said]), 0.02, 20.0)
+        filled = np.clip(np.concatenate([each.filled for each in said]), 1 / 16, 16.0)
         likely = np.concatenate([each.likely for each in said])
         valid = np.concatenate([each.valid for each in said])
         known = np.isfinite(filled)
@@ -145,7 +146,7 @@ def frontier_figure(panels: dict[str, Sequence[Said]]) -> Figure:
         axes.set_ylabel("Predicted probability to fit")
         axes.set_title(title)
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
-        axes.legend(loc="center left")
+        axes.legend(loc="lower left")
     return figure
 
 
@@ -195,7 +196,10 @@ def stream_figure(points: Sequence[StreamPoint]) -> Figure:
             rates = [100 * point.validity for point in mine]
             right.plot(seen, rates, "o-", color=colour, label=name)
     left.set_yscale("log")
-    left.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    left.set_yticks(PLAIN_TICKS, [f"{tick:g}" for tick in PLAIN_TICKS])
+    left.minorticks_off()
+    errors = [100 * error for point in points for error in (point.mape, point.mdape)]
+    left.set_ylim(0.8 * np.nanmin(errors), 1.25 * np.nanmax(errors))
     left.set_title("Error of tokens/s, next 25 runs")
     right.set_title("Error of validity, next 25 runs")
     for axes in (left, right):
