@@ -1,8 +1,10 @@
 # Every target sets up what it needs. A machine with Python 3.11 and Debian's apt is enough.
 PYTHON ?= python3
 BIN := .venv/bin
+# Byte code is kept: the tests start many processes.
+unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: venv postgres demo test check soak bench bench-quick clean
+.PHONY: venv postgres demo test check warm soak bench bench-quick clean
 
 venv: .venv/.ready
 
@@ -27,7 +29,14 @@ check: venv
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-logo
 
-test: check postgres
+# What every process of the tests would otherwise do anew, and all at the same time.
+warm: venv
+	@$(BIN)/python -m compileall -q src
+	@$(BIN)/duetune tournament --jobs 4 >/dev/null
+	@$(BIN)/pytest -n 0 --collect-only >/dev/null
+
+test: venv
+	@$(MAKE) --no-print-directory -j 2 check warm postgres
 	@$(BIN)/pytest
 
 soak: venv

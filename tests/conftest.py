@@ -13,3 +13,20 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )
 settings.load_profile("duetune")
+
+
+def pytest_collection_modifyitems(config, items):
+    """Live tests wait more than they compute. All workers but one begin with them, or else one
+    would be left with a row of them when all others are done.
+    """
+    workers = getattr(config, "workerinput", {}).get("workercount", 1)
+    live = [item for item in items if item.get_closest_marker("live")]
+    rest = [item for item in items if not item.get_closest_marker("live")]
+    lanes, share = max(1, workers - 1), len(items) // workers
+    ordered = []
+    for lane in range(lanes):
+        ordered += live[lane::lanes]
+        room = share * (lane + 1) - len(ordered)
+        ordered += rest[: max(0, room)]
+        del rest[: max(0, room)]
+    items[:] = ordered + rest

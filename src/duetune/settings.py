@@ -37,7 +37,8 @@ class SiteSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     ``market`` is a synthetic kind, ``trace`` a file that replaces it. ``history_slots`` of it are
     known before the replay begins. ``speed`` is market seconds per wall second.
     ``emulated_microbatch_s`` makes every GPU take at least so long for a microbatch. ``startup_s``
-    and ``resize_s`` are what a first start and a change of the group are expected to take.
+    and ``resize_s`` are what a first start and a change of the group are expected to take. Without
+    ``warm`` every worker loads its libraries itself, and none are kept in memory for it.
     """
 
     market: str = "diurnal"
@@ -57,6 +58,7 @@ class SiteSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     on_demand_capacity: int = 16
     startup_s: float = 1.5
     resize_s: float = 1.0
+    warm: bool = True
 
     def __post_init__(self) -> None:
         for field, least in (("max_gpus", 1), ("seed", 0), ("on_demand_capacity", 0)):

@@ -5,6 +5,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+import pytest
 from discovery import classes_with
 
 import duetune.fleets
@@ -13,6 +14,8 @@ from duetune.core.market import MarketTrace
 from duetune.fleets.embedded import EmbeddedFleet, FleetSettings, start_provider, stop_provider
 from duetune.testing import FleetContract, MarketFeedContract, MemoryFleet, constant_market
 from duetune.testing.fleet_contract import SPOT
+
+pytestmark = pytest.mark.live
 
 # Not fleets themselves: what they are made of.
 PARTS = {"Desk"}

@@ -62,16 +62,18 @@ class LiveHome:
         path.write_text("\n".join(lines) + "\n")
         return path
 
-    def start_fleet(self, market, *, slot_wall_s=2.0, **options):
+    def start_fleet(self, market, *, slot_wall_s=2.0, warm=False, **options):
         flags = [
             word
             for name, value in {"speed": 1800 / slot_wall_s, "history": 0, **options}.items()
             for word in (f"--{name.replace('_', '-')}", value)
         ]
-        self.run("fleet", "start", "--trace", market, *flags)
+        self.run("fleet", "start", "--trace", market, "--warm" if warm else "--cold", *flags)
 
-    def spec(self, *, steps=20, step_s=0.2, deadline="8h", **fields):
-        """A job that runs the pretend trainer."""
+    def spec(self, *, steps=20, step_s=0.2, deadline="24h", **fields):
+        """A job that runs the pretend trainer. Hours are seconds here, so it has much time: on a
+        busy machine all takes longer.
+        """
         path = self.folder / "job.yaml"
         command = self.command(steps, step_s)
         lines = {

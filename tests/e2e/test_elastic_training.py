@@ -24,6 +24,8 @@ from duetune.core.progress import Phase
 from duetune.training.checkpoint import CheckpointStore
 from duetune.training.task import Method, TrainingTask
 
+pytestmark = pytest.mark.live
+
 
 @pytest.fixture(scope="module")
 def nursery():

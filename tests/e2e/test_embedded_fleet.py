@@ -30,6 +30,8 @@ from duetune.fleets.embedded import (
 )
 from duetune.testing import constant_market, market_of
 
+pytestmark = pytest.mark.live
+
 QUICK = FleetSettings(
     speed=600.0, grant_delay_s=0.01, notice_s=0.3, release_grace_s=2.0, preload=""
 )

@@ -13,6 +13,8 @@ from duetune.fleets.embedded import FleetSettings, start_provider
 from duetune.fleets.embedded.settings import FleetFaults
 from duetune.settings import SiteSettings
 
+pytestmark = pytest.mark.live
+
 
 @pytest.fixture
 def home(tmp_path):
@@ -23,9 +25,13 @@ def home(tmp_path):
 
 def start_faulty(home, faults, *, slot_wall_s=2.0):
     """As ``duetune fleet start`` does, with faults that the command line does not offer."""
-    site = SiteSettings(trace=str(home.market((0.9, 2))), speed=1800 / slot_wall_s, history_slots=0)
+    site = SiteSettings(
+        trace=str(home.market((0.9, 2))), speed=1800 / slot_wall_s, history_slots=0, warm=False
+    )
     home.settings.fleet.mkdir(parents=True, mode=0o700)
-    settings = FleetSettings(speed=site.speed, wrap=True, grant_delay_s=0.2, faults=faults)
+    settings = FleetSettings(
+        speed=site.speed, wrap=True, grant_delay_s=0.2, preload="", faults=faults
+    )
     start_provider(home.settings.fleet, settings, live.site_market(site))
     (home.settings.fleet / live.SITE_FILE).write_bytes(msgspec.json.encode(site))
 

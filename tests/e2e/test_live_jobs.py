@@ -15,6 +15,8 @@ from duetune.core.events import Decided, Ended, Learned, Requested
 from duetune.core.fleet import NodeState
 from duetune.simulate.journal import redecided
 
+pytestmark = pytest.mark.live
+
 CALM = ((0.9, 4),)
 PREEMPTING = ((0.9, 4), (0.9, 4), (0.9, 0))
 
@@ -155,12 +157,14 @@ def test_cancel_pause_resume_and_amend_are_kept(home):
     home.json("pause", job)
     home.until(lambda: home.job(job).status == "PAUSED", "the pause")
     home.until(lambda: not home.fleet_alive(job), "the release of its node")
+    earliest = home.fleet().clock.now() + 20 * 3600
     home.run("amend", job, "--deadline", "20h", "--budget", "$50")
+    latest = home.fleet().clock.now() + 20 * 3600
     home.run("resume", job)
     home.until_step(job, 4)
     row = home.job(job)
     assert row.budget == 50
-    assert row.deadline_at == pytest.approx(home.fleet().clock.now() + 20 * 3600, abs=1800)
+    assert earliest <= row.deadline_at <= latest
     assert (
         "at least what was spent" in home.run("amend", job, "--budget", "0.000001", status=2).stderr
     )

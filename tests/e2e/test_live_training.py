@@ -16,6 +16,8 @@ from duetune.training.tiny import build_tiny_model
 
 pytest.importorskip("torchft", reason="training needs duetune[train]")
 
+pytestmark = pytest.mark.live
+
 SPOT = ((0.9, 2),)
 COMES_AND_GOES = ((0.9, 2), (0.9, 2), (0.9, 2), (0.9, 0))
 LONG = {"training": "{max_steps: 500000, per_device_train_batch_size: 4}", "deadline": "90d"}
@@ -72,7 +74,11 @@ def test_a_fine_tune_survives_silent_preemptions_and_a_truncated_checkpoint(home
     taken, the result is the same, and the adapter loads in plain peft.
     """
     home.start_fleet(
-        home.market(*COMES_AND_GOES), slot_wall_s=3.0, silent=1, emulated_microbatch=0.1
+        home.market(*COMES_AND_GOES),
+        slot_wall_s=3.0,
+        warm=True,
+        silent=1,
+        emulated_microbatch=0.1,
     )
     checkpoint = '{every: "1s", keep: 3}'
     job = home.launch(spec(home, model, checkpoint=checkpoint))
@@ -121,7 +127,7 @@ def small_disk(path, size):
 def test_a_full_disk_does_not_stop_training(home, model):
     """No checkpoint can be saved: the job says so, goes on, and finishes."""
     with small_disk(home.folder / "small", "16k") as disk:
-        home.start_fleet(home.market(*SPOT), slot_wall_s=3.0, emulated_microbatch=0.05)
+        home.start_fleet(home.market(*SPOT), slot_wall_s=3.0, warm=True, emulated_microbatch=0.05)
         job = home.launch(spec(home, model, checkpoint=f'{{dir: {disk}, every: "1s"}}'))
         row = home.until_over(job)
         assert row.status == "SUCCEEDED", home.logs()

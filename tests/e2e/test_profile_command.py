@@ -11,6 +11,8 @@ from duetune.knowledge.observation import Outcome
 from duetune.profiling import preparation
 from duetune.profiling.journal import read_observations
 
+pytestmark = pytest.mark.live
+
 TINY = {
     "model_type": "llama",
     "hidden_size": 32,

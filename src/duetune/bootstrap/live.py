@@ -90,6 +90,7 @@ def history_slots(site: SiteSettings, trace: MarketTrace) -> int:
 def start_fleet(settings: Settings, site: SiteSettings | None = None) -> EmbeddedFleet:
     """The home's embedded fleet: the running one, or a new one on ``site``."""
     from duetune.fleets.embedded import FleetSettings, start_provider
+    from duetune.fleets.embedded.settings import DEFAULT_PRELOAD
 
     wanted = settings.site if site is None else site
     if site is None and (found := running_fleet(settings)) is not None:
@@ -108,6 +109,7 @@ def start_fleet(settings: Settings, site: SiteSettings | None = None) -> Embedde
             silent_share=wanted.silent_share,
             on_demand_capacity=wanted.on_demand_capacity,
             seed=wanted.seed,
+            preload=DEFAULT_PRELOAD if wanted.warm else "",
         ),
         trace,
     )

@@ -55,6 +55,12 @@ def fleet() -> None:
 @click.option("--notice", type=float, metavar="SECONDS", help="Between notice and taking.")
 @click.option("--silent", type=float, metavar="SHARE", help="Of nodes taken without notice.")
 @click.option("--seed", type=int, help="For all that is drawn by chance.")
+@click.option(
+    "--warm/--cold",
+    default=None,
+    help="Keep training's libraries loaded, so that workers start at once, or not: jobs that run a"
+    " command of their own have no use for them.  [default: warm]",
+)
 @json_option
 def start(as_json: bool, **chosen: object) -> None:
     """Start it; what is not said is as in config.toml."""

@@ -22,6 +22,8 @@ from duetune.profiling.journal import Journal, read_observations
 from duetune.profiling.trials import Batch, write_batch
 from duetune.profiling.wire import Result, Timing
 
+pytestmark = pytest.mark.live
+
 PRETEND = (sys.executable, str(Path(__file__).with_name("pretend_worker.py")))
 DIES, RUNS_OUT, HANGS, POISONS, SLOW = 13, 17, 19, 23, 29
 
