@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
+from duetune.knowledge.configuration import FIELDS
+from duetune.knowledge.fitting import grouped
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
@@ -76,23 +79,34 @@ def _quantile(score: Column, weight: Column) -> float:
 
 
 def held_out(
-    size: int,
+    rows: Configurations,
     seed: int,
     fit_predict: Callable[[NDArray[np.int64], NDArray[np.int64]], Sequence[Column]],
 ) -> list[Column]:
-    """What models that had not seen a row say of it: columns as ``fit_predict(train, test)`` gives
-    them, put together over the folds.
+    """What models that had not seen a configuration say of its runs: columns as
+    ``fit_predict(train, test)`` gives them, put together over the folds. All runs of a
+    configuration are held out together: else each would vouch for the others.
     """
-    order = np.random.default_rng(seed).permutation(size)
-    folds = np.array_split(order, min(FOLDS, max(2, size)))
+    kind = _kinds(rows)
+    kinds = int(kind.max()) + 1
+    order = np.random.default_rng(seed).permutation(kinds)
     whole: list[Column] = []
-    for test in folds:
-        if not len(test):
+    for part in np.array_split(order, min(FOLDS, max(2, kinds))):
+        if not len(part):
             continue
-        train = np.sort(np.setdiff1d(order, test))
-        parts = fit_predict(train, np.sort(test))
+        inside = np.isin(kind, part)
+        test = np.flatnonzero(inside)
+        told = fit_predict(np.flatnonzero(~inside), test)
         if not whole:
-            whole = [np.full(size, math.nan) for _ in parts]
-        for column, part in zip(whole, parts, strict=True):
-            column[np.sort(test)] = part
+            whole = [np.full(len(rows), math.nan) for _ in told]
+        for column, values in zip(whole, told, strict=True):
+            column[test] = values
     return whole
+
+
+def _kinds(rows: Configurations) -> NDArray[np.int64]:
+    """The same number for the same configuration, in the order in which they appear."""
+    (alike,) = grouped(rows, {", ".join(FIELDS): 0.0})
+    _, first, codes = np.unique(alike.codes, return_index=True, return_inverse=True)
+    numbers: NDArray[np.int64] = np.argsort(np.argsort(first))[codes]
+    return numbers

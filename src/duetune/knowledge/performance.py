@@ -109,7 +109,7 @@ def fit_performance(
 
     widths = Widths()
     if len(it) >= FEWEST_FOR_WIDTHS:
-        told, spread = held_out(len(it), seed, of_others)
+        told, spread = held_out(rows, seed, of_others)
         widths = calibrated(rows, target - told, spread)
     _, _, forest = grown(physics, np.arange(len(it)), TREES)
     return Performance(

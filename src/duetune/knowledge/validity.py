@@ -133,7 +133,7 @@ def fit_validity(
     rarer = float(min(np.count_nonzero(fitted), np.count_nonzero(~fitted)))
     if len(it) < FEWEST_FOR_WIDTHS or (rarer < 2 and not known.any()):
         return Validity(memory=memory, widths=widths, classifier=constant_forest(0.5))
-    peak, spread = held_out(len(it), seed, of_others)
+    peak, spread = held_out(rows, seed, of_others)
     widths = calibrated(rows.take(known), (target - peak)[known], spread[known])
     if rarer < 2:
         return Validity(memory=memory, widths=widths, classifier=constant_forest(0.5))
@@ -146,7 +146,7 @@ def fit_validity(
         )
         return (grown.predict(sortable(seen[test]))[0],)
 
-    (told,) = held_out(len(fitted), seed + 1, judged)
+    (told,) = held_out(rows, seed + 1, judged)
     margin = np.clip(np.log(it.capacity) - peak, -5.0, 5.0)
     spare = margin > FAR
     unexplained = spare & ~fitted

@@ -9,6 +9,13 @@ from duetune.knowledge.conformal import FOLDS, UNCALIBRATED, Widths, calibrated,
 GPUS = ("A100-80GB", "L40S")
 
 
+def different(count):
+    """As many configurations, none like another."""
+    return Configurations.grid(
+        {"model": ["a"], "gpu_model": ["L40S"], "batch_size": list(range(1, count + 1))}
+    )
+
+
 def rows(codes):
     return Configurations.grid({"model": ["a"], "gpu_model": list(GPUS)}).take(
         np.asarray(codes, np.int64)
@@ -115,7 +122,7 @@ def test_every_row_is_told_by_those_that_had_not_seen_it():
         asked.extend(test.tolist())
         return test.astype(float), np.full(len(test), len(train), np.float64)
 
-    told, sizes = held_out(size, 7, of_others)
+    told, sizes = held_out(different(size), 7, of_others)
     assert sorted(asked) == list(range(size))
     assert told.tolist() == list(range(size))
     assert set(sizes) == {size - size // FOLDS, size - size // FOLDS - 1}
@@ -124,7 +131,11 @@ def test_every_row_is_told_by_those_that_had_not_seen_it():
 def test_folds_are_of_the_seed_and_not_of_the_order_of_rows():
     def folds(seed):
         parts = []
-        held_out(20, seed, lambda _, test: (parts.append(tuple(test)), [test.astype(float)])[1])
+        held_out(
+            different(20),
+            seed,
+            lambda _, test: (parts.append(tuple(test)), [test.astype(float)])[1],
+        )
         return parts
 
     assert folds(1) == folds(1) != folds(2)
@@ -132,5 +143,18 @@ def test_folds_are_of_the_seed_and_not_of_the_order_of_rows():
 
 
 def test_two_rows_are_each_told_by_the_other():
-    (told,) = held_out(2, 0, lambda train, _: [train.astype(float)])
+    (told,) = held_out(different(2), 0, lambda train, _: [train.astype(float)])
     assert told.tolist() == [1.0, 0.0]
+
+
+def test_runs_of_a_configuration_are_held_out_together():
+    """Else a run would be told by its like, and repetition would pass for certainty."""
+    kind = np.array([*range(20), *range(20), 3, 3, 3])
+    seen = different(20).take(kind)
+
+    def of_others(train, test):
+        assert not set(kind[train]) & set(kind[test])
+        return (kind[test].astype(float),)
+
+    (told,) = held_out(seen, 0, of_others)
+    assert told.tolist() == kind.tolist()

@@ -176,3 +176,12 @@ def test_what_a_label_is_worth_is_how_far_off_physics_is_without_it():
     model = fit_performance(it, physics, {}, pace, np.ones(len(rows)), seed=0)
     assert model.transfer["gpu_model"] == pytest.approx((np.log(1.5) - np.log(0.6)) / 2, rel=0.02)
     assert model.transfer["method"] == pytest.approx(-np.log(0.7) / 2, rel=0.02)
+
+
+def test_runs_that_repeat_others_change_intervals_little(world):
+    again = World(drawn(140, 1, **ROOMY).take(np.tile(np.arange(140), 8)))
+    once, often = (
+        np.median(np.log(each.told(FRESH)[:, 2] / each.told(FRESH)[:, 0]))
+        for each in (world, again)
+    )
+    assert 0.6 < often / once < 1.6

@@ -138,10 +138,13 @@ def test_trees_learn_what_physics_does_not_know_of_memory():
     assert np.mean((world.told(fresh) > 0.5) != (truth <= it.capacity)) < 0.06
 
 
-def test_a_classifier_of_coin_tosses_is_hardly_believed():
-    rows = drawn(80, 6, **TIGHT)
-    coins = np.random.default_rng(7).random(80) < 0.5
-    assert World(rows, fits=coins, peaks=False).model.trust <= 0.3
+def test_a_classifier_of_coin_tosses_is_believed_no_more_than_the_margin():
+    trusts = []
+    for seed in range(8):
+        coins = np.random.default_rng(seed).random(80) < 0.5
+        world = World(drawn(80, seed, **TIGHT), fits=coins, peaks=False)
+        trusts.append(world.model.trust)
+    assert np.mean(trusts) <= 0.45
 
 
 def test_a_classifier_with_few_runs_of_one_kind_is_believed_less():
