@@ -110,6 +110,15 @@ class Configuration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     memory_cap_gb: float = 0.0
     software: str = ""
 
+    def __post_init__(self) -> None:
+        for field, words in _WORDS.items():
+            if getattr(self, field) not in words:
+                allowed = f"one of {', '.join(words)}"
+                raise InvalidInput(field, getattr(self, field), allowed)
+        for field in _NUMBERS:
+            if not isinstance(getattr(self, field), int | float):
+                raise InvalidInput(field, getattr(self, field), "a number")
+
     @property
     def key(self) -> str:
         """The same for the same configuration, in every process and version of Python."""
@@ -120,6 +129,15 @@ class Configuration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         return msgspec.convert({**msgspec.structs.asdict(self), **changes}, Configuration)
 
 
+_WORDS: dict[str, tuple[str, ...]] = {
+    "method": tuple(Method),
+    "precision": tuple(Precision),
+    "sharding": tuple(Sharding),
+    "lora_targets": ("attention", "all-linear"),
+    "optimiser": tuple(Optimiser),
+    "attention": tuple(Attention),
+    "interconnect": tuple(Interconnect),
+}
 FIELDS: tuple[str, ...] = Configuration.__struct_fields__
 """In the order of the record."""
 
@@ -130,6 +148,8 @@ CATEGORIES: frozenset[str] = frozenset(
     )
 )
 """Fields that are words; all others are numbers."""
+
+_NUMBERS = tuple(field for field in FIELDS if field not in CATEGORIES)
 
 _DEFAULTS = {
     field.name: field.default

@@ -25,6 +25,7 @@ UNKNOWN_PARAMETERS = 7e9
 """A model of which nothing is known is taken to be of the most usual size."""
 
 UNKNOWN_GPU_TFLOPS = 100.0
+_NOTHING = "nothing: taken to be usual"
 _NO_CAPACITY = 1e15
 _CARDS_GB = (0.0, 24.0, 40.0, 48.0, 80.0, 800.0)
 _CARDS_MIB = (0.0, 24564.0, 40960.0, 46068.0, 81559.0, 815590.0)
@@ -38,11 +39,13 @@ def card_bytes(memory_gb: float) -> float:
 
 @functools.cache
 def facts_or_usual(model: str) -> ModelFacts:
-    return model_facts(model) or usual_model(UNKNOWN_PARAMETERS, "nothing: taken to be usual")
+    return model_facts(model) or usual_model(UNKNOWN_PARAMETERS, _NOTHING)
 
 
 class Described:
-    """Sizes in bytes, FLOP/s and bytes/s. ``trained`` are the parameters that are trained."""
+    """Sizes in bytes, FLOP/s and bytes/s. ``trained`` are the parameters that are trained;
+    ``blind`` is where nothing is known of the model, or of how much memory the GPU has.
+    """
 
     def __init__(
         self,
@@ -94,6 +97,8 @@ class Described:
         for value, size in caps.items():
             limit[cap == value] = size
         self.capacity = np.minimum(capacity, limit)
+        unknown = each.gather("model", lambda word: found[word].source == _NOTHING)
+        self.blind = (unknown > 0) | (self.capacity >= _NO_CAPACITY)
 
         self.gpus = each.number("num_gpus")
         self.nodes = each.number("num_nodes")

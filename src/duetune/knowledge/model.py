@@ -13,7 +13,7 @@ import numpy as np
 from duetune.errors import InvalidInput
 from duetune.knowledge.conformal import Widths
 from duetune.knowledge.described import Described
-from duetune.knowledge.estimate import CAUSES, Cause, Estimates
+from duetune.knowledge.estimate import CAUSES, EXTRAPOLATED, Cause, Estimates
 from duetune.knowledge.features import BASE_FEATURES, Physics, Reckoned, feature_matrix, seen_labels
 from duetune.knowledge.forest import Forest, sortable
 from duetune.knowledge.memory import fit_memory
@@ -45,6 +45,7 @@ _UNREADABLE = (
 GB = 1e9
 LIKELY = 0.5
 _RULE, _MEMORY = CAUSES.index(Cause.RULE), CAUSES.index(Cause.MEMORY)
+_IDENTITY = [EXTRAPOLATED.index("model"), EXTRAPOLATED.index("gpu_model")]
 
 
 class KnowledgeModel:
@@ -124,6 +125,8 @@ class KnowledgeModel:
         unseen = into.extrapolated[rows]
         peak, half = self.validity.peak(reckoned, keys)
         p_valid = self.validity.p_valid(reckoned, keys, peak, half)
+        # Of a model or a GPU that nobody has described or measured, one cannot know.
+        p_valid[reckoned.it.blind & unseen[:, _IDENTITY].any(axis=1)] = 0.5
         into.p_valid[rows] = p_valid
         into.cause[rows] = np.where(p_valid < LIKELY, _MEMORY, 0)
         into.tokens_per_s[rows] = self.performance.tokens_per_s(reckoned, keys, unseen)

@@ -107,3 +107,18 @@ def test_words_are_compared_by_label_whatever_their_code():
     assert many.is_("model", "none-such").tolist() == [False, False, False]
     assert many.words("software") == ["", "trl-1.0", ""]
     assert frozenset(many.labels) == CATEGORIES
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "allowed"),
+    [
+        ("method", "nope", "one of full, lora"),
+        ("precision", "int3", "one of bf16"),
+        ("lora_targets", "q_proj", "one of attention, all-linear"),
+        ("batch_size", "x", "a number"),
+        ("memory_cap_gb", None, "a number"),
+    ],
+)
+def test_a_word_that_means_nothing_is_refused(field, value, allowed):
+    with pytest.raises(InvalidInput, match=f"{field}: .* is not allowed; expected {allowed}"):
+        Configuration(**{"model": "m", "gpu_model": "H100", field: value})

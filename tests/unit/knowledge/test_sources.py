@@ -7,7 +7,7 @@ import duetune.knowledge.sources.learned as learned_sources
 from duetune.bootstrap import knowledge as names
 from duetune.bootstrap.knowledge import SOURCE_GROUP, source_named, sources_listed
 from duetune.errors import InvalidInput
-from duetune.knowledge.configuration import FIELDS, Configurations
+from duetune.knowledge.configuration import FIELDS, Configuration, Configurations
 from duetune.knowledge.estimate import Cause
 from duetune.knowledge.history import History
 from duetune.knowledge.observation import Observation, Outcome
@@ -57,7 +57,6 @@ def test_more_combinations_than_numbers_are_told_apart_all_the_same():
             model=f"m{index}",
             software=f"s{index}",
             gpu_model=f"g{index}",
-            lora_targets=f"t{index}",
             **{
                 field: int(rng.integers(1, 10**6))
                 for field in FIELDS
@@ -470,3 +469,15 @@ def test_words_that_no_configuration_has_are_refused(field, word):
     for source in (AnalyticSource(), NearestSource(History([run()]))):
         with pytest.raises(InvalidInput, match=rf"^{field}: '{word}'"):
             source.query(rows)
+
+
+@pytest.mark.parametrize("name", ["analytic", "regression", "hybrid"])
+@pytest.mark.parametrize("field", ["model", "gpu_model"])
+def test_of_what_nobody_has_described_one_cannot_know_whether_it_fits(name, field):
+    source = source_named(name, History([]))
+    known = Configuration(model="HuggingFaceTB/SmolLM2-135M", gpu_model="H200", batch_size=1)
+    sure, unsure = source.query(
+        Configurations.of([known, known.replace(**{field: "nobody/knows"})])
+    ).p_valid
+    assert sure > 0.9
+    assert unsure == 0.5

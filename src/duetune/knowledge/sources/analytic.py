@@ -32,6 +32,7 @@ def reckoned_estimates(configurations: Configurations, physics: Physics, source:
     size = len(configurations)
     log_odds = np.clip(_STEEPNESS * reckoned.margin / MEMORY_DEVIATION, -50.0, 50.0)
     p_valid = np.clip(1.0 / (1.0 + np.exp(-log_odds)), 1.0 - _SUREST, _SUREST)
+    p_valid[reckoned.it.blind] = 0.5
     return Estimates(
         p_valid=p_valid,
         cause=np.where(p_valid < 0.5, MEMORY, NONE),
