@@ -23,7 +23,7 @@ from duetune.knowledge.performance import Performance, fit_performance
 from duetune.knowledge.quality import SATURATED
 from duetune.knowledge.rules import broken
 from duetune.knowledge.support import Support
-from duetune.knowledge.validity import Validity, fit_validity
+from duetune.knowledge.validity import Odds, Validity, fit_validity
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     Column = NDArray[np.float64]
 
-FORMAT = 1
+FORMAT = 2
 """Of the file, and of what the numbers in it mean: a model of another one is fitted anew."""
 
 _UNREADABLE = (
@@ -148,10 +148,8 @@ class KnowledgeModel:
             ),
             validity=_ValidityNumbers(
                 widths=self.validity.widths,
-                trust=self.validity.trust,
-                slope=self.validity.slope,
-                shift=self.validity.shift,
-                other=self.validity.other,
+                odds=self.validity.odds,
+                by_software=self.validity.by_software,
             ),
             support=self.support.cells,
         )
@@ -211,10 +209,8 @@ class KnowledgeModel:
                 memory=memory,
                 widths=told.validity.widths,
                 classifier=classifier,
-                trust=told.validity.trust,
-                slope=told.validity.slope,
-                shift=told.validity.shift,
-                other=told.validity.other,
+                odds=told.validity.odds,
+                by_software=told.validity.by_software,
             ),
             support=support,
             snapshot=told.snapshot,
@@ -230,10 +226,8 @@ class _PerformanceNumbers(msgspec.Struct, frozen=True, kw_only=True):
 
 class _ValidityNumbers(msgspec.Struct, frozen=True, kw_only=True):
     widths: Widths
-    trust: float
-    slope: float
-    shift: float
-    other: float
+    odds: Odds
+    by_software: dict[str, Odds]
 
 
 class _Told(msgspec.Struct, frozen=True, kw_only=True):

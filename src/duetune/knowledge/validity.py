@@ -47,42 +47,67 @@ HALF_TRUST = 10.0
 SUREST = 0.995
 
 
-class Validity(msgspec.Struct, frozen=True, kw_only=True):
-    """``memory`` corrects the logarithm of the peak; ``slope`` and ``shift`` make log-odds of the
-    margin that is left, ``other`` is the share that fails with memory to spare. ``classifier`` sees
-    the margin and all other features, and counts by ``trust``: so much as it helped on runs that
-    were held out.
+FEWEST_OF_SOFTWARE = 40
+"""Runs, and a quarter as many of the rarer kind: with fewer, those of all software are asked."""
+
+
+class Odds(msgspec.Struct, frozen=True, kw_only=True):
+    """``slope`` and ``shift`` make log-odds of the margin, ``other`` is the share that fails with
+    memory to spare. The classifier counts by ``trust``: so much as it helped on runs that were held
+    out.
     """
 
-    memory: Forest
-    widths: Widths
-    classifier: Forest
     trust: float = 0.0
     slope: float = SLOPE
     shift: float = 0.0
     other: float = 0.0
 
+
+class Validity(msgspec.Struct, frozen=True, kw_only=True):
+    """``memory`` corrects the logarithm of the peak, ``odds`` make a probability of the margin that
+    is left; ``classifier`` sees the margin and all other features. What fails for other reasons
+    than memory, and how exact peaks are, is a matter of the software and of who measured:
+    ``by_software`` where there are enough runs.
+    """
+
+    memory: Forest
+    widths: Widths
+    classifier: Forest
+    odds: Odds = Odds()
+    by_software: dict[str, Odds] = {}
+
     def peak(self, reckoned: Reckoned, keys: NDArray[np.int32]) -> tuple[Column, Column]:
         """The logarithm of bytes, and the half-width around it."""
         correction, spread = self.memory.predict(keys)
         half = self.widths.half_width(reckoned.it.configurations, spread)
-        return np.log(reckoned.peak) + correction, half
+        # Whatever was measured, weights that are loaded take their room, give or take a tenth.
+        floor = np.log(np.maximum(0.9 * reckoned.memory["weights"], 1.0))
+        return np.maximum(np.log(reckoned.peak) + correction, floor), half
 
     def p_valid(
         self, reckoned: Reckoned, keys: NDArray[np.int32], peak: Column, half: Column
     ) -> Column:
         """``peak`` and ``half`` as ``peak`` gave them. Rules are not asked here."""
         margin = np.log(reckoned.it.capacity) - peak
-        p_valid = (1.0 - self.other) * _logistic(
-            self.slope * np.clip(margin, -5.0, 5.0) + self.shift
+        rows = reckoned.it.configurations
+
+        def odds(field: str) -> Column:
+            return rows.gather(
+                "software", lambda word: getattr(self.by_software.get(word, self.odds), field)
+            )
+
+        p_valid = (1.0 - odds("other")) * _logistic(
+            odds("slope") * np.clip(margin, -5.0, 5.0) + odds("shift")
         )
-        if self.trust:
+        trust = odds("trust")
+        if trust.any():
             seen = keys.copy()
             seen[:, MARGIN] = sortable(_bounded(margin))
             told, _ = self.classifier.predict(seen)
-            p_valid = self.trust * told + (1.0 - self.trust) * p_valid
+            p_valid = trust * told + (1.0 - trust) * p_valid
             # What surely needs more than there is does not fit, whatever trees make of a new kind.
-            p_valid = np.minimum(p_valid, _logistic(SLOPE * (margin + 0.5 * np.minimum(half, FAR))))
+            bound = _logistic(SLOPE * (margin + 0.5 * np.minimum(half, FAR)))
+            p_valid = np.where(trust > 0, np.minimum(p_valid, bound), p_valid)
         never = reckoned.memory["weights"] > reckoned.it.capacity
         return np.where(never, 1.0 - SUREST, np.clip(p_valid, 1.0 - SUREST, SUREST))
 
@@ -148,23 +173,36 @@ def fit_validity(
 
     (told,) = held_out(rows, seed + 1, judged)
     margin = np.clip(np.log(it.capacity) - peak, -5.0, 5.0)
-    spare = margin > FAR
-    unexplained = spare & ~fitted
-    other = float((np.count_nonzero(unexplained) + 0.5) / (np.count_nonzero(spare) + 50.0))
-    slope, shift = _logistic_fit(margin, fitted, np.where(unexplained, 0.0, weight))
-    alone = (1.0 - other) * _logistic(slope * margin + shift)
-    trust = _best_share(told, alone, fitted, weight)
+    by_software = {}
+    codes = rows.columns["software"]
+    for code in np.unique(codes).tolist():
+        mine = codes == code
+        enough = min(np.count_nonzero(mine & fitted), np.count_nonzero(mine & ~fitted))
+        if mine.sum() >= FEWEST_OF_SOFTWARE and enough >= FEWEST_OF_SOFTWARE / 4:
+            by_software[rows.labels["software"][code]] = _odds(
+                margin[mine], told[mine], fitted[mine], weight[mine]
+            )
     return Validity(
         memory=memory,
         widths=widths,
         classifier=grow_classification(
             seen, fitted, weight, rising=(MARGIN,), trees=TREES, seed=seed
         ),
-        trust=trust * rarer / (rarer + HALF_TRUST),
-        slope=slope,
-        shift=shift,
-        other=other,
+        odds=_odds(margin, told, fitted, weight),
+        by_software=by_software,
     )
+
+
+def _odds(margin: Column, told: Column, fitted: NDArray[np.bool_], weight: Column) -> Odds:
+    """Of margins, and of what a classifier ``told``, that had not seen the run."""
+    rarer = float(min(np.count_nonzero(fitted), np.count_nonzero(~fitted)))
+    spare = margin > FAR
+    unexplained = spare & ~fitted
+    other = float((np.count_nonzero(unexplained) + 0.5) / (np.count_nonzero(spare) + 50.0))
+    slope, shift = _logistic_fit(margin, fitted, np.where(unexplained, 0.0, weight))
+    alone = (1.0 - other) * _logistic(slope * margin + shift)
+    trust = _best_share(told, alone, fitted, weight)
+    return Odds(trust=trust * rarer / (rarer + HALF_TRUST), slope=slope, shift=shift, other=other)
 
 
 def _bounded(margin: Column) -> NDArray[np.float32]:

@@ -24,8 +24,8 @@ def model():
     rows = drawn(90, 1, tokens_per_sample=(1024, 2048, 4096), num_gpus=(1,))
     bound = np.where(rows.is_("gpu_model", "L40S"), 0.4, 1.0)
     learned = KnowledgeModel.fit(measured(rows, 1, bound=bound))
-    assert learned.validity.trust > 0
-    assert learned.validity.shift != 0
+    assert learned.validity.odds.trust > 0
+    assert learned.validity.odds.shift != 0
     return learned
 
 

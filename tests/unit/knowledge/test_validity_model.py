@@ -11,7 +11,7 @@ from duetune.knowledge.described import Described
 from duetune.knowledge.features import Physics, Reckoned, feature_matrix, seen_labels
 from duetune.knowledge.forest import constant_forest, sortable
 from duetune.knowledge.memory import fit_memory
-from duetune.knowledge.validity import SUREST, Validity, _logistic_fit, fit_validity
+from duetune.knowledge.validity import SUREST, Odds, Validity, _logistic_fit, fit_validity
 from synthetic_history import TRUTH, drawn
 
 TIGHT = {"batch_size": (4, 8, 16, 32), "tokens_per_sample": (1024, 2048, 4096), "num_gpus": (1,)}
@@ -99,7 +99,7 @@ def test_a_bound_of_one_card_only_is_learnt_for_that_card():
     bound = np.where(rows.is_("gpu_model", "L40S"), 0.55, 1.0)
     it = Described(rows)
     world = World(rows, fits=TRUTH.memory.peak(it) <= bound * it.capacity)
-    assert world.model.trust > 0.1
+    assert world.model.odds.trust > 0.1
     between = (LOAD > 0.62) & (LOAD < 0.95)
     told = world.told(FRESH)
     slow = FRESH.is_("gpu_model", "L40S")
@@ -143,21 +143,21 @@ def test_a_classifier_of_coin_tosses_is_believed_no_more_than_the_margin():
     for seed in range(8):
         coins = np.random.default_rng(seed).random(80) < 0.5
         world = World(drawn(80, seed, **TIGHT), fits=coins, peaks=False)
-        trusts.append(world.model.trust)
+        trusts.append(world.model.odds.trust)
     assert np.mean(trusts) <= 0.45
 
 
 def test_a_classifier_with_few_runs_of_one_kind_is_believed_less():
     rows = drawn(60, 8, **TIGHT)
     few = World(rows, fits=np.arange(60) >= 3, peaks=False).model
-    assert few.trust <= 3 / 13 + 1e-9
+    assert few.odds.trust <= 3 / 13 + 1e-9
 
 
 def test_only_runs_that_fitted_do_not_mean_that_everything_fits():
     rows = drawn(40, 9, model=("HuggingFaceTB/SmolLM2-135M",), num_gpus=(1,), batch_size=(1, 2))
     world = World(rows)
     assert world.fitted.all()
-    assert (world.model.trust, world.model.shift) == (0.0, 0.0)
+    assert (world.model.odds.trust, world.model.odds.shift) == (0.0, 0.0)
     large = drawn(20, 10, model=("meta-llama/Llama-3.1-70B",), num_gpus=(1,))
     assert (world.told(large) < 0.05).all()
     assert (world.told(rows) > 0.9).all()
@@ -197,7 +197,7 @@ def test_no_run_helps_to_predict_its_own_memory():
 
 def test_nothing_measured_is_physics_alone():
     none = World(Configurations.of([]))
-    assert none.model.trust == 0.0
+    assert none.model.odds.trust == 0.0
     assert none.told(FRESH).tolist() == none.told(FRESH, PHYSICS_ALONE).tolist()
     odds = np.log(none.told(FRESH) / (1 - none.told(FRESH)))
     margin = Reckoned(Described(FRESH), none.physics).margin
@@ -257,7 +257,7 @@ def test_a_sharp_bound_of_a_model_is_answered_without_overflow():
         memory=constant_forest(0.0),
         widths=Widths(),
         classifier=constant_forest(0.5),
-        slope=400.0,
+        odds=Odds(slope=400.0),
     )
     world = World(Configurations.of([]))
     told = world.told(drawn(50, 14), model)
