@@ -12,7 +12,15 @@ import numpy as np
 
 from duetune.knowledge.configuration import Configuration, Configurations
 from duetune.knowledge.observation import Observation, Outcome
-from duetune.knowledge.quality import CPU, EMULATED, IMPLAUSIBLE, MFU_BOUND, implied_mfu
+from duetune.knowledge.quality import (
+    CPU,
+    EMULATED,
+    IMPLAUSIBLE,
+    MFU_BOUND,
+    TOO_LIGHT,
+    implied_mfu,
+    lighter_than_weights,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -165,13 +173,19 @@ class History:
             return "there was no GPU"
         if self._mfu[row] > MFU_BOUND:
             return f"{IMPLAUSIBLE}: {self._mfu[row]:.0%} of the GPU's peak"
+        if self._too_light[row]:
+            return f"{TOO_LIGHT}: {self.peak_memory_gb[row]:.3g} GB"
         return IMPLAUSIBLE
+
+    @functools.cached_property
+    def _too_light(self) -> NDArray[np.bool_]:
+        return lighter_than_weights(self.configurations, self.peak_memory_gb)
 
     @functools.cached_property
     def _implausible(self) -> NDArray[np.bool_]:
         flagged = np.array([IMPLAUSIBLE in each.flags for each in self], np.bool_)
         no_gpu = self.configurations.is_("gpu_model", EMULATED, CPU)
-        return flagged | no_gpu | (self._mfu > MFU_BOUND)
+        return flagged | no_gpu | (self._mfu > MFU_BOUND) | self._too_light
 
 
 def _column(values: Iterable[float | None]) -> NDArray[np.float64]:

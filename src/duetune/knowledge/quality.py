@@ -22,11 +22,17 @@ if TYPE_CHECKING:
 MFU_BOUND = 0.85
 """No training uses more of a GPU's arithmetic; what seems to was measured or noted wrongly."""
 
+LIGHTEST = 0.9
+"""Of the weights: no run's peak is below them, give or take how they are counted."""
+
 SATURATED_SHARE = 0.99
 _GB = 1e9
 
 IMPLAUSIBLE = "implausible"
 """More arithmetic than the GPU has: not to be learnt from."""
+
+TOO_LIGHT = "peak below the weights"
+"""Of another run, of another method, or in another unit: not to be learnt from."""
 
 SATURATED = "mem_saturated"
 """Ran, but with all of the memory taken: it may have been slow for that."""
@@ -53,6 +59,18 @@ def implied_mfu(
     full = configurations.is_("method", Method.FULL)
     flop = np.where(full, 6.0, 4.0) * active
     return tokens_per_s * flop / (peak * configurations.number("num_gpus"))
+
+
+def lighter_than_weights(
+    configurations: Configurations, peak_gb: NDArray[np.float64]
+) -> NDArray[np.bool_]:
+    """Where the peak of a GPU has no room even for its part of the weights. False where the model
+    is not known.
+    """
+    it = Described(configurations)
+    weights = it.parameters / it.gpus * np.where(it.quantised, 0.5, 2.0)
+    lighter: NDArray[np.bool_] = ~it.blind & (peak_gb * _GB < LIGHTEST * weights)
+    return lighter
 
 
 def noted(observations: Sequence[Observation]) -> list[Observation]:

@@ -45,6 +45,8 @@ HALF_TRUST = 10.0
 """With so many runs of the rarer kind the classifier counts as much as physics."""
 
 SUREST = 0.995
+_STEEPEST = 1.645 * 1.702
+"""Log-odds for each half-width of a 90% interval, by the logistic curve nearest to the normal."""
 
 
 FEWEST_OF_SOFTWARE = 40
@@ -96,8 +98,11 @@ class Validity(msgspec.Struct, frozen=True, kw_only=True):
                 "software", lambda word: getattr(self.by_software.get(word, self.odds), field)
             )
 
+        # No surer than the interval around the peak, nor less sure than without any.
+        slope = odds("slope")
+        flat = np.minimum(1.0, np.maximum(_STEEPEST / np.maximum(half, 1e-3), SLOPE) / slope)
         p_valid = (1.0 - odds("other")) * _logistic(
-            odds("slope") * np.clip(margin, -5.0, 5.0) + odds("shift")
+            flat * (slope * np.clip(margin, -5.0, 5.0) + odds("shift"))
         )
         trust = odds("trust")
         if trust.any():

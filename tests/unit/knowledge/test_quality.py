@@ -5,10 +5,12 @@ import pytest
 
 from duetune.knowledge.configuration import Configuration, Configurations, Method
 from duetune.knowledge.gpus import GPUS
+from duetune.knowledge.history import History
 from duetune.knowledge.observation import Observation, Outcome
 from duetune.knowledge.quality import (
     IMPLAUSIBLE,
     SATURATED,
+    TOO_LIGHT,
     implied_mfu,
     noted,
     transient_failures,
@@ -71,3 +73,20 @@ def test_a_cap_counts_as_the_memory():
 def test_failures_are_counted_by_software_and_cluster():
     ill = Observation(configuration=BASE, outcome=Outcome.FAILED, cluster="b")
     assert transient_failures([seen(), ill, ill]) == {("", "b"): 2}
+
+
+@pytest.mark.parametrize(
+    ("change", "peak", "odd"),
+    [
+        ({}, 12.9, True),
+        ({}, 13.5, False),
+        ({"method": "qlora"}, 3.5, False),
+        ({"method": "qlora"}, 3.0, True),
+        ({"num_gpus": 4}, 3.5, False),
+        ({"model": "nobody/knows"}, 0.1, False),
+        ({}, None, False),
+    ],
+)
+def test_a_peak_below_the_weights_is_not_learnt_from(change, peak, odd):
+    history = History([seen(BASE.replace(**change), tokens_per_s=1000.0, peak_memory_gb=peak)])
+    assert [each.reason.split(":")[0] for each in history.quarantined] == [TOO_LIGHT] * odd
