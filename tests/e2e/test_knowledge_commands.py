@@ -190,6 +190,25 @@ def test_rows_that_cannot_be_true_are_left_out_and_contradictions_counted(duetun
     assert duetune("history", "import", "odd.csv", "--given", "gpu_model=H100")[0] == 2
 
 
+def test_an_import_of_which_nothing_can_be_used_is_bad_input(duetune, tmp_path):
+    (tmp_path / "odd.csv").write_text(
+        "model,gpu_model,outcome,tokens_per_s\nllama3.2-1b,Q999,valid,9\n"
+    )
+    for more in ((), ("--json",)):
+        status, out, _ = duetune("history", "import", "odd.csv", *more)
+        assert status == 2
+        assert "row 1: gpu_model" in out
+
+
+def test_a_peak_below_the_weights_is_kept_but_not_learnt_from(duetune, tmp_path):
+    (tmp_path / "light.csv").write_text(
+        "model,gpu_model,outcome,tokens_per_s,peak_memory_gb\nllama3.1-8b,H100,valid,5000,2\n"
+    )
+    status, out, _ = duetune("history", "import", "light.csv")
+    assert status == 0
+    assert "1 kept but not learnt from: 1 peak below the weights." in out
+
+
 def test_recommend_fills_in_a_job(duetune, tmp_path):
     rows = "".join(json.dumps({"text": f"row {n}"}) + "\n" for n in range(200))
     (tmp_path / "rows.jsonl").write_text(rows)
@@ -203,7 +222,7 @@ def test_recommend_fills_in_a_job(duetune, tmp_path):
     assert "due in 8h" in out
     for line in ("tokens_per_sample  512", "grad_checkpoint", "on time", "Of a micro-step"):
         assert line in out
-    assert "190 examples, each taken to be 512 tokens long" in " ".join(out.split())
+    assert "190 examples of about 2 tokens each, by their characters" in " ".join(out.split())
     assert "nothing was measured: physics with the constants of experience" in out
     assert max(len(line) for line in out.splitlines()) <= 100
 

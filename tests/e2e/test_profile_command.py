@@ -105,7 +105,7 @@ def test_a_campaign_is_measured_and_goes_on_without_repeating_itself(duetune, sp
 
 
 def test_a_plan_runs_nothing(duetune, space, tmp_path):
-    arguments = ("profile", space, "--minutes", "1", "--device", "cpu", "--plan")
+    arguments = ("profile", space, "--device", "cpu", "--plan")
     status, text, _ = duetune(*arguments)
     assert status == 0
     assert text.startswith("6 configurations of 1 models on cpu (torch ")

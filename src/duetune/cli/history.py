@@ -83,6 +83,7 @@ def import_(paths: tuple[str, ...], given: tuple[str, ...], as_json: bool) -> No
     known = len(home.store.observations.history())
     if as_json:
         print_answer(ImportAnswer(command="history import", taken=taken, known=known))
+        _end(taken)
         return
     for each in taken:
         old = each.read - each.new
@@ -106,6 +107,13 @@ def import_(paths: tuple[str, ...], given: tuple[str, ...], as_json: bool) -> No
             if each.left_out > len(each.left_out_reasons):
                 click.echo(f"    and {each.left_out - len(each.left_out_reasons):,} more")
     click.echo(f"The history of this home has {known:,} runs.")
+    _end(taken)
+
+
+def _end(taken: tuple[Taken, ...]) -> None:
+    """As for any other bad input, if there was something and none of it could be used."""
+    if any(each.left_out for each in taken) and not any(each.read for each in taken):
+        raise SystemExit(2)
 
 
 @history.command()

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from duetune.profiling.campaign import Progress
     from duetune.profiling.preparation import Plan, Wish
 
+PLANNED_MINUTES = 30.0
+
 
 class Planned(Document, frozen=True, kw_only=True):
     """``left_out`` says how many configurations of the space are not run, and why."""
@@ -83,7 +85,9 @@ class Profiled(Document, frozen=True, kw_only=True):
     help="Leave out configurations expected to take longer each.  [default: 8]",
 )
 @click.option("--until-flat", is_flag=True, help="Stop once more runs hardly teach anything.")
-@click.option("--plan", is_flag=True, help="Say what it would be; run nothing.")
+@click.option(
+    "--plan", is_flag=True, help="Say what it would be (of half an hour, unless said); run nothing."
+)
 @click.option(
     "--seed", type=int, default=0, show_default=True, help="For all that is drawn by chance."
 )
@@ -114,6 +118,8 @@ def profile(
     path = Path(out or "profile.jsonl")
     if path.exists() and not resume and not plan:
         raise InvalidInput("out", str(path), "a file that is not there yet, with --no-resume")
+    if plan and chosen["minutes"] is None and chosen["count"] is None:
+        chosen["minutes"] = PLANNED_MINUTES
     values = {
         **chosen,
         "space": space,

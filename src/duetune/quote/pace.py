@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from duetune.knowledge.estimate import Interval
-from duetune.quote.prospects import FILL, known, usual_length
+from duetune.quote.prospects import known, usual_length
 from duetune.quote.trainer import rounds
 from duetune.training.task import EXACT_BYTES, Method
 
@@ -95,7 +95,7 @@ def rule_of_thumb_s(model: ModelFacts, recipe: Recipe, tflops: float) -> float:
     # Forth 2, back 2 for activations and 2 for weights that are trained, 2 more to recompute.
     per_token = 6 if recipe.method is Method.FULL else 4
     per_token += 2 if recipe.gradient_checkpointing else 0
-    tokens = FILL * recipe.microbatch * recipe.max_length
+    tokens = recipe.microbatch * usual_length(recipe)
     arithmetic = per_token * model.parameters * tokens / (UTILISATION * tflops * 1e12)
     return arithmetic + LAYER_S * model.layers
 

@@ -18,7 +18,7 @@ from duetune.knowledge.model_facts import usual_model
 from duetune.knowledge.sources.analytic import AnalyticSource
 from duetune.knowledge.sources.known_names import known_gpu
 from duetune.quote.pace import Basis, step_seconds
-from duetune.quote.prospects import Prospects, known
+from duetune.quote.prospects import Prospects, known, usual_length
 from duetune.quote.recipe import GIVEN, USUAL, choose_recipe
 from duetune.spec.durations import written_deadline
 from duetune.training.task import Method
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from duetune.quote.prospects import Prospect
     from duetune.quote.recipe import Chosen
     from duetune.quote.site import Site
+    from duetune.quote.trainer import Recipe
     from duetune.spec.schema import JobSpec
 
 OWN_COMMAND = "own command"
@@ -97,14 +98,15 @@ def configure(
     now: float | None = None,
     source: Callable[[], KnowledgeSource] = AnalyticSource,
     ran_out: Sequence[Configuration] = (),
+    tokens_per_row: float | None = None,
 ) -> TrainingPlan:
     """What ``spec`` leaves open, chosen for ``site``; what cannot work is refused.
 
-    ``rows`` of the dataset, ``model`` from ``model_facts``, ``measured`` earlier runs of any kind:
-    those that are alike are used. ``now``, the moment of submission, is only asked for where a
-    deadline is a moment, too. ``source`` is called for only where it could know something: on GPUs
-    that are real and have a data sheet. ``ran_out`` are configurations of one GPU that ran out of
-    memory here.
+    ``rows`` of the dataset have about ``tokens_per_row``, ``model`` is from ``model_facts``,
+    ``measured`` are earlier runs of any kind: those that are alike are used. ``now``, the moment of
+    submission, is only asked for where a deadline is a moment, too. ``source`` is called for only
+    where it could know something: on GPUs that are real and have a data sheet. ``ran_out`` are
+    configurations of one GPU that ran out of memory here.
     """
     _check_accelerator(spec, site)
     if spec.run is not None:
@@ -114,7 +116,7 @@ def configure(
     trained = None if rows is None else rows - held_out_rows(spec, rows)
     asked = source() if site.measurable else AnalyticSource()
     prospects = Prospects(asked, spec.model or "", site, ran_out)
-    chosen = choose_recipe(spec, site, model, wanted, trained, prospects)
+    chosen = choose_recipe(spec, site, model, wanted, trained, prospects, tokens_per_row)
     recipe, prospect, reasons = chosen
     accumulation = recipe.accumulation
     if accumulation < least:
@@ -136,7 +138,7 @@ def configure(
     if adapted:
         reasons["lora_alpha"] = "the usual scale" if alpha is None else GIVEN
     reasons |= _other_reasons(spec, model, max_gpus)
-    reasons["step_s"] = _pace_reason(spec, site, model, pace, prospect, len(alike))
+    reasons["step_s"] = _pace_reason(spec, site, model, pace, prospect, len(alike), recipe)
     rests = pace.basis in {Basis.KNOWLEDGE, Basis.PHYSICS}
     return TrainingPlan(
         accelerator=site.accelerator,
@@ -241,6 +243,7 @@ def _pace_reason(
     pace: Pace,
     prospect: Prospect,
     runs: int,
+    recipe: Recipe,
 ) -> str:
     match pace.basis:
         case Basis.MEASURED:
@@ -251,6 +254,8 @@ def _pace_reason(
             reason = _evidence(spec, site, prospect)
         case _:
             reason = f"the arithmetic of the model on {site.accelerator}"
+    reason += f"; examples of about {usual_length(recipe):,} tokens"
+    reason += "" if recipe.usual_length else ", half of what they may have"
     if model is None:
         reason += f", taken to have {UNKNOWN_PARAMETERS / 1e9:g} billion parameters"
     return reason

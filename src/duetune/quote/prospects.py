@@ -24,7 +24,7 @@ FITS = 0.8
 """What fits with this probability is planned with."""
 
 FILL = 0.5
-"""Examples are shorter than the longest allowed: by half, unless something was measured."""
+"""Examples of which nothing is known are shorter than the longest allowed, by half."""
 
 _SIZES = 300
 _SMALLEST = 1e7
@@ -50,7 +50,8 @@ class Prospect(NamedTuple):
 
 
 def usual_length(recipe: Recipe) -> int:
-    return max(1, round(FILL * recipe.max_length))
+    """Of the examples, in tokens."""
+    return recipe.usual_length or max(1, round(FILL * recipe.max_length))
 
 
 class Prospects:

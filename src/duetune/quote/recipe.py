@@ -44,12 +44,13 @@ def choose_recipe(
     gpus: int,
     rows: int | None,
     prospects: Prospects,
+    tokens_per_row: float | None = None,
 ) -> Chosen:
     """For a group of up to ``gpus`` GPUs and ``rows`` training examples, if they are known.
 
     A model of which nothing is known is taken to fit.
     """
-    return _Choice(spec, site, model, gpus, rows, prospects).made()
+    return _Choice(spec, site, model, gpus, rows, prospects, tokens_per_row).made()
 
 
 class _Choice:
@@ -61,7 +62,9 @@ class _Choice:
         gpus: int,
         rows: int | None,
         prospects: Prospects,
+        tokens_per_row: float | None,
     ) -> None:
+        self.tokens_per_row = tokens_per_row
         self.spec, self.training, self.site, self.model = spec, spec.training, site, model
         self.prospects = prospects
         self.limited = model is not None and site.memory is not None
@@ -84,6 +87,7 @@ class _Choice:
                 gradient_checkpointing=False,
                 lora_r=lora_r,
                 lora_targets=ALL_LINEAR if targets == ALL_LINEAR else ATTENTION,
+                usual_length=round(min(self.tokens_per_row or 0.0, length)),
             )
         )
         first = self._with(first, method=self._method(first))

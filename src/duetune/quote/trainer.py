@@ -21,7 +21,9 @@ _NO_RANK = 8
 
 
 class Recipe(msgspec.Struct, frozen=True):
-    """How one job is trained. A step takes ``accumulation`` microbatches over all GPUs together."""
+    """How one job is trained. A step takes ``accumulation`` microbatches over all GPUs together.
+    ``usual_length`` is that of its examples, which may be up to ``max_length`` long; 0: not known.
+    """
 
     method: Method
     precision: str
@@ -31,6 +33,7 @@ class Recipe(msgspec.Struct, frozen=True):
     lora_r: int
     accumulation: int = 1
     lora_targets: str = ALL_LINEAR
+    usual_length: int = 0
 
 
 def rounds(accumulation: int, gpus: int) -> int:

@@ -326,13 +326,15 @@ class _Asking:
         if not is_path(place):
             self.assumptions.append(f"how much there is to do in {place} is not known: --tokens")
             return None
-        rows = check_dataset(place).rows
-        trained = rows - held_out_rows(self.spec, rows)
+        dataset = check_dataset(place)
+        trained = dataset.rows - held_out_rows(self.spec, dataset.rows)
         epochs = self.training.num_train_epochs or USUAL.num_train_epochs
+        usual = min(float(length), dataset.tokens_per_row)
         self.assumptions.append(
-            f"{epochs:g} passes over {trained:,} examples, each taken to be {length:,} tokens long"
+            f"{epochs:g} passes over {trained:,} examples of about {usual:,.0f} tokens each,"
+            " by their characters"
         )
-        return float(max(1, math.ceil(trained * epochs)) * length)
+        return float(max(1, math.ceil(trained * epochs)) * usual)
 
 
 def parsed_amount(field: str, text: str) -> float:

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from duetune.settings import Settings
+    from duetune.training.data import DatasetSummary
 
 TRUST = 0.9
 """How much the scenarios of the quote count before any job was learnt from."""
@@ -87,7 +88,8 @@ def prepare(spec: JobSpec, desk: Desk, store: Store, *, seed: int = 0) -> Prepar
     """All that can be wrong with a job is found here, before anything is spent."""
     _check_environment(spec, os.environ)
     _check_model(spec)
-    rows = _rows(spec)
+    summary = _dataset(spec)
+    rows = None if summary is None else summary.rows
     facts = None if spec.model is None else model_facts(spec.model)
     earlier = store.observations.history(origin=Origin.PRODUCTION)
     plan = configure(
@@ -98,6 +100,7 @@ def prepare(spec: JobSpec, desk: Desk, store: Store, *, seed: int = 0) -> Prepar
         measured_paces(earlier, spec),
         source=lambda: desk.knowledge(store),
         ran_out=ran_out_of_memory(earlier),
+        tokens_per_row=None if summary is None else summary.tokens_per_row,
     )
     terms = _terms(spec, plan, desk.site, desk.market)
     quote = make_quote(
@@ -215,13 +218,13 @@ def _check_model(spec: JobSpec) -> None:
         raise InvalidInput("model", spec.model, "a folder with a config.json, as models are saved")
 
 
-def _rows(spec: JobSpec) -> int | None:
-    """How many rows the dataset has; None where it is not on this machine."""
+def _dataset(spec: JobSpec) -> DatasetSummary | None:
+    """None where it is not on this machine."""
     if spec.training.eval_dataset is not None and is_path(spec.training.eval_dataset):
         check_dataset(spec.training.eval_dataset)
     if spec.dataset is None or not is_path(spec.dataset):
         return None
-    return check_dataset(spec.dataset).rows
+    return check_dataset(spec.dataset)
 
 
 def _chosen(

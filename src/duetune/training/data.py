@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+CHARACTERS_PER_TOKEN = 4.0
+"""Of text in English with the usual tokenizers."""
+
 ROW = "an object with 'text', with 'prompt' and 'completion', or with 'messages'"
 
 
@@ -66,6 +69,11 @@ class DatasetSummary(msgspec.Struct, frozen=True):
     characters: int
     longest: int
     complete: bool = True
+
+    @property
+    def tokens_per_row(self) -> float:
+        """About how many, by characters: no tokenizer is asked."""
+        return max(1.0, self.characters / self.rows / CHARACTERS_PER_TOKEN)
 
 
 def rows_of(place: str | Path) -> Iterator[Row]:

@@ -73,10 +73,17 @@ class Told(Source):
         return (Term(name="weights", value=15.2), logits), ()
 
 
-def planned(source, site=SITE, ran_out=(), **fields) -> TrainingPlan:
+def planned(source, site=SITE, ran_out=(), tokens_per_row=None, **fields) -> TrainingPlan:
     spec = spec_with(**fields)
-    facts = model_facts(spec.model)
-    return configure(spec, site, 20_000, facts, source=lambda: source, ran_out=ran_out)
+    return configure(
+        spec,
+        site,
+        20_000,
+        model_facts(spec.model),
+        source=lambda: source,
+        ran_out=ran_out,
+        tokens_per_row=tokens_per_row,
+    )
 
 
 def spec_with(**fields):
@@ -174,11 +181,20 @@ def test_of_two_that_are_as_fast_the_smaller_is_chosen():
     assert planned(Told(pace=lambda each: 10_000.0 + each.batch_size)).microbatch == 1
 
 
+@pytest.mark.parametrize(("tokens", "length"), [(100.4, 100), (5000.0, 1024)])
+def test_examples_are_as_long_as_those_of_the_dataset(tokens, length):
+    plan = planned(Told(pace=lambda _: 8192.0), tokens_per_row=tokens)
+    one = plan.microbatch * length / 8192
+    assert plan.step_s[1] == pytest.approx(plan.accumulation * one + STEP_S)
+    assert plan.reasons["step_s"].endswith(f"; examples of about {length:,} tokens")
+
+
 def test_how_sure_the_pace_is_and_what_it_rests_on_is_told():
     plan = planned(Told(pace=lambda _: 8000.0))
     assert plan.tokens_per_s == pytest.approx((6400.0, 8000.0, 10_000.0))
     assert plan.reasons["step_s"] == (
-        "H200: 8,000 tokens/s (6,400 to 10,000), 12 measured runs near it"
+        "H200: 8,000 tokens/s (6,400 to 10,000), 12 measured runs near it; "
+        "examples of about 512 tokens, half of what they may have"
     )
     assert plan.p_fits == 0.99
     assert plan.memory_terms["weights"] == 15.2
@@ -202,12 +218,11 @@ def shown(plan):
 def test_what_nothing_was_measured_of_is_said_to_be_by_physics():
     plan = planned(Told(unseen=("gpu_model",)))
     assert plan.basis is Basis.PHYSICS
-    assert plan.reasons["step_s"].endswith("nothing of H200 was measured: by physics")
+    assert "; nothing of H200 was measured: by physics; " in plan.reasons["step_s"]
     other = planned(Told(unseen=("model",), support=0))
     assert other.basis is Basis.KNOWLEDGE
-    assert other.reasons["step_s"].endswith(
-        f"no measured run near it; nothing was measured of {MODEL}"
-    )
+    reason = other.reasons["step_s"]
+    assert f"no measured run near it; nothing was measured of {MODEL}; " in reason
 
 
 def test_a_pace_that_may_be_too_slow_for_the_deadline_is_noted():

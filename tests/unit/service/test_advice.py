@@ -40,9 +40,9 @@ from duetune.store import open_store
 ONE = Configuration(model="meta-llama/Llama-3.2-1B", gpu_model="H200", batch_size=4)
 
 
-def spec(tmp_path, rows=100, **fields):
+def spec(tmp_path, rows=100, characters=400, **fields):
     path = tmp_path / "rows.jsonl"
-    path.write_text("".join(json.dumps({"text": f"row {n}"}) + "\n" for n in range(rows)))
+    path.write_text((json.dumps({"text": characters * "x"}) + "\n") * rows)
     given = {"model": "Qwen/Qwen2.5-7B", "dataset": str(path), "deadline": "8h"}
     return JobSpec.model_validate(given | fields)
 
@@ -69,6 +69,8 @@ def test_what_a_spec_says_is_given_and_the_rest_is_chosen(tmp_path):
 def test_the_work_is_that_of_the_dataset(tmp_path):
     training = {"max_length": 512, "num_train_epochs": 2.0, "eval_fraction": 0.1}
     asked = request(Wanted(), spec(tmp_path, training=training))
+    assert asked.limits.tokens == 90 * 2 * 100
+    asked = request(Wanted(), spec(tmp_path, characters=10_000, training=training))
     assert asked.limits.tokens == 90 * 2 * 512
     steps = {"max_steps": 10, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 8}
     asked = request(Wanted(seq=256), spec(tmp_path, training=steps))
