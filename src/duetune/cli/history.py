@@ -8,6 +8,7 @@ import click
 import msgspec
 
 from duetune.cli.home import Answer, Home, json_option, print_answer
+from duetune.errors import InvalidInput
 
 if TYPE_CHECKING:
     from duetune.knowledge.history import History
@@ -70,7 +71,7 @@ def history() -> None:
     help="What a run does not tell, such as gpu_model=H100; may be repeated.",
 )
 @json_option
-def import_(paths: tuple[str, ...], given: tuple[str, ...], as_json: bool) -> None:
+def import_(paths: tuple[str, ...], given: tuple[str, ...], as_json: bool) -> int:
     """Take measurements in: tables (CSV, Parquet), runs of MLflow, W&B or the HF Trainer, and what
     'duetune profile' wrote. All of it, or nothing if a file cannot be read.
     """
@@ -83,8 +84,7 @@ def import_(paths: tuple[str, ...], given: tuple[str, ...], as_json: bool) -> No
     known = len(home.store.observations.history())
     if as_json:
         print_answer(ImportAnswer(command="history import", taken=taken, known=known))
-        _end(taken)
-        return
+        return _status(taken)
     for each in taken:
         old = each.read - each.new
         parts = [f"{each.new:,} new", f"{old:,} known already"]
@@ -107,13 +107,13 @@ def import_(paths: tuple[str, ...], given: tuple[str, ...], as_json: bool) -> No
             if each.left_out > len(each.left_out_reasons):
                 click.echo(f"    and {each.left_out - len(each.left_out_reasons):,} more")
     click.echo(f"The history of this home has {known:,} runs.")
-    _end(taken)
+    return _status(taken)
 
 
-def _end(taken: tuple[Taken, ...]) -> None:
-    """As for any other bad input, if there was something and none of it could be used."""
-    if any(each.left_out for each in taken) and not any(each.read for each in taken):
-        raise SystemExit(2)
+def _status(taken: tuple[Taken, ...]) -> int:
+    """2, as for any bad input, if there was something and none of it could be used."""
+    useless = any(each.left_out for each in taken) and not any(each.read for each in taken)
+    return InvalidInput.exit_code if useless else 0
 
 
 @history.command()
@@ -182,7 +182,6 @@ def sources(as_json: bool) -> None:
 
 
 def _fields(given: tuple[str, ...]) -> dict[str, str]:
-    from duetune.errors import InvalidInput
 
     found = {}
     for each in given:
