@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from duetune.settings import Settings
     from duetune.store.store import Store
 
-    Body = Callable[..., None]
+    Body = Callable[..., int | None]
 
 
 class Home:
