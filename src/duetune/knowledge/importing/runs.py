@@ -100,13 +100,15 @@ def observed_run(run: Run, given: Mapping[str, str]) -> Observation:
     elif samples_per_s and length:
         tokens_per_s = samples_per_s * length
         flags.append(ASSUMED_LENGTH)
+    if not length and (samples_per_s or outcome is not Outcome.VALID):
+        raise InvalidInput(
+            "tokens_per_sample",
+            None,
+            f"the length of a sample ({', '.join(_LENGTH)}); the run does not tell, so give it",
+        )
     if outcome is Outcome.VALID and not tokens_per_s:
         raise InvalidInput(
             "train_runtime", runtime, "the end of a run, with its tokens or samples per second"
-        )
-    if not length:
-        raise InvalidInput(
-            "max_length", None, f"the length of a sample: one of {', '.join(_LENGTH)}"
         )
     return Observation(
         configuration=_configuration(said, gpus, batch, accumulation, length).replace(
