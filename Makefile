@@ -4,7 +4,7 @@ BIN := .venv/bin
 # Byte code is kept: the tests start many processes.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: venv postgres demo test check warm soak bench bench-quick clean
+.PHONY: venv postgres demo test test-more check warm soak bench bench-quick clean
 
 venv: .venv/.ready
 
@@ -38,6 +38,9 @@ warm: venv
 test: venv
 	@$(MAKE) --no-print-directory -j 2 check warm postgres
 	@$(BIN)/pytest
+
+test-more: venv
+	@DUETUNE_TEST_MORE=1 $(BIN)/pytest tests/property
 
 soak: venv
 	@$(BIN)/python benchmarks/soak.py

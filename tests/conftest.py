@@ -1,18 +1,19 @@
 from __future__ import annotations
 
+import os
+
 from hypothesis import HealthCheck, settings
 
 # Derandomised: a run that passed here passes in CI. No example has a time limit, since the first
-# one pays for the compiler.
-settings.register_profile(
-    "duetune",
-    derandomize=True,
-    deadline=None,
-    database=None,
-    print_blob=False,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
-)
-settings.load_profile("duetune")
+# one pays for the compiler. `make test-more` looks further, at other examples each time.
+COMMON = {
+    "deadline": None,
+    "database": None,
+    "suppress_health_check": [HealthCheck.too_slow, HealthCheck.filter_too_much],
+}
+settings.register_profile("duetune", derandomize=True, print_blob=False, max_examples=50, **COMMON)
+settings.register_profile("more", max_examples=300, print_blob=True, **COMMON)
+settings.load_profile("more" if "DUETUNE_TEST_MORE" in os.environ else "duetune")
 
 
 def pytest_collection_modifyitems(config, items):
