@@ -35,7 +35,7 @@ def check(job: str) -> None:
     print(f"{row['status']}, {spare_h:.1f} h before the deadline, {row['preemptions']} preemptions")
     print(f"bill ${row['cost']:.2f}")
     print(f"  on-demand only   ${on_demand['cost']:.2f}")
-    print(f"  offline optimum  ${optimum['cost']:.2f}")
+    print(f"  offline optimum  ${optimum['cost']:.2f}, which pays whole slots")
     base, tuned = losses(Path("out/demo/model"), Path(row["output"]))
     print(f"loss on {HELD_OUT} rows it never saw: {base:.3f} before, {tuned:.3f} after")
     assert row["status"] == "SUCCEEDED"

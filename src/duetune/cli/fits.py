@@ -134,9 +134,10 @@ def _precision(chosen: dict[str, object], gpu: str) -> tuple[object, str]:
 
 def _check_targets(targets: str) -> None:
     from duetune.errors import InvalidInput
+    from duetune.knowledge.configuration import LORA_TARGETS
 
-    if targets not in {"attention", "all-linear"}:
-        raise InvalidInput("targets", targets, "attention or all-linear")
+    if targets not in LORA_TARGETS:
+        raise InvalidInput("targets", targets, " or ".join(LORA_TARGETS))
 
 
 def _configuration(checked: dict[str, str | bool | int | float]) -> Configuration:

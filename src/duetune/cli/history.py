@@ -182,7 +182,6 @@ def sources(as_json: bool) -> None:
 
 
 def _fields(given: tuple[str, ...]) -> dict[str, str]:
-
     found = {}
     for each in given:
         field, equals, value = each.partition("=")

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+import msgspec
 
 from duetune.cli.documents import Document, print_document
 from duetune.errors import InvalidInput
@@ -109,7 +110,7 @@ def profile(
     downloaded. What runs out of memory is noted as such; smaller cards are emulated by a cap.
     """
     from duetune.knowledge.output_files import output_file
-    from duetune.profiling.preparation import MOST_S, Prepared, Wish
+    from duetune.profiling.preparation import Prepared, Wish
 
     if out is None and not plan:
         raise click.UsageError("--out FILE is needed: what was measured is written there")
@@ -120,13 +121,9 @@ def profile(
         raise InvalidInput("out", str(path), "a file that is not there yet, with --no-resume")
     if plan and chosen["minutes"] is None and chosen["count"] is None:
         chosen["minutes"] = PLANNED_MINUTES
-    values = {
-        **chosen,
-        "space": space,
-        "out": path,
-        "most_s": MOST_S if most_seconds is None else most_seconds,
-    }
-    wish = Wish(**values)  # type: ignore[arg-type]
+    if most_seconds is not None:
+        chosen["most_s"] = most_seconds
+    wish = msgspec.structs.replace(Wish(space=space, out=path), **chosen)
     prepared = Prepared(wish, _known(history))
     if plan:
         known = _known((str(path),)) if path.exists() else []

@@ -80,6 +80,9 @@ class Interconnect(StrEnum):
     TCP = "tcp"
 
 
+LORA_TARGETS = ("attention", "all-linear")
+
+
 class Configuration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One way to fine-tune.
 
@@ -133,7 +136,7 @@ _WORDS: dict[str, tuple[str, ...]] = {
     "method": tuple(Method),
     "precision": tuple(Precision),
     "sharding": tuple(Sharding),
-    "lora_targets": ("attention", "all-linear"),
+    "lora_targets": LORA_TARGETS,
     "optimiser": tuple(Optimiser),
     "attention": tuple(Attention),
     "interconnect": tuple(Interconnect),

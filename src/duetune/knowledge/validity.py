@@ -18,6 +18,7 @@ from duetune.knowledge.forest import (
     sortable,
 )
 from duetune.knowledge.memory import fit_memory
+from duetune.knowledge.quality import LIGHTEST
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -82,8 +83,8 @@ class Validity(msgspec.Struct, frozen=True, kw_only=True):
         """The logarithm of bytes, and the half-width around it."""
         correction, spread = self.memory.predict(keys)
         half = self.widths.half_width(reckoned.it.configurations, spread)
-        # Whatever was measured, weights that are loaded take their room, give or take a tenth.
-        floor = np.log(np.maximum(0.9 * reckoned.memory["weights"], 1.0))
+        # Whatever was measured, weights that are loaded take their room.
+        floor = np.log(np.maximum(LIGHTEST * reckoned.memory["weights"], 1.0))
         return np.maximum(np.log(reckoned.peak) + correction, floor), half
 
     def p_valid(

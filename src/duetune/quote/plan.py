@@ -254,11 +254,10 @@ def _pace_reason(
             reason = _evidence(spec, site, prospect)
         case _:
             reason = f"the arithmetic of the model on {site.accelerator}"
-    reason += f"; examples of about {usual_length(recipe):,} tokens"
-    reason += "" if recipe.usual_length else ", half of what they may have"
     if model is None:
         reason += f", taken to have {UNKNOWN_PARAMETERS / 1e9:g} billion parameters"
-    return reason
+    reason += f"; examples of about {usual_length(recipe):,} tokens"
+    return reason if recipe.usual_length else f"{reason}, half of what they may have"
 
 
 def _evidence(spec: JobSpec, site: Site, prospect: Prospect) -> str:

@@ -6,7 +6,13 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from duetune.knowledge.configuration import Configuration, Interconnect, Precision, Sharding
+from duetune.knowledge.configuration import (
+    LORA_TARGETS,
+    Configuration,
+    Interconnect,
+    Precision,
+    Sharding,
+)
 from duetune.knowledge.configuration import Method as Known
 from duetune.knowledge.registry import model_name
 from duetune.training.task import Method
@@ -14,8 +20,7 @@ from duetune.training.task import Method
 if TYPE_CHECKING:
     from duetune.quote.site import Site
 
-ALL_LINEAR = "all-linear"
-ATTENTION = "attention"
+ATTENTION, ALL_LINEAR = LORA_TARGETS
 _NO_RANK = 8
 """Where nothing is adapted: one value, so that equal configurations are equal."""
 

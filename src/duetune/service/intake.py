@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from duetune.knowledge.history import History
-from duetune.knowledge.importing.checks import check_given
+from duetune.knowledge.importing.checks import given_fields
 from duetune.knowledge.importing.recognise import no_given
 from duetune.knowledge.quality import noted
 from duetune.knowledge.tables import Imported
@@ -44,7 +44,7 @@ class Taken(msgspec.Struct, frozen=True, kw_only=True):
 
 def read_measurements(place: str, given: Mapping[str, str] | None = None) -> Imported:
     """All that is imported, and what ``duetune profile`` writes."""
-    check_given(given or {})
+    given_fields(given or {})
     if Path(place).suffix.casefold() not in {".jsonl", ".ndjson"}:
         return import_measurements(place, given)
     no_given(Path(place), given)

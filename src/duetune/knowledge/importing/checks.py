@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from duetune.errors import InvalidInput
-from duetune.knowledge.configuration import FIELDS, Configuration
+from duetune.knowledge.configuration import FIELDS, LORA_TARGETS, Configuration
 from duetune.knowledge.gpus import GPUS, MIB, gpu_name, gpu_named
 from duetune.knowledge.model_facts import model_facts
 from duetune.knowledge.observation import Outcome
@@ -59,10 +59,6 @@ def check_row(observation: Observation, *, own: bool) -> None:
         )
 
 
-def check_given(given: Mapping[str, str]) -> None:
-    given_fields(given)
-
-
 def given_fields(given: Mapping[str, str]) -> dict[str, Value]:
     """Fields of a configuration from texts."""
     found: dict[str, Value] = {}
@@ -76,6 +72,6 @@ def given_fields(given: Mapping[str, str]) -> dict[str, Value]:
         found[field] = field_value(field, model_name(text) if field == "model" else value)
         if field == "gpu_model" and gpu_name(text) is None:
             raise InvalidInput("given", f"gpu_model={text}", f"one of {', '.join(GPUS)}")
-        if field == "lora_targets" and text not in {"attention", "all-linear"}:
-            raise InvalidInput("given", f"{field}={text}", "attention or all-linear")
+        if field == "lora_targets" and text not in LORA_TARGETS:
+            raise InvalidInput("given", f"{field}={text}", " or ".join(LORA_TARGETS))
     return found

@@ -9,7 +9,7 @@ from duetune.errors import InvalidInput
 from duetune.knowledge import history_files
 from duetune.knowledge.history import History
 from duetune.knowledge.importing import fms_acceleration, llm_foundry, sft_trainer
-from duetune.knowledge.importing.checks import check_given, check_memory, check_row
+from duetune.knowledge.importing.checks import check_memory, check_row, given_fields
 from duetune.knowledge.importing.fms_acceleration import fms_acceleration_history
 from duetune.knowledge.importing.llm_foundry import llm_foundry_history
 from duetune.knowledge.importing.mlflow_runs import mlflow_folders, mlflow_run
@@ -46,7 +46,7 @@ def import_history(place: Path | str, given: Mapping[str, str] | None = None) ->
     configuration that a run does not tell, such as ``gpu_model``; tables tell theirs.
     """
     path = Path(place)
-    check_given(given or {})
+    given_fields(given or {})  # Refused before anything is read.
     if path.is_dir():
         return _folder(path, given or {})
     if path.name == STATE:
