@@ -38,11 +38,32 @@ def checked_allocation(wish: Allocation, view: View, policy: str) -> Allocation:
     )
 
 
-class Forecast(msgspec.Struct, frozen=True, eq=False):
-    """The market to come as believed now: entry k is slot now + 1 + k."""
+class Spread(msgspec.Struct, frozen=True, eq=False):
+    """How sure a forecast is: row i holds the quantiles ``levels[i]`` of every slot ahead."""
+
+    levels: tuple[float, ...]
+    spot_price: NDArray[np.float64]
+    available: NDArray[np.float64]
+
+
+class Paths(msgspec.Struct, frozen=True, eq=False):
+    """Futures drawn from a forecast: one row each, one column per slot ahead."""
 
     spot_price: NDArray[np.float64]
     available: NDArray[np.int64]
+
+
+class Forecast(msgspec.Struct, frozen=True, eq=False):
+    """The market to come as believed now: entry k is slot now + 1 + k.
+
+    ``spot_price`` and ``available`` are what a planner of one future plans with. A forecaster
+    that knows how sure it is says so in ``spread``, with ``mean_available`` the mean count.
+    """
+
+    spot_price: NDArray[np.float64]
+    available: NDArray[np.int64]
+    mean_available: NDArray[np.float64] | None = None
+    spread: Spread | None = None
 
 
 class Outlook(msgspec.Struct, frozen=True):
