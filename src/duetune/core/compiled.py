@@ -42,7 +42,7 @@ else:
         package = Path(__file__).parent.parent
         paths = [
             path
-            for folder in ("core", "market", "optimise", "policies")
+            for folder in ("core", "forecast", "market", "optimise", "policies")
             for path in sorted((package / folder).glob("*.py"))
         ]
         for path in (*paths, package / "knowledge" / "forest.py"):

@@ -66,6 +66,16 @@ class Forecast(msgspec.Struct, frozen=True, eq=False):
     spread: Spread | None = None
 
 
+class Seen(msgspec.Struct, frozen=True, eq=False):
+    """What was seen of the market, from before the job began: oldest slot first, the present last.
+
+    The count of the present slot is that of ``View.market``.
+    """
+
+    spot_price: NDArray[np.float64]
+    available: NDArray[np.int64]
+
+
 class Outlook(msgspec.Struct, frozen=True):
     """What the market is typically like, as believed when the job began.
 
@@ -81,6 +91,7 @@ class View(msgspec.Struct, frozen=True, eq=False):
 
     ``progress`` is the work done before this slot, ``held`` what was held in the previous one
     (before any preemption), ``memo`` what the policy itself returned with its last decision.
+    ``seen`` is None where nobody kept a record of the market.
     """
 
     job: Job
@@ -92,6 +103,7 @@ class View(msgspec.Struct, frozen=True, eq=False):
     outlook: Outlook = Outlook()
     spent: float = 0.0
     memo: tuple[float, ...] = ()
+    seen: Seen | None = None
 
 
 class Decision(msgspec.Struct, frozen=True):

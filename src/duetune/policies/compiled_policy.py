@@ -98,7 +98,7 @@ def decide_compiled(record: NDArray[np.void], view: View) -> Decision:
     if policy["kind"] == Kind.AHAP and view.slot < job.deadline:
         horizon = horizon_of(job, int(policy["window"]), view.slot, ahead.spot_price.size)
         _plan(view, policy, now, horizon, ahead, memo)
-    to_go = _to_go(view.job, 0.0, 0.0, market.on_demand_price)
+    to_go = on_demand_to_go(view.job, market.on_demand_price)
     choice = decide(job, grid, to_go, policy, now, view.spent, memo)
     return Decision(
         allocation=Allocation(spot=int(choice.spot), on_demand=int(choice.on_demand)),
@@ -149,6 +149,11 @@ def _plan(
         ahead,
         memo,
     )
+
+
+def on_demand_to_go(job: Job, on_demand_price: float) -> NDArray[np.float64]:
+    """The value of going on with on-demand GPUs alone."""
+    return _to_go(job, 0.0, 0.0, on_demand_price)
 
 
 @functools.lru_cache(maxsize=32)

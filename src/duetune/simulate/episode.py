@@ -8,7 +8,7 @@ from duetune.core.decision import Allocation, View
 from duetune.core.ledger import Entry, Outcome
 from duetune.core.physics import charge, efficiency, is_done, job_physics
 from duetune.engine.deciding import decide, lookahead
-from duetune.forecast.outlook import outlook_at
+from duetune.forecast.outlook import outlook_at, seen_at
 from duetune.forecast.source import ForecastKind, ForecastSource
 
 if TYPE_CHECKING:
@@ -54,6 +54,7 @@ def simulate(
             outlook=outlook,
             spent=spent,
             memo=memo,
+            seen=seen_at(trace, start, start + slot - 1),
         )
         decision = decide(policy, view)
         memo, now = decision.memo, decision.allocation

@@ -1,0 +1,116 @@
+"""The market as a Markov chain that was learned from what was seen of it.
+
+A state is a number of GPUs that can be had on spot and a price of them. A policy that plans
+against the chain plans against every future it allows, each with its probability.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from numpy.typing import NDArray
+
+    from duetune.core.decision import Seen
+
+    Prior = Callable[[float, NDArray[np.float64]], NDArray[np.float64]]
+
+LEVELS = 17
+"""At most so many numbers of GPUs are told apart; with more, the lower neighbour stands in."""
+PRICES = 4
+_MOVING = 0.05  # a price that stays within this share of itself counts as one
+_HALF_LIFE = 192.0  # slots after which what was seen counts half
+_PRIOR_WEIGHT = 5.0  # how many slots a state must have been seen in to outweigh the prior
+_PRIOR_SLOTS = 10.0
+_PRIOR_CHANGES = 0.2  # of those, the share in which the number changed
+_NEAR, _LEAP = 0.6, 0.3
+
+
+class MarketChain(NamedTuple):
+    """``transition[i, j]``: the probability that state j follows state i.
+
+    ``spot_price`` is in dollars per GPU and slot, like that of a market's slot.
+    """
+
+    transition: NDArray[np.float64]
+    available: NDArray[np.int64]
+    spot_price: NDArray[np.float64]
+
+
+def learned_chain(seen: Seen, max_gpus: int) -> MarketChain:
+    """From a stretch of the market, oldest slot first, as far as ``max_gpus`` can use it."""
+    levels = level_counts(max_gpus)
+    level = level_of(levels, seen.available)
+    by_level = _followed(level, levels.size, _prior_of_levels)
+    prices = price_levels(seen.spot_price)
+    by_price = _followed(price_of(prices, seen.spot_price), prices.size, _prior_of_prices)
+    return MarketChain(
+        transition=np.kron(by_level, by_price),
+        available=np.repeat(levels, prices.size),
+        spot_price=np.tile(prices, levels.size),
+    )
+
+
+def state_of(chain: MarketChain, available: int, spot_price: float) -> int:
+    """The state that a slot is in."""
+    prices = np.unique(chain.spot_price)
+    levels = chain.available[:: prices.size]
+    level = level_of(levels, np.array([available]))[0]
+    return int(level * prices.size + price_of(prices, np.array([spot_price]))[0])
+
+
+def level_counts(max_gpus: int) -> NDArray[np.int64]:
+    """The numbers of GPUs that are told apart, from none to all the job can use."""
+    if max_gpus < LEVELS:
+        return np.arange(max_gpus + 1)
+    return np.unique(np.rint(np.linspace(0, max_gpus, LEVELS)).astype(np.int64))
+
+
+def level_of(levels: NDArray[np.int64], available: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The highest level that each count reaches."""
+    return np.searchsorted(levels, available, side="right") - 1
+
+
+def price_levels(spot_price: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The last price where it hardly moved, else the means of equal parts of what was seen."""
+    low, high = float(spot_price.min()), float(spot_price.max())
+    if high - low <= _MOVING * high:
+        return spot_price[-1:].astype(np.float64)
+    parts = np.array_split(np.sort(spot_price), PRICES)
+    return np.unique([float(part.mean()) for part in parts if part.size])
+
+
+def price_of(prices: NDArray[np.float64], spot_price: NDArray[np.float64]) -> NDArray[np.int64]:
+    """The nearest price level."""
+    return np.searchsorted((prices[1:] + prices[:-1]) / 2, spot_price)
+
+
+def _followed(state: NDArray[np.int64], count: int, prior: Prior) -> NDArray[np.float64]:
+    """Which state followed which, recent slots counting more, on top of a prior."""
+    counts = np.zeros((count, count))
+    age = np.arange(state.size - 2, -1, -1)
+    np.add.at(counts, (state[:-1], state[1:]), 0.5 ** (age / _HALF_LIFE))
+    total = counts.sum()
+    changes = total - float(np.trace(counts))
+    rate = (changes + _PRIOR_CHANGES * _PRIOR_SLOTS) / (total + _PRIOR_SLOTS)
+    usual = counts.sum(axis=0) + 1.0 / count
+    chances = counts + _PRIOR_WEIGHT * prior(rate, usual / usual.sum())
+    return np.asarray(chances / chances.sum(axis=1, keepdims=True))
+
+
+def _prior_of_levels(rate: float, usual: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Mostly as before; a change is a small step more often than a leap to a usual level."""
+    distance = np.abs(np.subtract.outer(np.arange(usual.size), np.arange(usual.size)))
+    near = np.where(distance > 0, _NEAR**distance, 0.0)
+    near /= np.maximum(near.sum(axis=1, keepdims=True), np.finfo(float).tiny)
+    moved = (1 - _LEAP) * near + _LEAP * usual
+    return np.asarray((1 - rate) * np.eye(usual.size) + rate * moved)
+
+
+def _prior_of_prices(rate: float, usual: NDArray[np.float64]) -> NDArray[np.float64]:
+    return np.asarray((1 - rate) * np.eye(usual.size) + rate * usual)
+

@@ -1,0 +1,146 @@
+"""Backward induction against a market that is a Markov chain: the best plan for every future.
+
+As in ``bellman``, but the value of a state is a mean over the markets that may follow, and work
+left lies between the steps of the grid: values there are interpolated, since a mean over futures
+is smooth where the value of a single one is not.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from duetune.core.compiled import compiled
+from duetune.core.physics import JobPhysics, cheapest_charge
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from duetune.forecast.chain import MarketChain
+
+_NOISE = 1e-9
+
+
+class ValueOfWaiting(NamedTuple):
+    """``tables[t, i, m, r]``: the mean value from the start of slot t on, when the market is in
+    state i, m GPUs were held, and r steps of ``unit`` work are left. Column 0 is not used.
+    """
+
+    unit: float
+    tables: NDArray[np.float32]
+
+
+@compiled
+def _worth(
+    row: NDArray[np.float32],
+    after: NDArray[np.float32],
+    stride: float,
+    finish: float,
+    cost: float,
+    first: int,
+) -> None:
+    """row[r] = the value of doing ``stride`` steps at ``cost``, for every r from ``first`` on."""
+    whole = int(stride + _NOISE)
+    part = np.float32(max(0.0, stride - whole))
+    if part < _NOISE:
+        part = np.float32(0.0)
+    done = np.float32(finish - cost)
+    charge = np.float32(cost)
+    last = row.size - 1
+    # Up to ``edge`` steps the work is finished; the next step is rounded up: a little work left
+    # takes a slot just as much work does.
+    edge = min(whole, last)
+    for left in range(first, edge + 1):
+        row[left] = done
+    begin = max(first, whole + 1)
+    if begin == whole + 1 and begin <= last:
+        row[begin] = after[1] - charge
+        begin += 1
+    if begin <= last:
+        near, far = after[begin - whole : last + 1 - whole], after[begin - whole - 1 : last - whole]
+        target = row[begin : last + 1]
+        for index in range(target.size):
+            target[index] = near[index] + part * (far[index] - near[index]) - charge
+
+
+@compiled
+def _raise_to(target: NDArray[np.float32], other: NDArray[np.float32]) -> None:
+    for index in range(target.size):
+        target[index] = max(target[index], other[index])
+
+
+@compiled
+def _mean_over(
+    transition: NDArray[np.float32], following: NDArray[np.float32], mean: NDArray[np.float32]
+) -> None:
+    """mean[i] = sum over j of transition[i, j] following[j], in this order on every machine."""
+    for state in range(mean.shape[0]):
+        target = mean[state]
+        target[:] = 0.0
+        for after in range(mean.shape[0]):
+            chance, source = transition[state, after], following[after]
+            if chance > 0:
+                for index in range(target.size):
+                    target[index] += chance * source[index]
+
+
+@compiled
+def fill_tables(
+    job: JobPhysics,
+    chain: MarketChain,
+    on_demand_price: float,
+    steps: int,
+    begin: int,
+) -> NDArray[np.float32]:
+    """``ValueOfWaiting.tables`` for the slots from ``begin`` on."""
+    states, gpus_most = chain.available.size, job.max_gpus
+    unit = job.work / steps
+    rows = gpus_most + 1
+    tables = np.zeros((job.hard_deadline + 2, states, rows, steps + 1), dtype=np.float32)
+    transition = chain.transition.astype(np.float32)
+    mean = np.zeros((states, rows * (steps + 1)), dtype=np.float32)
+    stay = np.zeros(steps + 1, dtype=np.float32)
+    grown = np.zeros((rows, steps + 1), dtype=np.float32)
+    running = np.zeros(steps + 1, dtype=np.float32)
+    stride_most = int(np.ceil(job.throughput[gpus_most] / unit)) + 1
+    for slot in range(job.hard_deadline, begin - 1, -1):
+        following = tables[slot + 1].reshape((states, rows * (steps + 1)))
+        _mean_over(transition, following, mean)
+        finish = job.values[slot]
+        # With less work done than ever possible, nobody arrives there.
+        first = max(1, steps - (slot - 1) * stride_most)
+        for state in range(states):
+            after = mean[state].reshape((rows, steps + 1))
+            value = tables[slot, state]
+            running[:] = after[0]
+            value[0] = running
+            for gpus in range(job.min_gpus, rows):
+                cost = cheapest_charge(
+                    gpus, chain.available[state], chain.spot_price[state], on_demand_price
+                )
+                speed = job.throughput[gpus] / unit
+                value[gpus] = running
+                _worth(stay, after[gpus], speed, finish, cost, first)
+                _raise_to(value[gpus, first:], stay[first:])
+                _worth(stay, after[gpus], job.shrink * speed, finish, cost, first)
+                _raise_to(running[first:], stay[first:])
+                _worth(grown[gpus], after[gpus], job.grow * speed, finish, cost, first)
+            running[:] = -np.inf
+            for gpus in range(gpus_most, job.min_gpus - 1, -1):
+                _raise_to(value[gpus, first:], running[first:])
+                _raise_to(running[first:], grown[gpus, first:])
+            _raise_to(value[0, first:], running[first:])
+    return tables
+
+
+@compiled
+def value_at(row: NDArray[np.float32], left: float) -> float:
+    """The value between two steps; below the first it is that of one whole step."""
+    if left <= 1:
+        return float(row[1])
+    whole = int(left)
+    if whole >= row.size - 1:
+        return float(row[row.size - 1])
+    part = left - whole
+    return float(row[whole] * (1 - part) + row[whole + 1] * part)
