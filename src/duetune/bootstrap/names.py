@@ -48,13 +48,17 @@ POLICIES = (
         "ahap[:WINDOW:COMMITMENT:SIGMA:OUTLOOK:PATIENCE][:lavish][:refuse][:virtual]",
         "plan WINDOW slots of forecast, hold the mean of COMMITMENT plans; ends may be left out",
     ),
+    Listed(
+        "rubato[:STEPS]",
+        "plan against every market that may follow, as likely as what was seen makes it",
+    ),
     Listed("spot_only", "all the spot there is and nothing else, whatever the deadline"),
     Listed("guarded:POLICY", "any of them, but never late where on-demand could be on time"),
 )
 GROUPS = (
     Listed("baselines", "on_demand, maximal_spot, uniform_progress"),
     Listed("paper", "the paper's pool: 105 lavish ahap without outlook and patience, 7 ahanp: 112"),
-    Listed("pool", "the paper's, its ahap as we run it, baselines, thrifty spot: 221"),
+    Listed("pool", "the paper's, its ahap as we run it, baselines, thrifty spot, rubato: 222"),
 )
 SELECTORS = (
     Listed("hedge", "exponential weights, rate from the number of jobs and ex-ante ranges"),
@@ -175,6 +179,8 @@ def _policy(name: str, *, also: str) -> Policy:
             from duetune.policies.spot_only import SpotOnly
 
             return SpotOnly()
+        case "rubato":
+            return _rubato(name, parts)
         case "ahap":
             return _ahap(name, parts)
         case "ahanp":
@@ -198,6 +204,18 @@ def _members(name: str) -> tuple[Policy, ...]:
     }
     also = f"; or a group: {_names(GROUPS)}"
     return groups[name]() if name in groups else (_policy(name, also=also),)
+
+
+def _rubato(name: str, parts: list[str]) -> Policy:
+    from duetune.policies.rubato import Rubato
+
+    match parts:
+        case []:
+            return Rubato()
+        case [steps] if steps.isascii() and steps.isdecimal():
+            return Rubato(steps=int(steps))
+        case _:
+            raise _malformed(name, "rubato")
 
 
 def _ahap(name: str, parts: list[str]) -> Policy:

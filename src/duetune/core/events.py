@@ -58,6 +58,13 @@ class Amend(msgspec.Struct, frozen=True, tag="amend"):
 Wish = Cancel | Pause | Resume | Amend
 
 
+class Past(msgspec.Struct, frozen=True):
+    """The market before a job began, oldest slot first; prices per GPU and slot."""
+
+    spot_price: tuple[float, ...] = ()
+    available: tuple[int, ...] = ()
+
+
 class Submitted(msgspec.Struct, frozen=True, tag="submitted"):
     """The job as it was accepted. ``job`` counts work in optimiser steps and time in slots of
     ``slot_s`` seconds, the first of which began at ``origin``. ``spec`` is what the user wrote, as
@@ -81,6 +88,7 @@ class Submitted(msgspec.Struct, frozen=True, tag="submitted"):
     value_given: bool = True
     steps: int = 0
     deadline_at: float | None = None
+    past: Past = Past()
 
 
 class Wished(msgspec.Struct, frozen=True, tag="wished"):

@@ -36,6 +36,17 @@ class MarketWindow(NamedTuple):
     on_demand_price: NDArray[np.float64]
 
 
+class MarketChain(NamedTuple):
+    """A market as a Markov chain: ``transition[i, j]`` is the chance that state j follows state i.
+
+    ``spot_price`` is in dollars per GPU and slot, like that of a market's slot.
+    """
+
+    transition: NDArray[np.float64]
+    available: NDArray[np.int64]
+    spot_price: NDArray[np.float64]
+
+
 class MarketTrace(msgspec.Struct, frozen=True, eq=False):
     """Prices and availability per slot. Arrays have one row per pool and one column per slot."""
 

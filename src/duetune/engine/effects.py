@@ -153,6 +153,7 @@ def _refused(state: JobState, node: Node) -> None:
 
 
 def _observe(state: JobState, event: Observed) -> None:
+    state.watched[event.slot] = event.market
     if state.status is Status.QUEUED:
         state.status = Status.RUNNING
     if event.slot > state.slot:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from typing import TYPE_CHECKING
 
@@ -26,6 +25,7 @@ from duetune.core.physics import value_of_finishing
 from duetune.engine.deciding import decide
 from duetune.engine.effects import take_effect
 from duetune.engine.requests import requested
+from duetune.engine.seen import highest_price, seen_by
 from duetune.engine.state import JobState
 from duetune.errors import Bug, DuetuneError, NotFound
 
@@ -184,6 +184,7 @@ class Engine:
             outlook=observed.outlook,
             spent=observed.spent,
             memo=state.memo,
+            seen=seen_by(state, observed.slot, market),
         )
 
     def request(self, at: float) -> Requested | None:
@@ -235,9 +236,7 @@ class Engine:
 
 def offered(observed: Observed, submitted: Submitted) -> tuple[Slot, Forecast]:
     """The market as far as this job can use it: spot above its highest price is not there."""
-    highest = math.inf
-    if submitted.max_price is not None:
-        highest = submitted.max_price * submitted.slot_s / 3600
+    highest = highest_price(submitted)
     market = observed.market
     if market.spot_price > highest:
         market = msgspec.structs.replace(market, available=0)

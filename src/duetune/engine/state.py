@@ -11,6 +11,7 @@ from duetune.core.decision import Allocation
 from duetune.core.events import Status, Submitted
 from duetune.core.fleet import Node, NodeKind, NodeState
 from duetune.core.job import Job
+from duetune.core.market import Slot
 from duetune.core.progress import Progress
 
 if TYPE_CHECKING:
@@ -27,7 +28,8 @@ class Ending(msgspec.Struct, frozen=True):
 class JobState(msgspec.Struct):
     """``position`` events have been handled. ``wanted`` is the standing decision, ``releasing``
     are nodes to be given back; ``confirmed`` those the fleet has told us about. ``due``: the
-    present slot must be decided (again), since the terms have changed.
+    present slot must be decided (again), since the terms have changed. ``watched`` is the market
+    as it was observed, by slot.
     """
 
     stream: str
@@ -57,6 +59,7 @@ class JobState(msgspec.Struct):
     refused_in: int = 0
     stalled_slots: int = 0
     step_at_slot: int = -1
+    watched: dict[int, Slot] = msgspec.field(default_factory=dict)
 
     @property
     def spent(self) -> float:

@@ -6,9 +6,11 @@ against the chain plans against every future it allows, each with its probabilit
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
+
+from duetune.core.market import MarketChain
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,17 +32,6 @@ _PRIOR_CHANGES = 0.2  # of those, the share in which the number changed
 _NEAR, _LEAP = 0.6, 0.3
 
 
-class MarketChain(NamedTuple):
-    """``transition[i, j]``: the probability that state j follows state i.
-
-    ``spot_price`` is in dollars per GPU and slot, like that of a market's slot.
-    """
-
-    transition: NDArray[np.float64]
-    available: NDArray[np.int64]
-    spot_price: NDArray[np.float64]
-
-
 def learned_chain(seen: Seen, max_gpus: int) -> MarketChain:
     """From a stretch of the market, oldest slot first, as far as ``max_gpus`` can use it."""
     levels = level_counts(max_gpus)
@@ -49,7 +40,7 @@ def learned_chain(seen: Seen, max_gpus: int) -> MarketChain:
     prices = price_levels(seen.spot_price)
     by_price = _followed(price_of(prices, seen.spot_price), prices.size, _prior_of_prices)
     return MarketChain(
-        transition=np.kron(by_level, by_price),
+        transition=np.asarray(np.kron(by_level, by_price), dtype=np.float64),
         available=np.repeat(levels, prices.size),
         spot_price=np.tile(prices, levels.size),
     )
@@ -113,4 +104,3 @@ def _prior_of_levels(rate: float, usual: NDArray[np.float64]) -> NDArray[np.floa
 
 def _prior_of_prices(rate: float, usual: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.asarray((1 - rate) * np.eye(usual.size) + rate * usual)
-

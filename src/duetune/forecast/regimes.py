@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from duetune.core.compiled import compiled
-from duetune.forecast.chain import MarketChain
+from duetune.core.market import MarketChain
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-SPELLS = (1.5, 4.0, 12.0, 36.0, 108.0)
+SPELLS = (2.0, 6.0, 18.0, 54.0)
 """Mean lengths of a spell, in slots."""
 GIVES_WAY = 0.02
 """The probability per slot that another regime takes over."""
@@ -51,7 +51,7 @@ def first_belief() -> NDArray[np.float64]:
     belief = np.zeros(2 * len(SPELLS) ** 2)
     for place, (up, down) in enumerate((up, down) for up in SPELLS for down in SPELLS):
         belief[2 * place : 2 * place + 2] = down / (up + down), up / (up + down)
-    return belief / belief.sum()
+    return np.asarray(belief / belief.sum())
 
 
 @compiled

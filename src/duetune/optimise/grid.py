@@ -7,8 +7,10 @@ import math
 from fractions import Fraction
 from typing import TYPE_CHECKING, NamedTuple
 
+import msgspec
 import numpy as np
 
+from duetune.core.job import Reconfiguration
 from duetune.core.physics import job_physics
 from duetune.errors import InvalidInput
 
@@ -24,6 +26,7 @@ _LARGEST_DENOMINATOR = 10**6
 _DECIMALS = 1e8
 _DECIMAL_NOISE = 1e-3
 _LARGEST_EXACT = 2.0**42
+_UNDISTURBED = Reconfiguration(grow=1.0, shrink=1.0, preempted=1.0)
 
 
 class ProgressGrid(NamedTuple):
@@ -51,6 +54,20 @@ def exact_unit(job: Job) -> float:
     amounts = [_fraction(work) * _fraction(mu) for work in curve for mu in fractions]
     common = math.lcm(*(amount.denominator for amount in amounts))
     return math.gcd(*(int(amount * common) for amount in amounts)) / common
+
+
+def even_unit(job: Job, max_steps: int) -> float:
+    """A unit that gives at most ``max_steps`` steps and, where that is possible, divides what any
+    number of GPUs does in an undisturbed slot: work left then stays on the grid while nothing
+    changes.
+    """
+    finest = job.work / max_steps
+    common = exact_unit(msgspec.structs.replace(job, reconfiguration=_UNDISTURBED))
+    if common <= 0 or job.work < common:
+        return finest
+    if common < finest:
+        return common * math.ceil(finest / common)
+    return common / math.floor(common / finest)
 
 
 @functools.lru_cache(maxsize=4096)

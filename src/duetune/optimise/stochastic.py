@@ -7,7 +7,7 @@ is smooth where the value of a single one is not.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -17,18 +17,9 @@ from duetune.core.physics import JobPhysics, cheapest_charge
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from duetune.forecast.chain import MarketChain
+    from duetune.core.market import MarketChain
 
 _NOISE = 1e-9
-
-
-class ValueOfWaiting(NamedTuple):
-    """``tables[t, i, m, r]``: the mean value from the start of slot t on, when the market is in
-    state i, m GPUs were held, and r steps of ``unit`` work are left. Column 0 is not used.
-    """
-
-    unit: float
-    tables: NDArray[np.float32]
 
 
 @compiled
@@ -90,12 +81,14 @@ def fill_tables(
     job: JobPhysics,
     chain: MarketChain,
     on_demand_price: float,
-    steps: int,
+    unit: float,
     begin: int,
 ) -> NDArray[np.float32]:
-    """``ValueOfWaiting.tables`` for the slots from ``begin`` on."""
+    """``tables[t, i, m, r]``: the mean value from the start of slot t on, when the market is in
+    state i, m GPUs were held, and r steps of ``unit`` work are left; from slot ``begin`` on.
+    """
     states, gpus_most = chain.available.size, job.max_gpus
-    unit = job.work / steps
+    steps = max(1, int(np.ceil(job.work / unit - _NOISE)))
     rows = gpus_most + 1
     tables = np.zeros((job.hard_deadline + 2, states, rows, steps + 1), dtype=np.float32)
     transition = chain.transition.astype(np.float32)

@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING
 from duetune.policies.ahanp import Ahanp
 from duetune.policies.ahap import DEFAULT_OUTLOOK, DEFAULT_PATIENCE, Ahap
 from duetune.policies.baselines import MaximalSpot, OnDemandOnly, UniformProgress
+from duetune.policies.rubato import Rubato
 
 if TYPE_CHECKING:
+    from duetune.core.ports import Policy
     from duetune.policies.compiled_policy import CompiledPolicy
 
 WINDOWS = (1, 2, 3, 4, 5)
@@ -39,8 +41,10 @@ def baselines() -> tuple[CompiledPolicy, ...]:
     return (OnDemandOnly(), MaximalSpot(), UniformProgress())
 
 
-def default_pool() -> tuple[CompiledPolicy, ...]:
-    """The paper's 112, its 105 planners as we run them, 3 baselines, thrifty maximal spot: 221."""
+def default_pool() -> tuple[Policy, ...]:
+    """The paper's 112, its 105 planners as we run them, 3 baselines, thrifty maximal spot and
+    rubato: 222.
+    """
     ours = paper_pool(outlook=DEFAULT_OUTLOOK, patience=DEFAULT_PATIENCE, thrifty=True)
     planners = (policy for policy in ours if isinstance(policy, Ahap))
-    return (*paper_pool(), *planners, *baselines(), MaximalSpot(thrifty=True))
+    return (*paper_pool(), *planners, *baselines(), MaximalSpot(thrifty=True), Rubato())

@@ -16,6 +16,7 @@ import numpy as np
 
 from duetune.core.compiled import compiled
 from duetune.core.decision import Allocation, Decision, Seen
+from duetune.core.market import MarketChain
 from duetune.core.physics import (
     JobPhysics,
     affordable,
@@ -26,8 +27,9 @@ from duetune.core.physics import (
     job_physics,
 )
 from duetune.errors import InvalidInput
-from duetune.forecast.chain import MarketChain, learned_chain, state_of
+from duetune.forecast.chain import learned_chain, state_of
 from duetune.forecast.regimes import believe, first_belief, regime_chain
+from duetune.optimise.grid import even_unit
 from duetune.optimise.stochastic import fill_tables, value_at
 from duetune.policies.committed import swap_reserve
 from duetune.policies.compiled_policy import on_demand_to_go
@@ -44,7 +46,7 @@ if TYPE_CHECKING:
 
 STEPS = 512
 LARGEST_STEPS = 8192
-REFRESH = 12
+REFRESH = 48
 """Slots after which the market is learned anew; in between the tables serve every slot."""
 _TABLE_CELLS = 60_000_000  # 240 MB: longer and larger jobs are planned on a coarser grid
 _TIE = 1e-6
@@ -66,8 +68,7 @@ class Rubato(msgspec.Struct, frozen=True):
     def decide(self, view: View) -> Decision:
         job = job_physics(view.job)
         prospect = _prospect(view)
-        tables = _tables(view.job, prospect.key, view.market.on_demand_price, self.steps)
-        unit = job.work / (tables.shape[3] - 1)
+        unit, tables = _tables(view.job, prospect.key, view.market.on_demand_price, self.steps)
         now = now_of(view)
         values = _values(job, tables[view.slot + 1], unit, now, prospect.chances)
         wanted = _best(values)
@@ -137,12 +138,14 @@ def _prospect(view: View) -> _Prospect:
 
 
 @functools.lru_cache(maxsize=4)
-def _tables(job: Job, key: _Key, on_demand_price: float, steps: int) -> NDArray[np.float32]:
+def _tables(
+    job: Job, key: _Key, on_demand_price: float, steps: int
+) -> tuple[float, NDArray[np.float32]]:
     """The same tables serve all slots of a job until the market is learned anew."""
     physics, chain = job_physics(job), key.chain()
     cells = (job.hard_deadline + 2) * chain.available.size * (job.max_gpus + 1)
-    coarse = max(1, min(steps, _TABLE_CELLS // cells))
-    return fill_tables(physics, chain, on_demand_price, coarse, key.begin)
+    unit = even_unit(job, max(1, min(steps, _TABLE_CELLS // cells)))
+    return unit, fill_tables(physics, chain, on_demand_price, unit, key.begin)
 
 
 @compiled

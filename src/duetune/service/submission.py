@@ -16,7 +16,7 @@ from duetune.control.crash_points import journal_with_crash_points
 from duetune.control.learning import learnt_utilities
 from duetune.core.contract import CHECKPOINT_DIR, CHECKPOINT_KEEP, LOGS
 from duetune.core.decision import Outlook
-from duetune.core.events import Submitted
+from duetune.core.events import Past, Submitted
 from duetune.core.fleet import MarketReport, Task
 from duetune.core.market import MarketTrace
 from duetune.core.ports import Policy
@@ -68,6 +68,7 @@ class Prepared(msgspec.Struct, frozen=True):
     chosen: str
     rows: int | None
     outlook: Outlook
+    past: Past
 
 
 class Desk(msgspec.Struct, frozen=True):
@@ -122,6 +123,7 @@ def prepare(spec: JobSpec, desk: Desk, store: Store, *, seed: int = 0) -> Prepar
         chosen=chosen,
         rows=rows,
         outlook=_outlook(desk),
+        past=_past(desk),
     )
 
 
@@ -155,6 +157,7 @@ def submit(
         value_given=prepared.spec.value is not None,
         steps=prepared.plan.total_steps,
         deadline_at=terms.deadline_at,
+        past=prepared.past,
     )
     journal_with_crash_points(store.journal).append(job, [event], expected=0)
     return job
@@ -252,6 +255,15 @@ def _outlook(desk: Desk) -> Outlook:
     if desk.history is None:
         return Outlook(float(desk.market.slot.available), desk.market.slot.spot_price)
     return outlook_at(desk.history, desk.history.slots - 1)
+
+
+def _past(desk: Desk) -> Past:
+    if desk.history is None:
+        return Past()
+    return Past(
+        spot_price=tuple(desk.history.spot_price[0].tolist()),
+        available=tuple(desk.history.available[0].tolist()),
+    )
 
 
 def _identifier(name: str) -> str:

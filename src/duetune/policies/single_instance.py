@@ -1,0 +1,197 @@
+"""Rubato for one instance, as a plain step function for other simulators and schedulers.
+
+One instance of one kind at a time, or none; a restart costs a fixed number of seconds, which may
+be longer than a tick; ticks are billed whole; the deadline is hard. In every tick::
+
+    step = SingleInstance(work_s=48 * 3600, deadline_s=52 * 3600, restart_overhead_s=180)
+    choice = step(elapsed_s, work_left_s, current, pending_s, spot_available)
+
+The market is not known beforehand. What is seen of it moves a belief about how long spells with
+and without spot usually last (``duetune.forecast.regimes``), and the choice has the least mean
+cost under that belief, among the choices after which on-demand can still meet the deadline.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from duetune.errors import InvalidInput
+from duetune.forecast.regimes import GIVES_WAY, SPELLS, believe, first_belief, regime_chain
+from duetune.policies.single_tables import (
+    ON_DEMAND,
+    SPOT,
+    WAIT,
+    SingleTask,
+    Spells,
+    choose,
+    fill_costs,
+    pending_levels,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from numpy.typing import NDArray
+
+_STEPS_PER_TICK = 6
+_TABLE_CELLS = 80_000_000  # 320 MB: longer jobs are planned on a coarser grid
+_SAME = 1e-6  # ticks
+_MISSED = 1000  # ticks without a look, beyond which more make no difference
+
+
+class Instance(StrEnum):
+    """What runs, and what a step says should run."""
+
+    WAIT = "wait"
+    SPOT = "spot"
+    ON_DEMAND = "on-demand"
+
+
+_CODES = {Instance.WAIT: WAIT, Instance.SPOT: SPOT, Instance.ON_DEMAND: ON_DEMAND}
+_INSTANCES = {code: instance for instance, code in _CODES.items()}
+
+
+class SingleInstance:
+    """Prices are dollars per hour; all times are seconds. One object serves one job.
+
+    ``costs`` are the mean dollars that waiting, spot and on-demand would cost from the last step
+    on; infinite where a choice was not to be had or would have lost the deadline.
+    """
+
+    def __init__(
+        self,
+        *,
+        work_s: float,
+        deadline_s: float,
+        restart_overhead_s: float,
+        tick_s: float = 600.0,
+        spot_price: float = 0.9731,
+        on_demand_price: float = 3.06,
+    ) -> None:
+        for field, number in (
+            ("work_s", work_s),
+            ("deadline_s", deadline_s),
+            ("tick_s", tick_s),
+            ("on_demand_price", on_demand_price),
+        ):
+            if not (math.isfinite(number) and number > 0):
+                raise InvalidInput(field, number, "a positive number")
+        for field, number in (
+            ("restart_overhead_s", restart_overhead_s),
+            ("spot_price", spot_price),
+        ):
+            if not (math.isfinite(number) and number >= 0):
+                raise InvalidInput(field, number, "zero or more")
+        self._task = _task(
+            work_s, deadline_s, restart_overhead_s, tick_s, spot_price, on_demand_price
+        )
+        self._deadline = deadline_s
+        self._belief = first_belief()
+        self._seen_at: float | None = None
+        self.costs = dict.fromkeys(Instance, math.inf)
+
+    def watch(self, spot_available: Iterable[bool]) -> None:
+        """The market before the job began, tick by tick, oldest first: the better the start."""
+        for there in spot_available:
+            self._see(there=bool(there), ticks=0 if self._seen_at is None else 1)
+            self._seen_at = -self._task.tick
+
+    def __call__(
+        self,
+        elapsed_s: float,
+        work_left_s: float,
+        current: Instance | str,
+        pending_s: float,
+        spot_available: bool,
+    ) -> Instance:
+        """What should run in the tick that begins now.
+
+        ``current`` is what ran in the tick before, a preempted spot instance included or not:
+        without ``spot_available`` it is gone. ``pending_s`` is the rest of its restart overhead.
+        """
+        task = self._task
+        held = _code(current)
+        if held == SPOT and not spot_available:
+            held = WAIT
+        self._look(elapsed_s, there=spot_available)
+        if work_left_s <= 0:
+            return Instance.WAIT
+        ticks_left = math.floor((self._deadline - elapsed_s) / task.tick + _SAME)
+        tick = min(max(0, task.ticks - ticks_left), task.ticks - 1)
+        choice, *costs = choose(
+            task,
+            _costs(task)[tick + 1],
+            self._belief @ regime_chain().transition,
+            ticks_left * task.tick,
+            work_left_s,
+            held,
+            pending_s if held != WAIT else 0.0,
+            spot_available,
+        )
+        self.costs = dict(zip(Instance, costs, strict=True))
+        return _INSTANCES[choice]
+
+    def _look(self, elapsed_s: float, *, there: bool) -> None:
+        """Each tick counts once; after ticks that nobody saw the belief is the vaguer."""
+        if self._seen_at is None or elapsed_s < self._seen_at:
+            if self._seen_at is not None:
+                self._belief = first_belief()
+            self._see(there=there, ticks=0)
+        else:
+            ticks = round((elapsed_s - self._seen_at) / self._task.tick)
+            if ticks == 0:
+                return
+            self._see(there=there, ticks=ticks)
+        self._seen_at = elapsed_s
+
+    def _see(self, *, there: bool, ticks: int) -> None:
+        transition = regime_chain().transition
+        for _ in range(min(ticks, _MISSED)):
+            self._belief = self._belief @ transition
+        self._belief = believe(self._belief, transition, np.array([int(there)]))
+
+
+def _task(
+    work: float, deadline: float, restart: float, tick: float, spot: float, on_demand: float
+) -> SingleTask:
+    ticks = math.floor(deadline / tick + _SAME)
+    if ticks < 1:
+        raise InvalidInput("deadline_s", deadline, f"at least one tick of {tick:g} s")
+    slack = max(0.0, ticks * tick - work)
+    bare = SingleTask(
+        tick=float(tick),
+        ticks=ticks,
+        restart=float(restart),
+        spot=spot * tick / 3600,
+        on_demand=on_demand * tick / 3600,
+        late=10 * on_demand * (deadline + work) / 3600,
+        slack=slack,
+        unit=tick / _STEPS_PER_TICK,
+    )
+    rows = ticks * 2 * len(SPELLS) ** 2 * (1 + 2 * (pending_levels(bare) + 1))
+    coarsest = slack / max(2, _TABLE_CELLS // rows)
+    return bare._replace(unit=max(bare.unit, coarsest))
+
+
+@functools.lru_cache(maxsize=8)
+def _costs(task: SingleTask) -> NDArray[np.float32]:
+    """The tables of a class of jobs: all with the same times and prices share them."""
+    regimes = [(up, down) for up in SPELLS for down in SPELLS]
+    spells = Spells(
+        with_ends=np.array([1 / up for up, _ in regimes]),
+        without_ends=np.array([1 / down for _, down in regimes]),
+        gives_way=GIVES_WAY,
+    )
+    return fill_costs(task, spells)
+
+
+def _code(current: Instance | str) -> int:
+    try:
+        return _CODES[Instance(current)]
+    except ValueError:
+        raise InvalidInput("current", current, f"one of {', '.join(Instance)}") from None
