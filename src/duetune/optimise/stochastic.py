@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
     from duetune.core.market import MarketChain
 
-_NOISE = 1e-9
+STEP_NOISE = 1e-9
 
 
 @compiled
-def _worth(
+def worth(
     row: NDArray[np.float32],
     after: NDArray[np.float32],
     stride: float,
@@ -32,9 +32,9 @@ def _worth(
     first: int,
 ) -> None:
     """row[r] = the value of doing ``stride`` steps at ``cost``, for every r from ``first`` on."""
-    whole = int(stride + _NOISE)
+    whole = int(stride + STEP_NOISE)
     part = np.float32(max(0.0, stride - whole))
-    if part < _NOISE:
+    if part < STEP_NOISE:
         part = np.float32(0.0)
     done = np.float32(finish - cost)
     charge = np.float32(cost)
@@ -56,13 +56,13 @@ def _worth(
 
 
 @compiled
-def _raise_to(target: NDArray[np.float32], other: NDArray[np.float32]) -> None:
+def raise_row(target: NDArray[np.float32], other: NDArray[np.float32]) -> None:
     for index in range(target.size):
         target[index] = max(target[index], other[index])
 
 
 @compiled
-def _mean_over(
+def mean_over(
     transition: NDArray[np.float32], following: NDArray[np.float32], mean: NDArray[np.float32]
 ) -> None:
     """mean[i] = sum over j of transition[i, j] following[j], in this order on every machine."""
@@ -88,7 +88,7 @@ def fill_tables(
     state i, m GPUs were held, and r steps of ``unit`` work are left; from slot ``begin`` on.
     """
     states, gpus_most = chain.available.size, job.max_gpus
-    steps = max(1, int(np.ceil(job.work / unit - _NOISE)))
+    steps = max(1, int(np.ceil(job.work / unit - STEP_NOISE)))
     rows = gpus_most + 1
     tables = np.zeros((job.hard_deadline + 2, states, rows, steps + 1), dtype=np.float32)
     transition = chain.transition.astype(np.float32)
@@ -99,7 +99,7 @@ def fill_tables(
     stride_most = int(np.ceil(job.throughput[gpus_most] / unit)) + 1
     for slot in range(job.hard_deadline, begin - 1, -1):
         following = tables[slot + 1].reshape((states, rows * (steps + 1)))
-        _mean_over(transition, following, mean)
+        mean_over(transition, following, mean)
         finish = job.values[slot]
         # With less work done than ever possible, nobody arrives there.
         first = max(1, steps - (slot - 1) * stride_most)
@@ -114,16 +114,16 @@ def fill_tables(
                 )
                 speed = job.throughput[gpus] / unit
                 value[gpus] = running
-                _worth(stay, after[gpus], speed, finish, cost, first)
-                _raise_to(value[gpus, first:], stay[first:])
-                _worth(stay, after[gpus], job.shrink * speed, finish, cost, first)
-                _raise_to(running[first:], stay[first:])
-                _worth(grown[gpus], after[gpus], job.grow * speed, finish, cost, first)
+                worth(stay, after[gpus], speed, finish, cost, first)
+                raise_row(value[gpus, first:], stay[first:])
+                worth(stay, after[gpus], job.shrink * speed, finish, cost, first)
+                raise_row(running[first:], stay[first:])
+                worth(grown[gpus], after[gpus], job.grow * speed, finish, cost, first)
             running[:] = -np.inf
             for gpus in range(gpus_most, job.min_gpus - 1, -1):
-                _raise_to(value[gpus, first:], running[first:])
-                _raise_to(running[first:], grown[gpus, first:])
-            _raise_to(value[0, first:], running[first:])
+                raise_row(value[gpus, first:], running[first:])
+                raise_row(running[first:], grown[gpus, first:])
+            raise_row(value[0, first:], running[first:])
     return tables
 
 

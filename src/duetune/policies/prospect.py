@@ -1,0 +1,126 @@
+"""What may become of the market from here, and the value tables of a job planned against it."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from duetune.core.decision import Seen
+from duetune.core.market import MarketChain
+from duetune.core.physics import cheapest_spot, job_physics
+from duetune.forecast.chain import learned_chain, state_of
+from duetune.forecast.regimes import believe, first_belief, regime_chain
+from duetune.optimise.grid import even_unit
+from duetune.optimise.stochastic import fill_tables
+from duetune.optimise.stochastic_mix import fill_mix_tables, mixes
+from duetune.policies.committed import swap_reserve
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from duetune.core.decision import View
+    from duetune.core.job import Job
+    from duetune.policies.rules import Now
+
+STEPS = 512
+REFRESH = 48
+"""Slots after which the market is learned anew; in between the tables serve every slot."""
+MIX_GPUS = 16
+"""Up to so many GPUs every pair of spot and on-demand is planned with, where swaps cost work."""
+_TABLE_CELLS = 60_000_000  # 240 MB: longer and larger jobs are planned on a coarser grid
+
+
+class Prospect(NamedTuple):
+    """``chances`` of each state of the market in the next slot, with so many GPUs ``available``."""
+
+    key: ChainKey
+    chances: NDArray[np.float64]
+    available: NDArray[np.int64]
+
+
+class ChainKey(NamedTuple):
+    """A chain by value, and the slot of the job from which on it is used."""
+
+    transition: bytes
+    available: bytes
+    spot_price: bytes
+    begin: int
+
+    @classmethod
+    def of(cls, chain: MarketChain, begin: int) -> ChainKey:
+        return cls(
+            chain.transition.tobytes(),
+            chain.available.tobytes(),
+            chain.spot_price.tobytes(),
+            begin,
+        )
+
+    def chain(self) -> MarketChain:
+        available = np.frombuffer(self.available, dtype=np.int64)
+        transition = np.frombuffer(self.transition, dtype=np.float64)
+        return MarketChain(
+            transition.reshape(available.size, available.size).copy(),
+            available.copy(),
+            np.frombuffer(self.spot_price, dtype=np.float64).copy(),
+        )
+
+
+class BestPlan(NamedTuple):
+    """Value tables: ``tables[t, i, c, r]`` for state i of the market, choice c held before, and r
+    steps of ``unit`` work left. A choice is a pair of ``held``, or, where only the number of GPUs
+    counts, that number split as is cheapest. ``reserve``: work to leave room for.
+    """
+
+    tables: NDArray[np.float32]
+    unit: float
+    reserve: float
+    held: NDArray[np.int64] | None
+
+    def pairs(self, now: Now) -> NDArray[np.int64]:
+        """The choices as (spot, on-demand) in the present slot."""
+        if self.held is not None:
+            return self.held
+        spot = [
+            cheapest_spot(gpus, now.available, now.spot_price, now.on_demand_price)
+            for gpus in range(self.tables.shape[2])
+        ]
+        return np.array([(there, gpus - there) for gpus, there in enumerate(spot)])
+
+
+def prospect_of(view: View) -> Prospect:
+    """From what was seen of the market up to now; from the present slot alone if that is all."""
+    market, seen = view.market, view.seen
+    if seen is None or seen.available.size == 0:
+        seen = Seen(np.array([market.spot_price]), np.array([market.available]))
+    fresh = (view.slot - 1) % REFRESH
+    kept = max(1, seen.available.size - fresh)
+    if view.job.max_gpus == 1:
+        regimes = regime_chain()
+        price = np.full(regimes.available.size, float(seen.spot_price[kept - 1]))
+        chain = regimes._replace(spot_price=price)
+        there = (seen.available >= 1).astype(np.int64)
+        there[-1] = market.available >= 1
+        chances = believe(first_belief(), chain.transition, there) @ chain.transition
+    else:
+        past = Seen(seen.spot_price[:kept], seen.available[:kept])
+        chain = learned_chain(past, view.job.max_gpus)
+        chances = chain.transition[state_of(chain, market.available, market.spot_price)]
+    return Prospect(ChainKey.of(chain, view.slot - fresh), chances, chain.available)
+
+
+@functools.lru_cache(maxsize=4)
+def best_plan(job: Job, key: ChainKey, on_demand_price: float, steps: int) -> BestPlan:
+    """The same tables serve all slots of a job until the market is learned anew."""
+    physics, chain = job_physics(job), key.chain()
+    mixed = physics.by_composition and job.max_gpus <= MIX_GPUS
+    held = mixes(job.min_gpus, job.max_gpus) if mixed else None
+    choices = job.max_gpus + 1 if held is None else held.shape[0]
+    cells = (job.hard_deadline + 2) * chain.available.size * choices
+    unit = even_unit(job, max(1, min(steps, _TABLE_CELLS // cells)))
+    if held is None:
+        tables = fill_tables(physics, chain, on_demand_price, unit, key.begin)
+        return BestPlan(tables, unit, swap_reserve(physics), None)
+    tables = fill_mix_tables(physics, chain, held, on_demand_price, unit, key.begin)
+    return BestPlan(tables, unit, 0.0, held)
