@@ -1,0 +1,180 @@
+"""One instance on one market, tick by tick: the physics of the single-instance benchmark.
+
+Work in a tick is its length less the pending overhead. Starting an instance, or going over to the
+other kind, sets the pending overhead (it replaces what was pending, it does not add); what is
+longer than a tick goes on in the next. A preempted spot instance is gone at the tick's start.
+Every tick held is billed whole. The deadline is hard.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+
+from duetune.core.compiled import compiled
+from duetune.policies.single_instance import Instance
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from numpy.typing import NDArray
+
+    Step = Callable[[float, float, Instance, float, bool], Instance]
+
+_DONE = 1e-6
+
+
+class SingleJob(msgspec.Struct, frozen=True):
+    """Seconds, and dollars per hour; the fields of ``SingleInstance``."""
+
+    work_s: float
+    deadline_s: float
+    restart_overhead_s: float
+    tick_s: float = 600.0
+    spot_price: float = 0.9731
+    on_demand_price: float = 3.06
+
+    @property
+    def ticks(self) -> int:
+        """Whole ticks before the deadline."""
+        return math.floor(self.deadline_s / self.tick_s + 1e-9)
+
+    def price(self, kind: Instance) -> float:
+        """Dollars per tick."""
+        if kind is Instance.WAIT:
+            return 0.0
+        hourly = self.spot_price if kind is Instance.SPOT else self.on_demand_price
+        return hourly * self.tick_s / 3600
+
+
+class SingleOutcome(msgspec.Struct, frozen=True):
+    """``finished_tick`` counts from 1; None: late. ``history`` is what ran, tick by tick."""
+
+    cost: float
+    finished_tick: int | None
+    restarts: int
+    history: tuple[Instance, ...]
+
+
+def run_single(job: SingleJob, available: NDArray[np.bool_], step: Step) -> SingleOutcome:
+    """Ask ``step`` in every tick of ``available``, up to the deadline; spot that is not there
+    cannot be had: who asks for it waits.
+    """
+    kind, pending, left, cost, restarts = Instance.WAIT, 0.0, job.work_s, 0.0, 0
+    history: list[Instance] = []
+    for tick in range(min(job.ticks, available.size)):
+        there = bool(available[tick])
+        if kind is Instance.SPOT and not there:
+            kind = Instance.WAIT
+        wish = Instance(step(tick * job.tick_s, left, kind, pending, there))
+        now = Instance.WAIT if wish is Instance.SPOT and not there else wish
+        if now not in {kind, Instance.WAIT}:
+            pending = job.restart_overhead_s
+            restarts += 1
+        kind = now
+        history.append(kind)
+        if kind is not Instance.WAIT:
+            left -= max(0.0, job.tick_s - pending)
+            pending = max(0.0, pending - job.tick_s)
+            cost += job.price(kind)
+        if left <= _DONE:
+            return SingleOutcome(cost, tick + 1, restarts, tuple(history))
+    return SingleOutcome(cost, None, restarts, tuple(history))
+
+
+def single_optimum(job: SingleJob, available: NDArray[np.bool_]) -> float:
+    """The least that any plan costs which knows the market; infinite if none is on time."""
+    ticks = min(job.ticks, available.size)
+    unit = math.gcd(round(job.tick_s), round(job.restart_overhead_s) % round(job.tick_s))
+    if job.tick_s != round(job.tick_s) or job.restart_overhead_s != round(job.restart_overhead_s):
+        unit = 1
+    unit = max(unit, 1)
+    return float(
+        _optimum(
+            available[:ticks].astype(np.int64),
+            math.ceil(job.work_s / unit - _DONE),
+            round(job.tick_s / unit),
+            math.ceil(job.restart_overhead_s / unit - _DONE),
+            job.price(Instance.SPOT),
+            job.price(Instance.ON_DEMAND),
+        )
+    )
+
+
+@compiled
+def _optimum(
+    available: NDArray[np.int64], work: int, tick: int, restart: int, spot: float, on_demand: float
+) -> float:
+    """Backwards over (what is held and the ticks since its restart, work left in units)."""
+    levels = max(0, -(-restart // tick) - 1)
+    kinds = 1 + 2 * (levels + 1)
+    following = np.full((kinds, work + 1), np.inf)
+    following[:, 0] = 0.0
+    costs = np.empty((kinds, work + 1))
+    for place in range(available.size - 1, -1, -1):
+        there = available[place] == 1
+        for held in range(kinds):
+            kind = 0 if held == 0 else 1 + (held - 1) // (levels + 1)
+            since = 0 if held == 0 else (held - 1) % (levels + 1)
+            if kind == 1 and not there:
+                kind, since = 0, 0
+            row = costs[held]
+            row[:] = following[0]
+            row[0] = 0.0
+            for choice in range(1, 3):
+                if choice == 1 and not there:
+                    continue
+                pending, next_since = restart, min(1, levels)
+                if choice == kind:
+                    pending = restart - since * tick if since > 0 else 0
+                    next_since = since + 1 if 0 < since < levels else 0
+                done = max(0, tick - pending)
+                price = spot if choice == 1 else on_demand
+                after = following[1 + (choice - 1) * (levels + 1) + next_since]
+                for left in range(1, work + 1):
+                    row[left] = min(row[left], price + after[max(0, left - done)])
+        following, costs = costs, following
+    return float(following[0, work])
+
+
+class SingleUniformProgress:
+    """Uniform progress as in NSDI'24, with a safety net that never loses a tick.
+
+    On-demand when behind the pace; spot whenever there is some, but, with ``hysteresis``, only
+    once two restarts ahead; waiting when ahead.
+    """
+
+    def __init__(self, job: SingleJob, *, hysteresis: bool = True) -> None:
+        self._job, self._hysteresis = job, hysteresis
+
+    def __call__(
+        self, elapsed: float, left: float, current: Instance, pending: float, there: bool
+    ) -> Instance:
+        job = self._job
+        rate = job.work_s / job.deadline_s
+        done = job.work_s - left
+        ahead = done >= elapsed * rate
+        on_demand = current is Instance.ON_DEMAND
+        if on_demand and self._hysteresis:
+            ahead = done >= (elapsed + 2 * job.restart_overhead_s) * rate
+        if on_demand and not ahead and (self._hysteresis or not there):
+            wish = Instance.ON_DEMAND
+        elif there:
+            wish = Instance.SPOT
+        else:
+            wish = Instance.WAIT if ahead else Instance.ON_DEMAND
+        return wish if self._in_time(wish, elapsed, left, current, pending) else Instance.ON_DEMAND
+
+    def _in_time(
+        self, wish: Instance, elapsed: float, left: float, current: Instance, pending: float
+    ) -> bool:
+        job = self._job
+        overhead = pending if wish is current else job.restart_overhead_s
+        work = 0.0 if wish is Instance.WAIT else max(0.0, job.tick_s - overhead)
+        rest = max(0.0, overhead - job.tick_s)
+        needed = rest if wish is Instance.ON_DEMAND else job.restart_overhead_s
+        time_left = job.ticks * job.tick_s - elapsed - job.tick_s
+        return left - work <= _DONE or left - work + needed <= time_left + _DONE
