@@ -38,7 +38,10 @@ if TYPE_CHECKING:
     from duetune.policies.rules import Now
 
 LARGEST_STEPS = 8192
-_TIE = 1e-6
+HASTE = 0.1
+"""What having done more work is worth beyond the model, in on-demand prices of one GPU and slot: a
+market can turn worse than any that was seen.
+"""
 
 
 class Rubato(msgspec.Struct, frozen=True):
@@ -62,8 +65,7 @@ class Rubato(msgspec.Struct, frozen=True):
         values = _values(
             job, pairs, plan.tables[view.slot + 1], plan.unit, plan.reserve, now, prospect.chances
         )
-        # Of choices that are as good, the one with the fewest GPUs: they come first.
-        best = int(np.argmax(values >= values.max() - _TIE))
+        best = _hasty(pairs, values, HASTE * now.on_demand_price)
         spot, on_demand = int(pairs[best, 0]), int(pairs[best, 1])
         words = _reason(view, prospect, pairs, values, best)
         if view.slot <= job.deadline and not keeps_deadline(job, now, spot, on_demand):
@@ -117,6 +119,14 @@ def _values(
                     value += chances[state] * value_at(following[state, place], left)
         values[place] = value
     return values
+
+
+def _hasty(pairs: NDArray[np.int64], values: NDArray[np.float64], haste: float) -> int:
+    """Of choices nearly as good as the best, with no more on demand, the one with most GPUs."""
+    best = int(values.argmax())
+    nearly = (values >= values[best] - haste) & (pairs[:, 1] <= pairs[best, 1])
+    totals = np.where(nearly, pairs.sum(axis=1), -1)
+    return int(np.lexsort((values, totals))[-1])
 
 
 def _reason(
