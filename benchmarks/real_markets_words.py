@@ -19,13 +19,13 @@ def page(
 ) -> list[str]:
     parts = [
         (
-            "How every policy fares on real markets, in zones that nothing was tuned on. Utility is "
-            "the value of finishing less what was paid; the value of a job is 1.5 times its cost on "
-            "demand. The optimum knows the whole market beforehand. Forecasts are persistence (the "
-            "last value); rubato makes none, it learns the market's chances from the week before a "
-            "job and from what it sees. Jobs: deadlines of 12, 24 and 48 slots of half an hour, 30, "
-            "50 and 70% of what the largest number of GPUs could do by then (one GPU: 50, 70, 90%), "
-            "sizes as swept per family."
+            "How every policy fares on real markets, in zones that nothing was tuned on. Utility "
+            "is the value of finishing less what was paid; the value of a job is 1.5 times its "
+            "cost on demand. The optimum knows the whole market beforehand. Forecasts are "
+            "persistence (the last value); rubato makes none, it learns the market's chances from "
+            "the week before a job and from what it sees. Jobs: deadlines of 12, 24 and 48 slots "
+            "of half an hour, 30, 50 and 70% of what the largest number of GPUs could do by then "
+            "(one GPU: 50, 70, 90%), sizes as swept per family."
         ),
         "![What each policy misses of the optimum](real-markets.png)",
         _targets(results, single, figures),
@@ -35,9 +35,9 @@ def page(
             "*Gap closed* is the share of the distance between the best baseline and the optimum. "
             "Baselines are uniform progress, maximal spot and AHAP with persistence, both as "
             "specified and with our outlook and patience; the best of them counts. *Strongest* is "
-            "the best of all 221 other policies of the pool, chosen in hindsight on these very jobs: "
-            "no fair rival, but a hard one. *Selection* is how far the online selection over all 222 "
-            "is below the best single one."
+            "the best of all 221 other policies of the pool, chosen in hindsight on these very "
+            "jobs: no fair rival, but a hard one. *Selection* is how far the online selection over "
+            "all 222 is below the best single one."
         ),
     ]
     for result in results:
@@ -152,10 +152,10 @@ def _single(single: Sequence[SingleResult]) -> list[str]:
     )
     return [
         (
-            "48 hours of work on one instance, deadlines of 52 and 70 hours, restarts of 0.02, 0.05 "
-            "and 0.1 hours, ticks of 10 minutes, $0.9731 and $3.06 an hour, nothing known of the "
-            "market beforehand: the jobs of the public single-instance benchmark, on traces of other "
-            "days and zones. The optimum is exact."
+            "48 hours of work on one instance, deadlines of 52 and 70 hours, restarts of 0.02, "
+            "0.05 and 0.1 hours, ticks of 10 minutes, $0.9731 and $3.06 an hour, nothing known of "
+            "the market beforehand: the jobs of the public single-instance benchmark, on traces of "
+            "other days and zones. The optimum is exact."
         ),
         markdown_table(header, rows),
     ]
@@ -164,12 +164,12 @@ def _single(single: Sequence[SingleResult]) -> list[str]:
 def _splits(results: Sequence[FamilyResult]) -> str:
     lines = [
         (
-            "Zones are sorted by name; the first, third, fifth, ... are the tuned half (the selection "
-            "learns there before it is measured), the others are reported. Of rubato's "
-            "constants, its haste was set on the tuned H100 zones; the weight of its prior, how fast "
-            "it forgets and its spells were set by hand and hardly matter. Which kind of model to "
-            "use was decided with runs on all H100 zones and single-instance traces. All seeds are "
-            "2026 unless `--seed` says otherwise."
+            "Zones are sorted by name; the first, third, fifth, ... are the tuned half (the "
+            "selection learns there before it is measured), the others are reported. Of rubato's "
+            "constants, its haste was set on the tuned H100 zones; the weight of its prior, how "
+            "fast it forgets and its spells were set by hand and hardly matter. Which kind of "
+            "model to use was decided with runs on all H100 zones and single-instance traces. All "
+            "seeds are 2026 unless `--seed` says otherwise."
         ),
         "",
         *(f"- {result.name}: reported on {', '.join(result.zones)}" for result in results),

@@ -32,9 +32,9 @@ _PRIOR_CHANGES = 0.2  # of those, the share in which the number changed
 _NEAR, _LEAP = 0.6, 0.3
 
 
-def learned_chain(seen: Seen, max_gpus: int) -> MarketChain:
+def learned_chain(seen: Seen, max_gpus: int, *, most_levels: int = LEVELS) -> MarketChain:
     """From a stretch of the market, oldest slot first, as far as ``max_gpus`` can use it."""
-    levels = level_counts(max_gpus)
+    levels = level_counts(max_gpus, most_levels)
     level = level_of(levels, seen.available)
     by_level = _followed(level, levels.size, _prior_of_levels)
     prices = price_levels(seen.spot_price)
@@ -54,11 +54,11 @@ def state_of(chain: MarketChain, available: int, spot_price: float) -> int:
     return int(level * prices.size + price_of(prices, np.array([spot_price]))[0])
 
 
-def level_counts(max_gpus: int) -> NDArray[np.int64]:
+def level_counts(max_gpus: int, most_levels: int = LEVELS) -> NDArray[np.int64]:
     """The numbers of GPUs that are told apart, from none to all the job can use."""
-    if max_gpus < LEVELS:
+    if max_gpus < most_levels:
         return np.arange(max_gpus + 1)
-    return np.unique(np.rint(np.linspace(0, max_gpus, LEVELS)).astype(np.int64))
+    return np.unique(np.rint(np.linspace(0, max_gpus, most_levels)).astype(np.int64))
 
 
 def level_of(levels: NDArray[np.int64], available: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -10,7 +10,7 @@ import numpy as np
 from duetune.core.decision import Seen
 from duetune.core.market import MarketChain
 from duetune.core.physics import cheapest_spot, job_physics
-from duetune.forecast.chain import learned_chain, state_of
+from duetune.forecast.chain import LEVELS, learned_chain, state_of
 from duetune.forecast.regimes import believe, first_belief, regime_chain
 from duetune.optimise.grid import even_unit
 from duetune.optimise.stochastic import fill_tables
@@ -29,6 +29,8 @@ REFRESH = 48
 """Slots after which the market is learned anew; in between the tables serve every slot."""
 MIX_GPUS = 16
 """Up to so many GPUs every pair of spot and on-demand is planned with, where swaps cost work."""
+MIX_LEVELS = 9
+"""Then fewer numbers of GPUs on spot are told apart: there are many more states as it is."""
 _TABLE_CELLS = 60_000_000  # 240 MB: longer and larger jobs are planned on a coarser grid
 
 
@@ -105,17 +107,21 @@ def prospect_of(view: View) -> Prospect:
         chances = believe(first_belief(), chain.transition, there) @ chain.transition
     else:
         past = Seen(seen.spot_price[:kept], seen.available[:kept])
-        chain = learned_chain(past, view.job.max_gpus)
+        levels = MIX_LEVELS if _by_pairs(view.job) else LEVELS
+        chain = learned_chain(past, view.job.max_gpus, most_levels=levels)
         chances = chain.transition[state_of(chain, market.available, market.spot_price)]
     return Prospect(ChainKey.of(chain, view.slot - fresh), chances, chain.available)
+
+
+def _by_pairs(job: Job) -> bool:
+    return job_physics(job).by_composition and job.max_gpus <= MIX_GPUS
 
 
 @functools.lru_cache(maxsize=4)
 def best_plan(job: Job, key: ChainKey, on_demand_price: float, steps: int) -> BestPlan:
     """The same tables serve all slots of a job until the market is learned anew."""
     physics, chain = job_physics(job), key.chain()
-    mixed = physics.by_composition and job.max_gpus <= MIX_GPUS
-    held = mixes(job.min_gpus, job.max_gpus) if mixed else None
+    held = mixes(job.min_gpus, job.max_gpus) if _by_pairs(job) else None
     choices = job.max_gpus + 1 if held is None else held.shape[0]
     cells = (job.hard_deadline + 2) * chain.available.size * choices
     unit = even_unit(job, max(1, min(steps, _TABLE_CELLS // cells)))

@@ -1,0 +1,170 @@
+"""How long one decision of rubato takes, and its tables, against re-solving the integer program.
+
+A job on up to 16 GPUs with a deadline of 96 slots. Every slot of it is decided once; in some of
+the same slots the rest of the job is also planned anew with HiGHS on a forecast, one thread, as a
+controller without tables would have to.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+
+from duetune.core.decision import View
+from duetune.core.job import Job, Reconfiguration, ReconfigurationKey, linear_throughput
+from duetune.core.market import MarketWindow
+from duetune.errors import SolverStopped
+from duetune.market.synthetic import synthetic_market
+from duetune.optimise.milp import milp_optimum
+from duetune.policies.prospect import best_plan
+from duetune.policies.rubato import Rubato
+from duetune.simulate.episode import simulate
+from reporting import arguments, finish, markdown_table, publish
+
+if TYPE_CHECKING:
+    from duetune.core.decision import Decision
+    from duetune.core.market import MarketTrace
+
+GPUS, DEADLINE, START = 16, 96, 336
+MILP_LIMIT_S = 30.0
+
+
+class Timed(msgspec.Struct):
+    """Rubato, with a watch: seconds per decision, and what was decided on."""
+
+    policy: Rubato
+    seconds: list[float]
+    views: list[View]
+
+    @property
+    def name(self) -> str:
+        return self.policy.name
+
+    def decide(self, view: View) -> Decision:
+        begin = time.perf_counter()
+        decision = self.policy.decide(view)
+        self.seconds.append(time.perf_counter() - begin)
+        self.views.append(view)
+        return decision
+
+
+class Measured(msgspec.Struct, frozen=True):
+    market: str
+    key: str
+    tables_s: float
+    median_ms: float
+    slowest_ms: float
+    milp_median_s: float | None
+    milp_stopped: int
+
+
+def job_of(key: ReconfigurationKey) -> Job:
+    work = 0.5 * DEADLINE * GPUS
+    return Job(
+        work=work,
+        deadline=DEADLINE,
+        value=1.5 * work,
+        throughput=linear_throughput(GPUS),
+        reconfiguration=Reconfiguration(key=key),
+    )
+
+
+def measure(trace: MarketTrace, key: ReconfigurationKey, solves: int) -> Measured:
+    job = job_of(key)
+    simulate(job, trace, Rubato(), start=START)  # compiles
+    best_plan.cache_clear()
+    watched = Timed(Rubato(), [], [])
+    simulate(job, trace, watched, start=START)
+    milp, stopped = [], 0
+    if key is ReconfigurationKey.TOTAL and solves:
+        chosen = np.linspace(0, len(watched.views) - 1, solves).astype(int)
+        for place in chosen:
+            begin = time.perf_counter()
+            try:
+                milp_optimum(*_rest(watched.views[place]), time_limit_s=MILP_LIMIT_S)
+            except SolverStopped:
+                stopped += 1
+            milp.append(time.perf_counter() - begin)
+    # Tables are built in the first slot, and anew once the market was learned anew.
+    return Measured(
+        market=trace.name,
+        key=key.value,
+        tables_s=max(watched.seconds),
+        median_ms=1000 * statistics.median(watched.seconds),
+        slowest_ms=1000 * max(watched.seconds),
+        milp_median_s=statistics.median(milp) if milp else None,
+        milp_stopped=stopped,
+    )
+
+
+def _rest(view: View) -> tuple[Job, MarketWindow]:
+    """The rest of the job as a job of its own, in a market that stays as it is."""
+    passed = view.slot - 1
+    left = msgspec.structs.replace(
+        view.job,
+        work=max(0.05, round(view.job.work - view.progress, 2)),
+        deadline=max(1, view.job.deadline - passed),
+    )
+    slots, market = left.hard_deadline, view.market
+    return left, MarketWindow(
+        np.full(slots, market.spot_price),
+        np.full(slots, market.available),
+        np.full(slots, market.on_demand_price),
+    )
+
+
+def main() -> None:
+    options = arguments(__doc__.splitlines()[0]).parse_args()
+    kinds = ("regime_switching",) if options.quick else ("regime_switching", "diurnal", "outage")
+    results = []
+    for kind in kinds:
+        trace = synthetic_market(kind, seed=options.seed, slots=START + 2 * DEADLINE)
+        for key in ReconfigurationKey:
+            results.append(measure(trace, key, 2 if options.quick else 8))
+            print(results[-1], flush=True)
+    milp = [each.milp_median_s for each in results if each.milp_median_s is not None]
+    total = [each for each in results if each.key == ReconfigurationKey.TOTAL.value]
+    figures: dict[str, object] = {
+        "decision_median_ms": max(each.median_ms for each in results),
+        "tables_s": max(each.tables_s for each in results),
+        "milp_median_s": statistics.median(milp),
+        "milp_stopped": sum(each.milp_stopped for each in results),
+        "speedup_over_milp": 1000
+        * statistics.median(milp)
+        / statistics.median(each.median_ms for each in total),
+    }
+    rows = [
+        (
+            each.market,
+            each.key,
+            f"{each.median_ms:.2f}",
+            f"{each.tables_s:.2f}",
+            "" if each.milp_median_s is None else f"{each.milp_median_s:.2f}",
+        )
+        for each in results
+    ]
+    header = ("market", "key", "decision, median (ms)", "tables (s)", "integer program (s)")
+    text = (
+        f"Jobs on up to {GPUS} GPUs, deadline {DEADLINE} slots, hard deadline half as long again. "
+        "A decision looks tables up; *tables* is the slowest decision of a job, the one that "
+        "builds them. The integer program is solved for the rest of the job in a market that "
+        f"stays as it is (HiGHS, one thread, {MILP_LIMIT_S:g} s at most; "
+        f"{figures['milp_stopped']} of its runs were stopped); by composition it is not "
+        f"formulated. Ratio of the medians: {figures['speedup_over_milp']:,.0f}."
+    )
+    publish(
+        "decision.md",
+        "How long a decision takes",
+        "python benchmarks/decision.py",
+        [text, markdown_table(header, rows)],
+        write=not (options.quick or options.no_write),
+    )
+    finish(figures)
+
+
+if __name__ == "__main__":
+    main()
