@@ -10,7 +10,7 @@ import numpy as np
 from duetune.core.decision import Seen
 from duetune.core.market import MarketChain
 from duetune.core.physics import cheapest_spot, job_physics
-from duetune.forecast.chain import LEVELS, learned_chain, state_of
+from duetune.forecast.chain import LEVELS, learned_chain, rounded_price, state_of
 from duetune.forecast.regimes import believe, first_belief, regime_chain
 from duetune.optimise.grid import even_unit
 from duetune.optimise.stochastic import fill_tables
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from duetune.policies.rules import Now
 
 STEPS = 512
-REFRESH = 48
-"""Slots after which the market is learned anew; in between the tables serve every slot."""
 MIX_GPUS = 16
 """Up to so many GPUs every pair of spot and on-demand is planned with, where swaps cost work."""
 MIX_LEVELS = 9
@@ -96,21 +94,31 @@ def prospect_of(view: View) -> Prospect:
     market, seen = view.market, view.seen
     if seen is None or seen.available.size == 0:
         seen = Seen(np.array([market.spot_price]), np.array([market.available]))
-    fresh = (view.slot - 1) % REFRESH
-    kept = max(1, seen.available.size - fresh)
+    kept, begin = _learned_from(seen.available.size, view.slot)
     if view.job.max_gpus == 1:
         regimes = regime_chain()
-        price = np.full(regimes.available.size, float(seen.spot_price[kept - 1]))
-        chain = regimes._replace(spot_price=price)
+        price = rounded_price(market.spot_price)
+        chain = regimes._replace(spot_price=np.full(regimes.available.size, price))
         there = (seen.available >= 1).astype(np.int64)
         there[-1] = market.available >= 1
         chances = believe(first_belief(), chain.transition, there) @ chain.transition
     else:
         past = Seen(seen.spot_price[:kept], seen.available[:kept])
         levels = MIX_LEVELS if _by_pairs(view.job) else LEVELS
-        chain = learned_chain(past, view.job.max_gpus, most_levels=levels)
+        chain = learned_chain(past, market.spot_price, view.job.max_gpus, most_levels=levels)
         chances = chain.transition[state_of(chain, market.available, market.spot_price)]
-    return Prospect(ChainKey.of(chain, view.slot - fresh), chances, chain.available)
+    return Prospect(ChainKey.of(chain, begin), chances, chain.available)
+
+
+def _learned_from(seen: int, slot: int) -> tuple[int, int]:
+    """How many of the slots seen the market is learned from, and from which slot of the job on.
+
+    It is learned anew whenever twice as much was seen as the last time: in between the tables
+    serve every slot.
+    """
+    before = max(1, seen - (slot - 1))
+    kept = before << max(0, (seen // before).bit_length() - 1)
+    return kept, kept - before + 1
 
 
 def _by_pairs(job: Job) -> bool:
