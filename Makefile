@@ -52,6 +52,11 @@ bench: venv
 	$(BIN)/python benchmarks/paper.py
 	$(BIN)/python benchmarks/resize.py
 	$(BIN)/python benchmarks/knowledge.py
+	$(BIN)/python benchmarks/predictability.py
+	$(BIN)/python benchmarks/forecast.py
+	$(BIN)/python benchmarks/sensitivity.py
+	$(BIN)/python benchmarks/real_markets.py
+	$(BIN)/python benchmarks/decision.py
 
 bench-quick: venv
 	$(BIN)/python benchmarks/optimum.py --quick
@@ -60,6 +65,11 @@ bench-quick: venv
 	$(BIN)/python benchmarks/paper.py --quick
 	$(BIN)/python benchmarks/resize.py --quick
 	$(BIN)/python benchmarks/knowledge.py --quick
+	$(BIN)/python benchmarks/predictability.py --quick
+	$(BIN)/python benchmarks/forecast.py --quick
+	$(BIN)/python benchmarks/sensitivity.py --quick
+	$(BIN)/python benchmarks/real_markets.py --quick
+	$(BIN)/python benchmarks/decision.py --quick
 
 clean:
 	rm -rf .venv out .mypy_cache .ruff_cache .pytest_cache .hypothesis

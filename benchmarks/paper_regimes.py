@@ -6,7 +6,7 @@ import msgspec
 
 from duetune.core.job import Reconfiguration, ReconfigurationKey
 from duetune.core.market import MarketTrace
-from duetune.forecast.error import ErrorRegime
+from duetune.forecast.error import PAPER_REGIMES
 from duetune.forecast.source import ForecastSource
 from duetune.market.datasets import data_folder, h100_counts, spot_traces_slots, v100_paired
 from duetune.market.synthetic import SYNTHETIC_MARKETS, synthetic_market
@@ -134,7 +134,7 @@ def _forecasts(seed: int) -> list[Regime]:
             JobMix(),
             _source(seed, f"noisy:{kind.value}:{level}"),
         )
-        for kind in ErrorRegime
+        for kind in PAPER_REGIMES
         for level in (0.0, 0.25, 0.5, 1.0, 1.5, 2.0)
     ]
     kinds = [

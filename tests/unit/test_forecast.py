@@ -102,7 +102,7 @@ def test_sources_build_forecasters_and_print_as_they_are_parsed(text: str):
 @pytest.mark.parametrize(
     ("text", "allowed"),
     [
-        ("arima", "perfect, last, seasonal:SLOTS or noisy:REGIME:LEVEL"),
+        ("prophet", "perfect, last, seasonal:SLOTS or noisy:REGIME:LEVEL"),
         ("", "perfect, last"),
         ("perfect:1", "perfect, last"),
         ("seasonal", "seasonal:SLOTS"),

@@ -11,6 +11,7 @@ import msgspec
 
 from duetune.bootstrap.names import (
     SYNTHETIC_SLOTS,
+    forecast_named,
     market_from_file,
     market_named,
     policies_named,
@@ -145,7 +146,7 @@ def desk(settings: Settings) -> Desk:
     from duetune.market.resample import slice_slots
     from duetune.service.submission import Desk
 
-    live_forecaster(settings.forecast)
+    live_forecaster(settings.forecast, 1.0)  # refuses a wrong name before anything is done
     running = running_fleet(settings)
     site = settings.site if running is None else site_of(settings)
     history: MarketTrace | None
@@ -186,17 +187,9 @@ def live_knowledge(settings: Settings, store: Store) -> KnowledgeSource:
     return site_source(settings, site_history(store))
 
 
-def live_forecaster(name: str) -> Forecaster:
+def live_forecaster(name: str, slot_hours: float) -> Forecaster:
     """A forecaster that knows only what it was shown."""
-    from duetune.forecast.simple import LastValue, SeasonalNaive
-
-    match name.split(":"):
-        case ["last"]:
-            return LastValue()
-        case ["seasonal", slots] if slots.isdecimal():
-            return SeasonalNaive(int(slots))
-        case _:
-            raise InvalidInput("forecast", name, "last or seasonal:SLOTS for jobs that run")
+    return forecast_named(name, seed=0).causal(slot_hours)
 
 
 def make_controller(settings: Settings, store: Store, fleet: EmbeddedFleet) -> Controller:
@@ -205,8 +198,7 @@ def make_controller(settings: Settings, store: Store, fleet: EmbeddedFleet) -> C
     from duetune.control.learning import PoolLearning
     from duetune.control.reports import FolderReports
 
-    speed = fleet.clock.speed
-    live_forecaster(settings.forecast)
+    speed, slot_hours = fleet.clock.speed, fleet.now().slot_s / 3600
     world, books = with_crash_points(
         World(
             fleet=fleet,
@@ -223,7 +215,7 @@ def make_controller(settings: Settings, store: Store, fleet: EmbeddedFleet) -> C
         world,
         books,
         policy_named=policy_named,
-        forecaster=lambda: live_forecaster(settings.forecast),
+        forecaster=lambda: live_forecaster(settings.forecast, slot_hours),
         learning=learning_with_crash_points(
             PoolLearning(
                 store.selector,

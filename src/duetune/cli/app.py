@@ -50,6 +50,14 @@ COMMANDS = {
         "duetune.cli.catalogue:markets",
         "The synthetic markets, and what files can be read.",
     ),
+    "market": (
+        "duetune.cli.market:market",
+        "What a market is like, and how predictable.",
+    ),
+    "forecast": (
+        "duetune.cli.forecast:forecast",
+        "What a market will do next, and how well forecasters do.",
+    ),
     "recommend": (
         "duetune.cli.recommend:recommend",
         "Fill in what a job leaves open, and say why.",

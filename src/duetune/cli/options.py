@@ -201,6 +201,6 @@ def forecast_option(body: Body) -> Body:
         default="last",
         show_default=True,
         metavar="SOURCE",
-        help="perfect, last, seasonal:SLOTS or noisy:REGIME:LEVEL; perfect and noisy know the "
-        "future, REGIME is proportional-uniform, proportional-heavy, fixed-uniform or fixed-heavy.",
+        help="last, seasonal:SLOTS, markov, combined, ets, arima, boosted, or, with the future "
+        "known, perfect or noisy:REGIME:LEVEL (see docs/reference/cli.md for the regimes).",
     )(body)

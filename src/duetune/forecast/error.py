@@ -2,12 +2,13 @@
 
 An error is a function of (seed, trace slot in which the forecast is made, slots ahead) and of
 nothing else: two jobs that start at different times see the same forecast in the same slot, a
-longer horizon only adds columns, a longer trace only adds rows. Levels and regimes share their
-random numbers, so that curves over the level differ by the level alone.
+longer horizon only adds columns, a longer trace only adds rows. Levels share their random numbers,
+as do all errors but correlated ones, so that curves over the level differ by the level alone.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from enum import StrEnum
 from typing import TYPE_CHECKING
@@ -27,6 +28,15 @@ if TYPE_CHECKING:
 MAX_LEVEL = 2.0
 PRICE_CEILING = 1.5
 """No forecast of a spot price is above this multiple of the on-demand price (U15)."""
+MEMORY = 0.9
+"""Of correlated errors: what is left of an error one slot later."""
+BIAS_SLOTS = 48
+"""For so long biased forecasts err in one direction."""
+
+
+PRICE, COUNT, BIAS = 0, 1, 2
+# Beside the columns that other errors are drawn by.
+CORRELATED = 1_000_000
 
 
 class ErrorRegime(StrEnum):
@@ -34,21 +44,41 @@ class ErrorRegime(StrEnum):
 
     PROPORTIONAL: the error is a fraction of the true value. FIXED: a fraction of the trace's mean
     value, whatever the value now. UNIFORM: within plus or minus the level. HEAVY: Student's t with
-    2 degrees of freedom (infinite variance), scaled to the same mean absolute error.
+    2 degrees of freedom (infinite variance), scaled to the same mean absolute error. These are
+    drawn anew for every forecast and slot ahead.
+
+    CORRELATED: the error about a slot is the same in all forecasts of it and close to those about
+    the slots around it (AR(1), normal): a market that is wrong but consistent. BIASED:
+    uniform errors, but in the forecasts of a day the market is either always better than it is,
+    with more GPUs at lower prices, or always worse. Both have that mean absolute error, too.
     """
 
     PROPORTIONAL_UNIFORM = "proportional-uniform"
     PROPORTIONAL_HEAVY = "proportional-heavy"
     FIXED_UNIFORM = "fixed-uniform"
     FIXED_HEAVY = "fixed-heavy"
+    PROPORTIONAL_CORRELATED = "proportional-correlated"
+    FIXED_CORRELATED = "fixed-correlated"
+    PROPORTIONAL_BIASED = "proportional-biased"
+    FIXED_BIASED = "fixed-biased"
 
     @property
     def proportional(self) -> bool:
-        return self in {ErrorRegime.PROPORTIONAL_UNIFORM, ErrorRegime.PROPORTIONAL_HEAVY}
+        return self.value.startswith("proportional-")
 
     @property
-    def heavy(self) -> bool:
-        return self in {ErrorRegime.PROPORTIONAL_HEAVY, ErrorRegime.FIXED_HEAVY}
+    def shape(self) -> str:
+        """How it is distributed: uniform, heavy, correlated or biased."""
+        return self.value.split("-")[1]
+
+
+PAPER_REGIMES = (
+    ErrorRegime.PROPORTIONAL_UNIFORM,
+    ErrorRegime.PROPORTIONAL_HEAVY,
+    ErrorRegime.FIXED_UNIFORM,
+    ErrorRegime.FIXED_HEAVY,
+)
+"""The four of the paper's experiments."""
 
 
 class PerfectPlusError:
@@ -134,7 +164,7 @@ def noisy_forecasts(
         return price, available
     whole_price, whole_available = trace.spot_price[0], trace.available[0]
     price_error, count_error = (
-        errors(seed, series, now, horizon, heavy=regime.heavy) for series in (0, 1)
+        errors(seed, series, now, horizon, regime) for series in (PRICE, COUNT)
     )
     price_scale = price if regime.proportional else whole_price.mean()
     count_scale = available if regime.proportional else whole_available.mean()
@@ -146,23 +176,61 @@ def noisy_forecasts(
 
 
 def errors(
-    seed: int, series: int, now: NDArray[np.int64], horizon: int, *, heavy: bool
+    seed: int, series: int, now: NDArray[np.int64], horizon: int, regime: ErrorRegime
 ) -> NDArray[np.float64]:
     """Errors of level 1 (mean absolute value 1/2) of the forecasts made in the slots ``now``."""
+    match regime.shape:
+        case "correlated":
+            return _correlated(seed, series, now, horizon)
+        case "biased":
+            sizes = np.abs(_independent(seed, series, now, horizon, heavy=False))
+            better = better_than_it_is(seed, now)
+            high = better if series == COUNT else ~better
+            return np.where(high[:, np.newaxis], sizes, -sizes)
+        case shape:
+            return _independent(seed, series, now, horizon, heavy=shape == "heavy")
+
+
+def better_than_it_is(seed: int, now: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Whether biased forecasts made in the slots ``now`` see too good a market or too bad one."""
+    block = (now + 1) // BIAS_SLOTS
+    signs = _stream(seed, BIAS).random(int(block.max()) + 1)
+    chosen: NDArray[np.bool_] = signs[block] < 0.5
+    return chosen
+
+
+def _correlated(
+    seed: int, series: int, now: NDArray[np.int64], horizon: int
+) -> NDArray[np.float64]:
+    slot = now[:, np.newaxis] + np.arange(1, horizon + 1)
+    fresh = _stream(seed, series, CORRELATED).standard_normal(int(slot.max()) + 1)
+    fresh[1:] *= math.sqrt(1 - MEMORY**2)
+    path = itertools.accumulate(fresh.tolist(), lambda last, new: MEMORY * last + new)
+    # The mean absolute value of a standard normal variable is √(2/π).
+    scaled: NDArray[np.float64] = np.array(list(path))[slot] * (0.5 * math.sqrt(math.pi / 2))
+    return scaled
+
+
+def _independent(
+    seed: int, series: int, now: NDArray[np.int64], horizon: int, *, heavy: bool
+) -> NDArray[np.float64]:
     # Place 0 of a stream is for now = -1: a forecast asked for before anything was observed.
     place = now + 1
     length = int(place.max()) + 1
     quantile = np.empty((now.size, horizon))
     for ahead in range(horizon):
         # One stream per column: neither a longer trace nor a longer horizon changes a number.
-        stream = np.random.Generator(np.random.PCG64(np.random.SeedSequence((seed, series, ahead))))
-        quantile[:, ahead] = stream.random(length)[place]
+        quantile[:, ahead] = _stream(seed, series, ahead).random(length)[place]
     if not heavy:
         return 2 * quantile - 1
     quantile = np.maximum(quantile, 2.0**-54)
     # The quantile function of Student's t with 2 degrees of freedom; its mean absolute value is √2.
     student = (2 * quantile - 1) / np.sqrt(2 * quantile * (1 - quantile))
     return np.asarray(student / (2 * math.sqrt(2)), dtype=np.float64)
+
+
+def _stream(*key: int) -> np.random.Generator:
+    return np.random.Generator(np.random.PCG64(np.random.SeedSequence(key)))
 
 
 def checked_level(level: float) -> float:

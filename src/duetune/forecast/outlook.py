@@ -12,9 +12,7 @@ if TYPE_CHECKING:
 WEEK_HOURS = 168.0
 
 
-def seen_at(
-    trace: MarketTrace, start: int, now: int, *, history_hours: float = WEEK_HOURS
-) -> Seen:
+def seen_at(trace: MarketTrace, start: int, now: int, *, history_hours: float = WEEK_HOURS) -> Seen:
     """The slots up to and including ``now``, from ``history_hours`` before slot ``start`` on."""
     first = max(0, start - max(1, round(history_hours / trace.slot_hours)))
     return Seen(

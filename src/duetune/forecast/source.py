@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import TYPE_CHECKING, assert_never
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
@@ -28,7 +28,7 @@ from duetune.forecast.simple import (
     perfect_index,
     season_ago,
 )
-from duetune.forecast.table import ForecastTable
+from duetune.forecast.table import ForecastTable, table_by_steps
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -37,18 +37,42 @@ if TYPE_CHECKING:
     from duetune.core.ports import Forecaster
 
 ALLOWED = (
-    "perfect, last, seasonal:SLOTS or noisy:REGIME:LEVEL with REGIME one of "
+    "arima, ets, boosted, markov, combined, perfect, last, seasonal:SLOTS or "
+    "noisy:REGIME:LEVEL with REGIME one of "
     f"{', '.join(ErrorRegime)} and LEVEL from 0 to {MAX_LEVEL:g}"
 )
 
 
+CAUSAL = "last, seasonal:SLOTS, markov, combined, ets, arima or boosted: the future is not known"
+
+
 class ForecastKind(StrEnum):
-    """Where a forecast comes from. ``perfect`` and ``noisy`` know the trace's future."""
+    """Where a forecast comes from. ``perfect`` and ``noisy`` know the trace's future.
+
+    ``arima`` and ``ets`` need statsforecast, ``boosted`` needs lightgbm.
+    """
 
     PERFECT = "perfect"
     LAST = "last"
     SEASONAL = "seasonal"
     NOISY = "noisy"
+    ARIMA = "arima"
+    ETS = "ets"
+    BOOSTED = "boosted"
+    MARKOV = "markov"
+    COMBINED = "combined"
+
+
+LEARNING = frozenset(
+    {
+        ForecastKind.ARIMA,
+        ForecastKind.ETS,
+        ForecastKind.BOOSTED,
+        ForecastKind.MARKOV,
+        ForecastKind.COMBINED,
+    }
+)
+"""Those that learn from all they have seen, and say how sure they are."""
 
 
 class ForecastSource(msgspec.Struct, frozen=True):
@@ -67,8 +91,10 @@ class ForecastSource(msgspec.Struct, frozen=True):
 
     @classmethod
     def parse(cls, text: str, *, seed: int = 0) -> ForecastSource:
-        """From ``perfect``, ``last``, ``seasonal:48``, ``noisy:proportional-uniform:0.5``."""
+        """From ``perfect``, ``last``, ``seasonal:48``, ``noisy:proportional-uniform:0.5`` ..."""
         match text.strip().split(":"):
+            case [kind] if kind in LEARNING:
+                return cls(kind=ForecastKind(kind), seed=seed)
             case ["perfect" | "last" as kind]:
                 return cls(kind=ForecastKind(kind), seed=seed)
             case ["seasonal", period] if period.isdecimal():
@@ -86,20 +112,19 @@ class ForecastSource(msgspec.Struct, frozen=True):
     def __str__(self) -> str:
         """The text that ``parse`` reads; the seed is not part of it."""
         match self.kind:
-            case ForecastKind.PERFECT | ForecastKind.LAST:
-                return self.kind.value
             case ForecastKind.SEASONAL:
                 return f"seasonal:{self.period_slots}"
             case ForecastKind.NOISY:
                 return f"noisy:{self.regime.value}:{self.level!r}"
             case _:
-                assert_never(self.kind)
+                return self.kind.value
 
-    def forecaster(self, trace: MarketTrace, start: int = 0) -> Forecaster:
+    def forecaster(self, trace: MarketTrace, start: int = 0, *, spread: bool = False) -> Forecaster:
         """A stepping forecaster whose next observed slot is trace slot ``start``.
 
         It already knows the slots before: a market is watched all the time, not only since a job
         began. Without this a seasonal forecast would be a last value for most of every job.
+        ``spread``: ``last`` and ``seasonal`` say how sure they are too, which takes them longer.
         """
         checked_start(start)
         match self.kind:
@@ -109,17 +134,39 @@ class ForecastSource(msgspec.Struct, frozen=True):
                 return PerfectPlusError(
                     trace, start, regime=self.regime, level=self.level, seed=self.seed
                 )
-            case ForecastKind.LAST:
-                causal: LastValue | SeasonalNaive = LastValue()
-                first = start - 1
-            case ForecastKind.SEASONAL:
-                causal = SeasonalNaive(self.period_slots)
-                first = 0
             case _:
-                assert_never(self.kind)
+                causal = self.causal(trace.slot_hours, spread=spread)
+        first = start - 1 if isinstance(causal, LastValue) else 0
         for slot in range(max(0, first), start):
             causal.observe(trace.slot(min(slot, trace.slots - 1)))
         return causal
+
+    def causal(self, slot_hours: float, *, spread: bool = False) -> Forecaster:
+        """One that has seen nothing yet, and will know only what it is shown."""
+        if self.kind in {ForecastKind.PERFECT, ForecastKind.NOISY}:
+            raise InvalidInput("forecast", str(self), CAUSAL)
+        if self.kind is ForecastKind.LAST and not spread:
+            return LastValue()
+        if self.kind is ForecastKind.SEASONAL and not spread:
+            return SeasonalNaive(self.period_slots)
+        # The compiler, which simple forecasts do not need.
+        from duetune.forecast import recipes  # noqa: PLC0415
+
+        match self.kind:
+            case ForecastKind.LAST:
+                return recipes.persistence(slot_hours)
+            case ForecastKind.SEASONAL:
+                return recipes.seasonal(slot_hours, self.period_slots)
+            case ForecastKind.ARIMA:
+                return recipes.arima(slot_hours)
+            case ForecastKind.ETS:
+                return recipes.ets(slot_hours)
+            case ForecastKind.BOOSTED:
+                return recipes.boosted(slot_hours)
+            case ForecastKind.MARKOV:
+                return recipes.markov(slot_hours)
+            case _:
+                return recipes.combined(slot_hours)
 
     def table(self, trace: MarketTrace, horizon: int) -> ForecastTable:
         """All forecasts of a trace, for many jobs to share: the fast way through a tournament."""
@@ -132,6 +179,10 @@ class ForecastSource(msgspec.Struct, frozen=True):
         self, trace: MarketTrace, now: NDArray[np.int64], horizon: int
     ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
         """The forecasts made in trace slots ``now``: one row each, ``horizon`` columns."""
+        if self.kind in LEARNING:
+            rows = int(now.max(initial=-1)) + 1
+            price, available = table_by_steps(self.forecaster(trace), trace, 0, rows, horizon)
+            return price[now], available[now]
         match self.kind:
             case ForecastKind.NOISY:
                 return noisy_forecasts(
@@ -141,10 +192,8 @@ class ForecastSource(msgspec.Struct, frozen=True):
                 index = perfect_index(now, horizon)
             case ForecastKind.LAST:
                 index = last_index(now, horizon)
-            case ForecastKind.SEASONAL:
-                index = season_ago(now, horizon, self.period_slots)
             case _:
-                assert_never(self.kind)
+                index = season_ago(now, horizon, self.period_slots)
         index = np.minimum(index, trace.slots - 1)
         return trace.spot_price[0][index], trace.available[0][index]
 

@@ -8,6 +8,8 @@ import msgspec
 import numpy as np
 
 from duetune.errors import InvalidInput
+from duetune.market.predictability import Predictability, predictability
+from duetune.market.predictability_pattern import autocorrelation
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -38,12 +40,22 @@ class MarketStatistics(msgspec.Struct, frozen=True):
     ratio_p90: float
     price_acf_24h: float | None
     share_above_on_demand: float
+    predictability: Predictability | None = None
 
 
 def market_statistics(
-    trace: MarketTrace, *, pool: str | None = None, gpus: int = 1
+    trace: MarketTrace,
+    *,
+    pool: str | None = None,
+    gpus: int = 1,
+    predictable: bool = False,
+    seed: int = 0,
 ) -> MarketStatistics:
-    """The figures of one pool, by default the first."""
+    """The figures of one pool, by default the first.
+
+    ``predictable`` adds how far its past tells its future, which takes much longer; what chance
+    would show is drawn by ``seed``.
+    """
     if gpus < 1:
         raise InvalidInput("gpus", gpus, "one or more")
     view = trace.pool(pool)
@@ -71,18 +83,8 @@ def market_statistics(
         ratio_p90=high,
         price_acf_24h=autocorrelation(ratio, 24.0, view.slot_hours),
         share_above_on_demand=float((ratio > 1).mean()),
+        predictability=predictability(view, gpus=gpus, seed=seed) if predictable else None,
     )
-
-
-def autocorrelation(
-    values: NDArray[np.float64], lag_hours: float, slot_hours: float
-) -> float | None:
-    """At the nearest whole number of slots, but at least one."""
-    lag = max(1, round(lag_hours / slot_hours))
-    if values.size < 2 * lag or np.ptp(values) <= 1e-12 * np.abs(values).max():
-        return None
-    centred = values - values.mean()
-    return float((centred[:-lag] * centred[lag:]).sum() / (centred**2).sum())
 
 
 def _diurnal_amplitude(signal: NDArray[np.float64], slot_hours: float) -> float | None:

@@ -10,7 +10,11 @@ classes runs it; pytest is not needed to import it.
 
 from duetune.testing.fleet_contract import FleetContract, MarketFeedContract
 from duetune.testing.fleets import ManualClock, MemoryFleet
-from duetune.testing.forecaster_contract import CausalForecasterContract, ForecasterContract
+from duetune.testing.forecaster_contract import (
+    CausalForecasterContract,
+    DistributionForecasterContract,
+    ForecasterContract,
+)
 from duetune.testing.journal_contract import JournalContract
 from duetune.testing.markets import constant_market, market_of, random_market
 from duetune.testing.policies import FixedPlan, Idle, Restless
@@ -21,6 +25,7 @@ from duetune.testing.views import view_of
 
 __all__ = [
     "CausalForecasterContract",
+    "DistributionForecasterContract",
     "FixedPlan",
     "FleetContract",
     "ForecasterContract",

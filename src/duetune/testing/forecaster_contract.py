@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from duetune.core.ports import Forecaster
+from duetune.forecast.distribution import DistributionForecaster
 from duetune.testing.markets import constant_market, random_market
 
 if TYPE_CHECKING:
@@ -37,13 +38,20 @@ class ForecasterContract:
             forecaster.observe(trace.slot(index))
         return forecaster
 
+    def stages(self, trace: MarketTrace) -> Iterator[Forecaster]:
+        """One forecaster, early and late."""
+        forecaster = self.make(trace)
+        for index in range(59):
+            forecaster.observe(trace.slot(index))
+            if index + 1 in {1, 2, 30, 59}:
+                yield forecaster
+
     def test_it_is_a_forecaster(self) -> None:
         assert isinstance(self.make(next(self.markets())), Forecaster)
 
     def test_a_forecast_has_an_entry_for_every_slot_of_the_horizon(self) -> None:
         for trace in self.markets():
-            for seen in (1, 2, 30, 59):
-                forecaster = self.after(trace, seen)
+            for forecaster in self.stages(trace):
                 for horizon in (0, 1, 5, 24):
                     forecast = forecaster.forecast(horizon)
                     assert forecast.spot_price.shape == (horizon,)
@@ -53,8 +61,8 @@ class ForecasterContract:
 
     def test_prices_are_finite_and_nothing_is_negative(self) -> None:
         for trace in self.markets():
-            for seen in (1, 2, 30, 59):
-                forecast = self.after(trace, seen).forecast(24)
+            for forecaster in self.stages(trace):
+                forecast = forecaster.forecast(24)
                 assert np.isfinite(forecast.spot_price).all()
                 assert (forecast.spot_price >= 0).all()
                 assert (forecast.available >= 0).all()
@@ -98,6 +106,71 @@ class CausalForecasterContract(ForecasterContract):
             for index in range(seen):
                 elsewhere.observe(trace.slot(index))
             assert _same(forecast, elsewhere.forecast(8))
+
+
+class DistributionForecasterContract(CausalForecasterContract):
+    """For those that also say how sure they are, and draw futures."""
+
+    def make(self, trace: MarketTrace) -> DistributionForecaster:
+        raise NotImplementedError
+
+    def seen(self, trace: MarketTrace, slots: int) -> DistributionForecaster:
+        """A forecaster that has observed the first ``slots`` slots."""
+        forecaster = self.make(trace)
+        for index in range(slots):
+            forecaster.observe(trace.slot(index))
+        return forecaster
+
+    def test_it_tells_distributions(self) -> None:
+        assert isinstance(self.make(next(self.markets())), DistributionForecaster)
+
+    def test_quantiles_rise_with_the_level_and_stay_within_what_can_be(self) -> None:
+        for trace in self.markets():
+            for forecaster in self.stages(trace):
+                forecast = forecaster.forecast(24)
+                spread = forecast.spread
+                assert spread is not None
+                assert spread.spot_price.shape == spread.available.shape == (7, 24)
+                assert (np.diff(spread.spot_price, axis=0) >= 0).all()
+                assert (np.diff(spread.available, axis=0) >= 0).all()
+                assert (spread.available == np.rint(spread.available)).all()
+                most = max(1, int(trace.available.max()))
+                assert spread.available.max() <= most
+                assert spread.available.min() >= 0
+                ceiling = max(1.5 * trace.on_demand_price.max(), trace.spot_price.max())
+                assert (spread.spot_price >= 0).all()
+                assert (spread.spot_price <= ceiling).all()
+                mean = forecast.mean_available
+                assert mean is not None
+                assert ((mean >= 0) & (mean <= most)).all()
+
+    def test_distributions_of_counts_end_in_certainty(self) -> None:
+        for trace in self.markets():
+            counts = self.seen(trace, 12).distribution(12).counts
+            assert (np.diff(counts, axis=1) >= -1e-12).all()
+            assert (counts >= 0).all()
+            assert (counts[:, -1] == 1).all()
+
+    def test_a_longer_horizon_only_adds_slots_to_the_distribution(self) -> None:
+        for trace in self.markets():
+            forecaster = self.seen(trace, 12)
+            longer, shorter = forecaster.distribution(30), forecaster.distribution(4)
+            assert np.allclose(longer.prices[:4], shorter.prices, rtol=0, atol=1e-12)
+            assert np.allclose(longer.counts[:4], shorter.counts, rtol=0, atol=1e-12)
+
+    def test_futures_are_those_of_the_generator_and_within_the_distribution(self) -> None:
+        for trace in self.markets():
+            forecaster = self.seen(trace, 25)
+            paths = forecaster.draw(10, 20, np.random.default_rng(1))
+            again = forecaster.draw(10, 20, np.random.default_rng(1))
+            assert paths.spot_price.shape == paths.available.shape == (20, 10)
+            assert paths.available.dtype == np.int64
+            assert paths.spot_price.tobytes() == again.spot_price.tobytes()
+            assert paths.available.tobytes() == again.available.tobytes()
+            known = forecaster.distribution(10)
+            assert (paths.spot_price >= known.prices[:, 0] - 1e-12).all()
+            assert (paths.spot_price <= known.prices[:, -1] + 1e-12).all()
+            assert ((paths.available >= 0) & (paths.available < known.counts.shape[1])).all()
 
 
 def _same(left: Forecast, right: Forecast) -> bool:

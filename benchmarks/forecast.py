@@ -1,0 +1,142 @@
+"""Forecasts on real series: do intervals cover what they say, and is anything better than
+persistence? Rolling origin, every slot forecast from what was seen before it alone.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+from rich.console import Console
+from rich.progress import Progress
+
+from duetune.forecast import recipes
+from duetune.forecast.boosted import BoostedCounts, BoostedPrices, BoostedQuantiles
+from duetune.forecast.calibration import CalibratedCounts, CalibratedPrices
+from duetune.forecast.empirical import CountErrors, Last, PriceErrors, Season
+from duetune.forecast.markov import SemiMarkov
+from duetune.forecast.refitted import Arima, Ets
+from duetune.simulate.plots_style import save_figure
+from forecast_data import families
+from forecast_figures import coverage_figure, covered_by_part, skill_figure
+from forecast_scores import CONTROL, OURS, PLAIN, score
+from forecast_words import page
+from reporting import RESULTS, arguments, finish, publish
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from duetune.forecast.distribution import SeriesModel
+    from forecast_data import Family
+    from forecast_scores import Scores
+
+FEW = 3
+"""Series of each family on which the slower models are compared."""
+
+
+def models(family: Family) -> dict[str, Callable[[], SeriesModel]]:
+    """The control first; then those measured on every series."""
+    hours = family.slot_hours
+    if family.counts:
+        return {
+            CONTROL: partial(recipes.persistence_counts, hours),
+            PLAIN: lambda: CountErrors(Last()),
+            OURS: partial(recipes.combined_counts, hours),
+        }
+    return {
+        CONTROL: recipes.persistence_prices,
+        PLAIN: lambda: PriceErrors(Last()),
+        OURS: recipes.combined_prices,
+    }
+
+
+def slower(family: Family) -> dict[str, Callable[[], SeriesModel]]:
+    """Those measured on a few series, beside the control and ours on the same ones."""
+    day = recipes.slots_per_day(family.slot_hours)
+    calibrated = partial(CalibratedCounts, slot_hours=family.slot_hours)
+    every = models(family)
+    few = {CONTROL: every[CONTROL], OURS: every[OURS]}
+    if family.counts:
+        return few | {
+            "markov": lambda: calibrated(SemiMarkov()),
+            "seasonal": lambda: calibrated(CountErrors(Season(day))),
+            "arima": lambda: calibrated(CountErrors(Arima())),
+            "ets": lambda: calibrated(CountErrors(Ets())),
+            "boosted": lambda: calibrated(BoostedCounts(BoostedQuantiles(day))),
+        }
+    return few | {
+        "momentum": recipes.momentum_prices,
+        "seasonal": lambda: CalibratedPrices(PriceErrors(Season(day))),
+        "arima": lambda: CalibratedPrices(PriceErrors(Arima())),
+        "ets": lambda: CalibratedPrices(PriceErrors(Ets())),
+        "boosted": lambda: CalibratedPrices(BoostedPrices(BoostedQuantiles(day))),
+    }
+
+
+def main() -> None:
+    options = arguments("Forecasts on real series.").parse_args()
+    found = families(options.seed, quick=options.quick)
+    every: dict[str, dict[str, Scores]] = {}
+    few: dict[str, dict[str, Scores]] = {}
+    with Progress(console=Console(stderr=True)) as progress:
+        for family in progress.track(found, description="families"):
+            every[family.name] = {
+                name: score(family, make) for name, make in models(family).items()
+            }
+            few[family.name] = {
+                name: score(family, make, most=1 if options.quick else FEW)
+                for name, make in slower(family).items()
+            }
+    figures = _figures(found, every, few)
+    write = not (options.quick or options.no_write)
+    if write:
+        RESULTS.mkdir(parents=True, exist_ok=True)
+        scores = {family.name: every[family.name][OURS] for family in found}
+        save_figure(coverage_figure(found, scores), RESULTS / "forecast-coverage.png")
+        save_figure(skill_figure(found, figures["skill"]), RESULTS / "forecast-skill.png")
+    publish(
+        "forecast.md",
+        "Forecasts",
+        "python benchmarks/forecast.py",
+        page(found, every, few, figures),
+        write=write,
+    )
+    finish(figures)
+
+
+def _figures(
+    found: list[Family], every: dict[str, dict[str, Scores]], few: dict[str, dict[str, Scores]]
+) -> dict[str, object]:
+    coverage, spans = {}, {}
+    skill: dict[str, dict[str, dict[str, float]]] = {"": {}, "plain": {}, "point": {}}
+    for family in found:
+        scores = every[family.name]
+        ours = scores[OURS].mean_pinball()
+        hours = [f"{round(ahead * family.slot_hours)} h" for ahead in family.horizons]
+        against = {
+            "": scores[CONTROL].mean_pinball(),
+            "plain": scores[PLAIN].mean_pinball(),
+            "point": np.array([each.mean() for each in scores[OURS].point_error]),
+        }
+        for name, theirs in against.items():
+            gained = (1 - ours / theirs).tolist()
+            skill[name][family.name] = dict(zip(hours, gained, strict=True))
+        coverage[family.name] = float(scores[OURS].coverage().mean())
+        fifths = covered_by_part(scores[OURS], 5)
+        spans[family.name] = [min(fifths), max(fifths)]
+    losses = [-value for family in skill[""].values() for value in family.values()]
+    milliseconds = {name: score.milliseconds for name, score in few[found[0].name].items()}
+    return {
+        "coverage": coverage,
+        "coverage_in_fifths": spans,
+        "skill": skill[""],
+        "worst_loss_to_persistence": max(losses),
+        "skill_over_persistence_not_calibrated": skill["plain"],
+        "skill_over_last_value_alone": skill["point"],
+        "milliseconds": milliseconds,
+    }
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,140 @@
+"""``duetune market``: what a market is like."""
+
+from __future__ import annotations
+
+from csv import writer
+from typing import TYPE_CHECKING
+
+import click
+import msgspec
+
+from duetune.cli.documents import Document, MarketNote, print_document
+from duetune.cli.options import market_options, run_options
+from duetune.market.statistics import MarketStatistics
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import TextIO
+
+    from duetune.cli.options import MarketOptions
+    from duetune.core.market import MarketTrace
+
+SYNTHETIC_HOURS = 8 * 7 * 24.0
+
+
+class Series(msgspec.Struct, frozen=True, kw_only=True):
+    """One pool of one market."""
+
+    market: MarketNote
+    statistics: MarketStatistics
+
+
+class MarketFigures(Document, frozen=True, kw_only=True):
+    """One entry per pool."""
+
+    gpus: int
+    series: tuple[Series, ...]
+
+
+@click.group()
+def market() -> None:
+    """What a market is like."""
+
+
+@market.command()
+@click.option(
+    "--gpus",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    metavar="N",
+    help="A slot is up when at least so many spot GPUs are there.",
+)
+@click.option("--csv", metavar="FILE", help="Write every figure of every pool as rows.")
+@market_options
+@run_options
+def stats(
+    gpus: int,
+    csv: str | None,
+    market: MarketOptions,
+    seed: int,
+    plot: str | None,
+    *,
+    as_json: bool,
+) -> None:
+    """How far the past of a market tells its future: memory, patterns, spells and skill.
+
+    All pools of a trace unless --pool names one.
+    """
+    from duetune.cli.market_tables import show
+    from duetune.market.statistics import market_statistics
+    from duetune.simulate import plots
+    from duetune.simulate.plots_market import predictability_figure
+    from duetune.simulate.summary_files import checked_target, whole_file
+
+    target = None if plot is None else plots.checked_plot(plot, "--plot")
+    rows = None if csv is None else checked_target(csv, "--csv", (".csv",))
+    views = _pools(market, seed)
+    figures = [market_statistics(view, gpus=gpus, predictable=True, seed=seed) for view in views]
+    document = MarketFigures(
+        command="market stats",
+        seed=seed,
+        gpus=gpus,
+        series=tuple(
+            Series(market=MarketNote.of(view), statistics=found)
+            for view, found in zip(views, figures, strict=True)
+        ),
+    )
+    if rows is not None:
+        with whole_file(rows, "--csv") as part, part.open("w", encoding="utf-8", newline="") as out:
+            _write_rows(document, out)
+    if target is not None:
+        names = ", ".join(dict.fromkeys(view.name for view in views))
+        figure = predictability_figure(list(zip(views, figures, strict=True)), title=names)
+        plots.save_figure(figure, target)
+    if as_json:
+        print_document(document)
+    else:
+        show(document, [path for path in (rows, target) if path is not None])
+
+
+def _pools(market: MarketOptions, seed: int) -> list[MarketTrace]:
+    """Every pool of what was named, as a trace of its own."""
+    from duetune.market.traces import load_trace
+
+    slots = round(SYNTHETIC_HOURS / (market.slot_hours or 0.5))
+    chosen = market.several(seed, slots=slots)  # also refuses in the words of the options
+    if not market.trace or market.pool_name is not None:
+        return list(chosen)
+    whole = [
+        load_trace(
+            path,
+            slot_hours=market.slot_hours,
+            gaps=market.gaps or "error",
+            spot_usd_gpu_h=market.spot_price,
+            on_demand_usd_gpu_h=market.on_demand_price,
+            available=market.available,
+        )
+        for path in market.trace
+    ]
+    return [trace.pool(pool.name) for trace in whole for pool in trace.pools]
+
+
+def _write_rows(document: MarketFigures, file: TextIO) -> None:
+    """One row for each pool and figure: its place in the JSON document, and its value."""
+    rows = writer(file)
+    rows.writerow(("market", "pool", "figure", "value"))
+    for each in document.series:
+        values = msgspec.to_builtins(each.statistics)
+        rows.writerows((each.market.name, each.market.pool, *row) for row in _flat(values, ""))
+
+
+def _flat(value: object, place: str) -> Iterator[tuple[str, object]]:
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from _flat(inner, f"{place}.{key}" if place else str(key))
+    elif isinstance(value, list | tuple):
+        for number, inner in enumerate(value):
+            yield from _flat(inner, f"{place}.{number}")
+    else:
+        yield place, value

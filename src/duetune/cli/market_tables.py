@@ -1,0 +1,167 @@
+"""What ``duetune market stats`` shows: a table for each thing that a past may tell."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+from rich.markup import escape
+
+from duetune.cli import tables
+from duetune.market.predictability_skill import Predictor
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from rich.table import Table
+
+    from duetune.cli.market import MarketFigures, Series
+    from duetune.market.predictability import Predictability
+    from duetune.market.predictability_pattern import Pattern
+    from duetune.market.predictability_spells import Survival
+    from duetune.market.statistics import MarketStatistics
+
+    Known = tuple[str, MarketStatistics, Predictability]
+
+
+def show(document: MarketFigures, written: list[Path]) -> None:
+    screen = tables.console()
+    known = [
+        (escape(_label(document, each)), each.statistics, each.statistics.predictability)
+        for each in document.series
+        if each.statistics.predictability is not None
+    ]
+    for each in document.series:
+        note = each.market
+        days = note.slots * note.slot_hours / 24
+        length = f"{note.slots:,} slots of {note.slot_hours * 60:g} min, {days:,.1f} days"
+        screen.print(escape(f"{_label(document, each)}: {length}"))
+    for title, table in (
+        ("Availability", _memory(known)),
+        ("Spells", _spells(known)),
+        ("Price", _prices(known)),
+        ("Squared error saved", _skill(known)),
+    ):
+        if table.row_count:
+            screen.print()
+            screen.print(title)
+            screen.print(table)
+    screen.print()
+    up = "at least one GPU" if document.gpus == 1 else f"at least {document.gpus} GPUs"
+    screen.print(
+        f"Up: {up}. Hours: correlation with the value that long ago. Daily, weekly: variance the "
+        "clock explains beyond chance; * if chance does so less than one time in 20. Old ones end "
+        "less, more or alike often as young ones. Bits: unknown of up or down. Saved: by the last "
+        "value damped to the mean so far, of the error of the last value and of that mean."
+    )
+    for path in written:
+        click.echo(f"{'Plot' if path.suffix != '.csv' else 'Rows'}: {path}")
+
+
+def _memory(known: list[Known]) -> Table:
+    hours = [each.hours for each in known[0][2].available.acf] if known else []
+    table = tables.new_table(
+        *("pool", "up", *(f"{each:g} h" for each in hours), "daily", "weekly"), left=("pool",)
+    )
+    for name, found, deep in known:
+        table.add_row(
+            name,
+            tables.percent(found.share_available, 0),
+            *(_number(each.correlation) for each in deep.available.acf),
+            _pattern(deep.available.daily),
+            _pattern(deep.available.weekly),
+        )
+    return table
+
+
+def _spells(known: list[Known]) -> Table:
+    columns = (
+        "median up",
+        "down",
+        "old up end",
+        "down end",
+        "bits a slot",
+        "last known",
+        "and age",
+    )
+    table = tables.new_table("pool", *columns, left=("pool",))
+    for name, _, deep in known:
+        bits = deep.entropy
+        table.add_row(
+            name,
+            *(_median(each) for each in (deep.up, deep.down)),
+            *(_aging(each) for each in (deep.up, deep.down)),
+            *(f"{each:.2f}" for each in (bits.marginal, bits.given_last, bits.given_age)),
+        )
+    return table
+
+
+def _prices(known: list[Known]) -> Table:
+    """Only of pools in which the price moves."""
+    columns = ("of on-demand", "24 h", "168 h", "daily", "weekly", "with GPUs", "of days")
+    table = tables.new_table("pool", *columns, left=("pool",))
+    for name, found, deep in known:
+        memory = {each.hours: each.correlation for each in deep.price.acf}
+        if deep.price.horizons:
+            table.add_row(
+                name,
+                tables.percent(found.ratio_p50, 0),
+                *(_number(memory.get(hours)) for hours in (24.0, 168.0)),
+                _pattern(deep.price.daily),
+                _pattern(deep.price.weekly),
+                _number(deep.correlation),
+                _number(deep.correlation_of_days),
+            )
+    return table
+
+
+def _skill(known: list[Known]) -> Table:
+    every = [each for _, _, deep in known for each in (deep.available, deep.price)]
+    hours = sorted({horizon.hours for each in every for horizon in each.horizons})
+    labels = ("pool", "of", "against")
+    table = tables.new_table(*labels, *(f"{each:g} h" for each in hours), left=labels)
+    for name, _, deep in known:
+        for what, series in (("GPUs", deep.available), ("price", deep.price)):
+            over_last = {each.hours: each.squared(Predictor.DAMPED) for each in series.horizons}
+            over_mean = {each.hours: each.explained for each in series.horizons}
+            for label, skills in (("last value", over_last), ("mean", over_mean)):
+                if skills:
+                    cells = (_share(skills.get(each)) for each in hours)
+                    table.add_row(name, what, label, *cells)
+    return table
+
+
+def _label(document: MarketFigures, series: Series) -> str:
+    """The pool's name, with the market's where there are several or the pool has none."""
+    note = series.market
+    several = len({each.market.name for each in document.series}) > 1
+    if note.pool == "default":
+        return note.name
+    return f"{note.name} {note.pool}" if several else note.pool
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
+
+
+def _share(value: float | None) -> str:
+    # Rounded first: there is no -0%.
+    return "-" if value is None else f"{round(value, 2) + 0.0:.0%}"
+
+
+def _pattern(pattern: Pattern | None) -> str:
+    if pattern is None:
+        return "-"
+    return f"{pattern.beyond_chance:.0%}{'*' if pattern.real else ' '}"
+
+
+def _median(spells: Survival | None) -> str:
+    if spells is None:
+        return "-"
+    return "longer" if spells.median_hours is None else f"{spells.median_hours:g} h"
+
+
+def _aging(spells: Survival | None) -> str:
+    if spells is None or spells.age_trend is None:
+        return "-"
+    return "less" if spells.age_trend < -2 else "more" if spells.age_trend > 2 else "alike"

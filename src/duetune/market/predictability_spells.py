@@ -1,0 +1,185 @@
+"""How long the market stays up or down, and how many bits a slot of it really holds."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+AGE_HOURS = (0.0, 1.0, 3.0, 6.0, 12.0, 24.0, math.inf)
+SURVIVAL_HOURS = (1.0, 3.0, 6.0, 12.0, 24.0)
+
+
+class Entropy(msgspec.Struct, frozen=True):
+    """Bits a slot to tell up from down: knowing nothing, the last slot, or its spell's age as well.
+
+    Each is what an honest learner pays (Krichevsky and Trofimov's code): knowing more does not
+    look better by fitting chance, and costs a little where it does not help.
+    """
+
+    marginal: float
+    given_last: float
+    given_age: float
+
+
+class Hazard(msgspec.Struct, frozen=True):
+    """Ends of spells per hour of spells of that age; ``to_hours`` is None without an end."""
+
+    from_hours: float
+    to_hours: float | None
+    per_hour: float
+    exposed_hours: float
+
+
+class Survived(msgspec.Struct, frozen=True):
+    hours: float
+    share: float | None
+
+
+class Survival(msgspec.Struct, frozen=True):
+    """Spells whose beginning was seen; those that the trace's end cut off count as censored.
+
+    ``median_hours`` is None if more than half outlast what was seen. ``age_trend`` is the score
+    of the logarithm of a spell's age in telling its end, in standard deviations: below -2, old
+    spells end less often than young ones, and above 2 more often; None where all is of one age.
+    """
+
+    spells: int
+    censored: int
+    median_hours: float | None
+    age_trend: float | None
+    survived: tuple[Survived, ...]
+    hazard: tuple[Hazard, ...]
+
+
+class Spells(msgspec.Struct, frozen=True, eq=False):
+    """Lengths in slots, and whether the end was seen."""
+
+    slots: NDArray[np.int64]
+    ended: NDArray[np.bool_]
+
+
+def spells_of(state: NDArray[np.bool_]) -> Spells:
+    """The runs of true slots, without one that the trace begins with: its age is not known."""
+    edges = np.diff(np.concatenate(([False], state, [False])).astype(np.int8))
+    begins, ends = np.flatnonzero(edges > 0), np.flatnonzero(edges < 0)
+    seen = begins > 0
+    return Spells(slots=(ends - begins)[seen], ended=(ends < state.size)[seen])
+
+
+def kaplan_meier(spells: Spells) -> NDArray[np.float64]:
+    """The share of spells longer than 0, 1, 2, ... slots; ends with what the longest tells."""
+    longest = int(spells.slots.max(initial=0))
+    ended = np.bincount(spells.slots[spells.ended], minlength=longest + 1)
+    at_risk = _at_risk(spells, longest)
+    hazard = np.divide(ended[1:], at_risk, out=np.zeros(longest), where=at_risk > 0)
+    return np.concatenate(([1.0], np.cumprod(1 - hazard)))
+
+
+def survival(state: NDArray[np.bool_], slot_hours: float) -> Survival | None:
+    """Of the spells of true slots; None if none began within the trace."""
+    spells = spells_of(state)
+    if not spells.slots.size:
+        return None
+    left = kaplan_meier(spells)
+    below = np.flatnonzero(left <= 0.5)
+    return Survival(
+        spells=int(spells.slots.size),
+        censored=int((~spells.ended).sum()),
+        median_hours=float(below[0] * slot_hours) if below.size else None,
+        age_trend=_age_trend(spells),
+        survived=tuple(
+            Survived(hours, _left_at(left, hours, slot_hours)) for hours in SURVIVAL_HOURS
+        ),
+        hazard=_hazards(spells, slot_hours),
+    )
+
+
+def entropy(up: NDArray[np.bool_]) -> Entropy:
+    """Of the slots after the first, whose past is known."""
+    after, last = up[1:].astype(np.int64), up[:-1].astype(np.int64)
+    if not after.size:
+        return Entropy(0.0, 0.0, 0.0)
+    # Ages 1, 2-3, 4-7, ...: a context for each doubling, so that all are soon seen.
+    age = np.floor(np.log2(_ages(up)[:-1])).astype(np.int64)
+    return Entropy(
+        marginal=_bits(after, np.zeros_like(last)),
+        given_last=_bits(after, last),
+        given_age=_bits(after, 2 * age + last),
+    )
+
+
+def _ages(up: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """How many slots of the same state there were up to and with each slot."""
+    places = np.arange(up.size)
+    begins = np.concatenate(([True], up[1:] != up[:-1]))
+    ages: NDArray[np.int64] = places - np.maximum.accumulate(np.where(begins, places, 0)) + 1
+    return ages
+
+
+def _bits(symbols: NDArray[np.int64], context: NDArray[np.int64]) -> float:
+    """Code length per symbol; the order within a context does not matter to this code."""
+    total = 0.0
+    for each in np.unique(context):
+        ones = int(symbols[context == each].sum())
+        total += _code_length(ones, int((context == each).sum()) - ones)
+    return total / symbols.size
+
+
+def _code_length(ones: int, zeros: int) -> float:
+    nats = math.log(math.pi) + math.lgamma(ones + zeros + 1)
+    return (nats - math.lgamma(ones + 0.5) - math.lgamma(zeros + 0.5)) / math.log(2)
+
+
+def _at_risk(spells: Spells, longest: int) -> NDArray[np.int64]:
+    """How many spells were known to reach slot 1, 2, ... and to go on or end there.
+
+    A spell cut off after n slots says nothing of its nth slot's end.
+    """
+    lasting = spells.slots - ~spells.ended
+    counts = np.bincount(lasting, minlength=longest + 1)
+    reached: NDArray[np.int64] = counts[::-1].cumsum()[::-1][1 : longest + 1]
+    return reached
+
+
+def _left_at(left: NDArray[np.float64], hours: float, slot_hours: float) -> float | None:
+    slot = int(np.floor(hours / slot_hours + 1e-9))
+    if slot < 1:
+        return None
+    if slot < left.size:
+        return float(left[slot])
+    return 0.0 if left[-1] == 0 else None
+
+
+def _hazards(spells: Spells, slot_hours: float) -> tuple[Hazard, ...]:
+    longest = int(spells.slots.max())
+    at_risk = _at_risk(spells, longest)
+    ended = np.bincount(spells.slots[spells.ended], minlength=longest + 1)[1:]
+    age = np.arange(longest) * slot_hours
+    found: list[Hazard] = []
+    for low, high in itertools.pairwise(AGE_HOURS):
+        inside = (age >= low - 1e-9) & (age < high - 1e-9)
+        exposed = float(at_risk[inside].sum() * slot_hours)
+        if exposed:
+            per_hour = float(ended[inside].sum() / exposed)
+            found.append(Hazard(low, None if math.isinf(high) else high, per_hour, exposed))
+    return tuple(found)
+
+
+def _age_trend(spells: Spells) -> float | None:
+    longest = int(spells.slots.max())
+    at_risk = _at_risk(spells, longest)
+    ended = np.bincount(spells.slots[spells.ended], minlength=longest + 1)[1:]
+    exposed = int(at_risk.sum())
+    if not exposed:
+        return None
+    rate = ended.sum() / exposed
+    age = np.log(np.arange(1, longest + 1))
+    mean = float((at_risk * age).sum() / exposed)
+    spread = rate * (1 - rate) * float((at_risk * (age - mean) ** 2).sum())
+    if spread <= 1e-12:
+        return None
+    return float((ended * (age - mean)).sum() / math.sqrt(spread))
