@@ -19,7 +19,9 @@ METHOD = (
     "the same online calibration (with steps as large as ours or twice that, which suits it "
     "better). Without calibration it is a much weaker control, and the last value alone weaker "
     "still: both are shown. Constants of our models were set while looking at these families, so "
-    "the figures say what the method can do here, not what an unseen market must give."
+    "the figures say what the method can do here, not what an unseen market must give. So was the "
+    "length of the warm-up: with a week instead of three days, the four short series of 4 and 16 "
+    "nodes cover 88.1% and lose 1.3% to persistence at 12 h."
 )
 COVERAGE = (
     "Coverage of the interval from the 5% to the 95% quantile, over all horizons. Prices: plain. "

@@ -29,30 +29,24 @@ def worth(
     stride: float,
     finish: float,
     cost: float,
-    first: int,
 ) -> None:
-    """row[r] = the value of doing ``stride`` steps at ``cost``, for every r from ``first`` on."""
+    """row[r] = the value of doing ``stride`` steps at ``cost``, with r steps left.
+
+    Column 0 stands for a hair of work that is left: it takes a slot, as more would.
+    """
     whole = int(stride + STEP_NOISE)
     part = np.float32(max(0.0, stride - whole))
     if part < STEP_NOISE:
         part = np.float32(0.0)
-    done = np.float32(finish - cost)
-    charge = np.float32(cost)
+    price = np.float32(cost)
     last = row.size - 1
-    # Up to ``edge`` steps the work is finished; the next step is rounded up: a little work left
-    # takes a slot just as much work does.
-    edge = min(whole, last)
-    for left in range(first, edge + 1):
-        row[left] = done
-    begin = max(first, whole + 1)
-    if begin == whole + 1 and begin <= last:
-        row[begin] = after[1] - charge
-        begin += 1
+    row[: min(whole, last) + 1] = np.float32(finish - cost)
+    begin = whole + 1
     if begin <= last:
-        near, far = after[begin - whole : last + 1 - whole], after[begin - whole - 1 : last - whole]
+        near, far = after[1 : last + 1 - whole], after[0 : last - whole]
         target = row[begin : last + 1]
         for index in range(target.size):
-            target[index] = near[index] + part * (far[index] - near[index]) - charge
+            target[index] = near[index] + part * (far[index] - near[index]) - price
 
 
 @compiled
@@ -96,13 +90,10 @@ def fill_tables(
     stay = np.zeros(steps + 1, dtype=np.float32)
     grown = np.zeros((rows, steps + 1), dtype=np.float32)
     running = np.zeros(steps + 1, dtype=np.float32)
-    stride_most = int(np.ceil(job.throughput[gpus_most] / unit)) + 1
     for slot in range(job.hard_deadline, begin - 1, -1):
         following = tables[slot + 1].reshape((states, rows * (steps + 1)))
         mean_over(transition, following, mean)
         finish = job.values[slot]
-        # With less work done than ever possible, nobody arrives there.
-        first = max(1, steps - (slot - 1) * stride_most)
         for state in range(states):
             after = mean[state].reshape((rows, steps + 1))
             value = tables[slot, state]
@@ -114,24 +105,22 @@ def fill_tables(
                 )
                 speed = job.throughput[gpus] / unit
                 value[gpus] = running
-                worth(stay, after[gpus], speed, finish, cost, first)
-                raise_row(value[gpus, first:], stay[first:])
-                worth(stay, after[gpus], job.shrink * speed, finish, cost, first)
-                raise_row(running[first:], stay[first:])
-                worth(grown[gpus], after[gpus], job.grow * speed, finish, cost, first)
+                worth(stay, after[gpus], speed, finish, cost)
+                raise_row(value[gpus], stay)
+                worth(stay, after[gpus], job.shrink * speed, finish, cost)
+                raise_row(running, stay)
+                worth(grown[gpus], after[gpus], job.grow * speed, finish, cost)
             running[:] = -np.inf
             for gpus in range(gpus_most, job.min_gpus - 1, -1):
-                raise_row(value[gpus, first:], running[first:])
-                raise_row(running[first:], grown[gpus, first:])
-            raise_row(value[0, first:], running[first:])
+                raise_row(value[gpus], running)
+                raise_row(running, grown[gpus])
+            raise_row(value[0], running)
     return tables
 
 
 @compiled
 def value_at(row: NDArray[np.float32], left: float) -> float:
-    """The value between two steps; below the first it is that of one whole step."""
-    if left <= 1:
-        return float(row[1])
+    """The value between two steps."""
     whole = int(left)
     if whole >= row.size - 1:
         return float(row[row.size - 1])

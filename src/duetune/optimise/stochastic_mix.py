@@ -71,10 +71,8 @@ def fill_mix_tables(
     rows = np.zeros((count, _CLASSES, steps + 1), dtype=np.float32)
     lost_value = np.zeros((job.max_gpus + 1, steps + 1), dtype=np.float32)
     fractions, of_changes = _classes(job)
-    stride_most = int(np.ceil(job.throughput[job.max_gpus] / unit)) + 1
     for slot in range(job.hard_deadline, begin - 1, -1):
         mean_over(transition, tables[slot + 1].reshape((states, count * (steps + 1))), mean)
-        first = max(1, steps - (slot - 1) * stride_most)
         for state in range(states):
             after = mean[state].reshape((count, steps + 1))
             available = chain.available[state]
@@ -87,10 +85,10 @@ def fill_mix_tables(
                 for place in range(_CLASSES):
                     row = rows[held, place]
                     stride = fractions[place] * speed
-                    worth(row, after[held], stride, job.values[slot], cost, first)
+                    worth(row, after[held], stride, job.values[slot], cost)
             value = tables[slot, state]
             _best_actions(
-                value, lost_value, rows, after[0], pairs, available, of_changes, job.min_gpus, first
+                value, lost_value, rows, after[0], pairs, available, of_changes, job.min_gpus
             )
     return tables
 
@@ -105,16 +103,15 @@ def _best_actions(
     available: int,
     of_changes: NDArray[np.int64],
     min_gpus: int,
-    first: int,
 ) -> None:
     """The best action for everything that may have been held. What was held above what is there
     now is lost, and it no longer matters how much that was.
     """
     most = lost_value.shape[0] - 1
     for on_demand in range(most + 1):
-        lost_value[on_demand, first:] = waiting[first:]
+        lost_value[on_demand] = waiting
     for held in range(value.shape[0]):
-        value[held, first:] = waiting[first:]
+        value[held] = waiting
     for action in range(1, value.shape[0]):
         spot, wanted = pairs[action]
         if spot > available:
@@ -122,10 +119,10 @@ def _best_actions(
         for held in range(value.shape[0]):
             if pairs[held, 0] <= available:
                 changes = _dearest(pairs[held, 0], pairs[held, 1], False, spot, wanted)
-                raise_row(value[held, first:], rows[action, of_changes[changes], first:])
+                raise_row(value[held], rows[action, of_changes[changes]])
         for on_demand in range(most + 1):
             changes = _dearest(available, on_demand, True, spot, wanted)
-            raise_row(lost_value[on_demand, first:], rows[action, of_changes[changes], first:])
+            raise_row(lost_value[on_demand], rows[action, of_changes[changes]])
     for held in range(value.shape[0]):
         if pairs[held, 0] > available and pairs[held, 0] + pairs[held, 1] >= min_gpus:
-            value[held, first:] = lost_value[pairs[held, 1], first:]
+            value[held] = lost_value[pairs[held, 1]]

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from duetune.core.decision import View
     from duetune.core.job import Job
+    from duetune.core.physics import JobPhysics
     from duetune.policies.rules import Now
 
 STEPS = 512
@@ -29,6 +30,7 @@ MIX_GPUS = 16
 """Up to so many GPUs every pair of spot and on-demand is planned with, where swaps cost work."""
 MIX_LEVELS = 9
 """Then fewer numbers of GPUs on spot are told apart: there are many more states as it is."""
+_ENOUGH = 3.0
 _TABLE_CELLS = 60_000_000  # 240 MB: longer and larger jobs are planned on a coarser grid
 
 
@@ -70,9 +72,11 @@ class ChainKey(NamedTuple):
 class BestPlan(NamedTuple):
     """Value tables: ``tables[t, i, c, r]`` for state i of the market, choice c held before, and r
     steps of ``unit`` work left. A choice is a pair of ``held``, or, where only the number of GPUs
-    counts, that number split as is cheapest. ``reserve``: work to leave room for.
+    counts, that number split as is cheapest. ``reserve``: work to leave room for. ``job`` as it was
+    planned: a value beyond all costs is brought down, since it would drown them.
     """
 
+    job: JobPhysics
     tables: NDArray[np.float32]
     unit: float
     reserve: float
@@ -128,13 +132,26 @@ def _by_pairs(job: Job) -> bool:
 @functools.lru_cache(maxsize=4)
 def best_plan(job: Job, key: ChainKey, on_demand_price: float, steps: int) -> BestPlan:
     """The same tables serve all slots of a job until the market is learned anew."""
-    physics, chain = job_physics(job), key.chain()
+    physics, chain = _sobered(job_physics(job), on_demand_price), key.chain()
     held = mixes(job.min_gpus, job.max_gpus) if _by_pairs(job) else None
     choices = job.max_gpus + 1 if held is None else held.shape[0]
     cells = (job.hard_deadline + 2) * chain.available.size * choices
     unit = even_unit(job, max(1, min(steps, _TABLE_CELLS // cells)))
     if held is None:
         tables = fill_tables(physics, chain, on_demand_price, unit, key.begin)
-        return BestPlan(tables, unit, swap_reserve(physics), None)
+        return BestPlan(physics, tables, unit, swap_reserve(physics), None)
     tables = fill_mix_tables(physics, chain, held, on_demand_price, unit, key.begin)
-    return BestPlan(tables, unit, 0.0, held)
+    return BestPlan(physics, tables, unit, 0.0, held)
+
+
+def _sobered(job: JobPhysics, on_demand_price: float) -> JobPhysics:
+    """A value of several times the most that can be spent on demand says "it must be done", and
+    more of it changes no plan.
+    """
+    highest = float(job.values.max(initial=0.0))
+    enough = _ENOUGH * job.hard_deadline * job.max_gpus * on_demand_price
+    if highest <= enough:
+        return job
+    values = job.values * (enough / highest)
+    values.setflags(write=False)
+    return job._replace(values=values)

@@ -42,6 +42,7 @@ HASTE = 0.1
 """What having done more work is worth beyond the model, in on-demand prices of one GPU and slot: a
 market can turn worse than any that was seen.
 """
+_TIE = 1e-6
 
 
 class Rubato(msgspec.Struct, frozen=True):
@@ -62,14 +63,18 @@ class Rubato(msgspec.Struct, frozen=True):
         prospect = prospect_of(view)
         plan = best_plan(view.job, prospect.key, now.on_demand_price, self.steps)
         pairs = plan.pairs(now)
-        values = _values(
-            job, pairs, plan.tables[view.slot + 1], plan.unit, plan.reserve, now, prospect.chances
+        following = plan.tables[view.slot + 1]
+        values, done = _values(
+            plan.job, pairs, following, plan.unit, plan.reserve, now, prospect.chances
         )
-        best = _hasty(pairs, values, HASTE * now.on_demand_price)
+        saves = now.spot_price < now.on_demand_price
+        best = _hasty(pairs, values, done, HASTE * now.on_demand_price if saves else 0.0)
         spot, on_demand = int(pairs[best, 0]), int(pairs[best, 1])
         words = _reason(view, prospect, pairs, values, best)
-        if view.slot <= job.deadline and not keeps_deadline(job, now, spot, on_demand):
-            spot, on_demand, changed = guarded(
+        # Where nothing is to be earned whatever is done, there is no deadline to keep.
+        kept = view.slot > job.deadline or values[best] <= 0
+        if not kept and not keeps_deadline(job, now, spot, on_demand):
+            safe_spot, safe_on_demand, changed = guarded(
                 job,
                 planning_grid(view.job),
                 on_demand_to_go(view.job, now.on_demand_price),
@@ -79,6 +84,7 @@ class Rubato(msgspec.Struct, frozen=True):
                 spot + on_demand,
             )
             if changed:
+                spot, on_demand = int(safe_spot), int(safe_on_demand)
                 words += (
                     f"; the guard holds {spot} spot and {on_demand} on demand: else on-demand "
                     f"could no longer meet the deadline in slot {job.deadline}"
@@ -98,9 +104,12 @@ def _values(
     reserve: float,
     now: Now,
     chances: NDArray[np.float64],
-) -> NDArray[np.float64]:
-    """The mean value of holding each pair in the present slot; -inf where it is not to be had."""
+) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+    """The mean value of holding each pair in the present slot (-inf where it is not to be had),
+    and whether it finishes the job.
+    """
     values = np.full(pairs.shape[0], -np.inf)
+    done = np.zeros(pairs.shape[0], dtype=np.bool_)
     for place in range(pairs.shape[0]):
         spot, on_demand = pairs[place]
         if spot > now.available or 0 < spot + on_demand < job.min_gpus:
@@ -112,21 +121,38 @@ def _values(
         value = -charge(spot, on_demand, now.spot_price, now.on_demand_price)
         if is_done(job, progress):
             value += job.values[now.slot]
+            done[place] = True
         else:
             left = (job.work - progress + reserve) / unit
             for state in range(chances.size):
                 if chances[state] > 0:
                     value += chances[state] * value_at(following[state, place], left)
         values[place] = value
-    return values
+    return values, done
 
 
-def _hasty(pairs: NDArray[np.int64], values: NDArray[np.float64], haste: float) -> int:
-    """Of choices nearly as good as the best, with no more on demand, the one with most GPUs."""
-    best = int(values.argmax())
-    nearly = (values >= values[best] - haste) & (pairs[:, 1] <= pairs[best, 1])
-    totals = np.where(nearly, pairs.sum(axis=1), -1)
-    return int(np.lexsort((values, totals))[-1])
+def _hasty(
+    pairs: NDArray[np.int64],
+    values: NDArray[np.float64],
+    done: NDArray[np.bool_],
+    haste: float,
+) -> int:
+    """Of choices nearly as good as the best, with no more on demand, the one with most GPUs.
+
+    No more than finish the job, and none where nothing is to be earned: then, as between equals,
+    the fewest GPUs, and of them the fewest on spot.
+    """
+    total, spot = pairs.sum(axis=1), pairs[:, 0]
+    highest = float(values.max())
+    equal = np.flatnonzero(values >= highest - _TIE)
+    best = int(equal[np.lexsort((spot[equal], total[equal]))[0]])
+    if highest <= _TIE or done[best]:
+        return best
+    enough = int(total[done].min()) if done.any() else int(total.max())
+    nearly = np.flatnonzero(
+        (values >= highest - haste) & (pairs[:, 1] <= pairs[best, 1]) & (total <= enough)
+    )
+    return int(nearly[np.lexsort((-spot[nearly], values[nearly], total[nearly]))[-1]])
 
 
 def _reason(

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
 _STEPS_PER_TICK = 6
 _TABLE_CELLS = 80_000_000  # 320 MB: longer jobs are planned on a coarser grid
+_FEWEST_STEPS = 8
 _SAME = 1e-6  # ticks
 _MISSED = 1000  # ticks without a look, beyond which more make no difference
 
@@ -114,11 +115,18 @@ class SingleInstance:
         ``current`` is what ran in the tick before, a preempted spot instance included or not:
         without ``spot_available`` it is gone. ``pending_s`` is the rest of its restart overhead.
         """
-        task = self._task
+        task, there = self._task, bool(spot_available)
+        for field, number in (
+            ("elapsed_s", elapsed_s),
+            ("work_left_s", work_left_s),
+            ("pending_s", pending_s),
+        ):
+            if not math.isfinite(number):
+                raise InvalidInput(field, number, "a number of seconds")
         held = _code(current)
-        if held == SPOT and not spot_available:
+        if held == SPOT and not there:
             held = WAIT
-        self._look(elapsed_s, there=spot_available)
+        self._look(elapsed_s, there=there)
         if work_left_s <= 0:
             return Instance.WAIT
         ticks_left = math.floor((self._deadline - elapsed_s) / task.tick + _SAME)
@@ -130,8 +138,8 @@ class SingleInstance:
             ticks_left * task.tick,
             work_left_s,
             held,
-            pending_s if held != WAIT else 0.0,
-            spot_available,
+            max(0.0, pending_s) if held != WAIT else 0.0,
+            there,
         )
         self.costs = dict(zip(Instance, costs, strict=True))
         return _INSTANCES[choice]
@@ -174,8 +182,11 @@ def _task(
         unit=tick / _STEPS_PER_TICK,
     )
     rows = ticks * 2 * len(SPELLS) ** 2 * (1 + 2 * (pending_levels(bare) + 1))
-    coarsest = slack / max(2, _TABLE_CELLS // rows)
-    return bare._replace(unit=max(bare.unit, coarsest))
+    steps = _TABLE_CELLS // rows
+    if steps < _FEWEST_STEPS:
+        allowed = "longer, for a deadline so far away or a restart of so many ticks"
+        raise InvalidInput("tick_s", tick, allowed)
+    return bare._replace(unit=max(bare.unit, slack / (steps - 1)))
 
 
 @functools.lru_cache(maxsize=8)

@@ -64,13 +64,23 @@ def _price(task: SingleTask, kind: int) -> float:
 
 
 @compiled
-def _at(row: NDArray[np.float32], slack: float, late: float) -> float:
-    """The cost at a slack between two steps; below none the job is late."""
+def finished_step(task: SingleTask, time_left: float) -> int:
+    """The first step of slack at which no work is left."""
+    return int(np.ceil(time_left / task.unit - _NOISE))
+
+
+@compiled
+def _at(row: NDArray[np.float32], slack: float, finished: int, late: float) -> float:
+    """The cost at a slack between two steps; below none the job is late, and a little work left
+    costs as much as a step of it.
+    """
     if slack < -_NOISE:
         return late
-    whole = int(slack)
+    whole = min(int(slack), max(0, finished - 1))
     if whole >= row.size - 1:
         return float(row[row.size - 1])
+    if whole == finished - 1:
+        return float(row[whole])
     part = max(0.0, slack - whole)
     return float(row[whole] * (1 - part) + row[whole + 1] * part)
 
@@ -82,8 +92,9 @@ def _step_row(
     lost: float,
     cost: float,
     late: float,
+    finished: int,
 ) -> None:
-    """row = min(row, cost + after at ``lost`` steps less of slack)."""
+    """row = min(row, cost + after at ``lost`` steps less of slack); ``finished``: as in ``_at``."""
     whole = int(lost)
     part = np.float32(lost - whole)
     price = np.float32(cost)
@@ -97,6 +108,8 @@ def _step_row(
             far = after[first - whole - 1 : row.size - whole - 1]
             for step in range(target.size):
                 value = near[step] + part * (far[step] - near[step]) + price
+                if first - whole + step == finished:
+                    value = far[step] + price
                 target[step] = min(target[step], value)
         else:
             for step in range(target.size):
@@ -125,7 +138,8 @@ def fill_costs(task: SingleTask, spells: Spells) -> NDArray[np.float32]:
             usual[1] += share * following[2 * regime + 1]
         # Beyond this slack, less work is left than nothing.
         time_left = (task.ticks - tick) * task.tick
-        finished = int(np.ceil(time_left / task.unit - _NOISE))
+        finished = finished_step(task, time_left)
+        after_finished = finished_step(task, time_left - task.tick)
         for regime in range(regimes):
             for there in range(2):
                 ends = np.float32(
@@ -138,7 +152,8 @@ def fill_costs(task: SingleTask, spells: Spells) -> NDArray[np.float32]:
                         same += moves * (usual[there, held, step] - same)
                         other += moves * (usual[1 - there, held, step] - other)
                         mean[held, step] = same + ends * (other - same)
-                _fill_state(task, mean, costs[tick, 2 * regime + there], there, levels)
+                target = costs[tick, 2 * regime + there]
+                _fill_state(task, mean, target, there, levels, after_finished)
                 if finished < steps:
                     costs[tick, 2 * regime + there, :, finished:] = 0.0
     return costs
@@ -151,6 +166,7 @@ def _fill_state(
     target: NDArray[np.float32],
     there: int,
     levels: int,
+    finished: int,
 ) -> None:
     target[:] = np.float32(task.late)
     for held in range(target.shape[0]):
@@ -161,7 +177,7 @@ def _fill_state(
         if kind == SPOT and there == 0:
             row[:] = target[0]
             continue
-        _step_row(row, mean[0], task.tick / task.unit, 0.0, task.late)
+        _step_row(row, mean[0], task.tick / task.unit, 0.0, task.late, finished)
         for choice in (SPOT, ON_DEMAND):
             if choice == SPOT and there == 0:
                 continue
@@ -171,7 +187,7 @@ def _fill_state(
                 next_since = since + 1 if 0 < since < levels else 0
             after = mean[held_index(task, choice, next_since)]
             lost = min(pending, task.tick) / task.unit
-            _step_row(row, after, lost, _price(task, choice), task.late)
+            _step_row(row, after, lost, _price(task, choice), task.late, finished)
 
 
 @compiled
@@ -202,7 +218,7 @@ def choose(
         # Never lose a tick: whatever is on spot may be gone at the next boundary.
         needed = after_work + (rest if choice == ON_DEMAND else task.restart)
         price = 0.0 if choice == WAIT else _price(task, choice)
-        if after_work <= _NOISE:
+        if after_work <= _NOISE and choice != WAIT:
             costs[choice] = price
         elif needed <= after_time + _NOISE:
             since = 0
@@ -210,10 +226,13 @@ def choose(
                 since = min(levels, max(1, int(np.rint((task.restart - rest) / task.tick))))
             index = held_index(task, choice, since)
             slack = (after_time - after_work) / task.unit
+            finished = finished_step(task, after_time)
             costs[choice] = price
             for state in range(chances.size):
                 if chances[state] > 0:
-                    costs[choice] += chances[state] * _at(following[state, index], slack, task.late)
+                    costs[choice] += chances[state] * _at(
+                        following[state, index], slack, finished, task.late
+                    )
     best = ON_DEMAND
     for choice in (SPOT, WAIT):
         if costs[choice] < costs[best] - _NOISE:

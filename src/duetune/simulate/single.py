@@ -86,18 +86,19 @@ def run_single(job: SingleJob, available: NDArray[np.bool_], step: Step) -> Sing
 
 
 def single_optimum(job: SingleJob, available: NDArray[np.bool_]) -> float:
-    """The least that any plan costs which knows the market; infinite if none is on time."""
+    """The least that any plan costs which knows the market; infinite if none is on time.
+
+    Exact to a millisecond of tick and overhead.
+    """
     ticks = min(job.ticks, available.size)
-    unit = math.gcd(round(job.tick_s), round(job.restart_overhead_s) % round(job.tick_s))
-    if job.tick_s != round(job.tick_s) or job.restart_overhead_s != round(job.restart_overhead_s):
-        unit = 1
-    unit = max(unit, 1)
+    tick, restart = (round(1000 * seconds) for seconds in (job.tick_s, job.restart_overhead_s))
+    unit = math.gcd(tick, restart)
     return float(
         _optimum(
             available[:ticks].astype(np.int64),
-            math.ceil(job.work_s / unit - _DONE),
-            round(job.tick_s / unit),
-            math.ceil(job.restart_overhead_s / unit - _DONE),
+            math.ceil(1000 * job.work_s / unit - _DONE),
+            tick // unit,
+            restart // unit,
             job.price(Instance.SPOT),
             job.price(Instance.ON_DEMAND),
         )
