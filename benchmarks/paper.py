@@ -18,7 +18,7 @@ from rich.progress import Progress
 from duetune.policies.ahanp import Ahanp
 from duetune.policies.ahap import Ahap
 from duetune.policies.baselines import MaximalSpot
-from duetune.policies.pool import baselines, default_pool, paper_pool
+from duetune.policies.pool import baselines, compiled_pool, paper_pool
 from duetune.selection import AdaHedge, job_utility_range, normalised, run_selection
 from duetune.simulate.cases import draw_cases
 from duetune.simulate.plots_learning import selection_figure
@@ -66,7 +66,7 @@ def measure(regime: Regime, history: int, measured: int, seed: int) -> list[Stan
     random = np.random.default_rng(seed)
     past = draw_cases(regime.mix, regime.markets, history, random, part=HISTORY_PART)
     cases = draw_cases(regime.mix, regime.markets, measured, random, part=MEASURED_PART)
-    pool = {policy.name: policy for policy in default_pool()}
+    pool = {policy.name: policy for policy in compiled_pool()}
     names = list(pool)
     learnt = run_tournament(list(pool.values()), past, regime.markets, regime.source)
     played = run_tournament(list(pool.values()), cases, regime.markets, regime.source, optimum=True)
@@ -86,7 +86,7 @@ def measure(regime: Regime, history: int, measured: int, seed: int) -> list[Stan
         name: np.full(measured, names.index(name)) for name in FIXED
     }
     expected = {name: played.utility[:, names.index(name)] for name in FIXED}
-    for label, members in ((SELECTED_PAPER, paper_pool()), (SELECTED, default_pool())):
+    for label, members in ((SELECTED_PAPER, paper_pool()), (SELECTED, compiled_pool())):
         arms = np.array([names.index(policy.name) for policy in members])
         learner = AdaHedge(len(arms))
         for row in normalised(learnt.utility[:, arms], ranges[0]):
@@ -240,7 +240,7 @@ def _page(
         "value, so dollars, deadline hits and the gap closed stand beside it)."
     )
     method = (
-        f"In each regime AdaHedge chooses among {len(default_pool())} policies: it learns on "
+        f"In each regime AdaHedge chooses among {len(compiled_pool())} policies: it learns on "
         f"{history} jobs in the first 40% of the markets and is measured on {measured} jobs in "
         "the rest. Utility and cost are dollars per job. The gap closed is the way gone from the "
         "best baseline to the offline optimum, which knows the future. These regimes are not "

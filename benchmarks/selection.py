@@ -14,7 +14,7 @@ from rich.progress import Progress
 
 from duetune.forecast.source import ForecastSource
 from duetune.market.synthetic import SYNTHETIC_MARKETS, synthetic_market
-from duetune.policies.pool import default_pool
+from duetune.policies.pool import compiled_pool
 from duetune.selection import AdaHedge, FixedShare, Hedge
 from duetune.selection.ranges import UtilityRange, job_utility_range
 from duetune.selection.run import SelectionRun, recovery_jobs, run_selection
@@ -54,7 +54,7 @@ def play(markets: tuple[MarketTrace, ...], forecast: str, jobs: int, seed: int) 
     with Progress(console=Console(stderr=True)) as progress:
         task = progress.add_task(f"{jobs} jobs, forecast {forecast}", total=jobs)
         tournament = run_tournament(
-            default_pool(),
+            compiled_pool(),
             cases,
             markets,
             ForecastSource.parse(forecast, seed=seed),
@@ -204,7 +204,7 @@ def main() -> None:
     )
     changes = all_recoveries(half, seed)
     notes = (
-        f"Pool: {len(default_pool())} policies. Regret is in units of one job's range and is that "
+        f"Pool: {len(compiled_pool())} policies. Regret is in units of one job's range and is that "
         "of the expected utility against the policy that is best in hindsight on the jobs so far. "
         + RECOVERY_NOTE
     )

@@ -43,17 +43,22 @@ def small_jobs(draw: st.DrawFn, key) -> Job:
     )
 
 
-@st.composite
-def small_chains(draw: st.DrawFn, most: int) -> MarketChain:
-    states = draw(st.integers(1, 3))
+def chances(draw: st.DrawFn, states: int) -> np.ndarray:
     weights = st.lists(st.integers(0, 3), min_size=states, max_size=states)
     rows = np.array([draw(weights.filter(any)) for _ in range(states)], dtype=np.float64)
+    return rows / rows.sum(axis=1, keepdims=True)
+
+
+@st.composite
+def small_chains(draw: st.DrawFn, most: int) -> MarketChain:
+    numbers, prices = draw(st.integers(1, 3)), draw(st.integers(1, 2))
+    counts = [draw(st.integers(0, most + 1)) for _ in range(numbers)]
+    spot_prices = [draw(st.sampled_from([0.0, 0.3, 0.7, 1.2])) for _ in range(prices)]
     return MarketChain(
-        transition=rows / rows.sum(axis=1, keepdims=True),
-        available=np.array([draw(st.integers(0, most + 1)) for _ in range(states)]),
-        spot_price=np.array(
-            [draw(st.sampled_from([0.0, 0.3, 0.7, 1.2])) for _ in range(states)], dtype=np.float64
-        ),
+        by_number=chances(draw, numbers),
+        by_price=chances(draw, prices),
+        available=np.repeat(np.array(counts), prices),
+        spot_price=np.tile(np.array(spot_prices, dtype=np.float64), numbers),
     )
 
 
@@ -242,16 +247,15 @@ def test_the_future_changes_no_decision_of_the_past(case, policy, data):
     assert here.entries[:known] == there.entries[:known]
 
 
-@pytest.mark.xfail(reason="haste takes dearer spot, since on-demand is no option for it")
-@given(job_on_market(max_slots=9, max_gpus=4, prices=(1.05, 2.0)))
+@given(job_on_market(max_slots=9, max_gpus=4, prices=(1.0, 2.0)))
 @settings(max_examples=25)
-def test_it_holds_no_spot_where_spot_is_always_dearer_than_on_demand(case):
+def test_it_holds_no_spot_where_spot_is_never_cheaper_than_on_demand(case):
     job, trace = case
     outcome = simulate(job, trace, QUICK)
     assert all(entry.allocation.spot == 0 for entry in outcome.entries)
 
 
-@given(job_on_market(max_slots=9, max_gpus=4, prices=(0.15, 1.3)))
+@given(job_on_market(max_slots=9, max_gpus=4, prices=(0.05, 1.3)))
 @settings(max_examples=25)
 def test_it_spends_nothing_on_a_job_that_is_worth_nothing(case):
     job, trace = case

@@ -187,7 +187,6 @@ def test_what_no_plan_can_do_in_time_has_no_price():
         assert single_optimum(job, np.ones(9, dtype=bool)) == np.inf
 
 
-@pytest.mark.xfail(reason="fractions of a second are rounded away from ticks and overheads")
 @pytest.mark.parametrize(
     ("tick_s", "overhead_s", "work_s"), [(0.5, 0.0, 1.0), (2.5, 0.0, 5.0), (3.0, 0.5, 2.5)]
 )

@@ -39,12 +39,20 @@ class MarketWindow(NamedTuple):
 class MarketChain(NamedTuple):
     """A market as a Markov chain: ``transition[i, j]`` is the chance that state j follows state i.
 
+    Numbers of GPUs and prices move each by itself: state i has number i // prices and price
+    i % prices, and ``by_number`` and ``by_price`` are their chances.
+
     ``spot_price`` is in dollars per GPU and slot, like that of a market's slot.
     """
 
-    transition: NDArray[np.float64]
+    by_number: NDArray[np.float64]
+    by_price: NDArray[np.float64]
     available: NDArray[np.int64]
     spot_price: NDArray[np.float64]
+
+    @property
+    def transition(self) -> NDArray[np.float64]:
+        return np.asarray(np.kron(self.by_number, self.by_price), dtype=np.float64)
 
 
 class MarketTrace(msgspec.Struct, frozen=True, eq=False):

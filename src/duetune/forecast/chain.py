@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 LEVELS = 17
 """At most so many numbers of GPUs are told apart; with more, the lower neighbour stands in."""
-PRICES = 4
+PRICES = 3
 _MOVING = 0.05  # a price that stays within this share of itself counts as one
 _ROUNDED = 0.02
 _HALF_LIFE = 192.0  # slots after which what was seen counts half
@@ -47,7 +47,8 @@ def learned_chain(
     prices = price_levels(seen.spot_price, spot_price)
     by_price = _followed(price_of(prices, seen.spot_price), prices.size, _prior_of_prices)
     return MarketChain(
-        transition=np.asarray(np.kron(by_level, by_price), dtype=np.float64),
+        by_number=by_level,
+        by_price=by_price,
         available=np.repeat(levels, prices.size),
         spot_price=np.tile(prices, levels.size),
     )
@@ -55,7 +56,7 @@ def learned_chain(
 
 def state_of(chain: MarketChain, available: int, spot_price: float) -> int:
     """The state that a slot is in."""
-    prices = np.unique(chain.spot_price)
+    prices = chain.spot_price[: chain.by_price.shape[0]]
     levels = chain.available[:: prices.size]
     level = level_of(levels, np.array([available]))[0]
     return int(level * prices.size + price_of(prices, np.array([spot_price]))[0])

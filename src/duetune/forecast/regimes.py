@@ -8,7 +8,7 @@ any other at any time, so that what happened long ago is forgotten and nothing s
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -19,38 +19,60 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 SPELLS = (2.0, 6.0, 18.0, 54.0)
-"""Mean lengths of a spell, in slots."""
-GIVES_WAY = 0.02
-"""The probability per slot that another regime takes over."""
+"""Mean lengths of a spell, in slots of the usual length."""
+_SHORTEST = 1.25  # slots: a mean spell is never shorter
+_GIVES_WAY = 0.02  # the probability per usual slot that another regime takes over
 
 
-@functools.cache
-def regime_chain() -> MarketChain:
+class Spells(NamedTuple):
+    """Of every regime: the chance per slot that a spell with, and without, spot ends; and of any
+    regime the chance that another takes over.
+    """
+
+    with_ends: NDArray[np.float64]
+    without_ends: NDArray[np.float64]
+    gives_way: float
+
+
+@functools.lru_cache(maxsize=16)
+def spells(slots: float = 1.0) -> Spells:
+    """``slots``: how many slots take as long as a usual one."""
+    lengths = [max(_SHORTEST, slots * spell) for spell in SPELLS]
+    return Spells(
+        with_ends=np.array([1 / up for up in lengths for _ in lengths]),
+        without_ends=np.array([1 / down for _ in lengths for down in lengths]),
+        gives_way=1 - (1 - _GIVES_WAY) ** (1 / slots),
+    )
+
+
+@functools.lru_cache(maxsize=16)
+def regime_chain(slots: float = 1.0) -> MarketChain:
     """The chain of (regime, spot or not); a regime's two states are neighbours: without, with.
 
     Prices are left at zero: availability is what regimes are about.
     """
-    regimes = [(up, down) for up in SPELLS for down in SPELLS]
-    count = len(regimes)
-    succession = (1 - GIVES_WAY) * np.eye(count) + GIVES_WAY / count
+    found = spells(slots)
+    count = found.with_ends.size
+    succession = (1 - found.gives_way) * np.eye(count) + found.gives_way / count
     transition = np.zeros((2 * count, 2 * count))
-    for place, (up, down) in enumerate(regimes):
-        for there, spell in ((0, down), (1, up)):
-            ends = 1 / spell
+    for place in range(count):
+        for there, ends in ((0, found.without_ends[place]), (1, found.with_ends[place])):
             transition[2 * place + there, 1 - there :: 2] = succession[place] * ends
             transition[2 * place + there, there::2] = succession[place] * (1 - ends)
     return MarketChain(
-        transition=transition,
+        by_number=transition,
+        by_price=np.ones((1, 1)),
         available=np.tile(np.array([0, 1]), count),
         spot_price=np.zeros(2 * count),
     )
 
 
-def first_belief() -> NDArray[np.float64]:
+def first_belief(slots: float = 1.0) -> NDArray[np.float64]:
     """Before anything was seen: every regime alike, each as long in a state as it usually is."""
-    belief = np.zeros(2 * len(SPELLS) ** 2)
-    for place, (up, down) in enumerate((up, down) for up in SPELLS for down in SPELLS):
-        belief[2 * place : 2 * place + 2] = down / (up + down), up / (up + down)
+    found = spells(slots)
+    belief = np.empty(2 * found.with_ends.size)
+    belief[0::2] = found.with_ends / (found.with_ends + found.without_ends)
+    belief[1::2] = found.without_ends / (found.with_ends + found.without_ends)
     return np.asarray(belief / belief.sum())
 
 

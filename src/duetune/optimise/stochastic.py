@@ -57,17 +57,35 @@ def raise_row(target: NDArray[np.float32], other: NDArray[np.float32]) -> None:
 
 @compiled
 def mean_over(
-    transition: NDArray[np.float32], following: NDArray[np.float32], mean: NDArray[np.float32]
+    chain: MarketChain,
+    following: NDArray[np.float32],
+    half: NDArray[np.float32],
+    mean: NDArray[np.float32],
 ) -> None:
-    """mean[i] = sum over j of transition[i, j] following[j], in this order on every machine."""
-    for state in range(mean.shape[0]):
-        target = mean[state]
-        target[:] = 0.0
-        for after in range(mean.shape[0]):
-            chance, source = transition[state, after], following[after]
-            if chance > 0:
-                for index in range(target.size):
-                    target[index] += chance * source[index]
+    """mean[i] = sum over j of transition[i, j] following[j], over prices first (``half``), then
+    over numbers; in this order on every machine.
+    """
+    numbers, prices = chain.by_number.shape[0], chain.by_price.shape[0]
+    for number in range(numbers):
+        for price in range(prices):
+            target = half[number * prices + price]
+            target[:] = 0.0
+            for after in range(prices):
+                _add_to(target, following[number * prices + after], chain.by_price[price, after])
+    for number in range(numbers):
+        for price in range(prices):
+            target = mean[number * prices + price]
+            target[:] = 0.0
+            for after in range(numbers):
+                _add_to(target, half[after * prices + price], chain.by_number[number, after])
+
+
+@compiled
+def _add_to(target: NDArray[np.float32], source: NDArray[np.float32], chance: float) -> None:
+    share = np.float32(chance)
+    if share > 0:
+        for index in range(target.size):
+            target[index] += share * source[index]
 
 
 @compiled
@@ -85,14 +103,14 @@ def fill_tables(
     steps = max(1, int(np.ceil(job.work / unit - STEP_NOISE)))
     rows = gpus_most + 1
     tables = np.zeros((job.hard_deadline + 2, states, rows, steps + 1), dtype=np.float32)
-    transition = chain.transition.astype(np.float32)
+    half = np.zeros((states, rows * (steps + 1)), dtype=np.float32)
     mean = np.zeros((states, rows * (steps + 1)), dtype=np.float32)
     stay = np.zeros(steps + 1, dtype=np.float32)
     grown = np.zeros((rows, steps + 1), dtype=np.float32)
     running = np.zeros(steps + 1, dtype=np.float32)
     for slot in range(job.hard_deadline, begin - 1, -1):
         following = tables[slot + 1].reshape((states, rows * (steps + 1)))
-        mean_over(transition, following, mean)
+        mean_over(chain, following, half, mean)
         finish = job.values[slot]
         for state in range(states):
             after = mean[state].reshape((rows, steps + 1))

@@ -66,13 +66,13 @@ def fill_mix_tables(
     states, count = chain.available.size, pairs.shape[0]
     steps = max(1, int(np.ceil(job.work / unit - STEP_NOISE)))
     tables = np.zeros((job.hard_deadline + 2, states, count, steps + 1), dtype=np.float32)
-    transition = chain.transition.astype(np.float32)
+    half = np.zeros((states, count * (steps + 1)), dtype=np.float32)
     mean = np.zeros((states, count * (steps + 1)), dtype=np.float32)
     rows = np.zeros((count, _CLASSES, steps + 1), dtype=np.float32)
     lost_value = np.zeros((job.max_gpus + 1, steps + 1), dtype=np.float32)
     fractions, of_changes = _classes(job)
     for slot in range(job.hard_deadline, begin - 1, -1):
-        mean_over(transition, tables[slot + 1].reshape((states, count * (steps + 1))), mean)
+        mean_over(chain, tables[slot + 1].reshape((states, count * (steps + 1))), half, mean)
         for state in range(states):
             after = mean[state].reshape((count, steps + 1))
             available = chain.available[state]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -10,7 +11,7 @@ import numpy as np
 from duetune.core.decision import Seen
 from duetune.core.market import MarketChain
 from duetune.core.physics import cheapest_spot, job_physics
-from duetune.forecast.chain import LEVELS, learned_chain, rounded_price, state_of
+from duetune.forecast.chain import LEVELS, PRICES, learned_chain, rounded_price, state_of
 from duetune.forecast.regimes import believe, first_belief, regime_chain
 from duetune.optimise.grid import even_unit
 from duetune.optimise.stochastic import fill_tables
@@ -31,6 +32,7 @@ MIX_GPUS = 16
 MIX_LEVELS = 9
 """Then fewer numbers of GPUs on spot are told apart: there are many more states as it is."""
 _ENOUGH = 3.0
+_FEWEST_STEPS = 16
 _TABLE_CELLS = 60_000_000  # 240 MB: longer and larger jobs are planned on a coarser grid
 
 
@@ -45,7 +47,8 @@ class Prospect(NamedTuple):
 class ChainKey(NamedTuple):
     """A chain by value, and the slot of the job from which on it is used."""
 
-    transition: bytes
+    by_number: bytes
+    by_price: bytes
     available: bytes
     spot_price: bytes
     begin: int
@@ -53,18 +56,18 @@ class ChainKey(NamedTuple):
     @classmethod
     def of(cls, chain: MarketChain, begin: int) -> ChainKey:
         return cls(
-            chain.transition.tobytes(),
+            chain.by_number.tobytes(),
+            chain.by_price.tobytes(),
             chain.available.tobytes(),
             chain.spot_price.tobytes(),
             begin,
         )
 
     def chain(self) -> MarketChain:
-        available = np.frombuffer(self.available, dtype=np.int64)
-        transition = np.frombuffer(self.transition, dtype=np.float64)
         return MarketChain(
-            transition.reshape(available.size, available.size).copy(),
-            available.copy(),
+            _square(self.by_number),
+            _square(self.by_price),
+            np.frombuffer(self.available, dtype=np.int64).copy(),
             np.frombuffer(self.spot_price, dtype=np.float64).copy(),
         )
 
@@ -93,6 +96,12 @@ class BestPlan(NamedTuple):
         return np.array([(there, gpus - there) for gpus, there in enumerate(spot)])
 
 
+def _square(data: bytes) -> NDArray[np.float64]:
+    numbers = np.frombuffer(data, dtype=np.float64)
+    side = math.isqrt(numbers.size)
+    return numbers.reshape(side, side).copy()
+
+
 def prospect_of(view: View) -> Prospect:
     """From what was seen of the market up to now; from the present slot alone if that is all."""
     market, seen = view.market, view.seen
@@ -105,7 +114,7 @@ def prospect_of(view: View) -> Prospect:
         chain = regimes._replace(spot_price=np.full(regimes.available.size, price))
         there = (seen.available >= 1).astype(np.int64)
         there[-1] = market.available >= 1
-        chances = believe(first_belief(), chain.transition, there) @ chain.transition
+        chances = believe(first_belief(), chain.by_number, there) @ chain.by_number
     else:
         past = Seen(seen.spot_price[:kept], seen.available[:kept])
         levels = MIX_LEVELS if _by_pairs(view.job) else LEVELS
@@ -123,6 +132,13 @@ def _learned_from(seen: int, slot: int) -> tuple[int, int]:
     before = max(1, seen - (slot - 1))
     kept = before << max(0, (seen // before).bit_length() - 1)
     return kept, kept - before + 1
+
+
+def plannable(job: Job) -> bool:
+    """Whether the tables of a job fit into memory with at least a few steps."""
+    choices = mixes(job.min_gpus, job.max_gpus).shape[0] if _by_pairs(job) else job.max_gpus + 1
+    cells = (job.hard_deadline + 2) * LEVELS * PRICES * choices
+    return cells * _FEWEST_STEPS <= _TABLE_CELLS
 
 
 def _by_pairs(job: Job) -> bool:

@@ -25,10 +25,11 @@ from duetune.core.physics import (
 )
 from duetune.errors import InvalidInput
 from duetune.optimise.stochastic import value_at
+from duetune.policies.baselines import MaximalSpot
 from duetune.policies.compiled_policy import on_demand_to_go
 from duetune.policies.horizon import planning_grid
 from duetune.policies.kernel import Guard, guarded
-from duetune.policies.prospect import STEPS, Prospect, best_plan, prospect_of
+from duetune.policies.prospect import STEPS, Prospect, best_plan, plannable, prospect_of
 from duetune.policies.rules import keeps_deadline, now_of
 
 if TYPE_CHECKING:
@@ -43,6 +44,8 @@ HASTE = 0.1
 market can turn worse than any that was seen.
 """
 _TIE = 1e-6
+_TOO_LARGE = MaximalSpot(thrifty=True)
+"""Decides for jobs whose tables would not fit into memory."""
 
 
 class Rubato(msgspec.Struct, frozen=True):
@@ -59,6 +62,8 @@ class Rubato(msgspec.Struct, frozen=True):
         return "rubato" if self.steps == STEPS else f"rubato:{self.steps}"
 
     def decide(self, view: View) -> Decision:
+        if not plannable(view.job):
+            return _TOO_LARGE.decide(view)
         job, now = job_physics(view.job), now_of(view)
         prospect = prospect_of(view)
         plan = best_plan(view.job, prospect.key, now.on_demand_price, self.steps)
@@ -146,11 +151,11 @@ def _hasty(
     highest = float(values.max())
     equal = np.flatnonzero(values >= highest - _TIE)
     best = int(equal[np.lexsort((spot[equal], total[equal]))[0]])
-    if highest <= _TIE or done[best]:
+    if highest <= _TIE or haste <= 0 or done[best]:
         return best
-    enough = int(total[done].min()) if done.any() else int(total.max())
+    enough = max(int(total[best]), int(total[done].min(initial=total.max())))
     nearly = np.flatnonzero(
-        (values >= highest - haste) & (pairs[:, 1] <= pairs[best, 1]) & (total <= enough)
+        (values >= values[best] - haste) & (pairs[:, 1] <= pairs[best, 1]) & (total <= enough)
     )
     return int(nearly[np.lexsort((-spot[nearly], values[nearly], total[nearly]))[-1]])
 
@@ -169,11 +174,17 @@ def _reason(
     others = np.where(np.arange(values.size) == best, -np.inf, values)
     rival = int(np.argmax(others))
     if np.isfinite(others[rival]):
-        words += f", ${max(0.0, values[best] - values[rival]):.2f} more than {_pair(pairs[rival])}"
+        more = values[best] - values[rival]
+        than = f"than {_pair(pairs[rival])}"
+        words += f", ${more:.2f} more {than}" if more >= 0 else _in_haste(-more, than)
     if spot > 0:
         stays = float(prospect.chances[prospect.available >= spot].sum())
         words += f"; {stays:.0%} that the spot is there in the next slot"
     return words
+
+
+def _in_haste(less: float, than: str) -> str:
+    return f", ${less:.2f} less {than}, but more is done by then"
 
 
 def _pair(pair: NDArray[np.int64]) -> str:

@@ -21,13 +21,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from duetune.errors import InvalidInput
-from duetune.forecast.regimes import GIVES_WAY, SPELLS, believe, first_belief, regime_chain
+from duetune.forecast.regimes import SPELLS, believe, first_belief, regime_chain, spells
 from duetune.policies.single_tables import (
     ON_DEMAND,
     SPOT,
     WAIT,
     SingleTask,
-    Spells,
     choose,
     fill_costs,
     pending_levels,
@@ -38,6 +37,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+USUAL_TICK_S = 600.0
+"""The tick that the regimes' spells are counted in."""
 _STEPS_PER_TICK = 6
 _TABLE_CELLS = 80_000_000  # 320 MB: longer jobs are planned on a coarser grid
 _FEWEST_STEPS = 8
@@ -92,7 +93,8 @@ class SingleInstance:
             work_s, deadline_s, restart_overhead_s, tick_s, spot_price, on_demand_price
         )
         self._deadline = deadline_s
-        self._belief = first_belief()
+        self._slots = USUAL_TICK_S / tick_s
+        self._belief = first_belief(self._slots)
         self._seen_at: float | None = None
         self.costs = dict.fromkeys(Instance, math.inf)
 
@@ -129,12 +131,12 @@ class SingleInstance:
         self._look(elapsed_s, there=there)
         if work_left_s <= 0:
             return Instance.WAIT
-        ticks_left = math.floor((self._deadline - elapsed_s) / task.tick + _SAME)
+        ticks_left = whole_ticks(self._deadline - elapsed_s, task.tick)
         tick = min(max(0, task.ticks - ticks_left), task.ticks - 1)
         choice, *costs = choose(
             task,
             _costs(task)[tick + 1],
-            self._belief @ regime_chain().transition,
+            self._belief @ regime_chain(self._slots).by_number,
             ticks_left * task.tick,
             work_left_s,
             held,
@@ -148,7 +150,7 @@ class SingleInstance:
         """Each tick counts once; after ticks that nobody saw the belief is the vaguer."""
         if self._seen_at is None or elapsed_s < self._seen_at:
             if self._seen_at is not None:
-                self._belief = first_belief()
+                self._belief = first_belief(self._slots)
             self._see(there=there, ticks=0)
         else:
             ticks = round((elapsed_s - self._seen_at) / self._task.tick)
@@ -158,16 +160,20 @@ class SingleInstance:
         self._seen_at = elapsed_s
 
     def _see(self, *, there: bool, ticks: int) -> None:
-        transition = regime_chain().transition
+        transition = regime_chain(self._slots).by_number
         for _ in range(min(ticks, _MISSED)):
             self._belief = self._belief @ transition
         self._belief = believe(self._belief, transition, np.array([int(there)]))
 
 
+def whole_ticks(seconds: float, tick: float) -> int:
+    return math.floor(seconds / tick + _SAME)
+
+
 def _task(
     work: float, deadline: float, restart: float, tick: float, spot: float, on_demand: float
 ) -> SingleTask:
-    ticks = math.floor(deadline / tick + _SAME)
+    ticks = whole_ticks(deadline, tick)
     if ticks < 1:
         raise InvalidInput("deadline_s", deadline, f"at least one tick of {tick:g} s")
     slack = max(0.0, ticks * tick - work)
@@ -192,13 +198,7 @@ def _task(
 @functools.lru_cache(maxsize=8)
 def _costs(task: SingleTask) -> NDArray[np.float32]:
     """The tables of a class of jobs: all with the same times and prices share them."""
-    regimes = [(up, down) for up in SPELLS for down in SPELLS]
-    spells = Spells(
-        with_ends=np.array([1 / up for up, _ in regimes]),
-        without_ends=np.array([1 / down for _, down in regimes]),
-        gives_way=GIVES_WAY,
-    )
-    return fill_costs(task, spells)
+    return fill_costs(task, spells(USUAL_TICK_S / task.tick))
 
 
 def _code(current: Instance | str) -> int:

@@ -15,6 +15,8 @@ from duetune.core.compiled import compiled
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from duetune.forecast.regimes import Spells
+
 WAIT, SPOT, ON_DEMAND = 0, 1, 2
 _NOISE = 1e-6
 
@@ -33,15 +35,6 @@ class SingleTask(NamedTuple):
     late: float
     slack: float
     unit: float
-
-
-class Spells(NamedTuple):
-    """Of every regime: the chance per tick that a spell with, and without, spot ends; and of any
-    regime the chance that another takes over."""
-
-    with_ends: NDArray[np.float64]
-    without_ends: NDArray[np.float64]
-    gives_way: float
 
 
 @compiled

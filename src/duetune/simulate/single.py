@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from duetune.core.compiled import compiled
-from duetune.policies.single_instance import Instance
+from duetune.optimise.single_instance import least_cost
+from duetune.policies.single_instance import Instance, whole_ticks
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,7 +40,7 @@ class SingleJob(msgspec.Struct, frozen=True):
     @property
     def ticks(self) -> int:
         """Whole ticks before the deadline."""
-        return math.floor(self.deadline_s / self.tick_s + 1e-9)
+        return whole_ticks(self.deadline_s, self.tick_s)
 
     def price(self, kind: Instance) -> float:
         """Dollars per tick."""
@@ -94,7 +94,7 @@ def single_optimum(job: SingleJob, available: NDArray[np.bool_]) -> float:
     tick, restart = (round(1000 * seconds) for seconds in (job.tick_s, job.restart_overhead_s))
     unit = math.gcd(tick, restart)
     return float(
-        _optimum(
+        least_cost(
             available[:ticks].astype(np.int64),
             math.ceil(1000 * job.work_s / unit - _DONE),
             tick // unit,
@@ -103,42 +103,6 @@ def single_optimum(job: SingleJob, available: NDArray[np.bool_]) -> float:
             job.price(Instance.ON_DEMAND),
         )
     )
-
-
-@compiled
-def _optimum(
-    available: NDArray[np.int64], work: int, tick: int, restart: int, spot: float, on_demand: float
-) -> float:
-    """Backwards over (what is held and the ticks since its restart, work left in units)."""
-    levels = max(0, -(-restart // tick) - 1)
-    kinds = 1 + 2 * (levels + 1)
-    following = np.full((kinds, work + 1), np.inf)
-    following[:, 0] = 0.0
-    costs = np.empty((kinds, work + 1))
-    for place in range(available.size - 1, -1, -1):
-        there = available[place] == 1
-        for held in range(kinds):
-            kind = 0 if held == 0 else 1 + (held - 1) // (levels + 1)
-            since = 0 if held == 0 else (held - 1) % (levels + 1)
-            if kind == 1 and not there:
-                kind, since = 0, 0
-            row = costs[held]
-            row[:] = following[0]
-            row[0] = 0.0
-            for choice in range(1, 3):
-                if choice == 1 and not there:
-                    continue
-                pending, next_since = restart, min(1, levels)
-                if choice == kind:
-                    pending = restart - since * tick if since > 0 else 0
-                    next_since = since + 1 if 0 < since < levels else 0
-                done = max(0, tick - pending)
-                price = spot if choice == 1 else on_demand
-                after = following[1 + (choice - 1) * (levels + 1) + next_since]
-                for left in range(1, work + 1):
-                    row[left] = min(row[left], price + after[max(0, left - done)])
-        following, costs = costs, following
-    return float(following[0, work])
 
 
 class SingleUniformProgress:
