@@ -18,7 +18,7 @@ def seen(available, spot_price=0.4) -> Seen:
 
 
 def chain_of(stretch: Seen, max_gpus: int):
-    return learned_chain(stretch, float(stretch.spot_price[-1]), max_gpus)
+    return learned_chain(stretch, max_gpus)
 
 
 def drawn(random, slots, most) -> Seen:

@@ -6,7 +6,6 @@ against the chain plans against every future it allows, each with its probabilit
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -26,7 +25,6 @@ LEVELS = 17
 """At most so many numbers of GPUs are told apart; with more, the lower neighbour stands in."""
 PRICES = 3
 _MOVING = 0.05  # a price that stays within this share of itself counts as one
-_ROUNDED = 0.02
 _HALF_LIFE = 192.0  # slots after which what was seen counts half
 _PRIOR_WEIGHT = 5.0  # how many slots a state must have been seen in to outweigh the prior
 _PRIOR_SLOTS = 10.0
@@ -34,32 +32,42 @@ _PRIOR_CHANGES = 0.2  # of those, the share in which the number changed
 _NEAR, _LEAP = 0.6, 0.3
 
 
-def learned_chain(
-    seen: Seen, spot_price: float, max_gpus: int, *, most_levels: int = LEVELS
-) -> MarketChain:
-    """From a stretch of the market, oldest slot first, as far as ``max_gpus`` can use it.
-
-    ``spot_price`` is today's: a price that hardly moves stays where it is now.
-    """
+def learned_chain(seen: Seen, max_gpus: int, *, most_levels: int = LEVELS) -> MarketChain:
+    """From a stretch of the market, oldest slot first, as far as ``max_gpus`` can use it."""
     levels = level_counts(max_gpus, most_levels)
     level = level_of(levels, seen.available)
-    by_level = _followed(level, levels.size, _prior_of_levels)
-    prices = price_levels(seen.spot_price, spot_price)
-    by_price = _followed(price_of(prices, seen.spot_price), prices.size, _prior_of_prices)
+    return with_prices(levels, _followed(level, levels.size, _prior_of_levels), seen)
+
+
+def with_prices(
+    available: NDArray[np.int64], by_number: NDArray[np.float64], seen: Seen
+) -> MarketChain:
+    """Numbers of GPUs that move as ``by_number`` says, with prices as they were seen to move."""
+    prices = price_levels(seen.spot_price)
     return MarketChain(
-        by_number=by_level,
-        by_price=by_price,
-        available=np.repeat(levels, prices.size),
-        spot_price=np.tile(prices, levels.size),
+        by_number=by_number,
+        by_price=_followed(price_of(prices, seen.spot_price), prices.size, _prior_of_prices),
+        available=np.repeat(available, prices.size),
+        spot_price=np.tile(prices, available.size),
     )
+
+
+def number_of(chain: MarketChain, available: int) -> int:
+    """The row of ``by_number`` that so many GPUs are in."""
+    levels = chain.available[:: chain.by_price.shape[0]]
+    return int(level_of(levels, np.array([available]))[0])
+
+
+def price_state(chain: MarketChain, spot_price: float) -> int:
+    """The row of ``by_price`` that a price is in."""
+    prices = chain.spot_price[: chain.by_price.shape[0]]
+    return int(price_of(prices, np.array([spot_price]))[0])
 
 
 def state_of(chain: MarketChain, available: int, spot_price: float) -> int:
     """The state that a slot is in."""
-    prices = chain.spot_price[: chain.by_price.shape[0]]
-    levels = chain.available[:: prices.size]
-    level = level_of(levels, np.array([available]))[0]
-    return int(level * prices.size + price_of(prices, np.array([spot_price]))[0])
+    place = number_of(chain, available) * chain.by_price.shape[0]
+    return int(place + price_state(chain, spot_price))
 
 
 def level_counts(max_gpus: int, most_levels: int = LEVELS) -> NDArray[np.int64]:
@@ -74,20 +82,13 @@ def level_of(levels: NDArray[np.int64], available: NDArray[np.int64]) -> NDArray
     return np.searchsorted(levels, available, side="right") - 1
 
 
-def price_levels(seen: NDArray[np.float64], now: float) -> NDArray[np.float64]:
-    """Today's price where it hardly moved, else the means of equal parts of what was seen."""
-    low, high = float(seen.min()), float(seen.max())
+def price_levels(spot_price: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The last price where it hardly moved, else the means of equal parts of what was seen."""
+    low, high = float(spot_price.min()), float(spot_price.max())
     if high - low <= _MOVING * high:
-        return np.array([rounded_price(now)])
-    parts = np.array_split(np.sort(seen), PRICES)
+        return spot_price[-1:].astype(np.float64)
+    parts = np.array_split(np.sort(spot_price), PRICES)
     return np.unique([float(part.mean()) for part in parts if part.size])
-
-
-def rounded_price(price: float) -> float:
-    """To a few percent, so that small moves do not make a new market of the same one."""
-    if price <= 0:
-        return 0.0
-    return math.exp(round(math.log(price) / _ROUNDED) * _ROUNDED)
 
 
 def price_of(prices: NDArray[np.float64], spot_price: NDArray[np.float64]) -> NDArray[np.int64]:

@@ -11,7 +11,14 @@ import numpy as np
 from duetune.core.decision import Seen
 from duetune.core.market import MarketChain
 from duetune.core.physics import cheapest_spot, job_physics
-from duetune.forecast.chain import LEVELS, PRICES, learned_chain, rounded_price, state_of
+from duetune.forecast.chain import (
+    LEVELS,
+    PRICES,
+    learned_chain,
+    number_of,
+    price_state,
+    with_prices,
+)
 from duetune.forecast.regimes import believe, first_belief, regime_chain
 from duetune.optimise.grid import even_unit
 from duetune.optimise.stochastic import fill_tables
@@ -27,6 +34,8 @@ if TYPE_CHECKING:
     from duetune.policies.rules import Now
 
 STEPS = 512
+FIRST_LESSON = 48
+"""Slots that must have been seen before the market is learned anew within a job."""
 MIX_GPUS = 16
 """Up to so many GPUs every pair of spot and on-demand is planned with, where swaps cost work."""
 MIX_LEVELS = 9
@@ -108,29 +117,32 @@ def prospect_of(view: View) -> Prospect:
     if seen is None or seen.available.size == 0:
         seen = Seen(np.array([market.spot_price]), np.array([market.available]))
     kept, begin = _learned_from(seen.available.size, view.slot)
+    past = Seen(seen.spot_price[:kept], seen.available[:kept])
     if view.job.max_gpus == 1:
         regimes = regime_chain()
-        price = rounded_price(market.spot_price)
-        chain = regimes._replace(spot_price=np.full(regimes.available.size, price))
+        chain = with_prices(regimes.available, regimes.by_number, past)
         there = (seen.available >= 1).astype(np.int64)
         there[-1] = market.available >= 1
-        chances = believe(first_belief(), chain.by_number, there) @ chain.by_number
+        numbers = believe(first_belief(), chain.by_number, there) @ chain.by_number
     else:
-        past = Seen(seen.spot_price[:kept], seen.available[:kept])
         levels = MIX_LEVELS if _by_pairs(view.job) else LEVELS
-        chain = learned_chain(past, market.spot_price, view.job.max_gpus, most_levels=levels)
-        chances = chain.transition[state_of(chain, market.available, market.spot_price)]
+        chain = learned_chain(past, view.job.max_gpus, most_levels=levels)
+        numbers = chain.by_number[number_of(chain, market.available)]
+    chances = np.kron(numbers, chain.by_price[price_state(chain, market.spot_price)])
     return Prospect(ChainKey.of(chain, begin), chances, chain.available)
 
 
 def _learned_from(seen: int, slot: int) -> tuple[int, int]:
     """How many of the slots seen the market is learned from, and from which slot of the job on.
 
-    It is learned anew whenever twice as much was seen as the last time: in between the tables
-    serve every slot.
+    It is learned anew whenever twice as much was seen as the last time, and not before a day's
+    worth was seen: in between the tables serve every slot, and all futures of a quote.
     """
     before = max(1, seen - (slot - 1))
-    kept = before << max(0, (seen // before).bit_length() - 1)
+    enough = max(before, FIRST_LESSON)
+    if seen < enough:
+        return before, 1
+    kept = enough << ((seen // enough).bit_length() - 1)
     return kept, kept - before + 1
 
 
