@@ -33,6 +33,7 @@ check: venv
 warm: venv
 	@$(BIN)/python -m compileall -q src
 	@$(BIN)/duetune tournament --jobs 4 >/dev/null
+	@$(BIN)/python benchmarks/decision.py --warm
 	@$(BIN)/pytest -n 0 --collect-only >/dev/null
 
 test: venv

@@ -22,6 +22,7 @@ from duetune.market.synthetic import synthetic_market
 from duetune.optimise.milp import milp_optimum
 from duetune.policies.prospect import best_plan
 from duetune.policies.rubato import Rubato
+from duetune.policies.single_instance import SingleInstance
 from duetune.simulate.episode import simulate
 from reporting import arguments, finish, markdown_table, publish
 
@@ -117,8 +118,30 @@ def _rest(view: View) -> tuple[Job, MarketWindow]:
     )
 
 
+def _warm() -> None:
+    trace = synthetic_market("diurnal", seed=1, slots=60)
+    for key in ReconfigurationKey:
+        for gpus in (1, 2):
+            job = Job(
+                work=4.0,
+                deadline=6,
+                value=9.0,
+                throughput=linear_throughput(gpus),
+                reconfiguration=Reconfiguration(key=key),
+            )
+            simulate(job, trace, Rubato(), start=40)
+    SingleInstance(work_s=3600, deadline_s=7200, restart_overhead_s=60)(0, 3600, "wait", 0, True)
+
+
 def main() -> None:
-    options = arguments(__doc__.splitlines()[0]).parse_args()
+    parser = arguments(__doc__.splitlines()[0])
+    parser.add_argument(
+        "--warm", action="store_true", help="compile what a decision needs, no more"
+    )
+    options = parser.parse_args()
+    if options.warm:
+        _warm()
+        return
     kinds = ("regime_switching",) if options.quick else ("regime_switching", "diurnal", "outage")
     results = []
     for kind in kinds:

@@ -117,19 +117,31 @@ def prospect_of(view: View) -> Prospect:
     if seen is None or seen.available.size == 0:
         seen = Seen(np.array([market.spot_price]), np.array([market.available]))
     kept, begin = _learned_from(seen.available.size, view.slot)
-    past = Seen(seen.spot_price[:kept], seen.available[:kept])
+    chain = _chain(
+        np.ascontiguousarray(seen.spot_price[:kept], dtype=np.float64).tobytes(),
+        np.ascontiguousarray(seen.available[:kept], dtype=np.int64).tobytes(),
+        view.job.max_gpus,
+        MIX_LEVELS if _by_pairs(view.job) else LEVELS,
+    )
     if view.job.max_gpus == 1:
-        regimes = regime_chain()
-        chain = with_prices(regimes.available, regimes.by_number, past)
         there = (seen.available >= 1).astype(np.int64)
         there[-1] = market.available >= 1
         numbers = believe(first_belief(), chain.by_number, there) @ chain.by_number
     else:
-        levels = MIX_LEVELS if _by_pairs(view.job) else LEVELS
-        chain = learned_chain(past, view.job.max_gpus, most_levels=levels)
         numbers = chain.by_number[number_of(chain, market.available)]
-    chances = np.kron(numbers, chain.by_price[price_state(chain, market.spot_price)])
+    prices = chain.by_price[price_state(chain, market.spot_price)]
+    chances = np.outer(numbers, prices).ravel()
     return Prospect(ChainKey.of(chain, begin), chances, chain.available)
+
+
+@functools.lru_cache(maxsize=64)
+def _chain(spot_price: bytes, available: bytes, max_gpus: int, levels: int) -> MarketChain:
+    """Many slots in a row, and many futures of a quote, have the same past."""
+    past = Seen(np.frombuffer(spot_price), np.frombuffer(available, dtype=np.int64))
+    if max_gpus == 1:
+        regimes = regime_chain()
+        return with_prices(regimes.available, regimes.by_number, past)
+    return learned_chain(past, max_gpus, most_levels=levels)
 
 
 def _learned_from(seen: int, slot: int) -> tuple[int, int]:
