@@ -135,9 +135,7 @@ def _warm() -> None:
 
 def main() -> None:
     parser = arguments(__doc__.splitlines()[0])
-    parser.add_argument(
-        "--warm", action="store_true", help="compile what a decision needs, no more"
-    )
+    parser.add_argument("--warm", action="store_true", help="compile what it needs, no more")
     options = parser.parse_args()
     if options.warm:
         _warm()
