@@ -127,15 +127,14 @@ class LiveHome:
 
         return self.until(over, f"the end of {job}")
 
+    def reached(self, job, step):
+        with suppress(OSError, ValueError):
+            path = self.settings.folder(job) / "progress.json"
+            return json.loads(path.read_text())["step"] >= step
+        return False
+
     def until_step(self, job, step):
-        path = self.settings.folder(job) / "progress.json"
-
-        def reached():
-            with suppress(OSError, ValueError):
-                return json.loads(path.read_text())["step"] >= step
-            return False
-
-        self.until(reached, f"step {step}")
+        self.until(lambda: self.reached(job, step), f"step {step}")
 
     def controller(self):
         return self.json("controller", "status")["pid"]

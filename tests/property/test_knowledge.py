@@ -220,7 +220,7 @@ def follows(past, row):
 
 
 @given(st.lists(st.tuples(small, outcomes), max_size=12), st.lists(small, min_size=1, max_size=12))
-@settings(max_examples=150)
+@settings(max_examples=60)
 def test_the_frontier_is_what_follows_by_definition(past, asked):
     frontier = Frontier(
         History(

@@ -121,7 +121,7 @@ tiny_total = job_on_market(max_slots=4, max_gpus=3, key=TOTAL, moving_on_demand=
 
 
 @given(tiny)
-@settings(max_examples=200)
+@settings(max_examples=80)
 def test_dynamic_program_equals_brute_force_with_both_keys(case):
     job, market = case[0], window(case)
     best = offline_optimum(job, market)

@@ -86,7 +86,7 @@ def test_the_split_lemma_is_the_cheapest_of_all_splits(gpus, available, spot_pri
 
 
 @given(jobs(), counts, counts, counts, counts, counts)
-@settings(max_examples=200)
+@settings(max_examples=80)
 def test_efficiency_is_one_only_without_a_change(
     job, held_spot, held_on_demand, spot, on_demand, available
 ):
@@ -137,7 +137,7 @@ def test_value_never_rises_with_time_and_is_full_until_the_deadline(job):
     decimals(0.1, 2, 0.1),
     decimals(0, 1, 0.05),
 )
-@settings(max_examples=200)
+@settings(max_examples=80)
 def test_affordable_holds_as_many_as_the_budget_allows(
     job, spot, on_demand, spot_price, dear, share
 ):

@@ -79,7 +79,7 @@ def test_no_policy_beats_the_optimum(case, source):
 
 
 @given(st.one_of(ordinary, poor), any_policy, sources)
-@settings(max_examples=150)
+@settings(max_examples=60)
 def test_holdings_charges_progress_and_budget_are_in_order(case, policy, source):
     job, trace = case
     outcome = simulate(job, trace, policy, source)
@@ -110,7 +110,7 @@ PLANNER = Ahap(window=48, commitment=1, threshold=0.0, outlook=0.0, patience=0.0
 
 
 @given(market_without_spot_after_the_deadline())
-@settings(max_examples=150)
+@settings(max_examples=60)
 def test_ahap_with_all_knowledge_reaches_the_optimum(case):
     """It does where the plan's grid is exact, spot has a price, on-demand has one price, the key is
     the total, there is no budget, and an optimal plan is on time or on-demand could not be: else
@@ -137,7 +137,7 @@ def test_ahap_with_all_knowledge_never_loses_money(case):
 
 
 @given(ordinary, any_policy, causal, st.data())
-@settings(max_examples=150)
+@settings(max_examples=60)
 def test_the_future_changes_no_decision_of_the_past(case, policy, source, data):
     job, trace = case
     known = data.draw(st.integers(1, job.hard_deadline))

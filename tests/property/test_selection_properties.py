@@ -162,7 +162,7 @@ def test_weights_do_not_depend_on_unit_or_origin(make, jobs, arms, seed, scale, 
         assert other.weights == pytest.approx(one.weights, abs=1e-6)
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=80)
 @given(st.data())
 def test_no_way_to_hold_gpus_earns_more_or_less_than_the_range(data):
     """Any allocation at all, wasteful and stupid ones too, stays within the tight range."""

@@ -61,7 +61,7 @@ plain = st.one_of(
 
 
 @given(st.one_of(plain, plain.map(deadline_guard)))
-@settings(max_examples=200)
+@settings(max_examples=80)
 def test_the_name_of_a_policy_gives_the_policy_back(policy):
     assert policy_named(policy.name) == policy
     assert policies_named(policy.name) == (policy,)

@@ -53,7 +53,7 @@ def told(cloud):
     return [node for job in JOBS for node in cloud.report(job).nodes]
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(st.integers(0, 50), rules, stories)
 def test_no_limit_is_exceeded_no_spot_oversold_and_no_bill_falls(seed, rule, story):
     cloud = cloud_of(seed, rule)
