@@ -175,8 +175,8 @@ def main() -> None:
         "builds them. The integer program is solved for the rest of the job in a market that "
         f"stays as it is (HiGHS, one thread, {MILP_LIMIT_S:g} s at most; "
         f"{figures['milp_stopped']} of its runs were stopped); by composition it is not "
-        f"formulated. Ratio of the medians: {figures['speedup_over_milp']:,.0f}, or more where runs "
-        "were stopped."
+        f"formulated. Ratio of the medians: {figures['speedup_over_milp']:,.0f}, or more where "
+        "runs were stopped."
     )
     publish(
         "decision.md",
