@@ -6,19 +6,26 @@ import numpy as np
 import pytest
 
 from duetune.core.decision import Seen
-from duetune.forecast.chain import LEVELS, PRICES, learned_chain, level_counts, state_of
+from duetune.forecast.chain import (
+    LEVELS,
+    PRICES,
+    learned_chain,
+    level_counts,
+    number_of,
+    price_state,
+)
 from duetune.forecast.outlook import seen_at
 from duetune.forecast.regimes import SPELLS, believe, first_belief, regime_chain
 from duetune.testing import market_of, random_market
 
 
+def state_of(chain, available, spot_price):
+    return number_of(chain, available) * chain.by_price.shape[0] + price_state(chain, spot_price)
+
+
 def seen(available, spot_price=0.4) -> Seen:
     counts = np.array(available, dtype=np.int64)
     return Seen(np.array(np.broadcast_to(spot_price, counts.shape), dtype=np.float64), counts)
-
-
-def chain_of(stretch: Seen, max_gpus: int):
-    return learned_chain(stretch, max_gpus)
 
 
 def drawn(random, slots, most) -> Seen:
@@ -35,7 +42,7 @@ def are_probabilities(rows) -> bool:
 @pytest.mark.parametrize("max_gpus", [1, 2, 8, 16, 17, 40, 1024])
 @pytest.mark.parametrize("slots", [1, 2, 300])
 def test_rows_are_probabilities_whatever_was_seen(max_gpus, slots):
-    chain = chain_of(drawn(np.random.default_rng(slots), slots, max_gpus + 2), max_gpus)
+    chain = learned_chain(drawn(np.random.default_rng(slots), slots, max_gpus + 2), max_gpus)
     states = chain.available.size
     assert chain.transition.shape == (states, states)
     assert chain.spot_price.shape == (states,)
@@ -46,7 +53,7 @@ def test_rows_are_probabilities_whatever_was_seen(max_gpus, slots):
 @pytest.mark.parametrize("max_gpus", [1, 5, 16, 17, 60])
 @pytest.mark.parametrize("spot_price", [0.4, [0.2, 0.9, 0.5, 0.31] * 20], ids=["constant", "moves"])
 def test_the_slot_of_a_state_is_in_that_state(max_gpus, spot_price):
-    chain = chain_of(seen([0, 1, 2, 3] * 20, spot_price), max_gpus)
+    chain = learned_chain(seen([0, 1, 2, 3] * 20, spot_price), max_gpus)
     states = range(chain.available.size)
     found = [
         state_of(chain, int(chain.available[state]), float(chain.spot_price[state]))
@@ -64,7 +71,7 @@ def test_up_to_16_gpus_every_count_has_a_level_and_more_are_binned():
 
 
 def test_a_count_between_two_levels_counts_as_the_lower_and_one_above_the_job_as_all():
-    chain = chain_of(seen([7] * 50), 64)
+    chain = learned_chain(seen([7] * 50), 64)
     assert chain.available[state_of(chain, 7, 0.4)] == 4
     assert chain.available[state_of(chain, 8, 0.4)] == 8
     assert chain.available[state_of(chain, 63, 0.4)] == 60
@@ -73,21 +80,21 @@ def test_a_count_between_two_levels_counts_as_the_lower_and_one_above_the_job_as
 
 def test_a_price_that_hardly_moves_is_one_price_that_of_now():
     for prices in ([0.400, 0.405, 0.41], [0.0, 0.0, 0.0]):
-        chain = chain_of(seen([1, 2, 3], prices), 4)
+        chain = learned_chain(seen([1, 2, 3], prices), 4)
         assert chain.available.tolist() == [0, 1, 2, 3, 4]
         assert chain.spot_price == pytest.approx(np.full(5, prices[-1]), rel=0.02)
 
 
 def test_a_price_that_moves_has_a_few_levels_within_what_was_seen():
     prices = np.random.default_rng(1).uniform(0.2, 1.4, 500)
-    levels = np.unique(chain_of(seen([4] * 500, prices), 4).spot_price)
+    levels = np.unique(learned_chain(seen([4] * 500, prices), 4).spot_price)
     assert levels.size == PRICES
     assert prices.min() <= levels[0] <= levels[-1] <= prices.max()
-    assert np.unique(chain_of(seen([4, 4], [0.2, 0.6]), 4).spot_price).tolist() == [0.2, 0.6]
+    assert np.unique(learned_chain(seen([4, 4], [0.2, 0.6]), 4).spot_price).tolist() == [0.2, 0.6]
 
 
 def test_what_was_seen_often_becomes_likely():
-    chain = chain_of(seen([0, 0, 4] * 100), 4)
+    chain = learned_chain(seen([0, 0, 4] * 100), 4)
     none, all_of_them = state_of(chain, 0, 0.4), state_of(chain, 4, 0.4)
     assert chain.transition[all_of_them, none] > 0.9
     assert chain.transition[none, none] == pytest.approx(0.5, abs=0.05)
@@ -95,15 +102,15 @@ def test_what_was_seen_often_becomes_likely():
 
 
 def test_a_market_that_never_moved_is_expected_to_stay():
-    chain = chain_of(seen([3] * 336), 4)
+    chain = learned_chain(seen([3] * 336), 4)
     here = state_of(chain, 3, 0.4)
     assert chain.transition[here, here] > 0.99
-    first = chain_of(seen([3]), 4)
+    first = learned_chain(seen([3]), 4)
     assert 0.5 < first.transition[here, here] < 0.9, "after one slot nobody can be that sure"
 
 
 def test_an_unseen_count_is_expected_to_go_to_its_neighbours_rather_than_far():
-    chain = chain_of(seen([8, 7] * 50), 8)
+    chain = learned_chain(seen([8, 7] * 50), 8)
     row = chain.transition[state_of(chain, 3, 0.4)]
     two, one, none = (row[state_of(chain, count, 0.4)] for count in (2, 1, 0))
     assert two > one > none > 0
@@ -112,14 +119,14 @@ def test_an_unseen_count_is_expected_to_go_to_its_neighbours_rather_than_far():
 def test_recent_slots_count_more_than_old_ones():
     calm, restless = [4] * 500, [0, 4] * 250
     here = 4
-    now_restless = chain_of(seen(calm + restless), 4).transition[here, here]
-    now_calm = chain_of(seen(restless + calm), 4).transition[here, here]
+    now_restless = learned_chain(seen(calm + restless), 4).transition[here, here]
+    now_calm = learned_chain(seen(restless + calm), 4).transition[here, here]
     assert now_calm > now_restless + 0.1
 
 
 def test_count_and_price_are_learned_apart():
     """Prices alternate; counts do not move: a price says nothing about a count."""
-    chain = chain_of(seen([2] * 200, [0.2, 0.8] * 100), 4)
+    chain = learned_chain(seen([2] * 200, [0.2, 0.8] * 100), 4)
     cheap, dear = state_of(chain, 2, 0.2), state_of(chain, 2, 0.8)
     assert chain.transition[cheap, dear] > 0.8
     assert chain.transition[dear, cheap] > 0.8

@@ -12,8 +12,8 @@ import msgspec
 from duetune.bootstrap.names import (
     SYNTHETIC_SLOTS,
     forecast_named,
-    market_from_file,
     market_named,
+    markets_from_file,
     policies_named,
     policy_named,
     selector_named,
@@ -72,7 +72,7 @@ def default_policies() -> tuple[Policy, ...]:
 def site_market(site: SiteSettings) -> MarketTrace:
     """The market that the embedded fleet is to replay."""
     if site.trace is not None:
-        return market_from_file(site.trace, pool=site.pool, slot_hours=site.slot_hours)
+        return markets_from_file(site.trace, pool=site.pool, slot_hours=site.slot_hours)[0]
     return market_named(
         site.market, seed=site.seed, slot_hours=site.slot_hours, slots=SYNTHETIC_SLOTS
     )

@@ -142,7 +142,7 @@ def markets_listed() -> tuple[Listed, ...]:
     )
 
 
-def market_from_file(
+def markets_from_file(
     path: Path | str,
     *,
     pool: str | None = None,
@@ -151,8 +151,10 @@ def market_from_file(
     spot_price: float | None = None,
     on_demand_price: float | None = None,
     available: int | None = None,
-) -> MarketTrace:
-    """One pool of a trace file, by default its first. Prices are dollars per GPU and hour."""
+) -> tuple[MarketTrace, ...]:
+    """The pools of a trace file, each by itself, or the one that is named. Prices are dollars per
+    GPU and hour.
+    """
     from duetune.market.traces import load_trace
 
     trace = load_trace(
@@ -164,7 +166,7 @@ def market_from_file(
         on_demand_usd_gpu_h=on_demand_price,
         available=available,
     )
-    return trace.pool()
+    return tuple(trace.pool(each.name) for each in trace.pools)
 
 
 def _policy(name: str, *, also: str) -> Policy:

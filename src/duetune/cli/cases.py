@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from typing import TYPE_CHECKING
 
@@ -60,20 +59,10 @@ class CaseOptions(msgspec.Struct, frozen=True):
         optimum: bool,
     ) -> Tournament:
         """Run them with a bar on the terminal, and say on standard error how fast it went."""
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
-
+        from duetune.cli.tables import counting_bar
         from duetune.simulate.tournament import run_tournament
 
-        with Progress(
-            "{task.description}",
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeRemainingColumn(),
-            console=Console(stderr=True),
-            transient=True,
-            disable=not sys.stderr.isatty(),
-        ) as progress:
+        with counting_bar() as progress:
             task = progress.add_task("compiling", total=len(cases))
             # One case beforehand, so that what is timed is the tournament and not the compiler.
             run_tournament(policies, cases[:1], markets, source, optimum=optimum, workers=1)

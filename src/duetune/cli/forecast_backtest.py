@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from typing import TYPE_CHECKING
 
@@ -156,21 +155,11 @@ def _play(
     seed: int,
 ) -> Backtest:
     """With a bar on the terminal."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
-
+    from duetune.cli.tables import counting_bar
     from duetune.simulate.backtest import backtest as run_backtest
 
     began = time.perf_counter()
-    with Progress(
-        "{task.description}",
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        console=Console(stderr=True),
-        transient=True,
-        disable=not sys.stderr.isatty(),
-    ) as progress:
+    with counting_bar() as progress:
         task = progress.add_task("forecasting", total=(len(sources) + 1) * len(traces))
 
         def advance(forecaster: str, trace: str) -> None:

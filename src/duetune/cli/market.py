@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from typing import TextIO
 
     from duetune.cli.options import MarketOptions
-    from duetune.core.market import MarketTrace
 
 SYNTHETIC_HOURS = 8 * 7 * 24.0
 
@@ -74,7 +73,7 @@ def stats(
 
     target = None if plot is None else plots.checked_plot(plot, "--plot")
     rows = None if csv is None else checked_target(csv, "--csv", (".csv",))
-    views = _pools(market, seed)
+    views = market.pools(seed, slots=round(SYNTHETIC_HOURS / (market.slot_hours or 0.5)))
     figures = [market_statistics(view, gpus=gpus, predictable=True, seed=seed) for view in views]
     document = MarketFigures(
         command="market stats",
@@ -96,28 +95,6 @@ def stats(
         print_document(document)
     else:
         show(document, [path for path in (rows, target) if path is not None])
-
-
-def _pools(market: MarketOptions, seed: int) -> list[MarketTrace]:
-    """Every pool of what was named, as a trace of its own."""
-    from duetune.market.traces import load_trace
-
-    slots = round(SYNTHETIC_HOURS / (market.slot_hours or 0.5))
-    chosen = market.several(seed, slots=slots)  # also refuses in the words of the options
-    if not market.trace or market.pool_name is not None:
-        return list(chosen)
-    whole = [
-        load_trace(
-            path,
-            slot_hours=market.slot_hours,
-            gaps=market.gaps or "error",
-            spot_usd_gpu_h=market.spot_price,
-            on_demand_usd_gpu_h=market.on_demand_price,
-            available=market.available,
-        )
-        for path in market.trace
-    ]
-    return [trace.pool(pool.name) for trace in whole for pool in trace.pools]
 
 
 def _write_rows(document: MarketFigures, file: TextIO) -> None:

@@ -70,7 +70,7 @@ class MarketOptions(msgspec.Struct, frozen=True):
         if self.trace and self.market:
             raise click.UsageError("--trace and --market exclude each other")
         if self.trace:
-            return tuple(self._from_file(path) for path in self.trace)
+            return tuple(self._from_file(path)[0] for path in self.trace)
         for flag, given in (
             ("--pool", self.pool_name),
             ("--gaps", self.gaps),
@@ -88,9 +88,15 @@ class MarketOptions(msgspec.Struct, frozen=True):
             for number in range(seed, seed + count)
         )
 
-    def _from_file(self, path: str) -> MarketTrace:
+    def pools(self, seed: int, *, slots: int = 0) -> tuple[MarketTrace, ...]:
+        """As ``several``, with every pool of a trace, or the one that was named, by itself."""
+        if self.trace and not self.market:
+            return tuple(pool for path in self.trace for pool in self._from_file(path))
+        return self.several(seed, slots=slots)
+
+    def _from_file(self, path: str) -> tuple[MarketTrace, ...]:
         try:
-            return bootstrap.market_from_file(
+            return bootstrap.markets_from_file(
                 path,
                 pool=self.pool_name,
                 slot_hours=self.slot_hours,

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import sys
 from typing import TYPE_CHECKING
 
 from rich import box
 from rich.console import Console
 from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 from rich.table import Table
 
 from duetune.simulate.summary import dollars, fraction
@@ -22,6 +24,19 @@ if TYPE_CHECKING:
 WIDTH_OF_PIPES = 100
 WIDTH_FOR_BARS = 120
 _BAR = 8
+
+
+def counting_bar() -> Progress:
+    """How much of long work is done, on a terminal only and gone at the end."""
+    return Progress(
+        "{task.description}",
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+        transient=True,
+        disable=not sys.stderr.isatty(),
+    )
 
 
 def console() -> Console:

@@ -64,12 +64,6 @@ def price_state(chain: MarketChain, spot_price: float) -> int:
     return int(price_of(prices, np.array([spot_price]))[0])
 
 
-def state_of(chain: MarketChain, available: int, spot_price: float) -> int:
-    """The state that a slot is in."""
-    place = number_of(chain, available) * chain.by_price.shape[0]
-    return int(place + price_state(chain, spot_price))
-
-
 def level_counts(max_gpus: int, most_levels: int = LEVELS) -> NDArray[np.int64]:
     """The numbers of GPUs that are told apart, from none to all the job can use."""
     if max_gpus < most_levels:

@@ -161,7 +161,8 @@ def _learned_from(seen: int, slot: int) -> tuple[int, int]:
 def plannable(job: Job) -> bool:
     """Whether the tables of a job fit into memory with at least a few steps."""
     choices = mixes(job.min_gpus, job.max_gpus).shape[0] if _by_pairs(job) else job.max_gpus + 1
-    cells = (job.hard_deadline + 2) * LEVELS * PRICES * choices
+    numbers = regime_chain().available.size if job.max_gpus == 1 else LEVELS
+    cells = (job.hard_deadline + 2) * numbers * PRICES * choices
     return cells * _FEWEST_STEPS <= _TABLE_CELLS
 
 
