@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from duetune.core.cluster import JobView, Plan, Stock
     from duetune.core.decision import Decision, Forecast, View
     from duetune.core.events import Event, Recorded
     from duetune.core.fleet import Command, FleetReport, MarketReport
@@ -24,6 +25,18 @@ class Policy(Protocol):
     def name(self) -> str: ...
 
     def decide(self, view: View) -> Decision: ...
+
+
+@runtime_checkable
+class Planner(Protocol):
+    """Shares a finite stock of GPUs among jobs: called in every round with all of them, in the
+    order in which they came. A value, as a policy is: what it knows is in the views.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    def plan(self, views: Sequence[JobView], stock: Stock) -> Plan: ...
 
 
 @runtime_checkable

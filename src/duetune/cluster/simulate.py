@@ -1,0 +1,284 @@
+"""A cluster in simulated time: rounds of planning, starts, restarts, failed starts, a market.
+
+A job that is given GPUs does nothing for the time that a start takes (or a restart, if it has run
+before); then it does what the truth says of its configuration. One that does not fit fails after a
+while and waits again. What is held is paid by the second. Progress is kept when GPUs are taken.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+
+from duetune.cluster.packing import placed
+from duetune.cluster.outcome import ClusterOutcome, JobOutcome, RoundRecord
+from duetune.core.cluster import JobView
+from duetune.errors import InvalidInput
+from duetune.knowledge.configuration import Configurations
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from duetune.cluster.briefing import Briefing
+    from duetune.cluster.supply import Supply
+    from duetune.cluster.workload import ClusterJob
+    from duetune.core.cluster import Placement, Stock
+    from duetune.core.ports import Planner
+    from duetune.knowledge.configuration import Configuration
+    from duetune.knowledge.source import KnowledgeSource
+
+_DONE = 1e-9
+
+
+class Delays(msgspec.Struct, frozen=True, kw_only=True):
+    """Seconds. ``round_s`` is the time between plans."""
+
+    start_s: float = 60.0
+    restart_s: float = 60.0
+    failed_s: float = 120.0
+    round_s: float = 60.0
+
+    def __post_init__(self) -> None:
+        for field in ("start_s", "restart_s", "failed_s"):
+            if not (math.isfinite(getattr(self, field)) and getattr(self, field) >= 0):
+                raise InvalidInput(field, getattr(self, field), "seconds, 0 or more")
+        if not (math.isfinite(self.round_s) and self.round_s > 0):
+            raise InvalidInput("round_s", self.round_s, "seconds, above 0")
+
+
+class Truth:
+    """What configurations really do: tokens per second, 0 for one that does not fit."""
+
+    def __init__(self, source: KnowledgeSource) -> None:
+        self._source = source
+        self._known: dict[str, float] = {}
+
+    def pace(self, configuration: Configuration) -> float:
+        key = configuration.key
+        if key not in self._known:
+            found = self._source.query(Configurations.of([configuration]))[0]
+            pace = found.tokens_per_s.middle
+            self._known[key] = pace if found.p_valid >= 0.5 and pace > 0 else 0.0
+        return self._known[key]
+
+
+class _Live:
+    """A job that is not done."""
+
+    def __init__(self, job: ClusterJob) -> None:
+        self.job = job
+        self.remaining = job.tokens
+        self.held = -1
+        self.placement: Placement | None = None
+        self.configuration: Configuration | None = None
+        self.pace = 0.0
+        self.pending = 0.0
+        self.fails = False
+        self.started_s: float | None = None
+        self.first_s: float | None = None
+        self.restarts = self.failures = self.evictions = 0
+        self.gpu_s = self.dollars = 0.0
+        self.finished_s: float | None = None
+
+
+class Simulation:
+    """Runs ``jobs`` to their end. ``supply`` is the stock over time."""
+
+    def __init__(
+        self,
+        jobs: Sequence[ClusterJob],
+        supply: Supply,
+        planner: Planner,
+        briefing: Briefing,
+        truth: Truth,
+        delays: Delays = Delays(),  # noqa: B008 - a frozen value
+        *,
+        horizon_s: float = 90 * 86400.0,
+    ) -> None:
+        self.jobs = sorted(jobs, key=lambda job: job.submitted_s)
+        self.supply, self.planner, self.briefing, self.truth = supply, planner, briefing, truth
+        self.delays, self.horizon_s = delays, horizon_s
+        self.live: list[_Live] = []
+        self.done: list[_Live] = []
+        self.rounds: list[RoundRecord] = []
+
+    def run(self) -> ClusterOutcome:
+        arriving = list(reversed(self.jobs))
+        round_s = self.delays.round_s
+        number = 0
+        while arriving or self.live:
+            now = number * round_s
+            if now > self.horizon_s:
+                break
+            if not self.live:
+                # Nothing happens before the next one comes.
+                number = max(number, math.ceil(arriving[-1].submitted_s / round_s))
+                now = number * round_s
+            while arriving and arriving[-1].submitted_s <= now:
+                self.live.append(_Live(arriving.pop()))
+            stock = self.supply.at(now)
+            self._evict(stock)
+            self._plan(stock, now)
+            self._record(stock, now)
+            self._advance(stock, now)
+            number += 1
+        return self._outcome()
+
+    def _evict(self, stock: Stock) -> None:
+        """Who is on nodes that are no longer there."""
+        for each in self.live:
+            if each.placement is None:
+                continue
+            there = stock.partitions[each.placement.partition].nodes
+            if any(node >= there for node, _ in each.placement.nodes):
+                each.evictions += 1
+                self._take(each)
+
+    def _take(self, each: _Live) -> None:
+        each.held, each.placement, each.configuration = -1, None, None
+        each.pace = each.pending = 0.0
+        each.fails = False
+        each.started_s = None
+
+    def _plan(self, stock: Stock, now: float) -> None:
+        views = [self._view(each, now) for each in self.live]
+        plan = self.planner.plan(views, stock)
+        places = placed(plan, views, stock)
+        for each in self.live:
+            place = places.get(each.job.name)
+            if place is None:
+                if each.placement is not None:
+                    self._take(each)
+            elif place != each.placement or plan.shapes[each.job.name] != each.held:
+                self._start(each, place, plan.shapes[each.job.name], now)
+
+    def _view(self, each: _Live, now: float) -> JobView:
+        job = each.job
+        return JobView(
+            name=job.name,
+            pace=self.briefing.row(job).pace,
+            remaining=each.remaining,
+            age_s=now - job.submitted_s,
+            held=each.held,
+            placement=each.placement,
+            busy=each.placement is not None and (each.pending > 0 or each.fails),
+            restarts=each.restarts,
+            start_s=self.delays.start_s if each.first_s is None else self.delays.restart_s,
+            restart_s=self.delays.restart_s,
+            priority=job.priority,
+            project=job.project,
+            deadline_s=None if job.deadline_s is None else job.deadline_s - now,
+        )
+
+    def _start(self, each: _Live, place: Placement, shape: int, now: float) -> None:
+        configuration = self.briefing.row(each.job).configurations[shape]
+        if each.first_s is not None:
+            each.restarts += 1
+        each.held, each.placement, each.configuration = shape, place, configuration
+        each.pace = self.truth.pace(configuration)
+        each.fails = each.pace <= 0
+        each.started_s = now
+        delays = self.delays
+        each.pending = delays.failed_s if each.fails else delays.restart_s
+        if not each.fails and each.first_s is None:
+            each.pending = delays.start_s
+            each.first_s = now
+
+    def _advance(self, stock: Stock, now: float) -> None:
+        for each in self.live:
+            if each.placement is None or each.configuration is None:
+                continue
+            partition = stock.partitions[each.placement.partition]
+            used = self._progress(each, now, self.delays.round_s)
+            each.gpu_s += used * each.placement.gpus
+            each.dollars += used * each.placement.gpus * partition.price / 3600.0
+        finished = [each for each in self.live if each.finished_s is not None]
+        self.live = [each for each in self.live if each.finished_s is None]
+        self.done += finished
+
+    def _progress(self, each: _Live, now: float, seconds: float) -> float:
+        """Of one round; the seconds for which its GPUs were held."""
+        assert each.configuration is not None
+        waits = min(each.pending, seconds)
+        each.pending -= waits
+        if each.fails:
+            if each.pending <= _DONE:
+                each.failures += 1
+                self.briefing.ran_out(each.job, each.configuration, now + waits)
+                self._take(each)
+            return waits
+        runs = seconds - waits
+        needs = each.remaining / each.pace
+        if needs <= runs + _DONE:
+            each.finished_s = now + waits + needs
+            self.briefing.finished(each.job, each.configuration, each.pace, each.finished_s)
+            return waits + needs
+        each.remaining -= runs * each.pace
+        if runs > 0:
+            self.briefing.shown(each.job, each.configuration, each.pace)
+        return seconds
+
+    def _record(self, stock: Stock, now: float) -> None:
+        used = np.zeros(len(stock.partitions), np.int64)
+        for each in self.live:
+            if each.placement is not None:
+                used[each.placement.partition] += each.placement.gpus
+        waiting = sum(each.placement is None for each in self.live)
+        self.rounds.append(
+            RoundRecord(
+                at_s=now,
+                used=tuple(used.tolist()),
+                there=tuple(stock.capacity.tolist()),
+                running=len(self.live) - waiting,
+                waiting=waiting,
+            )
+        )
+
+    def _outcome(self) -> ClusterOutcome:
+        jobs = [
+            JobOutcome(
+                name=each.job.name,
+                submitted_s=each.job.submitted_s,
+                first_s=each.first_s,
+                finished_s=each.finished_s,
+                deadline_s=each.job.deadline_s,
+                gpu_hours=each.gpu_s / 3600.0,
+                dollars=each.dollars,
+                restarts=each.restarts,
+                failures=each.failures,
+                evictions=each.evictions,
+                alone_s=self._alone(each),
+            )
+            for each in sorted([*self.done, *self.live], key=lambda each: each.job.submitted_s)
+        ]
+        return ClusterOutcome(
+            planner=self.planner.name,
+            source=self.briefing.source.name,
+            jobs=tuple(jobs),
+            rounds=tuple(self.rounds),
+            round_s=self.delays.round_s,
+        )
+
+    def _alone(self, each: _Live) -> float | None:
+        """The time it would have needed with its share of the cluster to itself, all of it being
+        shared evenly among those that were there in its time.
+        """
+        if each.finished_s is None:
+            return None
+        spans = [(other.job.submitted_s, other.finished_s) for other in (*self.done, *self.live)]
+        length = each.finished_s - each.job.submitted_s
+        shared = math.fsum(
+            max(0.0, min(each.finished_s, end or math.inf) - max(each.job.submitted_s, begin))
+            for begin, end in spans
+        )
+        company = max(1.0, shared / length) if length > 0 else 1.0
+        stock = self.supply.at(each.job.submitted_s)
+        share = np.maximum(1.0, stock.capacity / company)
+        best = 0.0
+        for shape, configuration in self.briefing.row(each.job).configurations.items():
+            if stock.gpus[shape] <= share[stock.partition[shape]]:
+                best = max(best, self.truth.pace(configuration))
+        return self.delays.start_s + each.job.tokens / best if best > 0 else None

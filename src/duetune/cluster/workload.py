@@ -1,0 +1,121 @@
+"""Jobs that arrive at a cluster: what they are, when they come, and how much work they have."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+
+from duetune.errors import InvalidInput
+from duetune.knowledge.space import Value
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from duetune.knowledge.configuration import Configuration
+    from duetune.knowledge.source import KnowledgeSource
+    from duetune.knowledge.listing import Listing
+
+_HOUR_S = 3600.0
+
+
+class ClusterJob(msgspec.Struct, frozen=True, kw_only=True):
+    """``given`` are the fields of its configuration that its user says; all others are free.
+    ``tokens`` is its work. Times are seconds since the simulation began; ``deadline_s`` is the
+    moment by which it should be done.
+    """
+
+    name: str
+    submitted_s: float
+    given: dict[str, Value]
+    tokens: float
+    deadline_s: float | None = None
+    priority: int = 0
+    project: str = ""
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.submitted_s) and self.submitted_s >= 0):
+            raise InvalidInput(f"{self.name}.submitted_s", self.submitted_s, "seconds, 0 or more")
+        if not (math.isfinite(self.tokens) and self.tokens > 0):
+            raise InvalidInput(f"{self.name}.tokens", self.tokens, "a number above 0")
+
+
+class Kind(msgspec.Struct, frozen=True):
+    """What jobs of a workload may be: the fields that are given, and the pace at which work is
+    counted: that of the median configuration that works.
+    """
+
+    given: dict[str, Value]
+    pace: float
+
+
+CELL = ("model", "method", "tokens_per_sample")
+"""The fields that users give."""
+
+
+def kinds_of(
+    truth: KnowledgeSource, space: Listing, *, least: int = 8, fields: Sequence[str] = CELL
+) -> tuple[Kind, ...]:
+    """The cells of the space with at least so many configurations, of which one works."""
+    estimates = truth.query(space.rows)
+    pace = np.where(estimates.p_valid >= 0.5, estimates.tokens_per_s[:, 1], np.nan)
+    cells: dict[tuple[Value, ...], list[float]] = {}
+    for row, configuration in enumerate(space.rows):
+        cell = tuple(_value(configuration, field) for field in fields)
+        cells.setdefault(cell, []).append(float(pace[row]))
+    return tuple(
+        Kind(dict(zip(fields, cell, strict=True)), float(np.nanmedian(paces)))
+        for cell, paces in cells.items()
+        if len(paces) >= least and np.isfinite(paces).any()
+    )
+
+
+def _value(configuration: Configuration, field: str) -> Value:
+    found: Value = getattr(configuration, field)
+    return str(found) if isinstance(found, str) else found
+
+
+def poisson_arrivals(
+    jobs: int, per_hour: float, random: np.random.Generator
+) -> NDArray[np.float64]:
+    if not per_hour > 0:
+        raise InvalidInput("load", per_hour, "jobs per hour, above 0")
+    return np.cumsum(random.exponential(_HOUR_S / per_hour, jobs))
+
+
+def workload(
+    kinds: Sequence[Kind],
+    arrivals: NDArray[np.float64],
+    random: np.random.Generator,
+    *,
+    median_s: float = 1500.0,
+    sigma: float = 1.0,
+    slack: tuple[float, float] | None = None,
+) -> tuple[ClusterJob, ...]:
+    """A job of a random kind for each arrival. Its work takes the median configuration a log-normal
+    time. With ``slack`` it has a deadline, so many times that after it was submitted: drawn evenly
+    between the two.
+    """
+    if not kinds:
+        raise InvalidInput("kinds", 0, "at least one kind of job")
+    jobs = []
+    for number, at in enumerate(arrivals):
+        kind = kinds[int(random.integers(len(kinds)))]
+        seconds = median_s * math.exp(sigma * random.standard_normal())
+        deadline = None
+        if slack is not None:
+            deadline = float(at + random.uniform(*slack) * seconds)
+        jobs.append(
+            ClusterJob(
+                name=f"job-{number + 1}",
+                submitted_s=float(at),
+                given=kind.given,
+                tokens=seconds * kind.pace,
+                deadline_s=deadline,
+            )
+        )
+    return tuple(jobs)
