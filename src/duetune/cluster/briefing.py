@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from duetune.knowledge.listing import Listing
 from duetune.knowledge.observation import Observation, Origin, Outcome
 from duetune.knowledge.source import Limits, Objective
+from duetune.knowledge.sources.blind import RandomSource
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -20,7 +22,6 @@ if TYPE_CHECKING:
     from duetune.cluster.workload import ClusterJob
     from duetune.core.cluster import Stock
     from duetune.knowledge.configuration import Configuration
-    from duetune.knowledge.listing import Listing
     from duetune.knowledge.source import Candidate, KnowledgeSource
 
 _MANY = 10_000
@@ -50,7 +51,7 @@ class Briefing:
         single: bool = False,
         learning: bool = False,
     ) -> None:
-        self.source, self.space, self.stock = source, space, stock
+        self.source, self.stock = source, stock
         self.learning = learning
         self._single = single and not source.capabilities
         self._ran_out: dict[str, tuple[Configuration, ...]] = {}
@@ -61,11 +62,12 @@ class Briefing:
         for number, shape in enumerate(stock.shapes):
             gpu = stock.partitions[shape.partition].gpu_model
             self._shapes.setdefault((gpu, shape.gpus, shape.nodes), []).append(number)
+        self.space = self._possible(space)
 
     def row(self, job: ClusterJob) -> Row:
         ran_out = self._ran_out.get(job.name, ())
         # Who draws does so for each job anew.
-        drawn = job.name if not self.source.capabilities else ""
+        drawn = job.name if isinstance(self.source, RandomSource) else ""
         key = (*job.given.items(), drawn, *(each.key for each in ran_out), self.source.version)
         if key not in self._rows:
             if len(self._rows) > _MANY:
@@ -91,18 +93,21 @@ class Briefing:
     def _asked(self, job: ClusterJob, ran_out: tuple[Configuration, ...]) -> Row:
         space = self._given(job).without(ran_out)
         given = {**job.given}
+        source = self.source
+        if isinstance(source, RandomSource):
+            source = source.drawn_for(job.name)
         if self._single:
             limits = Limits(top=1, inventory=self._inventory())
-            ranking = self.source.complete(given, space, Objective.BALANCED, limits)
+            ranking = source.complete(given, space, Objective.BALANCED, limits)
             found = list(ranking.candidates)
         else:
             gpus = tuple(dict.fromkeys(each.gpu_model for each in self.stock.partitions))
             counts = tuple(dict.fromkeys(int(each) for each in self.stock.gpus))
-            found = list(self.source.curve(given, space, gpus, counts).values())
+            found = list(source.curve(given, space, gpus, counts).values())
             if not found:
                 # Nothing is likely to fit, and something has to be tried.
                 limits = Limits(top=1, min_p_valid=0.0, inventory=self._inventory())
-                ranking = self.source.complete(given, space, Objective.BALANCED, limits)
+                ranking = source.complete(given, space, Objective.BALANCED, limits)
                 found = list(ranking.candidates)
         return self._row(found)
 
@@ -142,6 +147,13 @@ class Briefing:
         if key not in self._spaces:
             self._spaces[key] = self.space.given(job.given)
         return self._spaces[key]
+
+    def _possible(self, space: Listing) -> Listing:
+        """Only what some shape of the stock is for."""
+        fits = [
+            (each.gpu_model, each.num_gpus, each.num_nodes) in self._shapes for each in space.rows
+        ]
+        return Listing.of(space.rows.take(np.flatnonzero(fits)))
 
     def _inventory(self) -> dict[str, int]:
         most: dict[str, int] = {}

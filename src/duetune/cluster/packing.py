@@ -45,6 +45,7 @@ class Packing:
             fitting = np.flatnonzero(free >= shape.gpus)
             if not fitting.size:
                 return None
+            nodes: tuple[tuple[int, int], ...]
             nodes = ((int(fitting[np.argmin(free[fitting])]), shape.gpus),)
         else:
             whole = np.flatnonzero(free == size)

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 if TYPE_CHECKING:
     import highspy
-    from numpy.typing import NDArray
 
     from duetune.core.cluster import Stock
 
@@ -119,8 +119,8 @@ def _loaded(pairs: Pairs, stock: Stock, capacity: NDArray[np.int64]) -> highspy.
     lp.row_upper_ = np.concatenate((np.ones(pairs.jobs), capacity, pairs.quota)).astype(np.float64)
     lp.a_matrix_.format_ = highspy.MatrixFormat.kColwise
     lp.a_matrix_.start_, lp.a_matrix_.index_, lp.a_matrix_.value_ = start, index, value
-    highs = highspy.Highs()
-    highs.setOptionValue("output_flag", False)  # noqa: FBT003 - as HiGHS takes it
+    highs: highspy.Highs = highspy.Highs()  # type: ignore[no-untyped-call] # not annotated there
+    highs.silent()
     highs.setOptionValue("threads", 1)
     highs.setOptionValue("mip_rel_gap", GAP)
     highs.passModel(lp)

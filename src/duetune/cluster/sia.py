@@ -65,9 +65,7 @@ class Sia(msgspec.Struct, frozen=True):
         pairs, capacity = program_of(mine, rows, views, stock, given)
         chosen = solve(pairs, stock, capacity=capacity).chosen
         return {
-            view.name: int(shape)
-            for view, shape in zip(mine, chosen, strict=True)
-            if shape >= 0
+            view.name: int(shape) for view, shape in zip(mine, chosen, strict=True) if shape >= 0
         }
 
     def costs(self, view: JobView, stock: Stock) -> NDArray[np.float64]:
@@ -165,7 +163,9 @@ def program_of(
         jobs=len(mine),
         project=np.array([code.get(view.project, -1) for view in mine], np.int64),
         # A quota that was lowered since does not take from those who cannot give.
-        quota=np.array([max(quota[each], pinned_gpus.get(each, 0), 0) for each in projects], np.int64),
+        quota=np.array(
+            [max(quota[each], pinned_gpus.get(each, 0), 0) for each in projects], np.int64
+        ),
         pinned=pinned,
         held=np.array([view.held for view in mine], np.int64),
     )

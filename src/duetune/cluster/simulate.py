@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from duetune.cluster.packing import placed
 from duetune.cluster.outcome import ClusterOutcome, JobOutcome, RoundRecord
+from duetune.cluster.packing import placed
 from duetune.core.cluster import JobView
 from duetune.errors import InvalidInput
 from duetune.knowledge.configuration import Configurations
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from duetune.knowledge.source import KnowledgeSource
 
 _DONE = 1e-9
+_HOUR_S = 3600.0
 
 
 class Delays(msgspec.Struct, frozen=True, kw_only=True):
@@ -191,10 +192,10 @@ class Simulation:
         for each in self.live:
             if each.placement is None or each.configuration is None:
                 continue
-            partition = stock.partitions[each.placement.partition]
-            used = self._progress(each, now, self.delays.round_s)
-            each.gpu_s += used * each.placement.gpus
-            each.dollars += used * each.placement.gpus * partition.price / 3600.0
+            place = each.placement
+            gpu_s = place.gpus * self._progress(each, now, self.delays.round_s)
+            each.gpu_s += gpu_s
+            each.dollars += gpu_s * stock.partitions[place.partition].price / _HOUR_S
         finished = [each for each in self.live if each.finished_s is not None]
         self.live = [each for each in self.live if each.finished_s is None]
         self.done += finished
@@ -245,7 +246,7 @@ class Simulation:
                 first_s=each.first_s,
                 finished_s=each.finished_s,
                 deadline_s=each.job.deadline_s,
-                gpu_hours=each.gpu_s / 3600.0,
+                gpu_hours=each.gpu_s / _HOUR_S,
                 dollars=each.dollars,
                 restarts=each.restarts,
                 failures=each.failures,

@@ -32,9 +32,7 @@ class Supply:
                 raise InvalidInput("market", name, "a partition of spot or on-demand nodes")
         # The shapes are those of all that there ever is.
         self.stock = Stock(
-            tuple(
-                msgspec.structs.replace(each, most=each.most_nodes) for each in stock.partitions
-            ),
+            tuple(msgspec.structs.replace(each, most=each.most_nodes) for each in stock.partitions),
             stock.quotas,
         )
         self._at: dict[tuple[int, ...], Stock] = {}

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from duetune.knowledge.configuration import Configuration
-    from duetune.knowledge.source import KnowledgeSource
     from duetune.knowledge.listing import Listing
+    from duetune.knowledge.source import KnowledgeSource
 
 _HOUR_S = 3600.0
 

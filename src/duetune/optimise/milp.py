@@ -12,7 +12,7 @@ import math
 from typing import TYPE_CHECKING, NamedTuple
 
 from duetune.core.physics import job_physics
-from duetune.errors import InvalidInput, MissingExtra, SolverStopped
+from duetune.errors import InvalidInput, SolverStopped
 from duetune.optimise.optimum import Optimum, optimum_of_plan
 
 if TYPE_CHECKING:
@@ -68,10 +68,8 @@ def _solve(
 
 
 def _highs(time_limit_s: float, threads: int, options: dict[str, float]) -> highspy.Highs:
-    try:
-        import highspy  # noqa: PLC0415 - an optional extra, and slow to import
-    except ImportError:
-        raise MissingExtra("the integer program", "milp") from None
+    import highspy  # noqa: PLC0415 - slow to import
+
     solver: highspy.Highs = highspy.Highs()  # type: ignore[no-untyped-call] # not annotated there
     solver.silent()
     solver.setOptionValue("mip_rel_gap", 0.0)

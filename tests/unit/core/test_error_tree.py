@@ -36,8 +36,8 @@ def test_codes_for_programs_and_shells_are_stable():
         (errors.NotFound("pool", "x", "a, b"), "no pool named 'x'; known: a, b"),
         (errors.NotFound("pool", "x"), "no pool named 'x'"),
         (
-            errors.MissingExtra("the integer program", "milp"),
-            "the integer program needs an optional part: pip install 'duetune[milp]'",
+            errors.MissingExtra("a plot", "plot"),
+            "a plot needs an optional part: pip install 'duetune[plot]'",
         ),
     ],
 )

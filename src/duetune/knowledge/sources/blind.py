@@ -132,6 +132,10 @@ class RandomSource(Blind):
     def version(self) -> str:
         return f"{super().version}-{self.seed}"
 
+    def drawn_for(self, name: str) -> RandomSource:
+        """One that draws for this job alone."""
+        return RandomSource(self.seed + (zlib.crc32(name.encode()) << 32))
+
     def preference(self, configurations: Configurations) -> Column:
         return uniform(configurations, self.seed)
 
