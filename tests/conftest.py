@@ -1,8 +1,12 @@
 from __future__ import annotations
 
+import itertools
 import os
 
 from hypothesis import HealthCheck, settings
+
+# Tests run side by side: threads of a library would wait for each other, and for them.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # Derandomised: a run that passed here passes in CI. No example has a time limit, since the first
 # one pays for the compiler. `make test-more` looks further, at other examples each time.
@@ -16,18 +20,31 @@ settings.register_profile("more", max_examples=300, print_blob=True, **COMMON)
 settings.load_profile("more" if "DUETUNE_TEST_MORE" in os.environ else "duetune")
 
 
+def pytest_configure(config):
+    config.addinivalue_line("markers", "torch: needs torch, which takes seconds to import")
+
+
 def pytest_collection_modifyitems(config, items):
     """Live tests wait more than they compute. All workers but one begin with them, or else one
-    would be left with a row of them when all others are done.
+    would be left with a row of them when all others are done. One of these has all tests that need
+    torch, so that no other imports it, and a third as many of the other live ones.
     """
     workers = getattr(config, "workerinput", {}).get("workercount", 1)
-    live = [item for item in items if item.get_closest_marker("live")]
-    rest = [item for item in items if not item.get_closest_marker("live")]
     lanes, share = max(1, workers - 1), len(items) // workers
+    deal = itertools.cycle([*range(lanes), *range(lanes - 1), *range(lanes - 1)])
+    begins = [[] for _ in range(lanes)]
+    rest = []
+    for item in items:
+        if item.get_closest_marker("torch"):
+            begins[-1].append(item)
+        elif item.get_closest_marker("live"):
+            begins[next(deal)].append(item)
+        else:
+            rest.append(item)
     ordered = []
-    for lane in range(lanes):
-        ordered += live[lane::lanes]
-        room = share * (lane + 1) - len(ordered)
-        ordered += rest[: max(0, room)]
-        del rest[: max(0, room)]
+    for lane, begin in enumerate(begins):
+        ordered += begin
+        room = max(0, share * (lane + 1) - len(ordered))
+        ordered += rest[:room]
+        del rest[:room]
     items[:] = ordered + rest

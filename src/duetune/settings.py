@@ -9,6 +9,13 @@
     [site]
     market = "diurnal"                      # or trace = "market.csv"
     speed = 1
+
+    [queue]
+    gpus = 8                                # all jobs together; as many as they like if not said
+    planner = "tutti"
+
+    [queue.quotas]
+    vision = 4                              # the jobs of a project together
 """
 
 from __future__ import annotations
@@ -75,12 +82,42 @@ class SiteSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
             raise InvalidInput("site.silent_share", self.silent_share, "a share from 0 to 1")
 
 
+class QueueSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """How many GPUs all jobs together may hold at once, spot and on-demand, and those of a project;
+    not said: as many as they like. ``planner`` shares them where that is too few.
+    """
+
+    planner: str = "tutti"
+    gpus: int | None = None
+    quotas: dict[str, int] = {}
+
+    def __post_init__(self) -> None:
+        if self.gpus is not None and self.gpus < 1:
+            raise InvalidInput("queue.gpus", self.gpus, "a whole number of GPUs, 1 or more")
+        for project, most in self.quotas.items():
+            if most < 0:
+                field = f"queue.quotas.{project}"
+                raise InvalidInput(field, most, "a whole number of GPUs, 0 or more")
+
+    @property
+    def limited(self) -> bool:
+        return self.gpus is not None or bool(self.quotas)
+
+    def limit(self, project: str) -> tuple[int, str] | None:
+        """The most GPUs that a job of ``project`` can ever hold, and the setting that says so."""
+        limits = [] if self.gpus is None else [(self.gpus, "queue.gpus")]
+        if project in self.quotas:
+            limits.append((self.quotas[project], f"queue.quotas.{project}"))
+        return min(limits, default=None)
+
+
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
     home: Path
     database: str
     forecast: str = "last"
     selector: str = "adahedge"
     site: SiteSettings = SiteSettings()
+    queue: QueueSettings = QueueSettings()
 
     @property
     def jobs(self) -> Path:
@@ -99,6 +136,7 @@ class _Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     forecast: str = "last"
     selector: str = "adahedge"
     site: SiteSettings = SiteSettings()
+    queue: QueueSettings = QueueSettings()
 
 
 def load_settings(environ: Mapping[str, str] = os.environ) -> Settings:
@@ -124,4 +162,5 @@ def load_settings(environ: Mapping[str, str] = os.environ) -> Settings:
         forecast=config.forecast,
         selector=config.selector,
         site=config.site,
+        queue=config.queue,
     )

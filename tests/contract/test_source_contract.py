@@ -26,7 +26,12 @@ IMPLEMENTATIONS = [
 NAMES = (
     *("default", "random", "history", "oracle", "nearest", "analytic", "regression", "hybrid"),
     *("noisy:0.2:nearest", "noisy:0.1:-0.3:analytic", "stale:3:history", "stale:90s:nearest"),
-    *("partial:validity+sharding:analytic", "partial:uncertainty:nearest", "cached:hybrid"),
+    *(
+        "proportional",
+        "partial:validity+sharding:analytic",
+        "partial:uncertainty:nearest",
+        "cached:hybrid",
+    ),
     *("cached:random", "noisy:0.5:default", "partial:memory:cached:history"),
 )
 BLIND = ("default", "random", "cached:random", "noisy:0.5:default")

@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from contextlib import suppress
+from contextlib import redirect_stderr, redirect_stdout, suppress
 from pathlib import Path
+from unittest.mock import patch
 
 from duetune.bootstrap import live
+from duetune.cli import main
+from duetune.service import submission
 from duetune.settings import load_settings
 
 PROGRAM = [sys.executable, "-m", "duetune.cli"]
 TRAINER = Path(__file__).with_name("pretend_trainer.py")
 TIMEOUT_S = 90
+# What is started here goes on when nobody holds its handle any more, as it should.
+LEFT_RUNNING = "ignore:subprocess .* is still running:ResourceWarning"
 
 
 class LiveHome:
-    python = sys.executable
-
     def __init__(self, folder):
         self.folder = folder
         self.path = folder / "home"
@@ -34,6 +38,27 @@ class LiveHome:
         self.settings = load_settings(self.environment)
 
     def run(self, *arguments, status=0, **more):
+        """A command, in this process: to start the program takes longer than most commands do, and
+        fleet, controller and nodes are processes of their own all the same. A quote comes from
+        fewer scenarios, as nothing here is about its figures.
+        """
+        words = [str(word) for word in arguments]
+        with (
+            patch.dict(os.environ, {**self.environment, **more}),
+            patch.object(submission, "SCENARIOS", 10),
+            redirect_stdout(io.StringIO()) as out,
+            redirect_stderr(io.StringIO()) as err,
+        ):
+            try:
+                code = main(words)
+            except SystemExit as left:
+                code = left.code
+        return self._checked(
+            subprocess.CompletedProcess(words, code, out.getvalue(), err.getvalue()), status
+        )
+
+    def run_program(self, *arguments, status=0, **more):
+        """A command as users run it; what it starts has to outlive it."""
         done = subprocess.run(
             [*PROGRAM, *map(str, arguments)],
             capture_output=True,
@@ -43,6 +68,10 @@ class LiveHome:
             env={**self.environment, **more},
             stdin=subprocess.DEVNULL,
         )
+        return self._checked(done, status)
+
+    @staticmethod
+    def _checked(done, status):
         assert done.returncode == status, done.stdout + done.stderr
         return done
 
@@ -62,13 +91,14 @@ class LiveHome:
         path.write_text("\n".join(lines) + "\n")
         return path
 
-    def start_fleet(self, market, *, slot_wall_s=2.0, warm=False, **options):
+    def start_fleet(self, market, *, slot_wall_s=2.0, warm=False, run=None, **options):
         flags = [
             word
             for name, value in {"speed": 1800 / slot_wall_s, "history": 0, **options}.items()
             for word in (f"--{name.replace('_', '-')}", value)
         ]
-        self.run("fleet", "start", "--trace", market, "--warm" if warm else "--cold", *flags)
+        temperature = "--warm" if warm else "--cold"
+        (run or self.run)("fleet", "start", "--trace", market, temperature, *flags)
 
     def spec(self, *, steps=20, step_s=0.2, deadline="24h", **fields):
         """A job that runs the pretend trainer. Hours are seconds here, so it has much time: on a
@@ -117,7 +147,7 @@ class LiveHome:
             found = condition()
             if found:
                 return found
-            time.sleep(0.05)
+            time.sleep(0.1)
         raise AssertionError(f"{what} did not come\n{self.logs()}")
 
     def until_over(self, job):
@@ -127,11 +157,13 @@ class LiveHome:
 
         return self.until(over, f"the end of {job}")
 
-    def reached(self, job, step):
+    def step(self, job):
         with suppress(OSError, ValueError):
-            path = self.settings.folder(job) / "progress.json"
-            return json.loads(path.read_text())["step"] >= step
-        return False
+            return json.loads((self.settings.folder(job) / "progress.json").read_text())["step"]
+        return 0
+
+    def reached(self, job, step):
+        return self.step(job) >= step
 
     def until_step(self, job, step):
         self.until(lambda: self.reached(job, step), f"step {step}")

@@ -12,19 +12,18 @@ from pathlib import Path
 
 import msgspec
 import pytest
-
-pytest.importorskip("torch")
-pytest.importorskip("torchft")
-pytest.importorskip("peft")
-
 from elastic_job import ElasticJob, Nursery
 
 from duetune.core.contract import DONE, HOPELESS, LEFT
 from duetune.core.progress import Phase
 from duetune.training.checkpoint import CheckpointStore
 from duetune.training.task import Method, TrainingTask
+from later import later
 
-pytestmark = pytest.mark.live
+for name in ("torch", "torchft", "peft"):
+    later(name)
+
+pytestmark = [pytest.mark.live, pytest.mark.torch]
 
 
 @pytest.fixture(scope="module")

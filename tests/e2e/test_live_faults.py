@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from live_home import LiveHome
+from live_home import LEFT_RUNNING, LiveHome
 from test_live_jobs import accounted, never_two_at_once
 
 from duetune.bootstrap import live
@@ -13,7 +13,7 @@ from duetune.fleets.embedded import FleetSettings, start_provider
 from duetune.fleets.embedded.settings import FleetFaults
 from duetune.settings import SiteSettings
 
-pytestmark = pytest.mark.live
+pytestmark = [pytest.mark.live, pytest.mark.filterwarnings(LEFT_RUNNING)]
 
 
 @pytest.fixture

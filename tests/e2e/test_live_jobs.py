@@ -8,14 +8,14 @@ import os
 import signal
 
 import pytest
-from live_home import LiveHome
+from live_home import LEFT_RUNNING, LiveHome
 
 from duetune import bootstrap
 from duetune.core.events import Decided, Ended, Learned, Requested
 from duetune.core.fleet import NodeState
 from duetune.simulate.journal import redecided
 
-pytestmark = pytest.mark.live
+pytestmark = [pytest.mark.live, pytest.mark.filterwarnings(LEFT_RUNNING)]
 
 CALM = ((0.9, 4),)
 PREEMPTING = ((0.9, 4), (0.9, 4), (0.9, 0))
@@ -55,8 +55,8 @@ def never_two_at_once(nodes):
 
 
 def test_a_job_runs_through_preemptions_and_leaves_a_bill_and_reasons(home):
-    home.start_fleet(home.market(*PREEMPTING), notice=0.5, silent=0)
-    done = home.run("launch", home.spec(steps=25), "--yes")
+    home.start_fleet(home.market(*PREEMPTING), notice=0.5, silent=0, run=home.run_program)
+    done = home.run_program("launch", home.spec(steps=25), "--yes")
     job = home.json("queue", "--all")["jobs"][0]["id"]
     row = home.job(job)
     assert row.status == "SUCCEEDED"
@@ -163,8 +163,9 @@ def test_cancel_pause_resume_and_amend_are_kept(home):
     earliest = home.fleet().clock.now() + 20 * 3600
     home.run("amend", job, "--deadline", "20h", "--budget", "$50")
     latest = home.fleet().clock.now() + 20 * 3600
+    left_at = home.step(job)
     home.run("resume", job)
-    home.until_step(job, 4)
+    home.until_step(job, left_at + 2)
     row = home.job(job)
     assert row.budget == 50
     assert earliest <= row.deadline_at <= latest

@@ -7,16 +7,19 @@ import subprocess
 from contextlib import contextmanager
 
 import pytest
-from live_home import LiveHome
+from live_home import LEFT_RUNNING, LiveHome
 from test_live_jobs import accounted
 
 from duetune.cli import main
 from duetune.core.events import Reported
 from duetune.training.tiny import build_tiny_model
+from later import later
 
-pytest.importorskip("torchft", reason="training needs duetune[train]")
+later("torchft")
+peft = later("peft")
+transformers = later("transformers")
 
-pytestmark = pytest.mark.live
+pytestmark = [pytest.mark.live, pytest.mark.torch, pytest.mark.filterwarnings(LEFT_RUNNING)]
 
 SPOT = ((0.9, 2),)
 COMES_AND_GOES = ((0.9, 2), (0.9, 2), (0.9, 2), (0.9, 0))
@@ -96,18 +99,9 @@ def test_a_fine_tune_survives_silent_preemptions_and_a_truncated_checkpoint(home
     last = progress(home, job)[-1]
     assert last.step == 30
     assert last.eval_loss < last.base_eval_loss
-    code = (
-        "import sys; from peft import PeftModel; from transformers import AutoModelForCausalLM;"
-        "base = AutoModelForCausalLM.from_pretrained(sys.argv[1]);"
-        "print(type(PeftModel.from_pretrained(base, sys.argv[2])).__name__)"
-    )
-    loaded = subprocess.run(
-        [home.python, "-c", code, str(model), row.output],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert loaded.stdout.strip() == "PeftModelForCausalLM"
+    base = transformers.AutoModelForCausalLM.from_pretrained(model)
+    loaded = peft.PeftModel.from_pretrained(base, row.output)
+    assert type(loaded).__name__ == "PeftModelForCausalLM"
 
 
 @contextmanager

@@ -119,6 +119,7 @@ def snippet(language, place=0):
     return re.findall(rf"```{language}\n(.*?)```", PAGE, re.DOTALL)[place]
 
 
+@pytest.mark.torch
 def test_a_trl_script_is_killed_noticed_and_finished_on_three_nodes(tmp_path, node_for):
     build_tiny_model(tmp_path / "model", hidden=32, layers=2, heads=2, positions=256, seed=1)
     texts = tmp_path / "texts.jsonl"

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from duetune.control.loop import Controller
+    from duetune.control.shares import Queue
     from duetune.core.events import Recorded
     from duetune.core.market import MarketTrace
     from duetune.core.ports import Forecaster, Policy
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from duetune.knowledge.source import KnowledgeSource
     from duetune.quote.site import Site
     from duetune.service.submission import Desk
-    from duetune.settings import Settings, SiteSettings
+    from duetune.settings import QueueSettings, Settings, SiteSettings
     from duetune.store.store import Store
 
 SITE_FILE = "site.json"
@@ -146,7 +147,9 @@ def desk(settings: Settings) -> Desk:
     from duetune.market.resample import slice_slots
     from duetune.service.submission import Desk
 
-    live_forecaster(settings.forecast, 1.0)  # refuses a wrong name before anything is done
+    # Wrong names are refused before anything is done.
+    live_forecaster(settings.forecast, 1.0)
+    live_queue(settings.queue)
     running = running_fleet(settings)
     site = settings.site if running is None else site_of(settings)
     history: MarketTrace | None
@@ -168,6 +171,7 @@ def desk(settings: Settings) -> Desk:
         policy_named=policy_named,
         learner=lambda arms: selector_named(settings.selector, arms, jobs=1000),
         knowledge=lambda store: live_knowledge(settings, store),
+        queue=settings.queue,
     )
 
 
@@ -190,6 +194,20 @@ def live_knowledge(settings: Settings, store: Store) -> KnowledgeSource:
 def live_forecaster(name: str, slot_hours: float) -> Forecaster:
     """A forecaster that knows only what it was shown."""
     return forecast_named(name, seed=0).causal(slot_hours)
+
+
+def live_queue(queue: QueueSettings) -> Queue | None:
+    """What jobs share, if there is a limit."""
+    if not queue.limited:
+        return None
+    from duetune.bootstrap.planners import planner_named
+    from duetune.control.shares import Queue
+
+    try:
+        planner = planner_named(queue.planner)
+    except InvalidInput as error:
+        raise InvalidInput("queue.planner", error.value, error.allowed) from None
+    return Queue(planner, queue.gpus, queue.quotas)
 
 
 def make_controller(settings: Settings, store: Store, fleet: EmbeddedFleet) -> Controller:
@@ -223,6 +241,7 @@ def make_controller(settings: Settings, store: Store, fleet: EmbeddedFleet) -> C
                 lambda job, story: _settle(settings, store, job, story),
             )
         ),
+        queue=live_queue(settings.queue),
         poll_wall_s=min(SLOWEST_POLL_S, max(FASTEST_POLL_S, slot_wall_s / 20)),
     )
 

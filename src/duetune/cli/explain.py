@@ -119,6 +119,8 @@ def _show_slot(each: SlotExplained, policy: str) -> None:
         f"had {each.held.spot} spot and {each.held.on_demand} on demand"
     )
     screen.print(f"  speed     {pace or 'not measured yet'} (steps per slot)")
+    if each.share is not None:
+        screen.print(f"  share     {each.share} of {each.wish} GPUs: {escape(each.share_reason)}")
     screen.print(
         f"  decided   [cyan]{each.decided.spot} spot[/], "
         f"[yellow]{each.decided.on_demand} on demand[/] for {dollars(each.charge)}"

@@ -62,7 +62,7 @@ def _show(rows: list[JobRow], home: Home) -> None:
     from duetune.simulate.summary import dollars
 
     table = tables.new_table(
-        *("job", "status", "steps", "spot", "on-dem", "spent", "due", "policy"),
+        *("job", "prio", "status", "steps", "spot", "on-dem", "share", "spent", "due", "policy"),
         left=("job", "status", "due", "policy"),
     )
     fleet = home.fleet
@@ -70,10 +70,12 @@ def _show(rows: list[JobRow], home: Home) -> None:
     for row in rows:
         table.add_row(
             escape(row.id),
+            str(row.priority),
             status_words(row.status),
             f"{row.step}/{row.total_steps}",
             str(row.spot),
             str(row.on_demand),
+            _share(row),
             dollars(row.spent),
             _due(row, now),
             escape(row.policy),
@@ -86,6 +88,12 @@ def _show(rows: list[JobRow], home: Home) -> None:
 def status_words(status: Status) -> str:
     colour = COLOURS[status.value]
     return f"[{colour}]{status.value}[/]"
+
+
+def _share(row: JobRow) -> str:
+    """What it may hold of what it would, where that is less."""
+    limited = row.share is not None and not row.status.final
+    return f"{row.share} of {row.wish}" if limited else "-"
 
 
 def _due(row: JobRow, now: float | None) -> str:

@@ -133,6 +133,8 @@ def panel(look: Look) -> Group:
     bar = f"[green]{'█' * full}[/][dim]{'░' * (BAR - full)}[/] {int(share * 100):>3}%"
     grid.add_row("steps", f"{bar}  {progress.step} of {total}{_loss(look)}")
     grid.add_row("GPUs", _gpus(look))
+    if row.share is not None and not row.status.final:
+        grid.add_row("share", f"{row.share} of {row.wish}: {escape(look.share_reason)}")
     if look.market is not None:
         grid.add_row(
             "market",

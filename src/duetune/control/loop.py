@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from duetune.control.memory import MarketMemory
-from duetune.core.events import Event, Learned, Reported, Wished
+from duetune.control.page import Page
+from duetune.control.sharing import Sharing
+from duetune.core.events import Learned, Reported, Wished
 from duetune.core.fleet import Limit, NodeKind, NodeState, Release
 from duetune.engine.deciding import lookahead
 from duetune.engine.engine import Engine
@@ -20,9 +22,10 @@ from duetune.errors import DuetuneError, FleetError, StaleController, StoreError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from duetune.control.shares import Queue
     from duetune.control.world import Books, Learning, World
-    from duetune.core.events import Observed, Wish
-    from duetune.core.fleet import FleetReport, MarketReport, Node
+    from duetune.core.events import Event, Observed, Wish
+    from duetune.core.fleet import FleetReport, Node
     from duetune.core.market import Slot
     from duetune.core.ports import Forecaster, Policy
 
@@ -38,7 +41,8 @@ log = logging.getLogger(__name__)
 
 class Controller:
     """Runs every job of the books that is not over. Any number may be started on the same books:
-    the journal lets one of them write, the others stop with ``StaleController``.
+    the journal lets one of them write, the others stop with ``StaleController``. With a ``queue``
+    the jobs share what it has; without one each decides for itself.
     """
 
     def __init__(
@@ -49,6 +53,7 @@ class Controller:
         policy_named: Callable[[str], Policy],
         forecaster: Callable[[], Forecaster],
         learning: Learning | None = None,
+        queue: Queue | None = None,
         poll_wall_s: float = 10.0,
     ) -> None:
         self.world, self.books, self.learning = world, books, learning
@@ -56,6 +61,8 @@ class Controller:
         self._policy_named = policy_named
         self._memory = MarketMemory(world.feed, forecaster)
         self._engines: dict[str, Engine] = {}
+        self._written: dict[str, int] = {}
+        self._sharing = None if queue is None else Sharing(queue)
         self._limits: dict[str, Limit] = {}
         self._released: set[str] = set()
 
@@ -87,13 +94,27 @@ class Controller:
         for stream in streams:
             with self._contained(stream):
                 self._engine(stream)  # each job is shown what the others leave
-        for stream in streams:
-            with self._contained(stream):
-                self.tick(stream, [(number, wish) for number, job, wish in wishes if job == stream])
+        self.tick(*streams, wishes=wishes)
         for stream in set(self._engines) - set(streams):
             del self._engines[stream]
         self._refuse_late(wishes, set(streams))
         return bool(streams)
+
+    def tick(self, *streams: str, wishes: Sequence[tuple[int, str, Wish]] = ()) -> None:
+        """Observe, forecast, share, decide; write it down; act. Once over: account, learn."""
+        pages: list[Page] = []
+        try:
+            for stream in streams:
+                with self._contained(stream):
+                    pages += self._looked(stream, wishes)
+            if self._sharing is not None:
+                self._sharing.begin(self._engines, unread=self._unread(streams))
+                pages = self._shared(self._sharing, pages)
+            for page in pages:
+                with self._contained(page.stream):
+                    self._decide(page)
+        finally:
+            self._forget_unwritten()
 
     @contextmanager
     def _contained(self, stream: str) -> Iterator[None]:
@@ -110,54 +131,78 @@ class Controller:
             log.exception("job %s cannot be served", stream)
             self._engines.pop(stream, None)
 
-    def tick(self, stream: str, wishes: Sequence[tuple[int, Wish]] = ()) -> None:
-        """Observe, forecast, decide; write it down; act. Once over: account, learn."""
+    def _looked(self, stream: str, wishes: Sequence[tuple[int, str, Wish]]) -> list[Page]:
+        """What was wished, and what has become of nodes and training; no page if it is over."""
         engine = self._engine(stream)
         if engine.is_over():
             self._learn(engine)
-            return
+            return []
         market = self.world.feed.now()
         fleet = self.world.fleet.observe(stream)
-        with self._written(engine) as happened:
-            for number, wish in wishes:
-                if number not in engine.state.wishes:
-                    happened(Wished(market.at, number, wish))
-            happened(self._report(engine, fleet))
-            slot_is_due = engine.state.slot_is_due(market.at)
-            if slot_is_due:
-                observed = self._observe(engine, market)
-                happened(observed)
-                if engine.state.ending is None:
-                    happened(engine.decide(observed))
-            happened(engine.request(market.at))
-            happened(engine.end(market.at))
-        if slot_is_due:
+        page = Page(engine, market)
+        for number, job, wish in wishes:
+            if job == stream and number not in engine.state.wishes:
+                page.happened(Wished(market.at, number, wish))
+        page.happened(self._report(engine, fleet))
+        return [page]
+
+    def _shared(self, sharing: Sharing, pages: Sequence[Page]) -> list[Page]:
+        """With what each job may hold, where there is not enough for all."""
+        asked = []
+        for page in sharing.in_order(pages):
+            with self._contained(page.stream):
+                sharing.ask(page, self._observed)
+                asked.append(page)
+        sharing.plan([page for page in pages if page in asked])
+        served = []
+        for page in asked:
+            with self._contained(page.stream):
+                sharing.tell(page, self._observed)
+                served.append(page)
+        return served
+
+    def _unread(self, streams: Sequence[str]) -> int:
+        """Nodes of jobs whose journal cannot be read."""
+        count = 0
+        for stream in set(streams) - set(self._engines):
+            with self._contained(stream):
+                nodes = self.world.fleet.observe(stream).nodes
+                count += sum(node.state.alive for node in nodes)
+        return count
+
+    def _decide(self, page: Page) -> None:
+        engine, at = page.engine, page.market.at
+        if page.observed is None and engine.state.slot_is_due(at):
+            page.observed = self._observed(page)
+        if page.observed is not None:
+            page.happened(page.observed)
+            if engine.state.ending is None:
+                page.happened(engine.decide(page.observed))
+        room = None if self._sharing is None else self._sharing.room(engine, page.market.slot)
+        page.happened(engine.request(at, room=room))
+        page.happened(engine.end(at))
+        self._write(engine, page.events)
+        if page.observed is not None:
             # A sleeper that woke up late may have told the fleet an older one.
-            self._limits.pop(stream, None)
+            self._limits.pop(page.stream, None)
         self._act(engine)
-        if slot_is_due:
+        if page.observed is not None:
             self._warn_workers(engine)
         if engine.is_over():
             self._learn(engine)
 
-    @contextmanager
-    def _written(self, engine: Engine) -> Iterator[Callable[[Event | None], None]]:
-        """Collects what happened and appends it as one; what was not written did not happen."""
-        before = engine.position
-        events: list[Event] = []
+    def _write(self, engine: Engine, events: Sequence[Event]) -> None:
+        """All that happened to a job in a turn, as one."""
+        if events:
+            before = self._written[engine.stream]
+            self.books.journal.append(engine.stream, events, expected=before)
+            self._written[engine.stream] = engine.position
 
-        def happened(event: Event | None) -> None:
-            if event is not None:
-                engine.handle(event)
-                events.append(event)
-
-        try:
-            yield happened
-            if events:
-                self.books.journal.append(engine.stream, events, expected=before)
-        except BaseException:
-            self._engines.pop(engine.stream, None)  # the next turn begins from the journal
-            raise
+    def _forget_unwritten(self) -> None:
+        """What was not written did not happen: the next turn begins from the journal."""
+        for stream, engine in list(self._engines.items()):
+            if engine.position != self._written[stream]:
+                del self._engines[stream]
 
     def next_turn(self, now: float) -> float:
         """The next slot of any job, a moment in, or the next look around."""
@@ -175,7 +220,7 @@ class Controller:
             engine = Engine(stream, self._policy_named)
             for recorded in self.books.journal.read(stream):
                 engine.handle(recorded.event)
-            self._engines[stream] = engine
+            self._engines[stream], self._written[stream] = engine, engine.position
         return self._engines[stream]
 
     def _report(self, engine: Engine, fleet: FleetReport) -> Reported | None:
@@ -218,7 +263,9 @@ class Controller:
             if state.nodes[node].state.alive and node not in known
         ]
 
-    def _observe(self, engine: Engine, market: MarketReport) -> Observed:
+    def _observed(self, page: Page) -> Observed:
+        """The slot as the policy will be shown it: the market now, and what it may become."""
+        engine, market = page.engine, page.market
         state = engine.state
         horizon = max(USUAL_HORIZON, lookahead(self._policy_named(state.submitted.policy)))
         pace = {}
@@ -235,6 +282,8 @@ class Controller:
 
     def _left_by_others(self, engine: Engine, market: Slot) -> Slot:
         """The market less the spot that our other jobs hold: they would be refused for it."""
+        if self._sharing is not None:
+            return self._sharing.left(engine, market)
         own = len(engine.state.alive(NodeKind.SPOT))
         taken = sum(
             len(other.state.alive(NodeKind.SPOT))
@@ -268,8 +317,9 @@ class Controller:
     def _learn(self, engine: Engine) -> None:
         story = self.books.journal.read(engine.stream)
         if self.learning is not None and not isinstance(story[-1].event, Learned):
-            with self._written(engine) as happened:
-                happened(self.learning.learn(engine.stream, story))
+            lesson = self.learning.learn(engine.stream, story)
+            engine.handle(lesson)
+            self._write(engine, [lesson])
         self._engines.pop(engine.stream, None)
 
     def _refuse_late(self, wishes: Sequence[tuple[int, str, Wish]], active: set[str]) -> None:

@@ -71,7 +71,9 @@ class Submitted(msgspec.Struct, frozen=True, tag="submitted"):
     JSON; ``policy`` the name of the policy that was chosen, ``chosen`` how; ``stop_at`` a moment
     at which the job ends whatever its state. A value that was not given stands for the cost on
     demand, so it follows the measured speed. ``steps`` are the optimiser steps within ``job.work``
-    and ``deadline_at`` is the moment that was asked for, which the job's slots end before.
+    and ``deadline_at`` is the moment that was asked for, which the job's slots end before. Where
+    jobs compete, those of the higher ``priority`` go first, and those of one ``project`` may hold
+    no more together than its quota.
     """
 
     at: float
@@ -89,6 +91,8 @@ class Submitted(msgspec.Struct, frozen=True, tag="submitted"):
     steps: int = 0
     deadline_at: float | None = None
     past: Past = Past()
+    priority: int = 0
+    project: str = ""
 
 
 class Wished(msgspec.Struct, frozen=True, tag="wished"):
@@ -114,7 +118,10 @@ class Reported(msgspec.Struct, frozen=True, tag="reported"):
 class Observed(msgspec.Struct, frozen=True, tag="observed"):
     """A slot has begun: all that the policy is shown, less what the state already holds.
 
-    ``pace`` is the measured number of steps per undisturbed slot, by number of GPUs.
+    ``pace`` is the measured number of steps per undisturbed slot, by number of GPUs. Where jobs
+    share a finite fleet, ``wish`` is how many GPUs the policy would hold if the job were alone, and
+    ``share`` the most that it may hold; None: as many as it likes. ``share_reason`` says what the
+    other jobs have to do with it.
     """
 
     at: float
@@ -127,6 +134,9 @@ class Observed(msgspec.Struct, frozen=True, tag="observed"):
     spent: float
     outlook: Outlook = Outlook()
     pace: dict[int, float] = msgspec.field(default_factory=dict)
+    share: int | None = None
+    share_reason: str = ""
+    wish: int | None = None
 
 
 class Decided(msgspec.Struct, frozen=True, tag="decided"):

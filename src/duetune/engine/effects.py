@@ -53,6 +53,8 @@ def take_effect(state: JobState, event: Event) -> None:
             if event.allocation.total != state.wanted.total and state.slot > 1:
                 state.resizes += 1
             state.wanted, state.memo = event.allocation, event.memo
+            if state.status is not Status.PAUSED:
+                state.memo_gpus = state.most_gpus
         case Requested():
             _request(state, event)
         case Ended():
@@ -154,31 +156,43 @@ def _refused(state: JobState, node: Node) -> None:
 
 def _observe(state: JobState, event: Observed) -> None:
     state.watched[event.slot] = event.market
-    if state.status is Status.QUEUED:
+    if state.status is Status.QUEUED and event.share != 0:
         state.status = Status.RUNNING
     if event.slot > state.slot:
-        busy = event.held.total > 0 and state.slot > 0
+        busy = event.held.total > 0 and state.slot > 0 and not state.waited
         stuck = busy and state.progress.step <= state.step_at_slot
         state.stalled_slots = state.stalled_slots + 1 if stuck else 0
         state.step_at_slot = state.progress.step
+        state.waited = False
     state.slot, state.due = event.slot, False
+    state.share, state.share_reason, state.wish = event.share, event.share_reason, event.wish
+    state.waited = state.waited or state.waits
     state.slot_began = max(event.at, state.moment(event.slot - 1))
     if event.pace:
+        state.job = job_observed(state, event)
         state.pace.update(event.pace)
-        state.job = _recalibrated(state)
-    stop_at = state.submitted.stop_at
-    if event.slot > state.job.hard_deadline:
-        _stop(state, Status.FAILED, f"{NOT_FINISHED}{_where(state)}")
-    elif stop_at is not None and event.at >= stop_at:
-        _stop(state, Status.FAILED, f"max_duration has passed{_where(state)}")
+    if over := time_is_up(state, event):
+        _stop(state, Status.FAILED, f"{over}{_where(state)}")
     elif state.stalled_slots >= STALL_SLOTS:
         _stop(state, Status.FAILED, f"no step done in {STALL_SLOTS} slots; see the logs")
 
 
-def _recalibrated(state: JobState) -> Job:
-    """With the curve as measured, and a value that was derived from it derived anew."""
+def time_is_up(state: JobState, event: Observed) -> str:
+    """Why the job ends in the slot that ``event`` begins, done or not; else nothing."""
+    stop_at = state.submitted.stop_at
+    if event.slot > state.job.hard_deadline:
+        return NOT_FINISHED
+    return "max_duration has passed" if stop_at is not None and event.at >= stop_at else ""
+
+
+def job_observed(state: JobState, event: Observed) -> Job:
+    """With the curve as measured, and a value that was derived from it derived anew. The same
+    before and after ``event`` was handled.
+    """
+    if not event.pace:
+        return state.job
     prior = state.submitted.job
-    curve = calibrated(prior.throughput, state.pace)
+    curve = calibrated(prior.throughput, state.pace | event.pace)
     value = prior.value
     if not state.submitted.value_given:
         value *= prior.throughput[-1] / curve[-1]

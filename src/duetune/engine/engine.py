@@ -23,7 +23,7 @@ from duetune.core.events import (
 from duetune.core.fleet import Launch, Limit, NodeKind, NodeState, Release
 from duetune.core.physics import value_of_finishing
 from duetune.engine.deciding import decide
-from duetune.engine.effects import take_effect
+from duetune.engine.effects import job_observed, take_effect, time_is_up
 from duetune.engine.requests import requested
 from duetune.engine.seen import highest_price, seen_by
 from duetune.engine.state import JobState
@@ -35,8 +35,10 @@ if TYPE_CHECKING:
     from duetune.core.decision import Outlook
     from duetune.core.events import Event
     from duetune.core.fleet import Command
+    from duetune.core.job import Job
     from duetune.core.market import Slot
     from duetune.core.ports import Policy
+    from duetune.engine.requests import Room
 
 
 STORY = 12
@@ -150,8 +152,14 @@ class Engine:
         state = self.state
         if state.status is Status.PAUSED:
             decision = Decision(Allocation(), "paused", state.memo)
+        elif observed.share is not None and observed.share < state.job.min_gpus:
+            decision = Decision(Allocation(), f"waits: {observed.share_reason}")
         else:
             decision = self._decision(self.view(observed))
+            if observed.share_reason:
+                most = "" if observed.share is None else f"at most {observed.share} GPUs: "
+                reason = f"{decision.reason}; {most}{observed.share_reason}"
+                decision = msgspec.structs.replace(decision, reason=reason)
         return Decided(
             at=observed.at,
             slot=observed.slot,
@@ -159,6 +167,16 @@ class Engine:
             reason=decision.reason,
             memo=decision.memo,
         )
+
+    def wish(self, observed: Observed) -> Allocation:
+        """What the job would hold if it were alone, by an observation that need not have been
+        handled; changes nothing.
+        """
+        state = self.state
+        if state.status is Status.PAUSED or time_is_up(state, observed):
+            return Allocation()
+        alone = msgspec.structs.replace(observed, share=None)
+        return self._decision(self.view(alone)).allocation
 
     def _decision(self, view: View) -> Decision:
         """A policy that fails must not cost the deadline: on-demand can hold it without one."""
@@ -171,25 +189,27 @@ class Engine:
             return Decision(safe.allocation, reason)
 
     def view(self, observed: Observed) -> View:
-        """What the policy sees of an observation that was handled."""
+        """What the policy sees of an observation: a job that can use no more than its share."""
         state = self.state
         market, forecast = offered(observed, state.submitted)
+        job = job_within(job_observed(state, observed), observed.share)
         return View(
-            job=state.job,
+            job=job,
             slot=observed.slot,
-            progress=min(observed.progress, state.job.work),
-            held=observed.held,
+            progress=min(observed.progress, job.work),
+            held=_held_within(observed.held, job.max_gpus),
             market=market,
             forecast=forecast,
             outlook=observed.outlook,
             spent=observed.spent,
-            memo=state.memo,
+            # Plans for another number of GPUs are no use, and may be for more than there are.
+            memo=state.memo if state.memo_gpus == job.max_gpus else (),
             seen=seen_by(state, observed.slot, market),
         )
 
-    def request(self, at: float) -> Requested | None:
+    def request(self, at: float, *, room: Room | None = None) -> Requested | None:
         """What to ask of the fleet now, to be written down first."""
-        return requested(self.state, at)
+        return requested(self.state, at, room=room)
 
     def end(self, at: float) -> Ended | None:
         """The end, once the job is stopping and its last node is gone and billed."""
@@ -244,6 +264,21 @@ def offered(observed: Observed, submitted: Submitted) -> tuple[Slot, Forecast]:
     available = np.array(observed.forecast_available, dtype=np.int64)
     available[price > highest] = 0
     return market, Forecast(spot_price=price, available=available)
+
+
+def job_within(job: Job, share: int | None) -> Job:
+    """The job with at most ``share`` GPUs; as it is if it cannot run on so few."""
+    if share is None or not job.min_gpus <= share < job.max_gpus:
+        return job
+    return msgspec.structs.replace(job, throughput=job.throughput[: share + 1])
+
+
+def _held_within(held: Allocation, most: int) -> Allocation:
+    """What could be kept of it: spot first, which is the cheaper."""
+    if held.total <= most:
+        return held
+    spot = min(held.spot, most)
+    return Allocation(spot=spot, on_demand=most - spot)
 
 
 def _after_refusal(state: JobState, market: Slot, at: float) -> Slot:

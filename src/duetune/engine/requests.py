@@ -4,7 +4,7 @@ it only compares what should be with what is.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from duetune.core.events import NodeRequest, Requested
 from duetune.core.fleet import NodeKind, NodeState
@@ -26,9 +26,17 @@ LATE_SHARE = 0.25
 """In this last share of a slot nothing is launched any more."""
 
 
-def requested(state: JobState, at: float) -> Requested | None:
+class Room(NamedTuple):
+    """How many nodes may be launched beside those of other jobs, and how many of them on spot."""
+
+    nodes: int
+    spot: int
+
+
+def requested(state: JobState, at: float, *, room: Room | None = None) -> Requested | None:
     """What to launch and to release now, or None."""
     # A job that is stopping wants nothing: its last decision was taken back with its end.
+    left = Room(state.wanted.total, state.wanted.spot) if room is None else _useful(state, room)
     launches: list[NodeRequest] = []
     releases: list[str] = []
     epoch = state.position + 1
@@ -44,19 +52,30 @@ def requested(state: JobState, at: float) -> Requested | None:
             surplus = sorted(alive, key=_worth_keeping)[: len(alive) - want]
             releases += [node.id for node in surplus]
         elif len(alive) < want and at >= _next_try(state, kind) and not _too_late(state, at):
+            more = min(want - len(alive), left.nodes - len(launches))
+            more = min(more, left.spot) if kind is NodeKind.SPOT else more
             launches += [
                 NodeRequest(f"{state.stream}-{epoch:05d}-{len(launches) + number}", kind, epoch)
-                for number in range(1, want - len(alive) + 1)
+                for number in range(1, more + 1)
             ]
     if not launches and not releases:
         return None
     return Requested(at=at, launches=tuple(launches), releases=tuple(releases))
 
 
+def _useful(state: JobState, room: Room) -> Room:
+    """None where that is too few to run on."""
+    return room if len(state.alive()) + room.nodes >= state.job.min_gpus else Room(0, 0)
+
+
 def _too_late(state: JobState, at: float) -> bool:
     """A node that comes at the end of a slot only pays for a start: wait for the decision."""
+    return at > state.slot_began and late_in_slot(state, at)
+
+
+def late_in_slot(state: JobState, at: float) -> bool:
     left = state.moment(state.slot_at(at)) - at
-    return at > state.slot_began and left < LATE_SHARE * state.submitted.slot_s
+    return left < LATE_SHARE * state.submitted.slot_s
 
 
 def _given_up(state: JobState, node: Node, at: float) -> bool:

@@ -29,7 +29,9 @@ class JobState(msgspec.Struct):
     """``position`` events have been handled. ``wanted`` is the standing decision, ``releasing``
     are nodes to be given back; ``confirmed`` those the fleet has told us about. ``due``: the
     present slot must be decided (again), since the terms have changed. ``watched`` is the market
-    as it was observed, by slot.
+    as it was observed, by slot. ``share`` of ``wish`` GPUs are what the queue leaves the job, None
+    if all; ``waited`` if that was too few to run at any time of the slot. The plans in ``memo``
+    were made for at most ``memo_gpus``.
     """
 
     stream: str
@@ -45,6 +47,11 @@ class JobState(msgspec.Struct):
     amended_deadline: float | None = None
     wanted: Allocation = Allocation()
     memo: tuple[float, ...] = ()
+    memo_gpus: int = 0
+    share: int | None = None
+    share_reason: str = ""
+    wish: int | None = None
+    waited: bool = False
     nodes: dict[str, Node] = msgspec.field(default_factory=dict)
     epochs: dict[str, int] = msgspec.field(default_factory=dict)
     confirmed: set[str] = msgspec.field(default_factory=set)
@@ -75,6 +82,17 @@ class JobState(msgspec.Struct):
             return self.amended_deadline
         given = self.submitted.deadline_at
         return self.moment(self.job.deadline) if given is None else given
+
+    @property
+    def most_gpus(self) -> int:
+        """That it may hold now, by its own terms and its share."""
+        most = self.job.max_gpus
+        return most if self.share is None else min(most, self.share)
+
+    @property
+    def waits(self) -> bool:
+        """For GPUs that other jobs have."""
+        return self.most_gpus < self.job.min_gpus
 
     def moment(self, slot: int) -> float:
         """When slot ``slot`` ends."""

@@ -191,7 +191,8 @@ def _check_accelerator(spec: JobSpec, site: Site) -> None:
         )
     most = 1 if spec.run is not None else site.max_gpus
     if least > most:
-        why = "an own command (run) runs on one GPU" if spec.run is not None else "the fleet's all"
+        all_there_is = f"more is not held by {site.limit}" if site.limit else "the fleet's all"
+        why = "an own command (run) runs on one GPU" if spec.run is not None else all_there_is
         raise InvalidInput("resources.accelerators", wish, f"at most {most}: {why}")
 
 

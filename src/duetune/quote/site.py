@@ -25,7 +25,8 @@ class Site(msgspec.Struct, frozen=True, kw_only=True):
     ``emulated_microbatch_s``: every microbatch takes so long, whatever runs it.
     ``memory_gb`` overrides the data sheet; what neither knows is not checked.
     ``network_gb_s``: gigabytes per second between two nodes. ``software`` is what trains there, in
-    the words of the configurations that were measured with it.
+    the words of the configurations that were measured with it. ``limit`` is the setting that keeps
+    ``max_gpus`` below what the fleet has, if one does.
     """
 
     accelerator: str = CPU
@@ -39,6 +40,7 @@ class Site(msgspec.Struct, frozen=True, kw_only=True):
     emulated_microbatch_s: float | None = None
     network_gb_s: float = 5.0
     software: str = ""
+    limit: str = ""
 
     @classmethod
     def of(cls, settings: SiteSettings, software: str = "") -> Site:
@@ -67,6 +69,12 @@ class Site(msgspec.Struct, frozen=True, kw_only=True):
             seconds = getattr(self, field)
             if not (math.isfinite(seconds) and seconds >= 0):
                 raise InvalidInput(f"site.{field}", seconds, "seconds, zero or more")
+
+    def within(self, gpus: int, limit: str) -> Site:
+        """With no more than ``gpus``, since the setting ``limit`` says so."""
+        if gpus >= self.max_gpus:
+            return self
+        return msgspec.structs.replace(self, max_gpus=gpus, limit=limit)
 
     @property
     def gpu(self) -> Gpu | None:

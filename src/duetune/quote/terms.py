@@ -102,7 +102,8 @@ def job_terms(
         earliest = market.slot_began + math.ceil(needed - 1e-9) * slot_s
         raise wish.refused(earliest, _why(plan))
     slowest = throughput(plan.step_s_slow, site, slot_s)[-1]
-    notes = () if effective * slowest >= work else (_slow_note(plan, wish.field),)
+    notes = [] if effective * slowest >= work else [_slow_note(plan, wish.field)]
+    notes += _limit_notes(spec, plan, site)
     work += lost * curve[gpus]
     held = math.ceil(work / curve[gpus] + 1 - rule.grow - 1e-9)
     on_demand_cost = held * gpus * market.slot.on_demand_price
@@ -126,7 +127,7 @@ def job_terms(
         max_price=spec.max_price,
         policy=policy,
         policy_reason=policy_reason,
-        notes=notes,
+        notes=tuple(notes),
     )
 
 
@@ -208,6 +209,15 @@ def _slow_note(plan: TrainingPlan, field: str) -> str:
         f"the pace is not sure: a step with {plan.max_gpus} GPUs may take {slow:.2g} s instead of "
         f"{plan.step_s[-1]:.2g} s, too long for the {field.replace('_', ' ')} even on demand"
     )
+
+
+def _limit_notes(spec: JobSpec, plan: TrainingPlan, site: Site) -> list[str]:
+    """Where the job would use more GPUs than it can ever hold here."""
+    _, _, most = spec.gpus
+    if not site.limit or plan.max_gpus < site.max_gpus or (most or math.inf) <= site.max_gpus:
+        return []
+    held = f"{plan.max_gpus} GPU{'s' if plan.max_gpus > 1 else ''}"
+    return [f"no more than {held} at once by {site.limit}, which other jobs may be using, too"]
 
 
 def _factor(market: MarketReport, slots: int, stop_at: float | None) -> float:

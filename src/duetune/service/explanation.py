@@ -38,7 +38,8 @@ class Alternative(msgspec.Struct, frozen=True):
 
 class SlotExplained(msgspec.Struct, frozen=True):
     """One decision. Prices are dollars per GPU and hour; ``expected`` are (price, available) of
-    the next slots. ``charge`` is what the decision costs if held for the whole slot.
+    the next slots. ``charge`` is what the decision costs if held for the whole slot. ``share`` of
+    the ``wish`` GPUs that it would have held alone are what the queue left it, for that reason.
     """
 
     slot: int
@@ -56,6 +57,9 @@ class SlotExplained(msgspec.Struct, frozen=True):
     reason: str
     charge: float
     others: tuple[Alternative, ...] = ()
+    share: int | None = None
+    wish: int | None = None
+    share_reason: str = ""
 
 
 class WholeRun(msgspec.Struct, frozen=True):
@@ -137,12 +141,17 @@ def _explained(
         reason=decided.reason,
         charge=_charge(decided.allocation, seen),
         others=others,
+        share=seen.share,
+        wish=seen.wish,
+        share_reason=seen.share_reason,
     )
 
 
 def _others(
     engine: Engine, seen: Observed, policy_named: Callable[[str], Policy]
 ) -> tuple[Alternative, ...]:
+    if engine.state.waits:
+        return ()  # whoever decides, there are no GPUs
     # A policy's memo is its own: the others begin without one.
     view = msgspec.structs.replace(engine.view(seen), memo=())
     rows = []

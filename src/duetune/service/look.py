@@ -32,7 +32,7 @@ class Look(msgspec.Struct, frozen=True):
     """``now`` and all moments are of the fleet's clock; None: no fleet is running to ask.
 
     ``projected_finish`` is when the job is done if it keeps what it has. ``slot`` of
-    ``deadline_slot`` is the present one.
+    ``deadline_slot`` is the present one. ``share_reason`` says why the job may hold no more.
     """
 
     job: JobRow
@@ -48,6 +48,7 @@ class Look(msgspec.Struct, frozen=True):
     market: MarketNow | None = None
     projected_finish: float | None = None
     controller: int | None = None
+    share_reason: str = ""
 
 
 def look_at(
@@ -99,4 +100,5 @@ def look_at(
         market=market,
         projected_finish=finish,
         controller=controller,
+        share_reason="" if job.status.final else state.share_reason,
     )

@@ -31,6 +31,7 @@ from duetune.quote.site import Site
 from duetune.selection.learner import Learner
 from duetune.service.observations import measured_paces, ran_out_of_memory
 from duetune.service.wishes import seconds_until
+from duetune.settings import QueueSettings
 from duetune.spec.places import is_path
 from duetune.spec.schema import JobSpec
 from duetune.store.store import Store
@@ -73,7 +74,8 @@ class Prepared(msgspec.Struct, frozen=True):
 
 class Desk(msgspec.Struct, frozen=True):
     """What is needed to prepare a job: the site, its market now and before, the pool. ``knowledge``
-    of configurations may take seconds to get, and is only got where it is needed.
+    of configurations may take seconds to get, and is only got where it is needed. ``queue`` says
+    how many GPUs a job can hold beside what the site has.
     """
 
     site: Site
@@ -83,6 +85,7 @@ class Desk(msgspec.Struct, frozen=True):
     policy_named: Callable[[str], Policy]
     learner: Callable[[int], Learner]
     knowledge: Callable[[Store], KnowledgeSource]
+    queue: QueueSettings = QueueSettings()
 
 
 def prepare(spec: JobSpec, desk: Desk, store: Store, *, seed: int = 0) -> Prepared:
@@ -92,10 +95,11 @@ def prepare(spec: JobSpec, desk: Desk, store: Store, *, seed: int = 0) -> Prepar
     summary = _dataset(spec)
     rows = None if summary is None else summary.rows
     facts = None if spec.model is None else model_facts(spec.model)
+    site = _site(spec, desk)
     earlier = store.observations.history(origin=Origin.PRODUCTION)
     plan = configure(
         spec,
-        desk.site,
+        site,
         rows,
         facts,
         measured_paces(earlier, spec),
@@ -103,7 +107,7 @@ def prepare(spec: JobSpec, desk: Desk, store: Store, *, seed: int = 0) -> Prepar
         ran_out=ran_out_of_memory(earlier),
         tokens_per_row=None if summary is None else summary.tokens_per_row,
     )
-    terms = _terms(spec, plan, desk.site, desk.market)
+    terms = _terms(spec, plan, site, desk.market)
     quote = make_quote(
         terms,
         desk.pool,
@@ -158,9 +162,21 @@ def submit(
         steps=prepared.plan.total_steps,
         deadline_at=terms.deadline_at,
         past=prepared.past,
+        priority=prepared.spec.priority,
+        project=prepared.spec.project,
     )
     journal_with_crash_points(store.journal).append(job, [event], expected=0)
     return job
+
+
+def _site(spec: JobSpec, desk: Desk) -> Site:
+    """With no more GPUs than a job of its project can ever hold."""
+    limit = desk.queue.limit(spec.project)
+    if limit is None:
+        return desk.site
+    if limit[0] < 1:
+        raise InvalidInput("project", spec.project, f"one with a quota; {limit[1]} is 0")
+    return desk.site.within(*limit)
 
 
 def _terms(spec: JobSpec, plan: TrainingPlan, site: Site, market: MarketReport) -> Terms:

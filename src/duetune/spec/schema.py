@@ -50,7 +50,9 @@ AUTO = "auto"
 NAME = "1 to 63 letters, digits, '.', '_' or '-', beginning and ending with a letter or digit"
 LONGEST_SCRIPT = 100_000
 SCRIPT = f"shell commands, at most {LONGEST_SCRIPT} characters"
+PROJECT = f"nothing, or {NAME}"
 _NAME = r"^[A-Za-z0-9](?:[A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$"
+_PROJECT = r"^(?:[A-Za-z0-9](?:[A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)?$"
 
 
 class Method(StrEnum):
@@ -228,8 +230,15 @@ class JobSpec(BaseModel):
     priority: Annotated[
         int,
         Field(ge=-1000, le=1000),
-        Meaning("Higher goes first where jobs compete.", "a whole number from -1000 to 1000"),
+        Meaning(
+            "Higher goes first where jobs compete for GPUs.", "a whole number from -1000 to 1000"
+        ),
     ] = 0
+    project: Annotated[
+        str,
+        Field(pattern=_PROJECT),
+        Meaning("Whose quota of GPUs the job counts against, if there is one.", PROJECT),
+    ] = ""
     policy: Annotated[
         str,
         Field(min_length=1, max_length=200, pattern=r"^\S+$"),

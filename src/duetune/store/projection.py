@@ -73,7 +73,11 @@ def project(
                 row = _progressed(row, event.progress)
             return _hopeless(row, event)
         case Observed():
-            return _set(row, Status.RUNNING) if row.status is Status.QUEUED else row
+            row = msgspec.structs.replace(
+                row, share=_known_count(event.share), wish=_known_count(event.wish)
+            )
+            begins = row.status is Status.QUEUED and event.share != 0
+            return _set(row, Status.RUNNING) if begins else row
         case Decided():
             return msgspec.structs.replace(row, reason=plain(event.reason))
         case Ended():
@@ -148,6 +152,8 @@ def _submitted(event: Submitted, job: str) -> JobRow:
         updated_at=event.at,
         total_steps=_count(event.steps or math.ceil(event.job.work)),
         events=1,
+        priority=_count(event.priority),
+        project=plain(event.project),
     )
 
 
@@ -231,3 +237,7 @@ def _set(row: JobRow, status: Status, reason: str | None = None) -> JobRow:
 def _count(number: int) -> int:
     """A number the databases can hold: workers may report anything."""
     return max(-_MOST, min(number, _MOST))
+
+
+def _known_count(number: int | None) -> int | None:
+    return None if number is None else _count(number)

@@ -14,7 +14,8 @@ class JobRow(msgspec.Struct, frozen=True, kw_only=True):
     """A job in one row. Times are market seconds; ``reason`` says why the status is what it is, or
     why it holds what it holds; ``spent`` grows with the bills, ``cost`` is the whole bill, known
     at the end. ``spot`` and ``on_demand`` are nodes that run. ``learned_at`` is when the selector
-    learnt from it. ``events`` is the journal's length.
+    learnt from it. ``events`` is the journal's length. Where jobs share a finite fleet, ``wish``
+    is how many GPUs it would hold alone, and ``share`` the most it may; None: as many as it likes.
     """
 
     id: str
@@ -42,6 +43,10 @@ class JobRow(msgspec.Struct, frozen=True, kw_only=True):
     ended_at: float | None = None
     learned_at: float | None = None
     events: int = 0
+    priority: int = 0
+    project: str = ""
+    share: int | None = None
+    wish: int | None = None
 
 
 class Charge(msgspec.Struct, frozen=True):

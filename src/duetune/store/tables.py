@@ -20,7 +20,7 @@ from sqlalchemy import (
     UniqueConstraint,
 )
 
-REVISIONS = ("0001", "0002")
+REVISIONS = ("0001", "0002", "0003")
 """Every schema this code knows, oldest first; the last is the one it works with."""
 
 VERSION_TABLE = "duetune_schema"
@@ -82,6 +82,10 @@ jobs = Table(
     Column("learned_at", Double),
     Column("updated_at", Double, nullable=False),
     Column("events", BigInteger, nullable=False),
+    Column("priority", BigInteger, nullable=False),
+    Column("project", Text, nullable=False),
+    Column("share", BigInteger),
+    Column("wish", BigInteger),
     Index("jobs_by_submission", "submitted_at"),
     Index("jobs_by_name", "name"),
 )

@@ -85,7 +85,15 @@ class Room:
     """``store`` instead of memory: the journal and the wishes of a database."""
 
     def __init__(
-        self, trace=None, *, settings=None, pace=1.0, learning=None, store=None, poll_s=60.0
+        self,
+        trace=None,
+        *,
+        settings=None,
+        pace=1.0,
+        learning=None,
+        store=None,
+        poll_s=60.0,
+        queue=None,
     ):
         trace = trace if trace is not None else market_of(PRICES, AVAILABLE)
         self.fleet = MemoryFleet(trace, settings) if settings else MemoryFleet(trace)
@@ -95,6 +103,7 @@ class Room:
         self.wishes = store.wishes if store else MemoryWishes(self.journal)
         self.learning = learning
         self.poll_s = poll_s
+        self.queue = queue
         self.plan = CrashPlan()
         self.revived = 0
         self.budgets = {}
@@ -124,6 +133,7 @@ class Room:
             policy_named=bootstrap.policy_named,
             forecaster=LastValue,
             learning=self.learning and LearningPoints(self.learning, self.plan),
+            queue=self.queue,
             poll_wall_s=self.poll_s,
         )
 
@@ -140,7 +150,16 @@ class Room:
         return [name for name, event in last.items() if not isinstance(event, done)]
 
     def submission(
-        self, *, policy="ahap", steps=60, stop_at=None, max_price=None, origin=None, **terms
+        self,
+        *,
+        policy="ahap",
+        steps=60,
+        stop_at=None,
+        max_price=None,
+        origin=None,
+        priority=0,
+        project="",
+        **terms,
     ):
         job = Job(
             **{
@@ -161,6 +180,8 @@ class Room:
             slot_s=SLOT_S,
             stop_at=stop_at,
             max_price=max_price,
+            priority=priority,
+            project=project,
         )
 
     def submit(self, name="job", *, plan=None, **options):

@@ -10,12 +10,8 @@ import signal
 from pathlib import Path
 
 import pytest
-import torch
 
-from duetune.profiling import bench as bench_module
 from duetune.profiling import worker
-from duetune.profiling.bench import Bench
-from duetune.profiling.memory import DeviceMemory
 from duetune.profiling.wire import (
     DONE,
     POISONED,
@@ -27,6 +23,13 @@ from duetune.profiling.wire import (
     computed_dtype,
     weight_dtype,
 )
+from later import later
+
+pytestmark = pytest.mark.torch
+
+torch = later("torch")
+bench_module = later("duetune.profiling.bench")
+memories = later("duetune.profiling.memory")
 
 TINY = {
     "model_type": "llama",
@@ -40,6 +43,7 @@ TINY = {
     "tie_word_embeddings": True,
 }
 QUICK = Timing(warm_up_steps=1, min_steps=2, min_s=0.0, max_s=5.0)
+OUT_OF_MEMORY = "torch's own error"
 
 
 def trial(**changes):
@@ -74,7 +78,7 @@ def _alone():
 
 @pytest.fixture(scope="module")
 def bench():
-    made = Bench(header())
+    made = bench_module.Bench(header())
     made.build()
     return made
 
@@ -112,7 +116,7 @@ def test_a_trial_that_works_has_a_pace(bench, method, optimiser, grad_checkpoint
 
 
 def test_weights_of_32_bits_are_computed_with_in_16():
-    made = Bench(header("float32"))
+    made = bench_module.Bench(header("float32"))
     made.build()
     seen = []
     made._subject._base.lm_head.register_forward_hook(
@@ -169,7 +173,7 @@ def test_an_adapter_is_kept_while_it_fits(bench, subject, monkeypatch):
 @pytest.mark.parametrize(
     ("error", "outcome", "flags"),
     [
-        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate"), "oom", ()),
+        (OUT_OF_MEMORY, "oom", ()),
         (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling"), "oom", ()),
         (RuntimeError("CUDA error: an illegal memory access"), "failed", ("poisoned",)),
         (ValueError("shapes differ\nand more"), "failed", ()),
@@ -178,13 +182,16 @@ def test_an_adapter_is_kept_while_it_fits(bench, subject, monkeypatch):
 def test_what_goes_wrong_is_told_apart_and_the_next_trial_runs(
     bench, subject, monkeypatch, error, outcome, flags
 ):
+    if error is OUT_OF_MEMORY:
+        error = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate")
+
     def fail(*_args, **_more):
         for parameter in subject.trained():
             parameter.grad = torch.ones_like(parameter)
         raise error
 
     with monkeypatch.context() as patch:
-        patch.setattr(bench_module, "optimiser_for", fail)
+        patch.setattr("duetune.profiling.bench.optimiser_for", fail)
         result = bench.run(trial(method="full"))
     assert (result.outcome, result.flags) == (outcome, flags)
     assert result.error.startswith(type(error).__name__)
@@ -215,14 +222,14 @@ def test_a_model_that_does_not_fit_runs_out_of_memory_in_every_trial(monkeypatch
     def fail(*_args):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(bench_module, "Subject", fail)
-    made = Bench(header())
+    monkeypatch.setattr("duetune.profiling.bench.Subject", fail)
+    made = bench_module.Bench(header())
     assert made.build().parameters == 0
     assert made.run(trial()).outcome == "oom"
 
 
 def test_a_slow_first_step_is_the_only_one():
-    made = Bench(header(timing=Timing(slow_step_s=0.0)))
+    made = bench_module.Bench(header(timing=Timing(slow_step_s=0.0)))
     made.build()
     result = made.run(trial())
     assert (result.steps, result.flags) == (1, ("first-step-only",))
@@ -230,7 +237,7 @@ def test_a_slow_first_step_is_the_only_one():
 
 
 def test_measuring_ends_when_time_is_up():
-    made = Bench(header(timing=Timing(min_steps=10**6, max_s=0.05)))
+    made = bench_module.Bench(header(timing=Timing(min_steps=10**6, max_s=0.05)))
     made.build()
     result = made.run(trial())
     assert result.flags == ("few-steps",)
@@ -259,7 +266,7 @@ class FakeCuda:
 
 def test_a_cap_leaves_what_the_context_does_not_take(monkeypatch):
     gpu = FakeCuda(monkeypatch, reserved=20)
-    memory = DeviceMemory.__new__(DeviceMemory)
+    memory = memories.DeviceMemory.__new__(memories.DeviceMemory)
     memory._device, memory._gpu, memory.total = torch.device("cuda"), True, 100
     assert memory.context == 5
     assert memory.restart(trial(cap_bytes=45))
@@ -307,7 +314,7 @@ def test_the_worker_ends_after_the_current_trial_when_told_to(batch, monkeypatch
         os.kill(os.getpid(), signal.SIGTERM)
         return Result(id=each.id, outcome="oom", measured_at=0.0, runtime_s=0.1)
 
-    monkeypatch.setattr(Bench, "run", run)
+    monkeypatch.setattr(bench_module.Bench, "run", run)
     places = batch(trial(id="a"), trial(id="b"))
     assert worker.main(places) == DONE
     assert [each["id"] for each in events(places) if each["event"] == "result"] == ["a"]
@@ -327,7 +334,7 @@ def test_the_worker_ends_at_once_when_the_gpu_is_lost(batch, monkeypatch):
             id=each.id, outcome="failed", measured_at=0.0, runtime_s=0.1, flags=("poisoned",)
         )
 
-    monkeypatch.setattr(Bench, "run", run)
+    monkeypatch.setattr(bench_module.Bench, "run", run)
     places = batch(trial(id="a"), trial(id="b"))
     assert worker.main(places) == POISONED
     assert [each["id"] for each in events(places) if each["event"] == "started"] == ["a"]

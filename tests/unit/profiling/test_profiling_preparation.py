@@ -9,8 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
-import transformers
 
 from duetune.errors import InvalidInput
 from duetune.knowledge.configuration import Configuration
@@ -20,6 +18,10 @@ from duetune.profiling.models import model_config
 from duetune.profiling.preparation import NoGpu, Prepared, Wish, campaign_space, found_gpu
 from duetune.profiling.trials import read_batch, unmeasurable, write_batch
 from duetune.profiling.wire import Header, Timing, Trial
+from later import later
+
+torch = later("torch")
+transformers = later("transformers")
 
 H200 = ("h200", "H200", "torch 2")
 
@@ -52,6 +54,7 @@ def test_the_campaign_for_an_h200_is_large_and_can_be_measured():
         assert each.method == "lora" or (each.lora_rank, each.lora_targets) == (8, "attention")
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize("model", campaign_space(*H200).values["model"])
 def test_a_model_built_from_the_registry_has_the_parameters_it_is_known_for(model):
     values = model_config(str(model))

@@ -65,6 +65,7 @@ def test_exports_set_what_the_contract_names():
     assert skypilot.LEFT == contract.LEFT
 
 
+@pytest.mark.torch
 def test_every_training_argument_is_supported_or_refused_by_name():
     from transformers import TrainingArguments  # noqa: PLC0415 - slow to import
 

@@ -9,22 +9,19 @@ import subprocess
 import sys
 
 import pytest
-import torch
-from transformers import (
-    LlamaConfig,
-    LlamaForCausalLM,
-    Trainer,
-    TrainerCallback,
-    TrainingArguments,
-    set_seed,
-)
 
 from duetune.core.progress import Phase
 from duetune.errors import InvalidInput
-from duetune.training.callback import DuetuneCallback
 from duetune.training.checkpoint import CheckpointStore
 from duetune.training.hazard import write_hazard
 from duetune.training.progress import read_progress
+from later import later
+
+pytestmark = pytest.mark.torch
+
+torch = later("torch")
+transformers = later("transformers")
+callbacks = later("duetune.training.callback")
 
 STEPS = 12
 
@@ -38,20 +35,21 @@ def environment(folder, *, epoch=1, node="node"):
     }
 
 
-class At(TrainerCallback):
+def at(step, action, event="on_step_end"):
     """Does something at a step, before the callback under test hears of it."""
 
-    def __init__(self, step, action, event="on_step_end"):
-        def act(_args, state, _control, **_others):
-            if step in {state.global_step, None}:
-                action()
+    def act(_args, state, _control, **_others):
+        if step in {state.global_step, None}:
+            action()
 
-        setattr(self, event, act)
+    callback = transformers.TrainerCallback()
+    setattr(callback, event, act)
+    return callback
 
 
 def trainer_in(folder, *callbacks, **options):
-    set_seed(3)
-    config = LlamaConfig(
+    transformers.set_seed(3)
+    config = transformers.LlamaConfig(
         vocab_size=17,
         hidden_size=8,
         intermediate_size=16,
@@ -72,9 +70,9 @@ def trainer_in(folder, *callbacks, **options):
         "disable_tqdm": True,
         "report_to": "none",
     }
-    arguments = TrainingArguments(output_dir=str(folder), **(given | options))
-    return Trainer(
-        LlamaForCausalLM(config),
+    arguments = transformers.TrainingArguments(output_dir=str(folder), **(given | options))
+    return transformers.Trainer(
+        transformers.LlamaForCausalLM(config),
         arguments,
         train_dataset=rows,
         eval_dataset=rows[:4],
@@ -102,9 +100,9 @@ def undisturbed(tmp_path_factory):
 
 def test_a_noticed_run_goes_on_elsewhere_as_if_nothing_had_happened(tmp_path, undisturbed):
     job = tmp_path / "job"
-    first = DuetuneCallback(environment(job))
+    first = callbacks.DuetuneCallback(environment(job))
     assert first.resume_from() is None
-    term = At(7, lambda: os.kill(os.getpid(), signal.SIGTERM))
+    term = at(7, lambda: os.kill(os.getpid(), signal.SIGTERM))
     trainer = trainer_in(tmp_path / "here", term, first, eval_strategy="epoch")
     trainer.train()
     assert trainer.state.global_step == 7
@@ -115,12 +113,12 @@ def test_a_noticed_run_goes_on_elsewhere_as_if_nothing_had_happened(tmp_path, un
     assert progress.phase is Phase.TRAINING
     assert progress.eval_loss is None, "no time for an evaluation"
 
-    second = DuetuneCallback(environment(job, epoch=2, node="other"))
+    second = callbacks.DuetuneCallback(environment(job, epoch=2, node="other"))
     resumed_from = second.resume_from()
     started = read_progress(job / "progress.json")
     assert (started.phase, started.step) == (Phase.STARTING, 7)
     steps = []
-    count = At(None, lambda: steps.append(trainer.state.global_step))
+    count = at(None, lambda: steps.append(trainer.state.global_step))
     trainer = trainer_in(tmp_path / "there", count, second)
     trainer.train(resume_from_checkpoint=resumed_from)
     assert steps == list(range(8, STEPS + 1))
@@ -131,12 +129,12 @@ def test_a_noticed_run_goes_on_elsewhere_as_if_nothing_had_happened(tmp_path, un
     assert progress.output == str(job / "output")
     assert progress.loss > 0
     assert progress.step_s > 0
-    assert LlamaForCausalLM.from_pretrained(job / "output").num_parameters() > 0
+    assert transformers.LlamaForCausalLM.from_pretrained(job / "output").num_parameters() > 0
 
 
 def test_outside_duetune_it_does_nothing(tmp_path, undisturbed):
     before = signal.getsignal(signal.SIGTERM)
-    callback = DuetuneCallback({"HOME": "/root"})
+    callback = callbacks.DuetuneCallback({"HOME": "/root"})
     trainer = trainer_in(tmp_path / "out", callback)
     trainer.train(resume_from_checkpoint=callback.resume_from())
     assert callback.finish(trainer) == callback.exit_code == 0
@@ -147,8 +145,8 @@ def test_outside_duetune_it_does_nothing(tmp_path, undisturbed):
 
 
 def test_the_notice_file_is_a_notice_too(tmp_path):
-    callback = DuetuneCallback(environment(tmp_path))
-    tell = At(2, lambda: (tmp_path / "notice-node.json").write_text('{"taken_at": 1}'))
+    callback = callbacks.DuetuneCallback(environment(tmp_path))
+    tell = at(2, lambda: (tmp_path / "notice-node.json").write_text('{"taken_at": 1}'))
     trainer = trainer_in(tmp_path / "here", tell, callback, save_strategy="no")
     trainer.train()
     assert callback.exit_code == 75
@@ -156,8 +154,8 @@ def test_the_notice_file_is_a_notice_too(tmp_path):
 
 
 def test_a_notice_at_the_last_step_comes_too_late(tmp_path):
-    callback = DuetuneCallback(environment(tmp_path))
-    tell = At(3, (tmp_path / "notice-node.json").touch)
+    callback = callbacks.DuetuneCallback(environment(tmp_path))
+    tell = at(3, (tmp_path / "notice-node.json").touch)
     trainer = trainer_in(tmp_path / "here", tell, callback, max_steps=3)
     trainer.train()
     assert callback.finish(trainer, tmp_path / "mine") == 0
@@ -166,23 +164,23 @@ def test_a_notice_at_the_last_step_comes_too_late(tmp_path):
 
 
 def test_a_damaged_checkpoint_is_not_resumed_from(tmp_path):
-    callback = DuetuneCallback(environment(tmp_path))
+    callback = callbacks.DuetuneCallback(environment(tmp_path))
     trainer_in(tmp_path / "here", callback, max_steps=3, save_steps=1).train()
     store = CheckpointStore(tmp_path / "checkpoints", 2)
     (store.latest().files / "optimizer.pt").write_bytes(b"rot")
-    found = DuetuneCallback(environment(tmp_path, epoch=2)).resume_from()
+    found = callbacks.DuetuneCallback(environment(tmp_path, epoch=2)).resume_from()
     assert "step-00000002.epoch-000001" in found
 
 
 def test_one_that_is_superseded_stops_and_says_nothing_more(tmp_path):
-    old = DuetuneCallback(environment(tmp_path))
+    old = callbacks.DuetuneCallback(environment(tmp_path))
     taken_over = []
 
     def take_over():
-        newer = DuetuneCallback(environment(tmp_path, epoch=2))
+        newer = callbacks.DuetuneCallback(environment(tmp_path, epoch=2))
         taken_over.append((newer.resume_from(), read_progress(tmp_path / "progress.json")))
 
-    trainer = trainer_in(tmp_path / "here", At(5, take_over), old, save_steps=2)
+    trainer = trainer_in(tmp_path / "here", at(5, take_over), old, save_steps=2)
     trainer.train()
     # Step 6 is when it would have published the next one and learns of it.
     assert trainer.state.global_step == 7
@@ -193,16 +191,16 @@ def test_one_that_is_superseded_stops_and_says_nothing_more(tmp_path):
 
 
 def test_one_of_an_older_launch_does_not_even_begin(tmp_path):
-    DuetuneCallback(environment(tmp_path, epoch=5)).resume_from()
+    callbacks.DuetuneCallback(environment(tmp_path, epoch=5)).resume_from()
     with pytest.raises(SystemExit) as left:
-        DuetuneCallback(environment(tmp_path, epoch=4)).resume_from()
+        callbacks.DuetuneCallback(environment(tmp_path, epoch=4)).resume_from()
     assert left.value.code == 75
 
 
 def test_training_goes_on_when_a_checkpoint_cannot_be_published(tmp_path):
-    callback = DuetuneCallback(environment(tmp_path))
-    lose = At(2, lambda: shutil.rmtree(tmp_path / "here" / "checkpoint-2"), "on_save")
-    said = At(3, lambda: messages.append(read_progress(tmp_path / "progress.json").message))
+    callback = callbacks.DuetuneCallback(environment(tmp_path))
+    lose = at(2, lambda: shutil.rmtree(tmp_path / "here" / "checkpoint-2"), "on_save")
+    said = at(3, lambda: messages.append(read_progress(tmp_path / "progress.json").message))
     messages = []
     trainer = trainer_in(tmp_path / "here", lose, said, callback, max_steps=4, save_steps=2)
     trainer.train()
@@ -213,19 +211,19 @@ def test_training_goes_on_when_a_checkpoint_cannot_be_published(tmp_path):
 
 
 def test_it_saves_as_often_as_the_user_says(tmp_path):
-    callback = DuetuneCallback(environment(tmp_path), save_every_s=1e-6, keep=3)
+    callback = callbacks.DuetuneCallback(environment(tmp_path), save_every_s=1e-6, keep=3)
     trainer_in(tmp_path / "here", callback, max_steps=3, save_strategy="no").train()
     assert len(list((tmp_path / "checkpoints").glob("step-*"))) == 3
 
 
 def test_it_saves_when_so_much_may_be_lost_that_it_pays(tmp_path):
-    callback = DuetuneCallback(environment(tmp_path))
+    callback = callbacks.DuetuneCallback(environment(tmp_path))
 
     def a_minute_ago():
         callback._run._saved_at -= 60
 
-    calm = At(2, a_minute_ago)
-    stormy = At(4, lambda: write_hazard(tmp_path / "hazard.json", 30.0))
+    calm = at(2, a_minute_ago)
+    stormy = at(4, lambda: write_hazard(tmp_path / "hazard.json", 30.0))
     trainer_in(tmp_path / "here", calm, stormy, callback, max_steps=5, save_strategy="no").train()
     assert [path.name[:13] for path in (tmp_path / "checkpoints").glob("step-*")] == [
         "step-00000004"
@@ -233,12 +231,12 @@ def test_it_saves_when_so_much_may_be_lost_that_it_pays(tmp_path):
 
 
 def test_checkpoints_that_cannot_be_resumed_from_are_refused(tmp_path):
-    callback = DuetuneCallback(environment(tmp_path))
+    callback = callbacks.DuetuneCallback(environment(tmp_path))
     with pytest.raises(InvalidInput, match="save_only_model"):
         trainer_in(tmp_path / "here", callback, save_only_model=True).train()
     CheckpointStore(tmp_path / "checkpoints", 1).publish(4, tmp_path / "here")
     with pytest.raises(InvalidInput, match="made by a transformers Trainer"):
-        DuetuneCallback(environment(tmp_path, epoch=2)).resume_from()
+        callbacks.DuetuneCallback(environment(tmp_path, epoch=2)).resume_from()
 
 
 def test_without_transformers_it_says_what_to_install():

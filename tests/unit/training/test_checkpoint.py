@@ -10,12 +10,16 @@ import sys
 
 import msgspec
 import pytest
-import torch
 
 from duetune.errors import InvalidInput
-from duetune.training import arrays as tensors
 from duetune.training.checkpoint import CheckpointStore, Damaged, StaleEpoch
 from duetune.training.fence import Fence
+from later import later
+
+pytestmark = pytest.mark.torch
+
+torch = later("torch")
+tensors = later("duetune.training.arrays")
 
 
 def state(number):

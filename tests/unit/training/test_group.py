@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import threading
 import time
 from itertools import pairwise
@@ -10,16 +9,17 @@ from pathlib import Path
 
 import pytest
 
-torch = pytest.importorskip("torch")
-if importlib.util.find_spec("torchft") is None:
-    pytest.skip("needs torchft", allow_module_level=True)
+from duetune.training.native import lighthouse_server
+from later import later
 
-from duetune.training.group import ElasticGroup, GroupBroken, GroupSettings, Left  # noqa: E402
-from duetune.training.native import lighthouse_server  # noqa: E402
-from duetune.training.transfer import StateServer, TransferFailed, alive, fetch_state  # noqa: E402
+pytestmark = pytest.mark.torch
 
-CPU = torch.device("cpu")
-QUICK = GroupSettings(patience_s=0.2, ping_s=0.3, ping_pause_s=0.05, connect_s=5.0)
+torch = later("torch")
+torchft = later("torchft")
+elastic = later("duetune.training.group")
+transfer = later("duetune.training.transfer")
+
+QUICK = {"patience_s": 0.2, "ping_s": 0.3, "ping_pause_s": 0.05, "connect_s": 5.0}
 
 
 class Counter:
@@ -66,8 +66,13 @@ class Member(threading.Thread):
         self.left = False
         self._steps = steps
         self._until = until or (lambda _member: False)
-        self.group = ElasticGroup(
-            lighthouse, name, self.state, CPU, leaving=self.leave.is_set, settings=QUICK
+        self.group = elastic.ElasticGroup(
+            lighthouse,
+            name,
+            self.state,
+            torch.device("cpu"),
+            leaving=self.leave.is_set,
+            settings=elastic.GroupSettings(**QUICK),
         )
         self.start()
 
@@ -75,9 +80,9 @@ class Member(threading.Thread):
         while self.state.step < self._steps and not self._until(self):
             try:
                 self._round()
-            except GroupBroken as broken:
+            except elastic.GroupBroken as broken:
                 self.broken.append(str(broken))
-            except Left:
+            except elastic.Left:
                 self.left = True
                 break
         self.group.close()
@@ -158,22 +163,22 @@ def test_everything_listens_on_the_chosen_interface_only(lighthouse):
 
 def test_a_state_is_handed_over_whole_or_not_at_all():
     state = Counter(7)
-    server = StateServer("127.0.0.1", state, lambda: True)
-    arrays, document = fetch_state(server.address, 7)
+    server = transfer.StateServer("127.0.0.1", state, lambda: True)
+    arrays, document = transfer.fetch_state(server.address, 7)
     assert torch.equal(arrays["sum"], state.sum)
     assert document["step"] == 7
-    with pytest.raises(TransferFailed, match="409"):
-        fetch_state(server.address, 6)
+    with pytest.raises(transfer.TransferFailed, match="409"):
+        transfer.fetch_state(server.address, 6)
     server.close()
-    with pytest.raises(TransferFailed):
-        fetch_state(server.address, 7)
+    with pytest.raises(transfer.TransferFailed):
+        transfer.fetch_state(server.address, 7)
 
 
 def test_a_member_whose_main_thread_hangs_says_so():
     lively = True
-    server = StateServer("127.0.0.1", Counter(), lambda: lively)
-    assert alive(server.address, 1.0) is True
+    server = transfer.StateServer("127.0.0.1", Counter(), lambda: lively)
+    assert transfer.alive(server.address, 1.0) is True
     lively = False
-    assert alive(server.address, 1.0) is False
+    assert transfer.alive(server.address, 1.0) is False
     server.close()
-    assert alive(server.address, 1.0) is False
+    assert transfer.alive(server.address, 1.0) is False

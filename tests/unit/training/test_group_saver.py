@@ -7,11 +7,14 @@ import threading
 
 import pytest
 
-torch = pytest.importorskip("torch")
+from duetune.training import saver as saving
+from duetune.training.checkpoint import CheckpointStore
+from duetune.training.saver import Saver
+from later import later
 
-from duetune.training import saver as saving  # noqa: E402
-from duetune.training.checkpoint import CheckpointStore  # noqa: E402
-from duetune.training.saver import Saver  # noqa: E402
+pytestmark = pytest.mark.torch
+
+torch = later("torch")
 
 
 class State:

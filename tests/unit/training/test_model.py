@@ -7,28 +7,26 @@ import json
 import numpy as np
 import pytest
 
-torch = pytest.importorskip("torch")
-peft = pytest.importorskip("peft")
-transformers = pytest.importorskip("transformers")
+from duetune.errors import InvalidInput
+from duetune.training.data import Message, Row
+from duetune.training.task import Reduction, Schedule, TrainingTask
+from duetune.training.tiny import build_tiny_model
+from duetune.training.tokens import tokenized, tokenized_dataset
+from later import later
 
-from duetune.errors import InvalidInput  # noqa: E402
-from duetune.training.data import Message, Row  # noqa: E402
-from duetune.training.learner import Diverged, Learner  # noqa: E402
-from duetune.training.model import (  # noqa: E402
-    load_base,
-    load_model,
-    load_tokenizer,
-    mean_loss,
-    save_model,
-    summed_loss,
-    without_adapter,
-)
-from duetune.training.task import Reduction, Schedule, TrainingTask  # noqa: E402
-from duetune.training.tiny import build_tiny_model  # noqa: E402
-from duetune.training.tokens import tokenized, tokenized_dataset  # noqa: E402
+pytestmark = pytest.mark.torch
 
-CPU = torch.device("cpu")
+torch = later("torch")
+peft = later("peft")
+transformers = later("transformers")
+learning = later("duetune.training.learner")
+models = later("duetune.training.model")
+
 ROWS = [Row(prompt=f"{number} + 1 = ", completion=f"{number + 1}") for number in range(40)]
+
+
+def cpu():
+    return torch.device("cpu")
 
 
 @pytest.fixture(scope="module")
@@ -51,8 +49,10 @@ def task(folder, **fields):
 
 def learner(folder, **fields):
     wished = task(folder, **fields)
-    data = tokenized(ROWS, load_tokenizer(wished), wished.max_length)
-    return Learner(wished, load_model(wished, CPU), data, np.arange(len(data)), CPU)
+    data = tokenized(ROWS, models.load_tokenizer(wished), wished.max_length)
+    return learning.Learner(
+        wished, models.load_model(wished, cpu()), data, np.arange(len(data)), cpu()
+    )
 
 
 def step(members):
@@ -78,7 +78,7 @@ def equal(one, other):
 
 
 def test_the_loss_counts_on_completions_and_the_end_of_text(folder):
-    tokenizer = load_tokenizer(task(folder))
+    tokenizer = models.load_tokenizer(task(folder))
     data = tokenized([Row(prompt="ab", completion="cd")], tokenizer, 100)
     ids, counts = data.row(0)
     assert tokenizer.decode(ids[:4]) == "abcd"
@@ -88,13 +88,13 @@ def test_the_loss_counts_on_completions_and_the_end_of_text(folder):
 
 
 def test_all_of_a_text_counts_but_its_first_token_is_never_predicted(folder):
-    data = tokenized([Row(text="abc")], load_tokenizer(task(folder)), 100)
+    data = tokenized([Row(text="abc")], models.load_tokenizer(task(folder)), 100)
     assert data.row(0)[1].all()
     assert data.targets(np.array([0])) == 3
 
 
 def test_only_the_assistant_counts_without_a_chat_template(folder):
-    tokenizer = load_tokenizer(task(folder))
+    tokenizer = models.load_tokenizer(task(folder))
     said = Message("assistant", "yes")
     row = Row(messages=(Message("user", "so?"), said, Message("user", "ok"), said))
     ids, counts = tokenized([row], tokenizer, 1000).row(0)
@@ -103,7 +103,7 @@ def test_only_the_assistant_counts_without_a_chat_template(folder):
 
 
 def test_only_the_assistant_counts_with_a_chat_template(folder):
-    tokenizer = load_tokenizer(task(folder))
+    tokenizer = models.load_tokenizer(task(folder))
     tokenizer.chat_template = (
         "{% for m in messages %}[{{ m.role }}]{{ m.content }}{{ eos_token }}{% endfor %}"
         "{% if add_generation_prompt %}[assistant]{% endif %}"
@@ -116,7 +116,7 @@ def test_only_the_assistant_counts_with_a_chat_template(folder):
 
 
 def test_a_template_that_forgets_earlier_answers_has_its_last_one_counted(folder):
-    tokenizer = load_tokenizer(task(folder))
+    tokenizer = models.load_tokenizer(task(folder))
     tokenizer.chat_template = (
         "{% for m in messages %}[{{ m.role }}]"
         "{% if m.role == 'assistant' and not loop.last %}...{% else %}{{ m.content }}{% endif %}"
@@ -136,7 +136,7 @@ def test_a_template_that_forgets_earlier_answers_has_its_last_one_counted(folder
 
 
 def test_rows_are_cut_and_those_without_anything_to_learn_left_out(folder):
-    tokenizer = load_tokenizer(task(folder))
+    tokenizer = models.load_tokenizer(task(folder))
     rows = [Row(prompt="x" * 20, completion="never"), Row(prompt="x", completion="y" * 20)]
     data = tokenized(rows, tokenizer, 10)
     assert (len(data), data.left_out, len(data.row(0)[0])) == (1, 1, 10)
@@ -145,7 +145,7 @@ def test_rows_are_cut_and_those_without_anything_to_learn_left_out(folder):
 
 
 def test_tokens_are_kept_and_made_anew_when_the_data_changes(folder, tmp_path):
-    tokenizer = load_tokenizer(task(folder))
+    tokenizer = models.load_tokenizer(task(folder))
     path = tmp_path / "rows.jsonl"
     path.write_text(json.dumps({"text": "one"}))
     first = tokenized_dataset(str(path), tokenizer, 50, tmp_path / "cache")
@@ -166,7 +166,7 @@ def test_tokens_are_kept_and_made_anew_when_the_data_changes(folder, tmp_path):
 def test_weights_that_are_missing_are_drawn_by_the_seed(folder):
     def weights(seed):
         return torch.cat(
-            [p.flatten() for p in load_base(task(folder, seed=seed), CPU).parameters()]
+            [p.flatten() for p in models.load_base(task(folder, seed=seed), cpu()).parameters()]
         )
 
     assert torch.equal(weights(1), weights(1))
@@ -182,7 +182,7 @@ def test_what_was_trained_is_what_is_read_again(tmp_path, method):
     tokens = torch.arange(3, 20).unsqueeze(0)
     member.model.eval()
     expected = member.model(input_ids=tokens).logits
-    save_model(member.model, load_tokenizer(task(base)), tmp_path / "out")
+    models.save_model(member.model, models.load_tokenizer(task(base)), tmp_path / "out")
     if method == "lora":
         plain = transformers.AutoModelForCausalLM.from_pretrained(base)
         again = peft.PeftModel.from_pretrained(plain, tmp_path / "out")
@@ -199,7 +199,7 @@ def test_a_model_that_cannot_be_used_is_refused_in_one_line(folder, tmp_path):
         (task(folder, lora_target_modules=("no_such_layer",)), "lora_target_modules"),
     ):
         with pytest.raises(InvalidInput, match=words) as refused:
-            _ = load_tokenizer(wished), load_model(wished, CPU)
+            _ = models.load_tokenizer(wished), models.load_model(wished, cpu())
         assert "\n" not in str(refused.value)
 
 
@@ -239,13 +239,13 @@ def test_a_step_is_that_of_torch_on_the_whole_batch(folder):
     member = learner(
         folder, learning_rate=1e-2, max_grad_norm=0.0, lr_scheduler_type=Schedule.CONSTANT
     )
-    plain = load_model(wished, CPU)
+    plain = models.load_model(wished, cpu())
     trained = [p for p in plain.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=1e-2, weight_decay=0.0)
-    data = tokenized(ROWS, load_tokenizer(wished), wished.max_length)
+    data = tokenized(ROWS, models.load_tokenizer(wished), wished.max_length)
     for _ in range(2):
         rows = member._plan.rows_of(member.step)
-        (summed_loss(plain, data, rows, CPU, None) / data.targets(rows)).backward()
+        (models.summed_loss(plain, data, rows, cpu(), None) / data.targets(rows)).backward()
         optimizer.step()
         optimizer.zero_grad()
         step([member])
@@ -257,12 +257,12 @@ def test_a_step_is_that_of_torch_on_the_whole_batch(folder):
 def test_training_lowers_the_loss_and_the_adapter_can_be_put_aside(folder):
     member = learner(folder, learning_rate=2e-2, max_steps=15, lr_scheduler_type=Schedule.CONSTANT)
     rows = [np.arange(10)]
-    before = mean_loss(member.model, member._data, rows, CPU, None)
+    before = models.mean_loss(member.model, member._data, rows, cpu(), None)
     for _ in range(15):
         step([member])
-    after = mean_loss(member.model, member._data, rows, CPU, None)
-    with without_adapter(member.model):
-        assert mean_loss(member.model, member._data, rows, CPU, None) == before
+    after = models.mean_loss(member.model, member._data, rows, cpu(), None)
+    with models.without_adapter(member.model):
+        assert models.mean_loss(member.model, member._data, rows, cpu(), None) == before
     assert after < before - 0.1
 
 
@@ -284,7 +284,7 @@ def test_a_gradient_that_is_not_finite_changes_nothing_and_many_end_it(folder):
     assert (member.known.step, member.known.updates, member.known.skipped) == (1, 0, 1)
     for _ in range(18):
         member.update(broken.clone())
-    with pytest.raises(Diverged, match="learning_rate"):
+    with pytest.raises(learning.Diverged, match="learning_rate"):
         member.update(broken.clone())
 
 

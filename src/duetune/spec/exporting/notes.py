@@ -42,6 +42,8 @@ class Notes:
             self.add("policy", f"{spec.policy} decides nothing there")
         if spec.priority:
             self.add("priority", f"{spec.priority} is not carried over")
+        if spec.project:
+            self.add("project", f"{spec.project} has no quota there")
         _, least, most = spec.gpus
         if most != least:
             self.add(

@@ -1,0 +1,331 @@
+"""Jobs on a finite fleet: who waits, who makes room, who grows again."""
+
+from __future__ import annotations
+
+import pytest
+from rooms import SLOT_S, Room, Status
+
+from duetune import bootstrap
+from duetune.bootstrap.planners import planner_named
+from duetune.control.crash_points import CRASH_POINTS, CrashPlan
+from duetune.control.shares import Contender, Queue, shares
+from duetune.core.cluster import Plan
+from duetune.core.events import Decided, Observed, Pause, Resume
+from duetune.core.job import linear_throughput
+from duetune.engine import Engine
+from duetune.errors import Bug
+from duetune.service.explanation import explained
+from duetune.simulate.journal import redecided
+from duetune.testing import constant_market
+from duetune.testing.fleets import FleetSettings
+
+PLENTY = constant_market(available=16)
+
+
+class InTurn:
+    """The higher priority first, each as much as it likes."""
+
+    name = "in_turn"
+
+    def plan(self, views, stock):  # noqa: ARG002 - what nobody was given is given in turn
+        return Plan()
+
+
+def room_of(gpus=None, *, quotas=None, trace=PLENTY, **options):
+    return Room(trace, queue=Queue(InTurn(), gpus, quotas or {}), **options)
+
+
+def eager(room, name, **options):
+    """A job that takes all the spot it can."""
+    terms = {"policy": "maximal_spot", "deadline": 30, **options}
+    room.submit(name, **terms)
+
+
+def alive(room, *names):
+    return sum(len(room.fleet.alive(name)) for name in names or room.journal.streams())
+
+
+def watched(room, most, slots=60):
+    """To the end; never more than ``most`` nodes."""
+
+    def each():
+        assert alive(room) <= most
+
+    room.run(slots=slots, each=each)
+
+
+def test_a_job_of_higher_priority_takes_the_gpus_and_gives_them_back():
+    room = room_of(4)
+    eager(room, "first", steps=100)
+    room.at(2.3, lambda: eager(room, "urgent", steps=12, priority=5))
+    seen = []
+
+    def each():
+        assert alive(room) <= 4
+        if "urgent" in room.journal.streams():
+            seen.append((alive(room, "first"), alive(room, "urgent")))
+
+    room.run(slots=60, each=each)
+    assert room.status("first") is room.status("urgent") is Status.SUCCEEDED
+    assert (0, 4) in seen, "the first one is preempted, within the slot"
+    assert seen.index((0, 4)) < 5
+    assert room.ended("urgent").at < room.began + 4 * SLOT_S
+    assert seen[-1][0] <= 4
+    waits = [each for each in room.decisions("first") if each.reason.startswith("waits: ")]
+    assert waits
+    assert "all jobs together may hold 4 GPUs, urgent has 4" in waits[0].reason
+    after = [each for each in room.decisions("first") if each.at > waits[-1].at]
+    assert after[0].allocation.total == 4
+    assert after[0].at <= room.ended("urgent").at + 0.2 * SLOT_S, "not only in the next slot"
+    for name in ("first", "urgent"):
+        again = redecided(room.journal.read(name), bootstrap.policy_named)
+        assert again
+        assert all(each.same for each in again)
+    explanation = explained("first", room.journal.read("first"), bootstrap.policy_named)
+    limited = [each for each in explanation.slots if each.share == 0]
+    assert limited[0].wish == 4
+    assert "urgent has 4" in limited[0].share_reason
+    slot = limited[0].slot
+    (*_, one) = explained(
+        "first", room.journal.read("first"), bootstrap.policy_named, slot=slot
+    ).slots
+    assert one.others == ()
+
+
+def test_jobs_that_all_fit_are_left_alone():
+    together, alone = room_of(8), Room(PLENTY)
+    for room in (together, alone):
+        eager(room, "a")
+        eager(room, "b")
+        room.run()
+    for name in ("a", "b"):
+        assert all(each.share is None for each in together.events(name, Observed))
+        assert together.decisions(name) == alone.decisions(name)
+
+
+def test_a_project_holds_no_more_than_its_quota():
+    room = room_of(8, quotas={"vision": 3})
+    eager(room, "a", project="vision")
+    eager(room, "b", project="vision")
+    eager(room, "c", project="speech")
+    most = {"vision": 0, "all": 0}
+
+    def each():
+        most["vision"] = max(most["vision"], alive(room, "a", "b"))
+        most["all"] = max(most["all"], alive(room))
+
+    room.run(each=each)
+    assert most == {"vision": 3, "all": 7}
+    reasons = [each.share_reason for name in "ab" for each in room.events(name, Observed)]
+    assert any("project vision may hold 3 GPUs" in reason for reason in reasons)
+    assert all(room.status(name) is Status.SUCCEEDED for name in "abc")
+
+
+def test_a_quota_counts_without_a_limit_for_all():
+    room = room_of(None, quotas={"vision": 2})
+    eager(room, "a", project="vision")
+    eager(room, "b", project="vision")
+    watched(room, 2)
+    assert all(room.status(name) is Status.SUCCEEDED for name in "ab")
+
+
+def test_a_job_that_never_gets_gpus_fails_at_its_hard_deadline_and_not_as_stalled():
+    room = room_of(4)
+    eager(room, "long", steps=400, deadline=40, priority=1)
+    room.at(0.1, lambda: eager(room, "poor", steps=20, deadline=8))
+    room.run(slots=20)
+    assert room.status("long") is Status.RUNNING
+    ended = room.ended("poor")
+    assert ended.status is Status.FAILED
+    assert ended.reason.startswith("the hard deadline has passed")
+    assert room.state("poor").slot == 13
+    assert room.fleet.observe("poor").nodes == ()
+
+
+def test_a_job_is_queued_until_it_has_had_gpus():
+    room = room_of(4)
+    eager(room, "a", priority=1)
+    eager(room, "b")
+    room.run(slots=1.5)
+    assert (room.status("a"), room.status("b")) == (Status.RUNNING, Status.QUEUED)
+    room.ask(Pause(), "a")
+    room.run(slots=1)
+    assert (alive(room, "a"), room.status("b")) == (0, Status.RUNNING)
+    room.ask(Resume(), "a")
+    room.run(slots=1)
+    assert (alive(room, "a"), alive(room, "b")) == (4, 0)
+    assert room.status("b") is Status.RUNNING
+
+
+def test_spot_that_a_lower_priority_holds_is_there_for_the_higher():
+    room = room_of(4, trace=constant_market(available=4))
+    eager(room, "first", steps=100)
+    room.at(1.2, lambda: eager(room, "urgent", steps=20, priority=5))
+    watched(room, 4)
+    assert room.status("first") is room.status("urgent") is Status.SUCCEEDED
+    kinds = {node.kind for node in room.fleet.observe("urgent").nodes}
+    assert kinds == {"spot"}
+    assert {node.state.value for node in room.fleet.observe("urgent").nodes} == {"released"}
+
+
+def test_what_does_not_change_is_not_decided_again():
+    room = room_of(3)
+    eager(room, "a", steps=90)
+    eager(room, "b", steps=90)
+    room.run(slots=8)
+    for name in "ab":
+        slots = [each.slot for each in room.decisions(name)]
+        assert len(slots) == len(set(slots)), "one decision in a slot"
+
+
+def test_a_job_grows_at_the_end_of_the_slot_only_with_the_next():
+    room = room_of(4)
+    eager(room, "a", steps=100)
+    eager(room, "b", steps=12, priority=1)
+    room.at(0.9, lambda: room.ask(Pause(), "b"))
+    room.run(slots=1.5)
+    first, second = room.decisions("a")[:2]
+    assert (first.slot, first.allocation.total) == (1, 0)
+    assert (second.slot, second.allocation.total) == (2, 4)
+
+
+def test_a_job_that_needs_many_is_not_given_a_few():
+    room = room_of(4)
+    eager(room, "big", steps=60, min_gpus=3)
+    room.at(0.1, lambda: eager(room, "small", steps=30, throughput=linear_throughput(2, slope=3.0)))
+    held = set()
+    room.run(slots=60, each=lambda: held.add(len(room.fleet.running("big"))))
+    assert held <= {0, 3, 4}
+    assert room.status("big") is room.status("small") is Status.SUCCEEDED
+
+
+def test_a_smaller_queue_after_a_restart_is_kept_to():
+    room = room_of(8)
+    eager(room, "a", steps=100)
+    eager(room, "b", steps=100)
+    room.run(slots=1.5)
+    assert alive(room) == 8
+    room.queue = Queue(InTurn(), 3)
+    room.restart()
+    room.run(slots=0.3)
+    assert alive(room) <= 3
+    room.run(slots=60)
+    assert all(room.status(name) is Status.SUCCEEDED for name in "ab")
+
+
+def test_a_slow_fleet_has_time_to_give_nodes_back():
+    room = room_of(4, settings=FleetSettings(grant_delay_s=200.0, notice_s=0.0, preload=""))
+    eager(room, "first", steps=100)
+    room.at(1.2, lambda: eager(room, "urgent", steps=20, priority=5))
+    watched(room, 4)
+    assert room.status("first") is room.status("urgent") is Status.SUCCEEDED
+
+
+@pytest.mark.parametrize(
+    "point", [point for point in CRASH_POINTS if not point.startswith(("submission", "learning"))]
+)
+def test_a_controller_that_dies_while_one_makes_room_for_the_other(point):
+    for passage in (1, 4):
+        room = room_of(4, poll_s=300.0)
+        eager(room, "first", steps=60)
+        room.at(1.2, lambda room=room: eager(room, "urgent", steps=20, priority=5))
+        room.run(slots=1.1)
+        room.survive(CrashPlan(point, passage), CrashPlan(point, passage))
+        assert room.status("first") is room.status("urgent") is Status.SUCCEEDED
+        changes = sorted(
+            change
+            for name in ("first", "urgent")
+            for node in room.fleet.observe(name).nodes
+            for change in ((node.requested_at, 1), (node.ended_at, -1))
+        )
+        held = 0
+        for _, change in changes:
+            held += change
+            assert held <= 4
+
+
+class Broken:
+    name = "broken"
+
+    def __init__(self, answer):
+        self.answer = answer
+
+    def plan(self, views, stock):  # noqa: ARG002
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        ZeroDivisionError(),
+        Bug("no plan"),
+        Plan({"a": 3, "b": 3}),
+        Plan({"nobody": 0}),
+        Plan({"a": 99}),
+    ],
+)
+def test_a_planner_that_fails_stops_nobody(answer, caplog):
+    room = Room(PLENTY, queue=Queue(Broken(answer), 4, {"x": 3}))
+    eager(room, "a")
+    eager(room, "b", priority=3, project="x")
+    watched(room, 4)
+    assert all(room.status(name) is Status.SUCCEEDED for name in "ab")
+    assert "the planner broken failed" in caplog.text
+    assert room.decisions("b")[0].allocation.total == 3
+    assert room.decisions("a")[0].allocation.total == 1
+
+
+@pytest.mark.parametrize("planner", ["fifo", "fifo:backfill", "srt", "edf", "sia", "tutti"])
+def test_every_planner_shares_what_there_is(planner):
+    room = Room(PLENTY)
+    jobs = []
+    for number in range(5):
+        name = f"job{number}"
+        room.submit(name, priority=number % 2, project="x" if number < 2 else "")
+        engine = Engine(name, bootstrap.policy_named)
+        for recorded in room.journal.read(name):
+            engine.handle(recorded.event)
+        jobs.append(Contender(engine.state, 4))
+    queue = Queue(planner_named(planner), 6, {"x": 3})
+    given = shares(queue, jobs, room.clock.now())
+    assert set(given) == {job.state.stream for job in jobs}
+    total = sum(share.gpus for share in given.values())
+    assert 3 <= total <= 6
+    assert given["job0"].gpus + given["job1"].gpus <= 3
+    assert all(share.reason for share in given.values())
+    assert shares(queue, jobs[:1], room.clock.now()) != {}, "the quota"
+    assert shares(queue, jobs[2:3], room.clock.now()) == {}
+
+
+def test_nothing_is_left_where_others_have_it_all():
+    room = Room(PLENTY)
+    room.submit()
+    job = Contender(room.state(), 2)
+    given = shares(Queue(InTurn(), 4), [job], room.clock.now(), taken=4)
+    assert given["job"].gpus == 0
+
+
+def test_the_memo_of_a_smaller_share_is_forgotten():
+    """AHAP's plans for four GPUs must not be followed with two."""
+    room = room_of(4)
+    eager(room, "ahap", policy="ahap:5:3:0.9", steps=150, deadline=20)
+    room.at(2.1, lambda: eager(room, "urgent", steps=12, priority=5, throughput=(0.0, 3.0, 6.0)))
+    room.run(slots=60)
+    assert not [each for each in room.decisions("ahap") if "failed" in each.reason]
+    cut = [each for each in room.decisions("ahap") if "at most 2 GPUs: " in each.reason]
+    assert cut
+    assert all(each.allocation.total <= 2 for each in cut)
+    assert isinstance(cut[0], Decided)
+    assert all(each.same for each in redecided(room.journal.read("ahap"), bootstrap.policy_named))
+
+
+def test_a_job_is_told_that_others_have_the_spot():
+    room = room_of(8, trace=constant_market(available=4))
+    eager(room, "first", steps=100)
+    eager(room, "second", steps=20)
+    room.run(slots=2)
+    reasons = [each.reason for each in room.decisions("second")]
+    assert reasons[-1].endswith("; other jobs have 4 of 4 spot GPUs")
+    assert not any("other jobs" in each.reason for each in room.decisions("first"))
