@@ -35,6 +35,7 @@ SOURCES = (
     Listed("random", "any configuration that breaks no rule; the seed says which"),
     Listed("history", "what was measured of this very configuration, nothing of any other"),
     Listed("nearest", "the mean of the nearest measured runs"),
+    Listed("proportional", "runs on the fewest GPUs, more in proportion: what Sia measures"),
     Listed("analytic", "physics alone, with the constants of experience"),
     Listed("regression", "physics fitted to history, and a learner of what is left"),
     Listed("hybrid", "the first to answer: history, its frontier, a neighbour, the model, physics"),
@@ -159,18 +160,18 @@ def source_named(name: str, history: History, seed: int = 0) -> KnowledgeSource:
             from duetune.knowledge.sources.blind import RandomSource
 
             return RandomSource(seed)
-        case "history", []:
-            from duetune.knowledge.sources.history import HistorySource
+        case (("history" | "oracle"), []):
+            from duetune.knowledge.sources.history import HistorySource, OracleSource
 
-            return HistorySource(history)
-        case "oracle", []:
-            from duetune.knowledge.sources.history import OracleSource
-
-            return OracleSource(history)
+            return (HistorySource if head == "history" else OracleSource)(history)
         case "nearest", []:
             from duetune.knowledge.sources.nearest import NearestSource
 
             return NearestSource(history)
+        case "proportional", []:
+            from duetune.knowledge.sources.proportional import ProportionalSource
+
+            return ProportionalSource(history)
         case "analytic", []:
             from duetune.knowledge.sources.analytic import AnalyticSource
 

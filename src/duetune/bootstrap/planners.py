@@ -22,7 +22,10 @@ PLANNERS = (
     Listed("srt", "the shortest remaining time first; takes GPUs from longer jobs"),
     Listed("edf", "the earliest deadline first; takes GPUs from less urgent jobs"),
     Listed("sia[:POWER]", "Sia (SOSP'23): normalised goodput by integer program; POWER is p"),
-    Listed("tutti", "ours: by completion time, deadline and dollars; fixed GPUs first, then spot"),
+    Listed(
+        "tutti[:WORTH]",
+        "ours: by completion time, deadline and dollars; fixed GPUs first, then spot",
+    ),
 )
 
 
@@ -43,6 +46,8 @@ def planner_named(name: str) -> Planner:
             return Sia()
         case ["sia", power]:
             return _sia(name, power)
+        case ["tutti", worth]:
+            return _tutti(name, worth)
         case ["tutti"]:
             from duetune.cluster.tutti import Tutti
 
@@ -69,6 +74,15 @@ def _sia(name: str, power: str) -> Planner:
         return Sia(power=float(power))
     except ValueError:
         raise InvalidInput("planner", name, "sia[:POWER], POWER a number other than 0") from None
+
+
+def _tutti(name: str, worth: str) -> Planner:
+    from duetune.cluster.tutti import Tutti
+
+    try:
+        return Tutti(worth=float(worth))
+    except ValueError:
+        raise InvalidInput("planner", name, "tutti[:WORTH], dollars for an hour sooner") from None
 
 
 def _registered(name: str, head: str, parts: list[str]) -> Planner:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -45,14 +46,37 @@ class JobOutcome(msgspec.Struct, frozen=True, kw_only=True):
         return self.finished_s is None or self.finished_s > self.deadline_s
 
 
+class What(StrEnum):
+    """What became of a job in a round."""
+
+    STARTED = "started"
+    MOVED = "moved"
+    STOPPED = "stopped"
+    EVICTED = "evicted"
+    FAILED = "ran out of memory"
+    FINISHED = "finished"
+
+
+class Change(msgspec.Struct, frozen=True, kw_only=True):
+    """``gpus`` of this partition that the job has got, or had until then."""
+
+    job: str
+    what: What
+    partition: int
+    gpus: int
+
+
 class RoundRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """GPUs by partition; jobs."""
+    """GPUs by partition, and jobs, once the planner has had its say; what changed by that, and in
+    the time until the next round.
+    """
 
     at_s: float
     used: tuple[int, ...]
     there: tuple[int, ...]
     running: int
     waiting: int
+    changes: tuple[Change, ...] = ()
 
 
 class Figures(msgspec.Struct, frozen=True, kw_only=True):

@@ -52,7 +52,7 @@ class Pairs(NamedTuple):
 
 class Solution(msgspec.Struct, frozen=True, eq=False):
     """The shape of each job, -1 for none. ``bound`` is the relaxation's optimum, which no choice
-    is better than; ``exact`` where the gap is closed to within ``GAP``.
+    is better than; ``exact`` where the gap between them is within what was asked for.
     """
 
     chosen: NDArray[np.int64]
@@ -66,6 +66,7 @@ def solve(
     stock: Stock,
     *,
     capacity: NDArray[np.int64] | None = None,
+    gap: float = GAP,
     largest: int = LARGEST,
 ) -> Solution:
     """The cheapest choice: to leave a job without costs nothing, so cost is below zero where it is
@@ -79,7 +80,7 @@ def solve(
     highs = _loaded(pairs, stock, room)
     share, bound = _run(highs)
     chosen, objective = _rounded(pairs, stock, room, share)
-    slack = GAP * max(1.0, abs(bound))
+    slack = gap * max(1.0, abs(bound))
     if objective > bound + slack and pairs.job.size <= largest:
         columns = np.arange(pairs.job.size, dtype=np.int32)
         kinds = np.full(columns.size, int(highspy.HighsVarType.kInteger), np.uint8)
@@ -87,6 +88,7 @@ def solve(
         start = highspy.HighsSolution()
         start.col_value = (pairs.shape == chosen[pairs.job]).astype(np.float64).tolist()
         highs.setSolution(start)
+        highs.setOptionValue("mip_rel_gap", gap)
         share, _ = _run(highs)
         bound = max(bound, float(highs.getInfo().mip_dual_bound))
         better, reached = _rounded(pairs, stock, room, share)
@@ -122,7 +124,6 @@ def _loaded(pairs: Pairs, stock: Stock, capacity: NDArray[np.int64]) -> highspy.
     highs: highspy.Highs = highspy.Highs()  # type: ignore[no-untyped-call] # not annotated there
     highs.silent()
     highs.setOptionValue("threads", 1)
-    highs.setOptionValue("mip_rel_gap", GAP)
     highs.passModel(lp)
     highs.setBasis(_present(pairs, lp.num_row_))
     return highs

@@ -92,6 +92,10 @@ class Queue(msgspec.Struct, frozen=True):
         stock = round_.stock
         score = self._score(view, stock)
         possible = (score > 0) & stock.there
+        if not (score > 0).any():
+            # It would hold up all others for ever.
+            round_.reasons[view.name] = "nothing fits it"
+            return ""
         if not possible.any():
             return "nothing that is there fits it"
         if view.held >= 0 and view.placement is not None and round_.keep(view):
@@ -155,11 +159,12 @@ class _Round:
 
     def keep(self, view: JobView) -> bool:
         """What it holds, if that is still possible."""
-        if view.placement is None or view.pace[view.held] <= 0 or not self._allowed(view):
+        pace = float(view.pace[view.held])
+        if view.placement is None or not self._allowed(view):
             return False
-        if not self.packing.keep(view.placement):
+        if (pace <= 0 and not view.pinned) or not self.packing.keep(view.placement):
             return False
-        ends = view.remaining / float(view.pace[view.held])
+        ends = view.remaining / pace if pace > 0 else math.inf
         self._ends.append((ends, view.placement))
         self._given(view, view.held)
         return True

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from duetune.cluster.program import Pairs, solve
+from duetune.cluster.assignment import assigned
 from duetune.core.cluster import Plan
 from duetune.errors import InvalidInput
 
@@ -47,26 +47,7 @@ class Sia(msgspec.Struct, frozen=True):
         return "sia" if self.power == -0.5 else f"sia:{self.power:g}"
 
     def plan(self, views: Sequence[JobView], stock: Stock) -> Plan:
-        shapes: dict[str, int] = {}
-        # Whoever has the higher priority is served first, from all that there is.
-        for priority in sorted({view.priority for view in views}, reverse=True):
-            mine = [view for view in views if view.priority == priority]
-            shapes.update(self._solved(mine, views, stock, shapes))
-        return Plan(shapes)
-
-    def _solved(
-        self,
-        mine: Sequence[JobView],
-        views: Sequence[JobView],
-        stock: Stock,
-        given: dict[str, int],
-    ) -> dict[str, int]:
-        rows = [self.costs(view, stock) for view in mine]
-        pairs, capacity = program_of(mine, rows, views, stock, given)
-        chosen = solve(pairs, stock, capacity=capacity).chosen
-        return {
-            view.name: int(shape) for view, shape in zip(mine, chosen, strict=True) if shape >= 0
-        }
+        return Plan(assigned(views, {view.name: self.costs(view, stock) for view in views}, stock))
 
     def costs(self, view: JobView, stock: Stock) -> NDArray[np.float64]:
         """Of each shape for this job: A.U + lambda (1 - A), less what having none costs. Infinite
@@ -122,51 +103,3 @@ def reachable(view: JobView, stock: Stock, scale_up: float) -> NDArray[np.bool_]
             limit = max(scale_up * held, larger.min() if larger.size else 0)
             allowed[mine[gpus <= limit]] = True
     return allowed
-
-
-def program_of(
-    mine: Sequence[JobView],
-    rows: Sequence[NDArray[np.float64]],
-    views: Sequence[JobView],
-    stock: Stock,
-    given: dict[str, int],
-) -> tuple[Pairs, NDArray[np.int64]]:
-    """The program of ``mine``, with what is left by those who were ``given`` something and by those
-    who are pinned and come later.
-    """
-    capacity = stock.capacity.copy()
-    quota = dict(stock.quotas)
-    names = {view.name for view in mine}
-    pinned_gpus: dict[str, int] = {}
-    for view in views:
-        shape = given.get(view.name, view.held if view.pinned else -1)
-        if shape >= 0 and view.name not in names:
-            capacity[stock.partition[shape]] -= stock.gpus[shape]
-            if view.project in quota:
-                quota[view.project] -= int(stock.gpus[shape])
-        elif shape >= 0:
-            gpus = int(stock.gpus[shape])
-            pinned_gpus[view.project] = pinned_gpus.get(view.project, 0) + gpus
-    projects = sorted(quota)
-    code = {project: number for number, project in enumerate(projects)}
-    cost = np.array(rows).reshape(len(mine), len(stock.shapes))
-    pinned = np.array([view.pinned for view in mine], np.bool_)
-    for number, view in enumerate(mine):
-        if view.pinned:
-            cost[number] = np.inf
-            cost[number, view.held] = -1.0
-    job, shape_number = np.nonzero(np.isfinite(cost))
-    pairs = Pairs(
-        job=job,
-        shape=shape_number,
-        cost=cost[job, shape_number],
-        jobs=len(mine),
-        project=np.array([code.get(view.project, -1) for view in mine], np.int64),
-        # A quota that was lowered since does not take from those who cannot give.
-        quota=np.array(
-            [max(quota[each], pinned_gpus.get(each, 0), 0) for each in projects], np.int64
-        ),
-        pinned=pinned,
-        held=np.array([view.held for view in mine], np.int64),
-    )
-    return pairs, np.maximum(capacity, 0)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from duetune.cluster.outcome import ClusterOutcome, JobOutcome, RoundRecord
+from duetune.cluster.outcome import Change, ClusterOutcome, JobOutcome, RoundRecord, What
 from duetune.cluster.packing import placed
 from duetune.core.cluster import JobView
 from duetune.errors import InvalidInput
@@ -105,6 +105,7 @@ class Simulation:
         self.live: list[_Live] = []
         self.done: list[_Live] = []
         self.rounds: list[RoundRecord] = []
+        self._changes: list[Change] = []
 
     def run(self) -> ClusterOutcome:
         arriving = list(reversed(self.jobs))
@@ -123,8 +124,12 @@ class Simulation:
             stock = self.supply.at(now)
             self._evict(stock)
             self._plan(stock, now)
-            self._record(stock, now)
+            if not arriving and not any(self._possible(each) for each in self.live):
+                break
+            record = self._record(stock, now)
             self._advance(stock, now)
+            self.rounds.append(msgspec.structs.replace(record, changes=tuple(self._changes)))
+            self._changes.clear()
             number += 1
         return self._outcome()
 
@@ -136,9 +141,17 @@ class Simulation:
             there = stock.partitions[each.placement.partition].nodes
             if any(node >= there for node, _ in each.placement.nodes):
                 each.evictions += 1
-                self._take(each)
+                self._take(each, What.EVICTED)
 
-    def _take(self, each: _Live) -> None:
+    def _changed(self, each: _Live, what: What) -> None:
+        assert each.placement is not None
+        place = each.placement
+        self._changes.append(
+            Change(job=each.job.name, what=what, partition=place.partition, gpus=place.gpus)
+        )
+
+    def _take(self, each: _Live, what: What) -> None:
+        self._changed(each, what)
         each.held, each.placement, each.configuration = -1, None, None
         each.pace = each.pending = 0.0
         each.fails = False
@@ -152,9 +165,13 @@ class Simulation:
             place = places.get(each.job.name)
             if place is None:
                 if each.placement is not None:
-                    self._take(each)
+                    self._take(each, What.STOPPED)
             elif place != each.placement or plan.shapes[each.job.name] != each.held:
                 self._start(each, place, plan.shapes[each.job.name], now)
+
+    def _possible(self, each: _Live) -> bool:
+        """Whether it runs, or could with some shape; if not, nothing will change that."""
+        return each.placement is not None or bool(self.briefing.row(each.job).pace.any())
 
     def _view(self, each: _Live, now: float) -> JobView:
         job = each.job
@@ -178,7 +195,9 @@ class Simulation:
         configuration = self.briefing.row(each.job).configurations[shape]
         if each.first_s is not None:
             each.restarts += 1
+        what = What.STARTED if each.placement is None else What.MOVED
         each.held, each.placement, each.configuration = shape, place, configuration
+        self._changed(each, what)
         each.pace = self.truth.pace(configuration)
         each.fails = each.pace <= 0
         each.started_s = now
@@ -209,12 +228,13 @@ class Simulation:
             if each.pending <= _DONE:
                 each.failures += 1
                 self.briefing.ran_out(each.job, each.configuration, now + waits)
-                self._take(each)
+                self._take(each, What.FAILED)
             return waits
         runs = seconds - waits
         needs = each.remaining / each.pace
         if needs <= runs + _DONE:
             each.finished_s = now + waits + needs
+            self._changed(each, What.FINISHED)
             self.briefing.finished(each.job, each.configuration, each.pace, each.finished_s)
             return waits + needs
         each.remaining -= runs * each.pace
@@ -222,23 +242,22 @@ class Simulation:
             self.briefing.shown(each.job, each.configuration, each.pace)
         return seconds
 
-    def _record(self, stock: Stock, now: float) -> None:
+    def _record(self, stock: Stock, now: float) -> RoundRecord:
         used = np.zeros(len(stock.partitions), np.int64)
         for each in self.live:
             if each.placement is not None:
                 used[each.placement.partition] += each.placement.gpus
         waiting = sum(each.placement is None for each in self.live)
-        self.rounds.append(
-            RoundRecord(
-                at_s=now,
-                used=tuple(used.tolist()),
-                there=tuple(stock.capacity.tolist()),
-                running=len(self.live) - waiting,
-                waiting=waiting,
-            )
+        return RoundRecord(
+            at_s=now,
+            used=tuple(used.tolist()),
+            there=tuple(stock.capacity.tolist()),
+            running=len(self.live) - waiting,
+            waiting=waiting,
         )
 
     def _outcome(self) -> ClusterOutcome:
+        order = {job.name: number for number, job in enumerate(self.jobs)}
         jobs = [
             JobOutcome(
                 name=each.job.name,
@@ -253,7 +272,7 @@ class Simulation:
                 evictions=each.evictions,
                 alone_s=self._alone(each),
             )
-            for each in sorted([*self.done, *self.live], key=lambda each: each.job.submitted_s)
+            for each in sorted([*self.done, *self.live], key=lambda each: order[each.job.name])
         ]
         return ClusterOutcome(
             planner=self.planner.name,

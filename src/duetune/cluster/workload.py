@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from duetune.knowledge.source import KnowledgeSource
 
 _HOUR_S = 3600.0
+MEDIAN_S, SIGMA = 1500.0, 1.0
+"""Of the log-normal time that a job's work takes its median configuration."""
 
 
 class ClusterJob(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,15 +44,19 @@ class ClusterJob(msgspec.Struct, frozen=True, kw_only=True):
             raise InvalidInput(f"{self.name}.submitted_s", self.submitted_s, "seconds, 0 or more")
         if not (math.isfinite(self.tokens) and self.tokens > 0):
             raise InvalidInput(f"{self.name}.tokens", self.tokens, "a number above 0")
+        if self.deadline_s is not None and not math.isfinite(self.deadline_s):
+            raise InvalidInput(f"{self.name}.deadline_s", self.deadline_s, "seconds")
 
 
 class Kind(msgspec.Struct, frozen=True):
     """What jobs of a workload may be: the fields that are given, and the pace at which work is
-    counted: that of the median configuration that works.
+    counted: that of the median configuration that works. ``counts`` are the numbers of GPUs with
+    which one works.
     """
 
     given: dict[str, Value]
     pace: float
+    counts: tuple[int, ...] = (1,)
 
 
 CELL = ("model", "method", "tokens_per_sample")
@@ -63,14 +69,19 @@ def kinds_of(
     """The cells of the space with at least so many configurations, of which one works."""
     estimates = truth.query(space.rows)
     pace = np.where(estimates.p_valid >= 0.5, estimates.tokens_per_s[:, 1], np.nan)
-    cells: dict[tuple[Value, ...], list[float]] = {}
+    cells: dict[tuple[Value, ...], list[int]] = {}
     for row, configuration in enumerate(space.rows):
         cell = tuple(_value(configuration, field) for field in fields)
-        cells.setdefault(cell, []).append(float(pace[row]))
+        cells.setdefault(cell, []).append(row)
+    gpus = space.rows.number("num_gpus")
     return tuple(
-        Kind(dict(zip(fields, cell, strict=True)), float(np.nanmedian(paces)))
-        for cell, paces in cells.items()
-        if len(paces) >= least and np.isfinite(paces).any()
+        Kind(
+            dict(zip(fields, cell, strict=True)),
+            float(np.nanmedian(pace[rows])),
+            tuple(np.unique(gpus[rows][np.isfinite(pace[rows])]).astype(int).tolist()),
+        )
+        for cell, rows in cells.items()
+        if len(rows) >= least and np.isfinite(pace[rows]).any()
     )
 
 
@@ -82,7 +93,7 @@ def _value(configuration: Configuration, field: str) -> Value:
 def poisson_arrivals(
     jobs: int, per_hour: float, random: np.random.Generator
 ) -> NDArray[np.float64]:
-    if not per_hour > 0:
+    if not (math.isfinite(per_hour) and per_hour > 0):
         raise InvalidInput("load", per_hour, "jobs per hour, above 0")
     return np.cumsum(random.exponential(_HOUR_S / per_hour, jobs))
 
@@ -92,30 +103,54 @@ def workload(
     arrivals: NDArray[np.float64],
     random: np.random.Generator,
     *,
-    median_s: float = 1500.0,
-    sigma: float = 1.0,
+    median_s: float = MEDIAN_S,
+    sigma: float = SIGMA,
     slack: tuple[float, float] | None = None,
 ) -> tuple[ClusterJob, ...]:
     """A job of a random kind for each arrival. Its work takes the median configuration a log-normal
     time. With ``slack`` it has a deadline, so many times that after it was submitted: drawn evenly
     between the two.
     """
+    jobs = []
+    for number, at in enumerate(arrivals, start=1):
+        kind = drawn_kind(kinds, random)
+        seconds = drawn_seconds(random, median_s=median_s, sigma=sigma)
+        jobs.append(drawn_job(f"job-{number}", float(at), kind, seconds, random, slack=slack))
+    return tuple(jobs)
+
+
+def drawn_kind(kinds: Sequence[Kind], random: np.random.Generator) -> Kind:
     if not kinds:
         raise InvalidInput("kinds", 0, "at least one kind of job")
-    jobs = []
-    for number, at in enumerate(arrivals):
-        kind = kinds[int(random.integers(len(kinds)))]
-        seconds = median_s * math.exp(sigma * random.standard_normal())
-        deadline = None
-        if slack is not None:
-            deadline = float(at + random.uniform(*slack) * seconds)
-        jobs.append(
-            ClusterJob(
-                name=f"job-{number + 1}",
-                submitted_s=float(at),
-                given=kind.given,
-                tokens=seconds * kind.pace,
-                deadline_s=deadline,
-            )
-        )
-    return tuple(jobs)
+    return kinds[int(random.integers(len(kinds)))]
+
+
+def drawn_seconds(
+    random: np.random.Generator, *, median_s: float = MEDIAN_S, sigma: float = SIGMA
+) -> float:
+    return median_s * math.exp(sigma * random.standard_normal())
+
+
+def drawn_job(
+    name: str,
+    submitted_s: float,
+    kind: Kind,
+    seconds: float,
+    random: np.random.Generator,
+    *,
+    slack: tuple[float, float] | None = None,
+) -> ClusterJob:
+    """One of this kind, that takes its median configuration so many seconds."""
+    deadline = None
+    if slack is not None:
+        low, high = slack
+        if not (math.isfinite(high) and 0 < low <= high):
+            raise InvalidInput("slack", list(slack), "two factors above 0, the smaller one first")
+        deadline = float(submitted_s + random.uniform(low, high) * seconds)
+    return ClusterJob(
+        name=name,
+        submitted_s=submitted_s,
+        given=kind.given,
+        tokens=seconds * kind.pace,
+        deadline_s=deadline,
+    )

@@ -8,6 +8,8 @@ learns from a model, which flatters one of the same form.
 
 from __future__ import annotations
 
+import itertools
+import math
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -22,6 +24,7 @@ from duetune.knowledge.listing import Listing
 from duetune.knowledge.model import KnowledgeModel
 from duetune.knowledge.observation import Observation, Origin, Outcome
 from duetune.knowledge.prices import USUAL_PRICES
+from duetune.knowledge.registry import model_name
 from duetune.knowledge.rules import broken
 from duetune.knowledge.source import KnowledgeSource
 from duetune.knowledge.sources.history import OracleSource
@@ -116,23 +119,25 @@ def emulated(
     """
     model = KnowledgeModel.fit(history)
     gpus = tuple(dict.fromkeys(each.gpu_model for each in stock.partitions))
+    by_size = itertools.product(EMULATED_COUNTS, {each.gpus_per_node for each in stock.partitions})
     grid = Configurations.grid(
         {
-            "model": models,
+            "model": tuple(model_name(each) for each in models),
             "method": EMULATED_METHODS,
             "gpu_model": gpus,
             "num_gpus": EMULATED_COUNTS,
             "batch_size": EMULATED_BATCHES,
             "tokens_per_sample": EMULATED_TOKENS,
-            "num_nodes": (1, 2),
+            "num_nodes": tuple(sorted({math.ceil(n / size) for n, size in by_size})),
             "sharding": (Sharding.NONE, Sharding.FSDP),
         }
     )
-    sizes = {each.gpu_model: each.gpus_per_node for each in stock.partitions}
-    size = grid.gather("gpu_model", lambda word: float(sizes[word]))
-    nodes = np.ceil(grid.number("num_gpus") / size)
+    placed = np.zeros(len(grid), np.bool_)
+    for each in stock.partitions:
+        nodes = np.ceil(grid.number("num_gpus") / each.gpus_per_node)
+        placed |= grid.is_("gpu_model", each.gpu_model) & (grid.number("num_nodes") == nodes)
     kept = (grid.number("num_gpus") == 1) == grid.is_("sharding", "none")
-    kept &= (grid.number("num_nodes") == nodes) & (broken(grid) < 0)
+    kept &= placed & (broken(grid) < 0)
     grid = grid.take(np.flatnonzero(kept))
     estimates = model.estimate(grid)
     fits = (estimates.p_valid >= 0.5) & (estimates.tokens_per_s[:, 1] > 0)
