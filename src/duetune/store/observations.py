@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from typing import TYPE_CHECKING
 
@@ -68,9 +69,15 @@ def _key(record: msgspec.Struct) -> str:
     return hashlib.blake2b(text, digest_size=8).hexdigest()
 
 
+@functools.cache
+def _fields(kind: type[msgspec.Struct]) -> tuple[msgspec.structs.FieldInfo, ...]:
+    """Looked up once: it takes longer than all the rest of a row."""
+    return msgspec.structs.fields(kind)
+
+
 def _told(record: msgspec.Struct) -> dict[str, object]:
     told: dict[str, object] = {}
-    for field in msgspec.structs.fields(record):
+    for field in _fields(type(record)):
         value = getattr(record, field.name)
         if value != field.default:
             told[field.name] = _told(value) if isinstance(value, msgspec.Struct) else value
