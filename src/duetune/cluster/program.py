@@ -6,9 +6,10 @@
                 each project with a quota no more than that.
 
 Only pairs that are possible are in it. The relaxation is solved first: it has at most as many jobs
-with a part of two shapes as there are partitions and quotas, so what is rounded is mostly within
-the gap that an integer solver stops at; where it is not, the integer program is solved, up to a
-size beyond which the rounded one has to do.
+with a part of two shapes as there are partitions and quotas. These are rounded. Where that is not
+within the gap that an integer solver stops at, the integer program is solved: all of it up to a
+size, beyond that for these jobs and for those that mind least which shape they get, all others
+staying as they are; mostly the bound is then reached.
 """
 
 from __future__ import annotations
@@ -27,8 +28,11 @@ if TYPE_CHECKING:
 GAP = 1e-4
 """Of the optimum; what the published Sia stops at."""
 
-LARGEST = 20_000
-"""Pairs up to which the integer program is solved where rounding is not good enough."""
+LARGEST = 2_000
+"""Pairs up to which the whole integer program is solved where rounding is not good enough."""
+
+CORE = 60
+"""Jobs that are chosen for anew beside those with a part of two shapes."""
 
 _WHOLE = 1e-6
 
@@ -72,8 +76,6 @@ def solve(
     """The cheapest choice: to leave a job without costs nothing, so cost is below zero where it is
     better to have GPUs. ``capacity`` by partition, if that is not all of the stock's.
     """
-    import highspy  # noqa: PLC0415 - slow to import
-
     if not pairs.job.size:
         return Solution(np.full(pairs.jobs, -1, np.int64), 0.0, 0.0, exact=True)
     room = stock.capacity if capacity is None else capacity
@@ -81,20 +83,78 @@ def solve(
     share, bound = _run(highs)
     chosen, objective = _rounded(pairs, stock, room, share)
     slack = gap * max(1.0, abs(bound))
-    if objective > bound + slack and pairs.job.size <= largest:
-        columns = np.arange(pairs.job.size, dtype=np.int32)
-        kinds = np.full(columns.size, int(highspy.HighsVarType.kInteger), np.uint8)
-        highs.changeColsIntegrality(columns.size, columns, kinds)
-        start = highspy.HighsSolution()
-        start.col_value = (pairs.shape == chosen[pairs.job]).astype(np.float64).tolist()
-        highs.setSolution(start)
-        highs.setOptionValue("mip_rel_gap", gap)
-        share, _ = _run(highs)
-        bound = max(bound, float(highs.getInfo().mip_dual_bound))
-        better, reached = _rounded(pairs, stock, room, share)
+    loss = np.array(highs.getSolution().col_dual)
+    for size in (pairs.jobs,) if pairs.job.size <= largest else (CORE, 4 * CORE):
+        if objective <= bound + slack:
+            break
+        found = _core(pairs, stock, room, (share, loss), size, (bound, slack))
+        reached = float(pairs.cost[pairs.shape == found[pairs.job]].sum())
         if reached < objective:
-            chosen, objective = better, reached
+            chosen, objective = found, reached
+        if size >= pairs.jobs:
+            # This was all of it: what the solver stopped at is as near as was asked for.
+            bound = max(bound, objective - slack)
     return Solution(chosen, objective, bound, exact=objective <= bound + slack)
+
+
+def _core(
+    pairs: Pairs,
+    stock: Stock,
+    capacity: NDArray[np.int64],
+    relaxed: tuple[NDArray[np.float64], NDArray[np.float64]],
+    size: int,
+    target: tuple[float, float],
+) -> NDArray[np.int64]:
+    """The integer program of the jobs with a part of two shapes and of ``size`` others, those that
+    lose least by another shape; all the rest keep the one they have in the relaxation, of which
+    shares and losses are given. It stops once all together are as near to the bound as the target
+    says.
+    """
+    share, loss = relaxed
+    bound, slack = target
+    import highspy  # noqa: PLC0415 - slow to import
+
+    settled = share > 1 - _WHOLE
+    split = np.zeros(pairs.jobs, np.bool_)
+    split[pairs.job[(share > _WHOLE) & ~settled]] = True
+    # To get none is a choice, too, and what it costs is known by no pair: those who have none are
+    # as near to getting one as their best pair says.
+    least = np.full(pairs.jobs, np.inf)
+    np.minimum.at(least, pairs.job[~settled], loss[~settled])
+    least[split] = -np.inf
+    free = np.zeros(pairs.jobs, np.bool_)
+    free[np.argsort(least, kind="stable")[: size + int(split.sum())]] = True
+    chosen = np.full(pairs.jobs, -1, np.int64)
+    fixed = np.flatnonzero(settled & ~free[pairs.job])
+    chosen[pairs.job[fixed]] = pairs.shape[fixed]
+    left, quota = capacity.copy(), pairs.quota.copy()
+    gpus = stock.gpus[pairs.shape[fixed]]
+    np.subtract.at(left, stock.partition[pairs.shape[fixed]], gpus)
+    project = pairs.project[pairs.job[fixed]]
+    np.subtract.at(quota, project[project >= 0], gpus[project >= 0])
+    jobs = np.flatnonzero(free)
+    rows = np.flatnonzero(free[pairs.job])
+    number = np.cumsum(free) - 1
+    core = Pairs(
+        job=number[pairs.job[rows]],
+        shape=pairs.shape[rows],
+        cost=pairs.cost[rows],
+        jobs=jobs.size,
+        project=pairs.project[jobs],
+        quota=quota,
+        pinned=pairs.pinned[jobs],
+        held=pairs.held[jobs],
+    )
+    highs = _loaded(core, stock, left)
+    columns = np.arange(rows.size, dtype=np.int32)
+    kinds = np.full(columns.size, int(highspy.HighsVarType.kInteger), np.uint8)
+    highs.changeColsIntegrality(columns.size, columns, kinds)
+    highs.setOptionValue("mip_rel_gap", 0.0)
+    highs.setOptionValue("mip_abs_gap", slack)
+    highs.setOptionValue("objective_target", bound + slack - float(pairs.cost[fixed].sum()))
+    part, _ = _run(highs)
+    chosen[jobs] = _rounded(core, stock, left, part)[0]
+    return chosen
 
 
 def _loaded(pairs: Pairs, stock: Stock, capacity: NDArray[np.int64]) -> highspy.Highs:

@@ -31,7 +31,7 @@ class Listing(Space, frozen=True, dict=True):
         domains = {
             field: Domain(values)
             for field in FIELDS
-            if (values := tuple(dict.fromkeys(_column(table, field))))
+            if (values := _values(table, field))
         }
         return cls(domains, (), table)
 
@@ -77,11 +77,14 @@ class Listing(Space, frozen=True, dict=True):
         return any(row == configuration for row in self.rows)
 
 
-def _column(table: Configurations, field: str) -> list[Value]:
+def _values(table: Configurations, field: str) -> tuple[Value, ...]:
+    """In the order in which they come: the site's first choice is the first row's."""
+    codes = table.columns[field]
+    distinct, first = np.unique(codes, return_index=True)
+    ordered = distinct[np.argsort(first, kind="stable")].tolist()
     if field in CATEGORIES:
-        labels = table.labels[field]
-        return [labels[code] for code in table.columns[field].tolist()]
-    return [field_value(field, _plain(field, each)) for each in table.number(field).tolist()]
+        return tuple(table.labels[field][code] for code in ordered)
+    return tuple(field_value(field, _plain(field, each)) for each in ordered)
 
 
 def _plain(field: str, number: float) -> Value:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import math
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import msgspec
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from duetune.knowledge.observation import Observation
 
+Record = TypeVar("Record")
 _NOTHING = frozenset(("", "nan", "none", "null", "n/a"))
 _YES = frozenset(("1", "1.0", "true", "yes"))
 _NO = frozenset(("0", "0.0", "false", "no"))
@@ -114,10 +115,23 @@ class Table(msgspec.Struct, frozen=True):
                 found.append(one)
             except InvalidInput as error:
                 if strict:
-                    where = f"{error.field} in row {number} of {self.file}"
-                    raise InvalidInput(where, error.value, error.allowed) from None
+                    raise self._located(number, error) from None
                 left_out.append(Rejected(number, str(error)))
         return Imported(History(found), tuple(left_out))
+
+    def read(self, record: Callable[[Row], Record]) -> list[Record]:
+        """What ``record`` makes of each row; one that it refuses refuses the file."""
+        found = []
+        for number, line in enumerate(self.lines, start=1):
+            try:
+                found.append(record(self._row(number, line)))
+            except InvalidInput as error:
+                raise self._located(number, error) from None
+        return found
+
+    def _located(self, number: int, error: InvalidInput) -> InvalidInput:
+        where = f"{error.field} in row {number} of {self.file}"
+        return InvalidInput(where, error.value, error.allowed)
 
     def _row(self, number: int, line: tuple[str, ...]) -> Row:
         if len(line) != len(self.header):
@@ -127,8 +141,8 @@ class Table(msgspec.Struct, frozen=True):
         return Row(self.file, number, dict(zip(self.header, line, strict=True)))
 
 
-def read_table(path: Path) -> Table:
-    """A CSV file with a header."""
+def read_table(path: Path, what: str = "history") -> Table:
+    """A CSV file with a header; ``what`` it is stands in errors."""
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             reader = csv.reader(file, strict=True)
@@ -136,9 +150,9 @@ def read_table(path: Path) -> Table:
             lines = tuple(tuple(line) for line in reader if line)
     except (csv.Error, UnicodeDecodeError, OSError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
-        raise InvalidInput("history", str(path), f"a readable CSV file ({reason})") from None
+        raise InvalidInput(what, str(path), f"a readable CSV file ({reason})") from None
     if not header:
-        raise InvalidInput("history", str(path), "a CSV file with a header; this one is empty")
+        raise InvalidInput(what, str(path), "a CSV file with a header; this one is empty")
     if len(set(header)) != len(header):
         raise InvalidInput(f"columns of {path.name}", list(header), "different names")
     return Table(path.name, header, lines)

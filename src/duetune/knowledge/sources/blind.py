@@ -95,10 +95,9 @@ class Blind(Source):
         return list(zip(rows[order].tolist(), preference[order].tolist(), strict=True))
 
     def _candidate(self, part: Configurations, row: int, first: float) -> Candidate:
-        index = np.array([row], np.int64)
-        return Candidate(
-            configuration=part[row], estimate=self.query(part.take(index))[0], score=-first
-        )
+        """Of a row that breaks no rule, of which there is then nothing more to say."""
+        nothing = Estimates.unknown(1, self.name)[0]
+        return Candidate(configuration=part[row], estimate=nothing, score=-first)
 
     @staticmethod
     def _nothing(left_out: dict[str, int]) -> str:
