@@ -57,6 +57,7 @@ bench: venv
 	$(BIN)/python benchmarks/forecast.py
 	$(BIN)/python benchmarks/sensitivity.py
 	$(BIN)/python benchmarks/real_markets.py
+	$(BIN)/python benchmarks/cluster.py
 	$(BIN)/python benchmarks/decision.py
 
 bench-quick: venv
@@ -70,6 +71,7 @@ bench-quick: venv
 	$(BIN)/python benchmarks/forecast.py --quick
 	$(BIN)/python benchmarks/sensitivity.py --quick
 	$(BIN)/python benchmarks/real_markets.py --quick
+	$(BIN)/python benchmarks/cluster.py --quick
 	$(BIN)/python benchmarks/decision.py --quick
 
 clean:

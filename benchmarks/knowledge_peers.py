@@ -67,7 +67,7 @@ def column(values: list[float | None]) -> NDArray[np.float64]:
 
 def ask(peer: Peer, question: dict[str, object], *, install: bool, keep: bool = True) -> Answer:
     """``keep``: an earlier answer to the same question will do. Not for timing."""
-    python = _environment(peer, install=install)
+    python = environment(peer, install=install)
     adapter = HERE / "peers" / peer.adapter
     text = json.dumps(question, sort_keys=True)
     digest = hashlib.blake2b(
@@ -92,7 +92,7 @@ def ask(peer: Peer, question: dict[str, object], *, install: bool, keep: bool = 
     try:
         done = subprocess.run(
             [python, adapter, asked, part],
-            env=_variables(peer),
+            env=variables(peer),
             capture_output=True,
             text=True,
             timeout=ANSWER_LIMIT_S,
@@ -109,7 +109,7 @@ def ask(peer: Peer, question: dict[str, object], *, install: bool, keep: bool = 
     return msgspec.json.decode(answered.read_bytes(), type=Answer)
 
 
-def _variables(peer: Peer) -> dict[str, str]:
+def variables(peer: Peer) -> dict[str, str]:
     threads = str(peer.cores)
     return {
         **os.environ,
@@ -123,7 +123,7 @@ def _variables(peer: Peer) -> dict[str, str]:
     }
 
 
-def _environment(peer: Peer, *, install: bool) -> Path:
+def environment(peer: Peer, *, install: bool) -> Path:
     folder = PLACE / peer.name
     python = folder / "bin" / "python"
     mark = folder / MARK

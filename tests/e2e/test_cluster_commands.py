@@ -5,20 +5,23 @@ from __future__ import annotations
 import csv
 import functools
 import json
+import os
 import re
 import shutil
 from pathlib import Path
 
 import click
 import pytest
+from test_documentation import EXAMPLE, printed
 
-from cluster_worlds import STOCK, small_world
 from duetune.bootstrap import clusters
 from duetune.cli import main
 from duetune.cli.cluster import cluster
+from small_cluster import STOCK, small_world
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "reference" / "cli.md"
+HOW_TO = ROOT / "docs" / "how-to" / "simulate-a-cluster.md"
 NODES = ("--nodes", "large=2x4:A100-80GB", "--nodes", "small=2x2:L40S")
 ONE = ("simulate", "--planner", "fifo", "--source", "oracle", *NODES, "--jobs", "6")
 FEW = ("compare", "--planners", "fifo,srt", "--sources", "random,oracle", *NODES, "--jobs", "4")
@@ -219,8 +222,19 @@ def test_the_page_has_every_command_and_option():
                 assert f"`{parameter.opts[0]}" in text, f"{parameter.opts[0]} of {name}"
 
 
+def test_the_example_of_the_how_to_prints_what_it_says(capsys):
+    text = HOW_TO.read_text(encoding="utf-8")
+    (example,) = EXAMPLE.finditer(text)
+    now = printed(example["arguments"], capsys)
+    if os.environ.get("DUETUNE_UPDATE_DOCS"):
+        start, end = example.span("output")
+        HOW_TO.write_text(text[:start] + now + text[end:], encoding="utf-8")
+    else:
+        assert now == example["output"]
+
+
 def test_the_how_to_shows_commands_that_there_are():
-    text = (ROOT / "docs" / "how-to" / "simulate-a-cluster.md").read_text(encoding="utf-8")
+    text = HOW_TO.read_text(encoding="utf-8")
     options = {
         option
         for command in cluster.commands.values()

@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cluster_worlds import STOCK, small_world, watched
 from duetune.bootstrap.clusters import world_source
 from duetune.bootstrap.planners import planner_named
 from duetune.cluster.program import GAP
@@ -21,6 +20,7 @@ from duetune.cluster.sia import Sia
 from duetune.cluster.workload import poisson_arrivals, workload
 from duetune.core.cluster import JobView, Partition, Stock, Tenure
 from duetune.testing.markets import random_market
+from small_cluster import STOCK, small_world, watched
 
 PLANNERS = ("fifo", "fifo:backfill", "srt", "edf", "sia", "tutti")
 world = functools.cache(small_world)

@@ -45,6 +45,10 @@ COMMANDS = {
     ),
     "tournament": ("duetune.cli.tournament:tournament", "Many policies on many jobs, ranked."),
     "select": ("duetune.cli.select:select", "Learn over jobs which policy of a pool to choose."),
+    "cluster": (
+        "duetune.cli.cluster:cluster",
+        "Many jobs on one stock of GPUs, simulated and compared.",
+    ),
     "policies": ("duetune.cli.catalogue:policies", "The policies, groups and selectors by name."),
     "markets": (
         "duetune.cli.catalogue:markets",

@@ -87,7 +87,7 @@ def solve(
     for size in (pairs.jobs,) if pairs.job.size <= largest else (CORE, 4 * CORE):
         if objective <= bound + slack:
             break
-        found = _core(pairs, stock, room, (share, loss), size, (bound, slack))
+        found = _core(pairs, stock, room, (share, loss), size, (bound, slack, objective))
         reached = float(pairs.cost[pairs.shape == found[pairs.job]].sum())
         if reached < objective:
             chosen, objective = found, reached
@@ -103,15 +103,16 @@ def _core(
     capacity: NDArray[np.int64],
     relaxed: tuple[NDArray[np.float64], NDArray[np.float64]],
     size: int,
-    target: tuple[float, float],
+    target: tuple[float, float, float],
 ) -> NDArray[np.int64]:
     """The integer program of the jobs with a part of two shapes and of ``size`` others, those that
     lose least by another shape; all the rest keep the one they have in the relaxation, of which
     shares and losses are given. It stops once all together are as near to the bound as the target
-    says.
+    says. A pair whose loss is more than there is between the bound and what was reached already is
+    in no better choice.
     """
     share, loss = relaxed
-    bound, slack = target
+    bound, slack, reached = target
     import highspy  # noqa: PLC0415 - slow to import
 
     settled = share > 1 - _WHOLE
@@ -133,7 +134,7 @@ def _core(
     project = pairs.project[pairs.job[fixed]]
     np.subtract.at(quota, project[project >= 0], gpus[project >= 0])
     jobs = np.flatnonzero(free)
-    rows = np.flatnonzero(free[pairs.job])
+    rows = np.flatnonzero(free[pairs.job] & (loss <= reached - bound + _WHOLE))
     number = np.cumsum(free) - 1
     core = Pairs(
         job=number[pairs.job[rows]],
@@ -149,11 +150,16 @@ def _core(
     columns = np.arange(rows.size, dtype=np.int32)
     kinds = np.full(columns.size, int(highspy.HighsVarType.kInteger), np.uint8)
     highs.changeColsIntegrality(columns.size, columns, kinds)
+    # A good choice is known, and to look for better ones costs more than to prove it.
+    highs.setOptionValue("mip_heuristic_effort", 0.0)
+    for part in ("feasibility_jump", "rins", "rens"):
+        highs.setOptionValue(f"mip_heuristic_run_{part}", False)
+    highs.setOptionValue("mip_detect_symmetry", False)
     highs.setOptionValue("mip_rel_gap", 0.0)
     highs.setOptionValue("mip_abs_gap", slack)
     highs.setOptionValue("objective_target", bound + slack - float(pairs.cost[fixed].sum()))
-    part, _ = _run(highs)
-    chosen[jobs] = _rounded(core, stock, left, part)[0]
+    found, _ = _run(highs)
+    chosen[jobs] = _rounded(core, stock, left, found)[0]
     return chosen
 
 

@@ -17,6 +17,7 @@ from duetune.testing.forecaster_contract import (
 )
 from duetune.testing.journal_contract import JournalContract
 from duetune.testing.markets import constant_market, market_of, random_market
+from duetune.testing.planner_contract import PlannerContract
 from duetune.testing.policies import FixedPlan, Idle, Restless
 from duetune.testing.policy_contract import PolicyContract
 from duetune.testing.selector_contract import SelectorContract
@@ -34,6 +35,7 @@ __all__ = [
     "ManualClock",
     "MarketFeedContract",
     "MemoryFleet",
+    "PlannerContract",
     "PolicyContract",
     "Restless",
     "SelectorContract",

@@ -3,7 +3,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from cluster_worlds import STOCK, small_world
 from duetune.bootstrap.clusters import (
     cluster_from_file,
     cluster_of_nodes,
@@ -12,6 +11,7 @@ from duetune.bootstrap.clusters import (
 )
 from duetune.core.cluster import Tenure
 from duetune.errors import InvalidInput
+from small_cluster import STOCK, small_world
 
 GOOD = """
 partitions:

@@ -6,7 +6,6 @@ import json
 import numpy as np
 import pytest
 
-from cluster_worlds import MODEL, STOCK, changes, pace_of, small_world, watched
 from duetune.cluster.briefing import Briefing
 from duetune.cluster.outcome import What
 from duetune.cluster.outcome_files import write_jobs, write_rounds
@@ -22,6 +21,7 @@ from duetune.core.market import MarketTrace
 from duetune.errors import InvalidInput
 from duetune.knowledge.history import History
 from duetune.knowledge.sources.blind import DefaultSource, RandomSource
+from small_cluster import MODEL, STOCK, changes, pace_of, small_world, watched
 
 WORLD = small_world()
 ONE_NODE = Stock(

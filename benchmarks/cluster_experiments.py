@@ -1,0 +1,188 @@
+"""Which simulations each experiment needs, and the tables that come of them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+
+from cluster_trials import PREPARED, Interval, Trial, mean_of, outcome_of, over_seeds, reduction
+from cluster_worlds import EMULATED, REPLAY, REPLAY_ALL
+from duetune.cluster.outcome import Figures
+from duetune.knowledge.history import History
+from duetune.knowledge.sources.learned import HybridSource
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+Results = dict[Trial, Figures]
+
+WORLDS = (REPLAY, EMULATED)
+LOADS = (12, 24, 60, 120)
+FIFO, SIA, OURS = "fifo", "sia", "tutti"
+PLANNERS = (FIFO, "fifo:backfill", "srt", "edf", SIA, OURS)
+JUDGED = (FIFO, SIA, OURS)
+"""Planners that are compared with themselves, were they to know the truth."""
+
+PREDICTED, ORACLE = "hybrid", "oracle"
+SOURCES = ("random", "default", "analytic", "proportional", PREDICTED, ORACLE)
+NOISES = ("0.1", "0.25", "0.5", "1")
+WORSE = (
+    *(f"noisy:{mape}" for mape in NOISES),
+    *("biased:1", "share:0.25", "nothing", "partial:validity"),
+)
+BASELINES = ("random", "default")
+UNUSUAL = ("slow", "slower", "large", "large-slower")
+SLACK = (1.0, 4.0)
+MARKET_LOAD = 24
+MARKETS = (
+    *((planner, "fixed") for planner in (FIFO, SIA, "edf", OURS)),
+    *((planner, kind) for kind in ("synthetic", "real") for planner in (FIFO, SIA, "edf", OURS)),
+)
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """How much of everything: full, or --quick."""
+
+    seeds: tuple[int, ...]
+    few: tuple[int, ...]
+    loads: tuple[int, ...]
+    unusual: tuple[str, ...]
+    worse: tuple[str, ...]
+
+
+def of_sources(planner: str, plan: Plan) -> Iterator[Trial]:
+    """E7 and E8: a planner with every source, at every load."""
+    for world in WORLDS:
+        for load in plan.loads:
+            for source in sources_at(load):
+                for seed in plan.seeds:
+                    yield Trial(world, planner, source, load, seed)
+
+
+def of_both_tables(plan: Plan) -> Iterator[Trial]:
+    """A replay with a kind of job that has to have half of the fastest GPUs."""
+    for load in plan.loads:
+        for source in (*BASELINES, PREDICTED):
+            for seed in plan.seeds:
+                yield Trial(REPLAY_ALL, FIFO, source, load, seed)
+
+
+def sources_at(load: int) -> tuple[str, ...]:
+    """What knows a part of it is of interest at the usual loads."""
+    if load == MARKET_LOAD:
+        return SOURCES
+    return (*BASELINES, PREDICTED, ORACLE)
+
+
+def of_worse_knowledge(plan: Plan) -> Iterator[Trial]:
+    """E9."""
+    for world in WORLDS:
+        for planner in (FIFO, SIA, OURS):
+            for source in ("random", PREDICTED, *plan.worse):
+                for seed in plan.few:
+                    yield Trial(world, planner, source, MARKET_LOAD, seed)
+
+
+def of_planners(plan: Plan) -> Iterator[Trial]:
+    """E10."""
+    for world in WORLDS:
+        for planner in PLANNERS:
+            for load in plan.loads:
+                for source in (PREDICTED, ORACLE) if planner in JUDGED else (PREDICTED,):
+                    for seed in plan.seeds:
+                        yield Trial(world, planner, source, load, seed)
+
+
+def of_settings(plan: Plan) -> Iterator[Trial]:
+    """Sia where starts are slow and models large."""
+    for world in plan.unusual:
+        for source in (*BASELINES, PREDICTED, ORACLE):
+            for seed in plan.few:
+                yield Trial(world, SIA, source, plan.loads[0], seed)
+
+
+def of_markets(plan: Plan, kinds: Sequence[str]) -> Iterator[Trial]:
+    for planner, supply in MARKETS:
+        if supply in {"fixed", *kinds}:
+            for seed in plan.seeds:
+                yield market_trial(planner, supply, seed)
+
+
+def market_trial(planner: str, supply: str, seed: int) -> Trial:
+    return Trial(REPLAY, planner, PREDICTED, MARKET_LOAD, seed, supply, SLACK)
+
+
+def reduced(
+    results: Results, one: Trial, baseline: str, seeds: Sequence[int], source: str = PREDICTED
+) -> Interval:
+    """Mean JCT with this source against that with the baseline."""
+    base = over_seeds(results, msgspec.structs.replace(one, source=baseline), seeds)
+    return reduction(base, over_seeds(results, msgspec.structs.replace(one, source=source), seeds))
+
+
+def oracle_ratios(results: Results, plan: Plan) -> dict[str, float]:
+    """Predicted to oracle, of mean JCT over all seeds, by setting, wherever both were run."""
+    found = {}
+    for world in (*WORLDS, *plan.unusual):
+        seeds = plan.seeds if world in WORLDS else plan.few
+        for planner in PLANNERS:
+            for load in plan.loads:
+                one = Trial(world, planner, PREDICTED, load, seeds[0])
+                other = msgspec.structs.replace(one, source=ORACLE)
+                if one in results and other in results:
+                    ratio = over_seeds(results, one, seeds).mean()
+                    ratio /= over_seeds(results, other, seeds).mean()
+                    found[f"{world} {planner} {load}"] = float(ratio)
+    return found
+
+
+class Learning(msgspec.Struct, frozen=True):
+    """Mean JCT (h) and failed starts a job in each third of a long sequence."""
+
+    name: str
+    jct_h: tuple[Interval, ...]
+    failures: tuple[float, ...]
+
+
+LEARNING_JOBS = 240
+
+
+def learning_trial(task: tuple[str, int]) -> list[tuple[float, float]]:
+    """A long sequence by FIFO: who begins with nothing and learns, who begins with nothing and
+    does not, and the oracle.
+    """
+    name, seed = task
+    trial = Trial(EMULATED, FIFO, ORACLE, MARKET_LOAD, seed)
+    source = PREPARED[EMULATED].world(seed).truth
+    if name != ORACLE:
+        source = HybridSource(History.empty())
+    outcome = outcome_of(trial, jobs=LEARNING_JOBS, source=source, learning=name == "learning")
+    jobs = sorted(outcome.jobs, key=lambda each: each.submitted_s)
+    third = len(jobs) // 3
+    parts = [jobs[k * third : (k + 1) * third] for k in range(3)]
+    return [
+        (
+            float(np.mean([(each.jct_s or np.nan) / 3600 for each in part])),
+            float(np.mean([each.failures for each in part])),
+        )
+        for part in parts
+    ]
+
+
+LEARNERS = ("learning", "frozen", ORACLE)
+
+
+def learning_of(answers: Mapping[tuple[str, int], list[tuple[float, float]]]) -> list[Learning]:
+    found = []
+    for name in LEARNERS:
+        rows = np.array([answer for (each, _), answer in answers.items() if each == name])
+        found.append(
+            Learning(
+                name,
+                tuple(mean_of(rows[:, third, 0]) for third in range(3)),
+                tuple(float(rows[:, third, 1].mean()) for third in range(3)),
+            )
+        )
+    return found

@@ -1,0 +1,146 @@
+"""One simulation of the cluster benchmark, many of them on two processes, and what to make of them.
+
+Trials of one seed have the same jobs whatever plans them and whatever it knows, so differences are
+taken seed by seed; intervals are those of a bootstrap over seeds.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+from concurrent.futures import ProcessPoolExecutor
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+import numpy as np
+from rich.console import Console
+from rich.progress import Progress
+
+from cluster_worlds import Prepared, half_stock, spot_supply
+from duetune.bootstrap.planners import planner_named
+from duetune.cluster.briefing import Briefing
+from duetune.cluster.queues import Queue
+from duetune.cluster.simulate import Simulation
+from duetune.cluster.supply import Supply
+from duetune.cluster.workload import poisson_arrivals, workload
+from duetune.cluster.world import usual_stock
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from duetune.cluster.outcome import ClusterOutcome, Figures
+
+PROCESSES = 2
+RESAMPLES = 2000
+HORIZON_S = 30 * 86400.0
+
+
+class Trial(msgspec.Struct, frozen=True):
+    """``supply``: "usual" GPUs, the "fixed" half of them, or that half with a "real" or "synthetic"
+    spot market. ``slack`` bounds deadlines, if there are any.
+    """
+
+    world: str
+    planner: str
+    source: str
+    load: float
+    seed: int
+    supply: str = "usual"
+    slack: tuple[float, float] | None = None
+
+
+class Interval(NamedTuple):
+    low: float
+    middle: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.middle:.0%} ({self.low:.0%} to {self.high:.0%})"
+
+
+PREPARED: dict[str, Prepared] = {}
+"""Filled before processes are started, which then share it."""
+
+
+def outcome_of(
+    trial: Trial, *, jobs: int | None = None, source: object = None, learning: bool = False
+) -> ClusterOutcome:
+    """``source`` instead of the one that the trial names, which may then learn."""
+    prepared = PREPARED[trial.world]
+    world, setting = prepared.world(trial.seed), prepared.setting
+    random = np.random.default_rng(trial.seed)
+    arrivals = poisson_arrivals(jobs or setting.jobs, trial.load, random)
+    submitted = workload(world.kinds, arrivals, random, slack=trial.slack)
+    if trial.supply == "usual":
+        supply = Supply(usual_stock())
+    elif trial.supply == "fixed":
+        supply = Supply(half_stock())
+    else:
+        supply = spot_supply(trial.seed, trial.supply)
+    planner = planner_named(trial.planner)
+    briefing = Briefing(
+        source or prepared.source(trial.source, trial.seed),  # type: ignore[arg-type]
+        world.space,
+        supply.stock,
+        single=isinstance(planner, Queue),
+        learning=learning,
+    )
+    truth = prepared.truth(trial.seed)
+    simulation = Simulation(
+        submitted, supply, planner, briefing, truth, setting.delays, horizon_s=HORIZON_S
+    )
+    return simulation.run()
+
+
+def figures_of(trial: Trial) -> Figures:
+    return outcome_of(trial).figures()
+
+
+def run_trials(trials: Iterable[Trial], label: str) -> dict[Trial, Figures]:
+    """The longest first: whoever knows nothing tries most."""
+    wanted = sorted(dict.fromkeys(trials), key=_cheap)
+    results: dict[Trial, Figures] = {}
+    with (
+        Progress(console=Console(stderr=True), transient=True) as progress,
+        ProcessPoolExecutor(PROCESSES, multiprocessing.get_context("fork")) as pool,
+    ):
+        task = progress.add_task(label, total=len(wanted))
+        for trial, figures in zip(wanted, pool.map(figures_of, wanted, chunksize=1), strict=True):
+            results[trial] = figures
+            progress.advance(task)
+    return results
+
+
+def _cheap(trial: Trial) -> tuple[bool, bool, float]:
+    return (
+        trial.planner.startswith("fifo"),
+        trial.source not in {"random", "default"},
+        -trial.load,
+    )
+
+
+def over_seeds(
+    results: Mapping[Trial, Figures], trial: Trial, seeds: Sequence[int], field: str = "mean_jct_h"
+) -> NDArray[np.float64]:
+    """A figure of a trial with each seed."""
+    found = (results[msgspec.structs.replace(trial, seed=seed)] for seed in seeds)
+    return np.array([getattr(each, field) for each in found], np.float64)
+
+
+def reduction(baseline: NDArray[np.float64], other: NDArray[np.float64]) -> Interval:
+    """By how much the mean of the other is below that of the baseline."""
+    rows = _resampled(len(baseline))
+    drawn = 1 - other[rows].mean(axis=1) / baseline[rows].mean(axis=1)
+    low, high = np.quantile(drawn, [0.025, 0.975])
+    return Interval(float(low), float(1 - other.mean() / baseline.mean()), float(high))
+
+
+def mean_of(values: NDArray[np.float64]) -> Interval:
+    drawn = values[_resampled(len(values))].mean(axis=1)
+    low, high = np.quantile(drawn, [0.025, 0.975])
+    return Interval(float(low), float(values.mean()), float(high))
+
+
+def _resampled(size: int) -> NDArray[np.int64]:
+    return np.random.default_rng(0).integers(size, size=(RESAMPLES, size))

@@ -1,0 +1,115 @@
+"""What the page of the cluster benchmark says of markets and of planning time."""
+
+from __future__ import annotations
+
+import msgspec
+
+from cluster_experiments import (
+    MARKET_LOAD,
+    MARKETS,
+    SLACK,
+    Learning,
+    Plan,
+    market_trial,
+)
+from cluster_overhead import LIMIT_S, PeerTiming, Timing
+from cluster_trials import Trial, over_seeds
+from duetune.cluster.outcome import Figures
+from reporting import markdown_table
+
+
+class Content(msgspec.Struct, frozen=True):
+    plan: Plan
+    results: dict[Trial, Figures]
+    learning: list[Learning]
+    timings: list[Timing]
+    peers: list[PeerTiming]
+    skipped: list[str]
+    markets: tuple[str, ...]
+
+    def has(self, trial: Trial) -> bool:
+        return trial in self.results
+
+
+def markets(content: Content) -> list[str]:
+    plan, rows = content.plan, []
+    for planner, supply in MARKETS:
+        one = market_trial(planner, supply, plan.seeds[0])
+        if content.has(one):
+            figures = [
+                float(over_seeds(content.results, one, plan.seeds, field).mean())
+                for field in ("mean_jct_h", "p99_jct_h", "dollars", "missed", "evictions_per_job")
+            ]
+            place = "owned GPUs alone" if supply == "fixed" else f"with {supply} spot nodes"
+            rows.append((planner, place, *figures[:3], f"{figures[3]:.1%}", figures[4]))
+    if not rows:
+        return []
+    header = (
+        *("planner", "GPUs", "mean JCT (h)", "p99 JCT (h)", "dollars"),
+        *("late", "evictions/job"),
+    )
+    return [
+        "## Our planner, with deadlines and a spot market (replay)",
+        (
+            f"All with predicted knowledge, {MARKET_LOAD} jobs/h, {len(plan.seeds)} seeds. Half of "
+            "the usual GPUs are owned, at usual prices by the hour of use; up to four spot nodes "
+            "of 8 A100 and four of 4 L40S come and go. FIFO, Sia and EDF take spot nodes as if "
+            f"they were theirs. Deadlines are {SLACK[0]:g} to {SLACK[1]:g} times what the median "
+            "configuration needs. *Real* markets are numbers of nodes that AWS zones gave in 2023, "
+            "at 35% of the price on demand."
+        ),
+        markdown_table(header, rows),
+    ]
+
+
+def overhead(content: Content) -> list[str]:
+    if not content.timings:
+        return []
+    rows = [
+        (
+            each.gpus,
+            each.jobs,
+            each.shapes,
+            each.planner if each.planner != "every shape" else "sia, every shape",
+            each.pairs,
+            1000 * each.median_s,
+            1000 * each.p95_s,
+            f"{each.gap:.1e}",
+        )
+        for each in content.timings
+    ]
+    header = (
+        *("GPUs", "jobs", "shapes", "planner", "pairs", "median (ms)", "p95 (ms)"),
+        "gap to the bound",
+    )
+    parts = [
+        "## E11: how long a round takes",
+        (
+            "The whole `plan()` of made-up rounds, in milliseconds of one core. *Every shape* lets "
+            "jobs grow by more than twice in a round, so the program has about as many pairs as in "
+            "published figures. Pairs and gap are those of Sia's program."
+        ),
+        markdown_table(header, rows),
+    ]
+    if content.peers:
+        peer_rows = [
+            (
+                each.gpus,
+                each.solver,
+                each.rounds,
+                1000 * each.median_s,
+                f"{each.ratio:.1f}x",
+                f"{each.worst:.1e}",
+            )
+            for each in content.peers
+        ]
+        peer_header = ("GPUs", "solver", "rounds", "median (ms)", "of ours", "objectives differ by")
+        parts += [
+            (
+                "The same program (every shape) written densely with cvxpy, as the published "
+                "scheduler does it, and solved by CBC or GLPK with the same gap of 0.01%; stopped "
+                f"where a round takes more than {LIMIT_S:.0f} s."
+            ),
+            markdown_table(peer_header, peer_rows),
+        ]
+    return parts
