@@ -28,11 +28,7 @@ class Listing(Space, frozen=True, dict=True):
     @classmethod
     def of(cls, rows: Configurations | Iterable[Configuration]) -> Listing:
         table = rows if isinstance(rows, Configurations) else Configurations.of(rows)
-        domains = {
-            field: Domain(values)
-            for field in FIELDS
-            if (values := _values(table, field))
-        }
+        domains = {field: Domain(values) for field in FIELDS if (values := _values(table, field))}
         return cls(domains, (), table)
 
     def given(self, partial: Mapping[str, object]) -> Listing:
