@@ -18,7 +18,6 @@ from rich.progress import Progress
 from cluster_worlds import Prepared, half_stock, spot_supply
 from duetune.bootstrap.planners import planner_named
 from duetune.cluster.briefing import Briefing
-from duetune.cluster.queues import Queue
 from duetune.cluster.simulate import Simulation
 from duetune.cluster.supply import Supply
 from duetune.cluster.workload import poisson_arrivals, workload
@@ -83,7 +82,7 @@ def outcome_of(
         source or prepared.source(trial.source, trial.seed),  # type: ignore[arg-type]
         world.space,
         supply.stock,
-        single=isinstance(planner, Queue),
+        single=bool(getattr(planner, "as_submitted", False)),
         learning=learning,
     )
     truth = prepared.truth(trial.seed)

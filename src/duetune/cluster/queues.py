@@ -56,6 +56,10 @@ class Queue(msgspec.Struct, frozen=True):
             raise InvalidInput("backfill", self.order.value, "fifo: the others overtake anyhow")
 
     @property
+    def as_submitted(self) -> bool:
+        return True
+
+    @property
     def name(self) -> str:
         return f"{self.order}:backfill" if self.backfill else self.order.value
 

@@ -10,7 +10,6 @@ import numpy as np
 
 from duetune.cluster.briefing import Briefing
 from duetune.cluster.outcome import Figures
-from duetune.cluster.queues import Queue
 from duetune.cluster.simulate import Delays, Simulation, Truth
 from duetune.cluster.supply import Supply
 from duetune.cluster.world import World
@@ -48,15 +47,12 @@ class Cluster(msgspec.Struct, frozen=True, eq=False):
         *,
         learning: bool = False,
     ) -> ClusterOutcome:
-        """Queues serve a job with the one configuration that it came with, if the source knows
-        nothing by which to choose another; the other planners choose among all shapes.
-        """
         supply = Supply(self.stock, self.markets)
         briefing = Briefing(
             source,
             self.world.space,
             supply.stock,
-            single=isinstance(planner, Queue),
+            single=bool(getattr(planner, "as_submitted", False)),
             learning=learning,
         )
         truth = Truth(self.world.truth)

@@ -30,7 +30,9 @@ class Policy(Protocol):
 @runtime_checkable
 class Planner(Protocol):
     """Shares a finite stock of GPUs among jobs: called in every round with all of them, in the
-    order in which they came. A value, as a policy is: what it knows is in the views.
+    order in which they came. A value, as a policy is: what it knows is in the views. One that has
+    ``as_submitted`` set serves a job with the configuration that it came with, where nothing is
+    known by which to choose another.
     """
 
     @property
