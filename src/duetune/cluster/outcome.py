@@ -117,8 +117,8 @@ class ClusterOutcome(msgspec.Struct, frozen=True, kw_only=True):
             [each.jct_s / each.alone_s for each in done if each.alone_s and each.jct_s is not None]
         )
         due = [each for each in self.jobs if each.deadline_s is not None]
-        used = sum(sum(each.used) for each in self.rounds)
-        there = sum(sum(each.there) for each in self.rounds)
+        used = sum(each.gpu_hours for each in self.jobs)
+        there = sum(sum(each.there) for each in self.rounds) * self.round_s / 3600.0
         begin = min((each.submitted_s for each in self.jobs), default=0.0)
         end = max((each.finished_s or 0.0 for each in done), default=begin)
         return Figures(

@@ -105,6 +105,10 @@ class Queue(msgspec.Struct, frozen=True):
         if view.held >= 0 and view.placement is not None and round_.keep(view):
             return ""
         room = possible & round_.room(view)
+        if not room.any() and (possible & round_.packing.room()).any():
+            # Its own project is in its way: that is no reason for others to wait.
+            round_.reasons[view.name] = "its project has as many GPUs as it may hold"
+            return ""
         if not room.any():
             return "there is no room"
         best = int(np.argmax(np.where(room, score, 0.0)))

@@ -112,13 +112,11 @@ class Simulation:
         round_s = self.delays.round_s
         number = 0
         while arriving or self.live:
-            now = number * round_s
-            if now > self.horizon_s:
-                break
-            if not self.live:
+            if arriving and not any(self._possible(each) for each in self.live):
                 # Nothing happens before the next one comes.
                 number = max(number, math.ceil(arriving[-1].submitted_s / round_s))
-                now = number * round_s
+            now = number * round_s
+            self._give_up(now)
             while arriving and arriving[-1].submitted_s <= now:
                 self.live.append(_Live(arriving.pop()))
             stock = self.supply.at(now)
@@ -132,6 +130,15 @@ class Simulation:
             self._changes.clear()
             number += 1
         return self._outcome()
+
+    def _give_up(self, now: float) -> None:
+        """Jobs that would go on for ever."""
+        for each in self.live:
+            if now - each.job.submitted_s > self.horizon_s:
+                if each.placement is not None:
+                    self._take(each, What.STOPPED)
+                self.done.append(each)
+        self.live = [each for each in self.live if now - each.job.submitted_s <= self.horizon_s]
 
     def _evict(self, stock: Stock) -> None:
         """Who is on nodes that are no longer there."""
@@ -171,7 +178,11 @@ class Simulation:
 
     def _possible(self, each: _Live) -> bool:
         """Whether it runs, or could with some shape; if not, nothing will change that."""
-        return each.placement is not None or bool(self.briefing.row(each.job).pace.any())
+        if each.placement is not None:
+            return True
+        stock = self.supply.stock
+        most = stock.quotas.get(each.job.project, int(stock.gpus.max(initial=0)))
+        return bool((self.briefing.row(each.job).pace[stock.gpus <= most] > 0).any())
 
     def _view(self, each: _Live, now: float) -> JobView:
         job = each.job
@@ -301,4 +312,6 @@ class Simulation:
         for shape, configuration in self.briefing.row(each.job).configurations.items():
             if stock.gpus[shape] <= share[stock.partition[shape]]:
                 best = max(best, self.truth.pace(configuration))
-        return self.delays.start_s + each.job.tokens / best if best > 0 else None
+        # Alone, too, it would wait for the next plan.
+        begins = self.delays.round_s + self.delays.start_s
+        return begins + each.job.tokens / best if best > 0 else None

@@ -4,16 +4,18 @@ A job that needs T more seconds in a shape (a restart included, where it is not 
 worth 1/T there: of two ways to use GPUs the better is the one that completes more jobs per second.
 With few jobs each runs as fast as it can; where GPUs are short the shortest come first, in the
 shapes that use GPUs best, since for the same GPUs two short jobs complete more than one long one.
-It counts a little more the longer a job is there, so that none waits for ever.
+It counts more the longer a job is there, so that none waits for ever.
 
-Deadlines: a job that has not much more time than it needs is at risk. Shapes in which it is on time
-then count as much as several jobs, however small they are; what is late in any case is a job like
-any other.
+Dollars: an hour in a shape saves a job as much of the time in its fastest shape as the one is of
+the pace of the other. That, at ``worth`` dollars for an hour sooner, has to pay for what the shape
+costs above the cheapest way to do the same work. So GPUs that cost nothing more (fixed ones, owned)
+are used first, others when the time they save is worth it. Spot is believed to take somewhat longer
+than it says.
 
-Dollars: a shape is charged what it costs above the cheapest way to do the same work, against
-``worth``, the dollars that it is worth to have a job done an hour sooner. So GPUs that cost nothing
-more (fixed ones, owned) are used first, spot when it is cheaper or the time it saves is worth it,
-on demand when a deadline depends on it. Spot is believed to take somewhat longer than it says.
+Deadlines: a job that has not much more time than it needs in the shapes that pay is at risk. Shapes
+in which it is on time then count as much as several jobs, whether they pay or not, so it gets the
+cheapest of them; what is late in any case is a job like any other. Who is saved stays saved: a
+job that runs is at risk for longer than one that waits.
 """
 
 from __future__ import annotations
@@ -48,12 +50,12 @@ _HOUR_S = 3600.0
 
 class Tutti(msgspec.Struct, frozen=True):
     """``worth`` is in dollars per hour. ``alert``: a job is at risk when it has less than so many
-    times the time that it needs; ``urgency``: its being on time counts as so many jobs.
-    ``patience`` is the power to which age counts.
+    times the time that it needs (twice that while it runs); ``urgency``: its being on time counts
+    as so many jobs. ``patience`` is the power to which age counts.
     """
 
-    worth: float = 10.0
-    alert: float = 1.5
+    worth: float = 20.0
+    alert: float = 2.0
     urgency: float = 5.0
     patience: float = 1.0
 
@@ -63,7 +65,7 @@ class Tutti(msgspec.Struct, frozen=True):
 
     @property
     def name(self) -> str:
-        return "tutti" if self.worth == 10.0 else f"tutti:{self.worth:g}"
+        return "tutti" if self.worth == 20.0 else f"tutti:{self.worth:g}"
 
     def plan(self, views: Sequence[JobView], stock: Stock) -> Plan:
         needs = {view.name: time_needed(view, stock) for view in views}
@@ -80,17 +82,25 @@ class Tutti(msgspec.Struct, frozen=True):
         cost = np.full(needs.size, np.inf)
         if not possible.any():
             return cost
-        count = usual / needs[possible] * (1.0 + view.age_s / usual) ** self.patience
-        if self._at_risk(view, needs):
-            count = count + self.urgency * (needs[possible] <= (view.deadline_s or 0.0))
-        cost[possible] = premium(view, needs, stock)[possible] / self.worth - count
+        weight = usual / float(needs.min()) * (1.0 + view.age_s / usual) ** self.patience
+        gain = weight * self._gain(view, needs, stock)
+        if self._at_risk(view, needs, stock):
+            gain = gain + self.urgency * (needs <= (view.deadline_s or 0.0))
+        cost[possible] = -gain[possible]
         return cost
 
-    def _at_risk(self, view: JobView, needs: Row) -> bool:
-        if view.deadline_s is None:
+    def _gain(self, view: JobView, needs: Row, stock: Stock) -> Row:
+        """Hours in the fastest shape that an hour in each saves, less what it costs in such hours;
+        below zero it is better to wait.
+        """
+        return float(needs.min()) / needs - premium(view, needs, stock) / self.worth
+
+    def _at_risk(self, view: JobView, needs: Row, stock: Stock) -> bool:
+        if view.deadline_s is None or float(needs.min(initial=math.inf)) > view.deadline_s:
             return False
-        least = float(needs.min())
-        return least <= view.deadline_s < self.alert * least
+        paying = needs[self._gain(view, needs, stock) > 0]
+        alert = self.alert if view.held < 0 else 2 * self.alert
+        return view.deadline_s < alert * float(paying.min(initial=math.inf))
 
     def _reason(
         self, view: JobView, needs: dict[str, Row], shapes: dict[str, int], stock: Stock
@@ -100,13 +110,13 @@ class Tutti(msgspec.Struct, frozen=True):
             return "nothing that is there fits it"
         shape = shapes.get(view.name)
         if shape is None:
-            return "these GPUs complete more of the other jobs meanwhile"
+            return "the GPUs go to jobs before it: of higher priority, urgent, or done sooner"
         partition = stock.partitions[stock.shapes[shape].partition]
         gpus = f"{stock.shapes[shape].gpus} x {partition.gpu_model}"
         text = f"done in about {mine[shape] / 60:.0f} min on {gpus}"
         if partition.tenure is not Tenure.FIXED:
             text += f" ({partition.tenure.replace('_', ' ')})"
-        if self._at_risk(view, mine):
+        if self._at_risk(view, mine, stock):
             text += f", due in {(view.deadline_s or 0.0) / 60:.0f} min"
         return text
 

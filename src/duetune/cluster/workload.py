@@ -142,11 +142,13 @@ def drawn_job(
 ) -> ClusterJob:
     """One of this kind, that takes its median configuration so many seconds."""
     deadline = None
+    # Drawn in any case, so that jobs are the same with deadlines and without.
+    share = float(random.random())
     if slack is not None:
         low, high = slack
         if not (math.isfinite(high) and 0 < low <= high):
             raise InvalidInput("slack", list(slack), "two factors above 0, the smaller one first")
-        deadline = float(submitted_s + random.uniform(low, high) * seconds)
+        deadline = submitted_s + (low + (high - low) * share) * seconds
     return ClusterJob(
         name=name,
         submitted_s=submitted_s,

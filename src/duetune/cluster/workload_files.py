@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 NEEDED = ("name", "submitted_s", *CELL, "tokens")
 OPTIONAL = ("deadline_s", "priority", "project", "num_gpus")
 SIA = ("name", "time", "application", "num_replicas", "batch_size")
+MOST_URGENT = 1000
+"""The highest priority, as in the specs of jobs."""
 LOGS = {
     "submitted": (
         *("submit_time", "submitted_time", "submission_time", "submitted_s", "arrival_time"),
@@ -86,14 +88,16 @@ def read_workload(
     keep the number of GPUs that they had, or of those that their kind can run with the nearest.
     """
     table = read_table(path, "workload")
+    if per_hour is not None and not (math.isfinite(per_hour) and per_hour > 0):
+        raise InvalidInput("load", per_hour, "jobs per hour, above 0")
     if set(NEEDED) <= set(table.header):
-        for option, given in (
-            ("load", per_hour is not None),
-            ("rigid", rigid),
-            ("slack", slack is not None),
+        for option, given, what in (
+            ("load", per_hour, "when its jobs come"),
+            ("rigid", rigid or None, "which jobs need how many GPUs"),
+            ("slack", slack and "{:g}:{:g}".format(*slack), "what deadlines there are"),
         ):
-            if given:
-                raise InvalidInput(option, table.file, "a trace of arrivals; this file says it all")
+            if given is not None:
+                raise InvalidInput(option, given, f"none: {table.file} itself says {what}")
         jobs = _own(table, kinds)
         return Trace(jobs=jobs[:most] if most else jobs, form="duetune")
     form = "sia" if set(SIA) <= set(table.header) else "log"
@@ -125,7 +129,7 @@ def _own(table: Table, kinds: Sequence[Kind]) -> tuple[ClusterJob, ...]:
     if unknown:
         allowed = f"only {', '.join((*NEEDED, *OPTIONAL))}"
         raise InvalidInput(f"columns of {table.file}", unknown, allowed)
-    known = {tuple(kind.given.items()) for kind in kinds}
+    known = {tuple(kind.given.items()): kind for kind in kinds}
     names: set[str] = set()
 
     def job_of(row: Row) -> ClusterJob:
@@ -133,9 +137,14 @@ def _own(table: Table, kinds: Sequence[Kind]) -> tuple[ClusterJob, ...]:
         if job.name in names:
             raise InvalidInput("name", job.name, "a name that no other job has")
         names.add(job.name)
-        if tuple((field, job.given[field]) for field in CELL) not in known:
+        kind = known.get(tuple((field, job.given[field]) for field in CELL))
+        if kind is None:
             cell = " ".join(str(job.given[field]) for field in CELL)
             raise InvalidInput("model, method, tokens_per_sample", cell, _kinds_words(kinds))
+        gpus = job.given.get("num_gpus")
+        if gpus is not None and gpus not in kind.counts:
+            counts = ", ".join(map(str, kind.counts))
+            raise InvalidInput("num_gpus", gpus, f"what jobs of its kind can run with: {counts}")
         return job
 
     jobs = table.read(job_of)
@@ -154,8 +163,9 @@ def _own_job(row: Row) -> ClusterJob:
         given["num_gpus"] = field_value("num_gpus", row.whole("num_gpus"))
     deadline = row.number_of("deadline_s")
     priority = row.number_of("priority") or 0.0
-    if priority != int(priority):
-        raise InvalidInput("priority", priority, "a whole number")
+    if priority != int(priority) or abs(priority) > MOST_URGENT:
+        allowed = f"a whole number from -{MOST_URGENT} to {MOST_URGENT}"
+        raise InvalidInput("priority", priority, allowed)
     return ClusterJob(
         name=row.needed("name"),
         submitted_s=_said(row, "submitted_s"),
@@ -256,8 +266,6 @@ def _named(arrivals: list[_Arrival]) -> list[_Arrival]:
 def _stretched(arrivals: list[_Arrival], per_hour: float | None) -> list[_Arrival]:
     if per_hour is None or len(arrivals) < 2:
         return arrivals
-    if not (math.isfinite(per_hour) and per_hour > 0):
-        raise InvalidInput("load", per_hour, "jobs per hour, above 0")
     first, last = arrivals[0].submitted_s, arrivals[-1].submitted_s
     if last == first:
         return arrivals

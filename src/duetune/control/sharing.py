@@ -53,7 +53,9 @@ class Sharing:
         if page.engine.state.slot_is_due(page.market.at):
             seen = observed(page)
             wish = page.engine.wish(seen)
-            self._hoped[page.stream] = wish.spot
+            # A job that waits takes no spot from others, however much it would like to have.
+            share = page.engine.state.share
+            self._hoped[page.stream] = wish.spot if share is None else min(wish.spot, share)
             page.observed = msgspec.structs.replace(
                 seen, wish=wish.total, share_reason=self._spot_words.get(page.stream, "")
             )

@@ -17,6 +17,8 @@ from numpy.typing import NDArray
 
 from duetune.errors import InvalidInput
 
+MOST_NODES = 100_000
+
 
 class Tenure(StrEnum):
     """How long a GPU is ours: ``fixed`` ones always, ``spot`` ones until they are taken away,
@@ -48,6 +50,11 @@ class Partition(msgspec.Struct, frozen=True, kw_only=True):
                 raise InvalidInput(
                     f"{self.name}.{field}", number, f"a whole number, {least} or more"
                 )
+        if self.nodes > MOST_NODES or self.gpus_per_node > MOST_NODES:
+            field = "nodes" if self.nodes > MOST_NODES else "gpus_per_node"
+            raise InvalidInput(
+                f"{self.name}.{field}", getattr(self, field), f"at most {MOST_NODES}"
+            )
         if self.most and self.most < self.nodes:
             raise InvalidInput(f"{self.name}.most", self.most, f"at least nodes, {self.nodes}")
         if not (math.isfinite(self.price) and self.price >= 0):
