@@ -17,7 +17,9 @@ from test_documentation import EXAMPLE, printed
 from duetune.bootstrap import clusters
 from duetune.cli import main
 from duetune.cli.cluster import cluster
-from small_cluster import STOCK, small_world
+from duetune.errors import InvalidInput
+from duetune.simulate import plots_cluster
+from small_cluster import MODEL, STOCK, small_world
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "reference" / "cli.md"
@@ -25,6 +27,13 @@ HOW_TO = ROOT / "docs" / "how-to" / "simulate-a-cluster.md"
 NODES = ("--nodes", "large=2x4:A100-80GB", "--nodes", "small=2x2:L40S")
 ONE = ("simulate", "--planner", "fifo", "--source", "oracle", *NODES, "--jobs", "6")
 FEW = ("compare", "--planners", "fifo,srt", "--sources", "random,oracle", *NODES, "--jobs", "4")
+NOTHING_ALLOWED = (
+    "partitions: [{gpu_model: A100-80GB, nodes: 1, gpus_per_node: 1}]\nquotas: {idle: 0}\n"
+)
+OF_NOBODY = (
+    "name,submitted_s,model,method,tokens_per_sample,tokens,project\n"
+    f"a,0,{MODEL},lora,1024,5e6,idle\n"
+)
 known = functools.cache(small_world)
 
 
@@ -159,6 +168,48 @@ class TestSimulate:
     )
     def test_what_cannot_be_is_refused_in_one_line(self, refused, tmp_path, arguments, words):
         assert words in refused(*ONE, *arguments)
+        assert not list(tmp_path.iterdir())
+
+    @pytest.mark.parametrize(
+        ("arguments", "words"),
+        [
+            (("--csv", "x.csv", "--jobs-csv", "x.csv"), "--jobs-csv: 'x.csv' .* that of --csv$"),
+            (("--csv", "w.csv"), "--csv: 'w.csv' .* another file than that of --workload$"),
+            (("--jobs-csv", "link.csv"), "--jobs-csv: 'link.csv' .* that of --workload$"),
+            (("--csv", "h.csv", "--history", "./h.csv"), "--csv: 'h.csv' .* that of --history$"),
+            (("--plot", "c.png", "--cluster", "c.png"), "--plot: 'c.png' .* that of --cluster$"),
+        ],
+    )
+    def test_no_file_is_written_over_another(self, refused, tmp_path, arguments, words):
+        (tmp_path / "w.csv").write_text("kept")
+        (tmp_path / "link.csv").symlink_to("w.csv")
+        assert re.search(words, refused("simulate", "--workload", "w.csv", *arguments).strip())
+        assert (tmp_path / "w.csv").read_text() == "kept"
+        assert {each.name for each in tmp_path.iterdir()} == {"w.csv", "link.csv"}
+
+    def test_when_no_job_is_done_nothing_is_made_up(self, duetune, tmp_path):
+        (tmp_path / "none.yaml").write_text(NOTHING_ALLOWED)
+        (tmp_path / "w.csv").write_text(OF_NOBODY)
+        given = ("--cluster", "none.yaml", "--workload", "w.csv", "--plot", "x.png")
+        out = duetune("simulate", "--planner", "fifo", "--source", "oracle", *given)
+        assert "nan" not in out
+        assert re.search(r"job completion time +- +- +-\n", out)
+        assert out.startswith("1 GPU: 1 x 1 A100-80GB\n1 job, w.csv; fifo with oracle\n")
+        said = " ".join(out.split())
+        assert "1 of 1 job was never done: nothing fits it that the source believes in, its" in said
+        assert (tmp_path / "x.png").is_file()
+        several = ("compare", "--planners", "fifo,srt", "--sources", "oracle", "--seeds", "2")
+        out = duetune(*several, *given)
+        assert "nan" not in out
+        assert "fifo with oracle left 2 of 2 jobs undone, which are not in its" in out
+
+    @pytest.mark.usefixtures("_small")
+    def test_a_picture_that_cannot_be_drawn_leaves_no_other_file(self, monkeypatch, tmp_path):
+        def broken(*_, **__):
+            raise InvalidInput("picture", "x", "y")
+
+        monkeypatch.setattr(plots_cluster, "cluster_figure", broken)
+        assert main(["cluster", *ONE, "--csv", "x.csv", "--plot", "x.png"]) == 2
         assert not list(tmp_path.iterdir())
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,6 +25,22 @@ if TYPE_CHECKING:
 WORLDS = ("emulated", "physics", "replay")
 _NODES = re.compile(r"(?:(?P<name>[^=:]+)=)?(?P<nodes>\d{1,6})x(?P<gpus>\d{1,4}):(?P<gpu>.+)")
 _WEEKS = 2 * 336
+_ALLOWED = {
+    "partitions": "a list of partitions",
+    "quotas": "a mapping of projects to whole numbers of GPUs",
+    "gpu_model": "the name of a GPU",
+    "tenure": f"one of {', '.join(Tenure)}",
+}
+_TYPES = {
+    "int": "a whole number",
+    "float": "a number",
+    "float | null": "a number",
+    "str": "a word",
+    "str | null": "a word",
+    "array": "a list",
+    "object": "a mapping of fields such as 'gpu_model: L40S'",
+}
+"""What is allowed in a cluster file, by field and otherwise by msgspec's name of a type."""
 
 
 class _Partition(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -124,12 +141,33 @@ def _said(document: Document) -> _Cluster:
     try:
         return msgspec.convert(document.fields, _Cluster)
     except msgspec.ValidationError as error:
-        problem, _, place = str(error).partition(" - at `$")
-        parts = tuple(re.findall(r"[^.\[\]`]+", place))
-        field = ".".join(parts)
-        where = _where(document, parts)
-        value = _value(document.fields, parts)
-        raise InvalidInput(f"{where}{field}".strip(), value, _expected(problem)) from None
+        problem, _, place = str(error).partition(" - at `")
+        path = tuple(re.findall(r"[^$.\[\]`]+", place))
+        if path == ("quotas",) and isinstance(quotas := document.fields["quotas"], dict):
+            # Which one, msgspec does not say.
+            wrong = (name for name, most in quotas.items() if type(most) is not int)
+            path = (*path, *itertools.islice(wrong, 1))
+        title, path, allowed = _problem(problem, path)
+        value = path[-1] if title else _value(document.fields, path)
+        field = title or ".".join(path)
+        raise InvalidInput(f"{_where(document, path)}{field}", value, allowed) from None
+
+
+def _problem(problem: str, path: tuple[str, ...]) -> tuple[str, tuple[str, ...], str]:
+    """What to call it if not by its path, the path, and what is allowed there. msgspec says
+    "Expected `int`, got `str`", "Object missing required field `nodes`", "Object contains unknown
+    field `knots`" or "Invalid enum value 'lent'".
+    """
+    name = problem.rpartition(" field `")[2].rstrip("`")
+    if problem.startswith("Object contains unknown field"):
+        known = _Partition if path else _Cluster
+        title = f"{'.'.join(path)} field".strip()
+        return title, (*path, name), f"one of {', '.join(known.__struct_fields__)}"
+    if problem.startswith("Object missing required field"):
+        return "", (*path, name), f"{_ALLOWED.get(name, 'a whole number')}; it is required"
+    wanted = re.match(r"Expected `([^`]+)`", problem)
+    words = _TYPES.get(wanted[1] if wanted else "", "another value")
+    return "", path, _ALLOWED.get(path[-1] if path else "", words)
 
 
 def _where(document: Document, path: tuple[str, ...]) -> str:
@@ -140,18 +178,12 @@ def _where(document: Document, path: tuple[str, ...]) -> str:
     return document.where(path)
 
 
-def _expected(problem: str) -> str:
-    """msgspec says "Expected `int`, got `str`", and more where there is more to say."""
-    wanted = re.fullmatch(r"Expected `(.+)`, got `.+`?", problem)
-    names = {"int": "a whole number", "float | null": "a number", "str": "a word"}
-    return names.get(wanted[1], wanted[1]) if wanted else problem.rstrip("`")
-
-
 def _value(fields: object, path: Sequence[str]) -> object:
+    """None, if it is not there."""
     for part in path:
-        if isinstance(fields, dict) and part in fields:
-            fields = fields[part]
-        elif isinstance(fields, list) and part.isdecimal() and int(part) < len(fields):
+        if isinstance(fields, dict):
+            fields = fields.get(part)
+        elif isinstance(fields, list):
             fields = fields[int(part)]
     return fields
 

@@ -197,9 +197,7 @@ def live_forecaster(name: str, slot_hours: float) -> Forecaster:
 
 
 def live_queue(queue: QueueSettings) -> Queue | None:
-    """What jobs share, if there is a limit."""
-    if not queue.limited:
-        return None
+    """What jobs share, if there is a limit. An unknown planner is refused in any case."""
     from duetune.bootstrap.planners import planner_named
     from duetune.control.shares import Queue
 
@@ -207,7 +205,7 @@ def live_queue(queue: QueueSettings) -> Queue | None:
         planner = planner_named(queue.planner)
     except InvalidInput as error:
         raise InvalidInput("queue.planner", error.value, error.allowed) from None
-    return Queue(planner, queue.gpus, queue.quotas)
+    return Queue(planner, queue.gpus, queue.quotas) if queue.limited else None
 
 
 def make_controller(settings: Settings, store: Store, fleet: EmbeddedFleet) -> Controller:

@@ -15,6 +15,8 @@ from duetune.cli.cluster_options import (
     WorldNote,
     cluster_options,
     cluster_words,
+    counted,
+    known_or_dash,
     world_note,
     world_words,
 )
@@ -102,6 +104,7 @@ def compare(
 
     target = None if plot is None else plots.checked_plot(plot, "--plot")
     rows = None if csv is None else checked_target(csv, "--csv", (".csv",))
+    site.check_apart({"--csv": rows, "--plot": target})
     chosen = {found.name: found for found in map(planner_named, planners.split(","))}
     named = list(dict.fromkeys(name.strip() for name in sources.split(",")))
     rates = _loads(loads, default=None if site.workload else USUAL_LOAD)
@@ -115,12 +118,14 @@ def compare(
         seeds=seeds,
         settings=compared(results, seed),
     )
+    title = f"Mean job completion time ({document.world.how})"
+    # Drawn before anything is written: all files are there, or none.
+    figure = None if target is None else comparison_figure(document.settings, title=title)
     if rows is not None:
         with whole_file(rows, "--csv") as part, part.open("w", encoding="utf-8", newline="") as out:
             _write_rows(results, seed, cluster.world.how, out)
-    if target is not None:
-        title = f"Mean job completion time ({document.world.how})"
-        plots.save_figure(comparison_figure(document.settings, title=title), target)
+    if target is not None and figure is not None:
+        plots.save_figure(figure, target)
     if as_json:
         print_document(document)
         return
@@ -178,7 +183,8 @@ def _play(
                 outcome = cluster.simulate(jobs, planner, source, learning=site.learn)
                 results.setdefault(setting, []).append(outcome.figures())
                 progress.advance(task)
-    click.echo(f"{runs:,} simulations in {time.perf_counter() - began:.1f} s", err=True)
+    took = time.perf_counter() - began
+    click.echo(f"{counted(runs, 'simulation')} in {took:.1f} s", err=True)
     return results
 
 
@@ -207,8 +213,7 @@ def _show(document: Comparison) -> None:
     for load, group in itertools.groupby(document.settings, key=lambda each: each.setting.load):
         rows = list(group)
         jobs = rows[0].figures.jobs // rows[0].seeds
-        seeds = f"{document.seeds} seeds" if document.seeds > 1 else "1 seed"
-        words = f"{jobs:,} jobs, {seeds}"
+        words = f"{counted(jobs, 'job')}, {counted(document.seeds, 'seed')}"
         screen.print()
         screen.print(words if load is None else f"{load:g} jobs/h: {words}")
         screen.print()
@@ -225,7 +230,7 @@ def _show(document: Comparison) -> None:
                 escape(each.setting.source),
                 _with_interval(figures.mean_jct_h, each),
                 _saved(each),
-                f"{figures.p99_jct_h:.2f}",
+                known_or_dash(figures.p99_jct_h),
                 f"{figures.failures_per_job:.2f}",
                 f"{figures.gpu_hours_per_job:.2f}",
                 *((percent(figures.missed, 0),) if due else ()),
@@ -234,13 +239,7 @@ def _show(document: Comparison) -> None:
         screen.print(table)
         for each in rows:
             if each.figures.unserved:
-                screen.print(
-                    escape(
-                        f"{each.setting.planner} with {each.setting.source} left "
-                        f"{each.figures.unserved:,} of {each.figures.jobs:,} jobs undone, which "
-                        "are not in its completion times."
-                    )
-                )
+                screen.print(escape(_undone(each)))
     screen.print()
     screen.print(
         "JCT: job completion time in hours, with 95% intervals; what is saved of the first one's. "
@@ -248,14 +247,22 @@ def _show(document: Comparison) -> None:
     )
 
 
+def _undone(each: Compared) -> str:
+    are = "is" if each.figures.unserved == 1 else "are"
+    return (
+        f"{each.setting.planner} with {each.setting.source} left {each.figures.unserved:,} of "
+        f"{counted(each.figures.jobs, 'job')} undone, which {are} not in its completion times."
+    )
+
+
 def _with_interval(mean: float, each: Compared) -> str:
-    if each.mean_jct_h is None:
-        return f"{mean:.2f}"
+    if each.mean_jct_h is None or math.isnan(mean):
+        return known_or_dash(mean)
     return f"{mean:.2f} ({each.mean_jct_h.low:.2f}-{each.mean_jct_h.high:.2f})"
 
 
 def _saved(each: Compared) -> str:
-    if each.reduction is None:
+    if each.reduction is None or math.isnan(each.reduction):
         return "-"
     if each.reduction_interval is None:
         return f"{each.reduction:.0%}"

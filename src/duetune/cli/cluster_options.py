@@ -14,7 +14,7 @@ from duetune.cli.options import bundle
 from duetune.errors import InvalidInput
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from duetune.cluster.trial import Cluster
     from duetune.cluster.workload import ClusterJob
@@ -112,8 +112,23 @@ class ClusterOptions(msgspec.Struct, frozen=True, kw_only=True):
         )
         words = Path(self.workload).name + ("" if load is None else f" at {load:g} jobs/h")
         if trace.left_out:
-            words += f" ({trace.left_out:,} rows without GPUs or time left out)"
+            words += f" ({counted(trace.left_out, 'row')} without GPUs or time left out)"
         return trace.jobs, words
+
+    def check_apart(self, outputs: Mapping[str, Path | None]) -> None:
+        """No file that is written may be one that is read, or that is written, too."""
+        read = (("--workload", self.workload), ("--cluster", self.cluster))
+        taken = {
+            Path(path).resolve(): option
+            for option, path in (*read, ("--history", self.history))
+            if path is not None
+        }
+        for option, path in outputs.items():
+            if path is None:
+                continue
+            other = taken.setdefault(path.resolve(), option)
+            if other != option:
+                raise InvalidInput(option, str(path), f"another file than that of {other}")
 
     def _stock(self, seed: int) -> tuple[Stock, dict[str, MarketTrace]]:
         from duetune.bootstrap.clusters import cluster_from_file, cluster_of_nodes
@@ -168,19 +183,26 @@ def cluster_words(cluster: Cluster) -> str:
         + ("" if each.tenure == "fixed" else f" ({each.tenure.replace('_', '-')})")
         for each in stock.partitions
     ]
-    return f"{int(stock.capacity.sum())} GPUs: {', '.join(parts)}"
+    return f"{counted(int(stock.capacity.sum()), 'GPU')}: {', '.join(parts)}"
 
 
 def world_words(note: WorldNote) -> str:
+    kinds = f"{counted(note.kinds, 'kind')} of job"
+    known = f"{counted(note.measured, 'run')} known at the start"
     if note.how == "replay":
-        return (
-            f"replay: {note.configurations:,} measured configurations, {note.kinds} kinds of job; "
-            f"{note.measured:,} runs known at the start"
-        )
-    return (
-        f"{note.how}, not measured: {note.configurations:,} configurations, {note.kinds} kinds of "
-        f"job; {note.measured:,} runs known at the start"
-    )
+        found = counted(note.configurations, "measured configuration")
+        return f"replay: {found}, {kinds}; {known}"
+    found = counted(note.configurations, "configuration")
+    return f"{note.how}, not measured: {found}, {kinds}; {known}"
+
+
+def counted(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")
+
+
+def known_or_dash(number: float, words: str = "{:.2f}") -> str:
+    """What is not a number, since no job was done to take it from, is a dash."""
+    return "-" if math.isnan(number) else words.format(number)
 
 
 cluster_options = bundle(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import click
@@ -10,6 +11,8 @@ from duetune.cli.cluster_options import (
     WorldNote,
     cluster_options,
     cluster_words,
+    counted,
+    known_or_dash,
     world_note,
     world_words,
 )
@@ -72,11 +75,14 @@ def simulate(
     per_job = None if csv is None else checked_target(csv, "--csv", (".csv",))
     rounds = None if trace is None else checked_target(trace, "--trace", (".jsonl",))
     published = None if jobs_csv is None else checked_target(jobs_csv, "--jobs-csv", (".csv",))
+    site.check_apart(
+        {"--csv": per_job, "--trace": rounds, "--jobs-csv": published, "--plot": target}
+    )
     chosen = planner_named(planner)
     cluster = site.build(seed, [source.strip()])
     jobs, arrivals = site.draw(cluster, load, seed)
     known = world_source(source, cluster.world, seed=seed)
-    with waiting(f"{len(jobs)} jobs by {chosen.name} with {known.name}"):
+    with waiting(f"{counted(len(jobs), 'job')} by {chosen.name} with {known.name}"):
         outcome = cluster.simulate(jobs, chosen, known, learning=site.learn)
     document = ClusterRun(
         command="cluster simulate",
@@ -89,6 +95,9 @@ def simulate(
         figures=outcome.figures(),
     )
     names = [each.name for each in cluster.stock.partitions]
+    title = f"{chosen.name} with {source} ({document.world.how})"
+    # Drawn before anything is written: all files are there, or none.
+    figure = None if target is None else cluster_figure(outcome, names, title=title)
     for path, field in ((per_job, "--csv"), (rounds, "--trace"), (published, "--jobs-csv")):
         if path is None:
             continue
@@ -99,14 +108,13 @@ def simulate(
                 write_rounds(outcome, cluster.world.how, names, file)
             else:
                 write_workload(jobs, file)
-    if target is not None:
-        title = f"{chosen.name} with {source} ({document.world.how})"
-        plots.save_figure(cluster_figure(outcome, names, title=title), target)
+    if target is not None and figure is not None:
+        plots.save_figure(figure, target)
     if as_json:
         print_document(document)
         return
     click.echo(cluster_words(cluster))
-    click.echo(f"{len(jobs):,} jobs, {arrivals}; {chosen.name} with {source}")
+    click.echo(f"{counted(len(jobs), 'job')}, {arrivals}; {chosen.name} with {source}")
     click.echo(world_words(document.world))
     _show(document.figures)
     _written((("Jobs", per_job), ("Rounds", rounds), ("Workload", published), ("Plot", target)))
@@ -117,14 +125,16 @@ def _show(figures: Figures) -> None:
     from duetune.simulate.summary import dollars
 
     each = figures
+    hours = "{:.2f} h"
     table = new_table("", "mean", "median", "99%", left=("",))
     table.add_row(
         "job completion time",
-        f"{each.mean_jct_h:.2f} h",
-        f"{each.median_jct_h:.2f} h",
-        f"{each.p99_jct_h:.2f} h",
+        known_or_dash(each.mean_jct_h, hours),
+        known_or_dash(each.median_jct_h, hours),
+        known_or_dash(each.p99_jct_h, hours),
     )
-    table.add_row("waited for the first start", f"{each.mean_queued_h:.2f} h", "", "")
+    queued = known_or_dash(each.mean_queued_h, hours)
+    table.add_row("waited for the first start", queued, "", "")
     table.add_row("GPU-hours of a job", f"{each.gpu_hours_per_job:.2f}", "", "")
     table.add_row("starts that ran out of memory", f"{each.failures_per_job:.2f}", "", "")
     table.add_row("restarts of a job", f"{each.restarts_per_job:.2f}", "", "")
@@ -135,20 +145,32 @@ def _show(figures: Figures) -> None:
     screen.print()
     screen.print(table)
     screen.print()
-    done = f"All done after {each.makespan_h:.1f} h for {dollars(each.dollars)}."
+    words = [f"All done after {each.makespan_h:.1f} h for {dollars(each.dollars)}."]
     if each.unserved:
-        done = (
-            f"{each.unserved:,} of {each.jobs:,} jobs were never done: nothing that the source "
-            f"believes in fits them. {dollars(each.dollars)} were spent."
-        )
-    words = [done]
+        words = [_undone(each), f"{dollars(each.dollars)} were spent."]
     if each.missed is not None:
         words.append(f"{percent(each.missed)} of the deadlines were missed.")
-    words.append(
-        f"{percent(each.unfair)} of the jobs took longer than with an even share of the cluster; "
-        f"the worst {each.fairness:.1f} times."
-    )
+    if not math.isnan(each.unfair):
+        words.append(
+            f"{percent(each.unfair)} of the jobs took longer than with an even share of the "
+            f"cluster; the worst {each.fairness:.1f} times."
+        )
     screen.print(" ".join(words))
+
+
+def _undone(figures: Figures) -> str:
+    from duetune.cluster.simulate import GIVEN_UP_DAYS
+
+    of = f"{figures.unserved:,} of {counted(figures.jobs, 'job')}"
+    if figures.unserved == 1:
+        return (
+            f"{of} was never done: nothing fits it that the source believes in, its project's "
+            f"quota forbids it, or it was given up after {GIVEN_UP_DAYS} days."
+        )
+    return (
+        f"{of} were never done: nothing fits them that the source believes in, their project's "
+        f"quota forbids it, or they were given up after {GIVEN_UP_DAYS} days."
+    )
 
 
 def _written(paths: tuple[tuple[str, Path | None], ...]) -> None:

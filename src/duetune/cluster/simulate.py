@@ -34,6 +34,10 @@ _DONE = 1e-9
 _HOUR_S = 3600.0
 
 
+GIVEN_UP_DAYS = 90
+"""After so long a job is taken for one that will never be done."""
+
+
 class Delays(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds. ``round_s`` is the time between plans."""
 
@@ -97,7 +101,7 @@ class Simulation:
         truth: Truth,
         delays: Delays = Delays(),  # noqa: B008 - a frozen value
         *,
-        horizon_s: float = 90 * 86400.0,
+        horizon_s: float = GIVEN_UP_DAYS * 86400.0,
     ) -> None:
         self.jobs = sorted(jobs, key=lambda job: job.submitted_s)
         self.supply, self.planner, self.briefing, self.truth = supply, planner, briefing, truth

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -46,12 +47,20 @@ def cluster_figure(outcome: ClusterOutcome, partitions: Sequence[str], *, title:
     """GPUs in use by partition, jobs that run and wait, and how long jobs took."""
     figure = new_figure(12, 9.6)
     gpus, jobs, times = styled_axes(figure, 3, heights=(1.2, 0.8, 1.0))
-    _draw_gpus(gpus, outcome, partitions)
-    _draw_jobs(jobs, outcome)
+    if outcome.rounds:
+        _draw_gpus(gpus, outcome, partitions)
+        _draw_jobs(jobs, outcome)
+    else:
+        for axes in (gpus, jobs):
+            _note(axes, "There was no round: nothing could ever run")
+            axes.set(xticks=[], yticks=[])
     _draw_completion(times, outcome)
     figures = outcome.figures()
-    done = f"{figures.jobs - figures.unserved} of {figures.jobs} jobs"
-    gpus.set_title(plain(f"{title}: {done}, mean completion {figures.mean_jct_h:.2f} h"))
+    done = figures.jobs - figures.unserved
+    words = f"{title}: {done} of {figures.jobs} job{'' if figures.jobs == 1 else 's'}"
+    if done:
+        words += f", mean completion {figures.mean_jct_h:.2f} h"
+    gpus.set_title(plain(words))
     jobs.sharex(gpus)
     gpus.tick_params(labelbottom=False)
     figure.align_ylabels([gpus, jobs, times])
@@ -74,6 +83,8 @@ def comparison_figure(settings: Sequence[Compared], *, title: str) -> Figure:
 
 
 def _draw_gpus(axes: Axes, outcome: ClusterOutcome, partitions: Sequence[str]) -> None:
+    from matplotlib.ticker import MaxNLocator
+
     rounds, edges = _rounds(outcome)
     used = np.array([each.used for each in rounds]).reshape(len(rounds), len(partitions))
     there = np.array([sum(each.there) for each in rounds])
@@ -93,6 +104,7 @@ def _draw_gpus(axes: Axes, outcome: ClusterOutcome, partitions: Sequence[str]) -
     axes.stairs(there, edges, baseline=None, color=INK, linewidth=1.4, label="there")
     axes.set_ylim(0, 1.05 * max(1, int(there.max(initial=1))))
     axes.set_xlim(edges[0], edges[-1])
+    axes.yaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_ylabel("GPUs in use")
     legend_beside(axes, reverse=True)
 
@@ -122,16 +134,29 @@ def _draw_completion(axes: Axes, outcome: ClusterOutcome) -> None:
         (waited, ORANGE, "until the\nfirst start"),
         (taken, BLUE, "until done"),
     ):
+        if not values.size:
+            continue
         share = 100 * np.arange(values.size + 1) / max(1, len(outcome.jobs))
         hours = np.maximum(np.append(values[:1], values), 1 / 60)
         axes.step(hours, share, where="post", color=colour, label=label)
     axes.set_xscale("log")
+    if not waited.size and not taken.size:
+        axes.set_xlim(1 / 60, 100)
     _label_nicely(axes.xaxis, *axes.get_xlim())
     axes.yaxis.set_major_formatter(PercentFormatter(decimals=0))
     axes.set_ylim(0, 102)
     axes.set_ylabel("Share of jobs")
     axes.set_xlabel("Hours since submission (log scale; a minute or less at the left)")
-    legend_beside(axes, reverse=True)
+    if not taken.size:
+        note = "No job was done" if waited.size else "No job was done, and none was started"
+        _note(axes, note)
+    if waited.size or taken.size:
+        legend_beside(axes, reverse=True)
+
+
+def _note(axes: Axes, words: str) -> None:
+    """In the middle, where there is nothing else to see."""
+    axes.text(0.5, 0.5, words, transform=axes.transAxes, ha="center", va="center", color=INK)
 
 
 def _rounds(outcome: ClusterOutcome) -> tuple[list[RoundRecord], NDArray[np.float64]]:
@@ -203,7 +228,7 @@ def _label_nicely(axis: Axis, low: float, high: float) -> None:
 def _draw_bars(axes: Axes, settings: Sequence[Compared]) -> None:
     sources = list(dict.fromkeys(each.setting.source for each in settings))
     rows = np.arange(len(settings))[::-1]
-    values = [each.figures.mean_jct_h for each in settings]
+    values = [_finite(each.figures.mean_jct_h) for each in settings]
     axes.barh(
         rows,
         values,
@@ -213,12 +238,14 @@ def _draw_bars(axes: Axes, settings: Sequence[Compared]) -> None:
         error_kw={"ecolor": INK, "capsize": 3, "elinewidth": 1.2},
     )
     tops = [
-        value if each.mean_jct_h is None else each.mean_jct_h.high
+        value if each.mean_jct_h is None else _finite(each.mean_jct_h.high)
         for value, each in zip(values, settings, strict=True)
     ]
     for row, top, each in zip(rows, tops, settings, strict=True):
         words = f"{each.figures.mean_jct_h:.2f} h"
-        if each.reduction is not None:
+        if math.isnan(each.figures.mean_jct_h):
+            words = "no job was done" if each.seeds == 1 else "a seed had no job done"
+        elif each.reduction is not None and math.isfinite(each.reduction):
             words += f" ({-each.reduction:+.0%})"
         axes.annotate(
             words, (top, row), xytext=(6, 0), textcoords="offset points", va="center", color=INK
@@ -227,7 +254,7 @@ def _draw_bars(axes: Axes, settings: Sequence[Compared]) -> None:
         rows, [plain(f"{each.setting.planner}, {each.setting.source}") for each in settings]
     )
     axes.grid(visible=False, axis="y")
-    axes.set_xlim(0, 1.22 * max(tops))
+    axes.set_xlim(0, 1.22 * (max(tops) or 1.0))
     axes.set_xlabel("Hours, with 95% intervals")
     axes.spines["left"].set_color(PALE)
 
@@ -238,6 +265,11 @@ def _error(settings: Sequence[Compared]) -> list[list[float]] | None:
     for each in settings:
         if each.mean_jct_h is None:
             return None
-        found[0].append(max(0.0, each.figures.mean_jct_h - each.mean_jct_h.low))
-        found[1].append(max(0.0, each.mean_jct_h.high - each.figures.mean_jct_h))
+        found[0].append(_finite(max(0.0, each.figures.mean_jct_h - each.mean_jct_h.low)))
+        found[1].append(_finite(max(0.0, each.mean_jct_h.high - each.figures.mean_jct_h)))
     return found
+
+
+def _finite(hours: float) -> float:
+    """Nothing, where no job was done."""
+    return hours if math.isfinite(hours) else 0.0

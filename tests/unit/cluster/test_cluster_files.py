@@ -9,8 +9,10 @@ from duetune.bootstrap.clusters import (
     world_named,
     world_source,
 )
+from duetune.bootstrap.live import live_queue
 from duetune.core.cluster import Tenure
 from duetune.errors import InvalidInput
+from duetune.settings import QueueSettings
 from small_cluster import STOCK, small_world
 
 GOOD = """
@@ -70,15 +72,33 @@ def test_a_recorded_market_is_found_beside_the_file(read, tmp_path):
         (GOOD.replace("l40s", "abacus"), "cluster.yaml:4 gpu_model: 'abacus'"),
         (GOOD.replace("nodes: 4", "nodes: -4"), "cluster.yaml:3 nodes: -4"),
         (GOOD.replace("nodes: 4", "nodes: many"), "cluster.yaml:3 partitions.0.nodes: 'many'"),
-        (GOOD.replace("nodes: 4", "knots: 4"), "knots"),
+        (
+            GOOD.replace("nodes: 4", "knots: 4"),
+            "yaml:3 partitions.0 field: 'knots' is not allowed; expected one of gpu_model, nodes,",
+        ),
+        (GOOD + "x: 1", "yaml:11 field: 'x' is not allowed; expected one of partitions, quotas$"),
+        ("quotas: {}", "yaml partitions: None .* expected a list of partitions; it is required$"),
+        ("partitions: 3", "yaml:1 partitions: 3 is not allowed; expected a list of partitions$"),
+        ("partitions: [3]", "yaml:1 partitions.0: 3 .* expected a mapping of fields such as 'gpu"),
+        (
+            GOOD.replace("gpu_model: l40s, ", ""),
+            "yaml:4 partitions.1.gpu_model: None .* expected the name of a GPU; it is required$",
+        ),
+        (GOOD.replace(" nodes: 4,", ""), "yaml:3 partitions.0.nodes: None .* a whole number; it"),
+        (GOOD.replace("name: ours", "name: 7"), "yaml:3 partitions.0.name: 7 .* expected a word$"),
+        (GOOD.replace("1.2", "cheap"), "yaml:4 partitions.1.price: 'cheap' .* expected a number$"),
+        (GOOD.replace("{research: 16}", "[16]"), "yaml:10 quotas: .* expected a mapping of proj"),
         (GOOD.replace("diurnal", "lunar"), "cluster.yaml:4 market: 'lunar'"),
         (GOOD.replace(", market: diurnal", ""), "cluster.yaml:4 market: ''"),
         (GOOD.replace("tenure: spot", "tenure: fixed"), "cluster.yaml:4 market: 'diurnal'"),
-        (GOOD.replace("tenure: spot", "tenure: lent"), "tenure"),
+        (
+            GOOD.replace("tenure: spot", "tenure: lent"),
+            "yaml:4 partitions.1.tenure: 'lent' .*; expected one of fixed, spot, on_demand$",
+        ),
         (GOOD.replace("price: 1.2", "price: -1"), "cluster.yaml:4 price: -1"),
         (GOOD.replace("market: diurnal", "trace: none.csv"), "none.csv"),
         (GOOD.replace("name: rented", "name: ours"), "partitions: .*different names"),
-        (GOOD.replace("16", "x"), "cluster.yaml:10 quotas: {'research': 'x'}.* a whole number"),
+        (GOOD.replace("16", "x"), "yaml:10 quotas.research: 'x' .* a whole number$"),
         (GOOD.replace("16", "-1"), "cluster.yaml:10 quotas.research: -1"),
         ("partitions: [", "cluster.yaml"),
     ],
@@ -86,7 +106,8 @@ def test_a_recorded_market_is_found_beside_the_file(read, tmp_path):
 def test_what_is_wrong_is_named_with_its_line(read, text, words):
     with pytest.raises(InvalidInput, match=words) as caught:
         read(text)
-    assert "\n" not in str(caught.value)
+    assert not set("\n`") & set(str(caught.value))
+    assert "Object" not in str(caught.value)
 
 
 def test_nodes_in_short():
@@ -113,3 +134,9 @@ def test_worlds_by_name():
     assert world_named("replay", STOCK, history).how == "replay"
     with pytest.raises(InvalidInput, match="world: 'dream'"):
         world_named("dream", STOCK)
+
+
+def test_a_planner_that_is_not_known_is_refused_without_a_limit_too():
+    with pytest.raises(InvalidInput, match=r"queue\.planner: 'nope' .* expected one of fifo"):
+        live_queue(QueueSettings(planner="nope"))
+    assert live_queue(QueueSettings(planner="fifo")) is None

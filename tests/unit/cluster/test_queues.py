@@ -118,7 +118,8 @@ class TestDeadlines:
 def test_a_project_has_no_more_than_its_quota():
     stock = Stock(STOCK.partitions, {"small": 2})
     views = [view("a", project="small"), view("b", project="small"), view("c")]
-    assert Queue(patience=0.0).plan(views, stock).shapes == {"a": TWO}
+    # The second of the project waits for the first, and nobody waits for it.
+    assert Queue(patience=0.0).plan(views, stock).shapes == {"a": TWO, "c": FOUR}
     assert Queue(Order.REMAINING, patience=0.0).plan(views, stock).shapes == {"a": TWO, "c": FOUR}
 
 

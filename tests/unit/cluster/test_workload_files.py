@@ -140,8 +140,16 @@ def test_a_load_stretches_a_trace(read):
         (OWN + "a,1,gpt-5,lora,1024,1,,,\n", {}, "'gpt-5 lora 1024' .* a kind of job"),
         (OWN + f"a,1,{MODEL},lora,1024,1,,,\n" * 2, {}, "name in row 2 of jobs.csv: 'a'"),
         (OWN.replace("project", "colour"), {}, r"columns of jobs.csv: \['colour'\]"),
-        (OWN + f"a,1,{MODEL},lora,1024,1,,,\n", {"per_hour": 3.0}, "load: 'jobs.csv'"),
-        (OWN + f"a,1,{MODEL},lora,1024,1,,,\n", {"rigid": True}, "rigid: 'jobs.csv'"),
+        (SIA + "a,1,x,1,1\n", {"per_hour": -1.0}, "load: -1.0 .* expected jobs per hour, above 0"),
+        (OWN + f"a,1,{MODEL},lora,1024,1,,1001,\n", {}, "priority in .*: 1001.0.* -1000 to 1000"),
+        (
+            OWN.replace("project", "num_gpus") + f"a,1,{MODEL},lora,1024,1,,,3\n",
+            {},
+            "num_gpus in row 1 of jobs.csv: 3 is not allowed; expected .*: 1, 2, 4, 8",
+        ),
+        (OWN + f"a,1,{MODEL},lora,1024,1,,,\n", {"per_hour": 3.0}, "load: 3.0 .* jobs.csv itself"),
+        (OWN + f"a,1,{MODEL},lora,1024,1,,,\n", {"rigid": True}, "rigid: True .* jobs.csv itself"),
+        (OWN + f"a,1,{MODEL},lora,1024,1,,,\n", {"slack": (2.0, 6.0)}, "slack: '2:6' .* jobs.csv"),
     ],
 )
 def test_what_cannot_be_read_is_named(read, text, options, words):

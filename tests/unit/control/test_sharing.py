@@ -20,6 +20,7 @@ from duetune.testing import constant_market
 from duetune.testing.fleets import FleetSettings
 
 PLENTY = constant_market(available=16)
+TWO = linear_throughput(2, slope=3.0)
 
 
 class InTurn:
@@ -329,3 +330,13 @@ def test_a_job_is_told_that_others_have_the_spot():
     reasons = [each.reason for each in room.decisions("second")]
     assert reasons[-1].endswith("; other jobs have 4 of 4 spot GPUs")
     assert not any("other jobs" in each.reason for each in room.decisions("first"))
+
+
+def test_a_job_that_waits_for_its_quota_takes_no_spot_from_others():
+    room = room_of(quotas={"vision": 2}, trace=constant_market(available=4))
+    for name in ("one", "two"):
+        eager(room, name, steps=100, project="vision", priority=10, throughput=TWO)
+    eager(room, "free", steps=100, throughput=TWO)
+    room.run(slots=4)
+    assert [alive(room, name) for name in ("one", "two", "free")] == [2, 0, 2]
+    assert not any("other jobs" in each.reason for each in room.decisions("free")[1:])
