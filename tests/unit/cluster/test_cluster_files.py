@@ -96,7 +96,10 @@ def test_a_recorded_market_is_found_beside_the_file(read, tmp_path):
             "yaml:4 partitions.1.tenure: 'lent' .*; expected one of fixed, spot, on_demand$",
         ),
         (GOOD.replace("price: 1.2", "price: -1"), "cluster.yaml:4 price: -1"),
-        (GOOD.replace("market: diurnal", "trace: none.csv"), "none.csv"),
+        (
+            GOOD.replace("market: diurnal", "trace: none.csv"),
+            "yaml:4 trace file: .* expected an existing file",
+        ),
         (GOOD.replace("name: rented", "name: ours"), "partitions: .*different names"),
         (GOOD.replace("16", "x"), "yaml:10 quotas.research: 'x' .* a whole number$"),
         (GOOD.replace("16", "-1"), "cluster.yaml:10 quotas.research: -1"),

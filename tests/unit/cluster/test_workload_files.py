@@ -159,5 +159,5 @@ def test_what_cannot_be_read_is_named(read, text, options, words):
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path):
-    with pytest.raises(InvalidInput, match=r"workload: .*nothing.csv"):
+    with pytest.raises(InvalidInput, match=r"workload: .*a readable CSV file"):
         read_workload(tmp_path / "nothing.csv", KINDS, np.random.default_rng(0))

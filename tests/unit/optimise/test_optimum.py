@@ -1,14 +1,12 @@
 from __future__ import annotations
 
-import sys
-
 import numpy as np
 import pytest
 
 from duetune.core.decision import Allocation
 from duetune.core.job import Job, Reconfiguration, ReconfigurationKey, linear_throughput
 from duetune.core.physics import job_physics
-from duetune.errors import InvalidInput, MissingExtra, SolverStopped
+from duetune.errors import InvalidInput, SolverStopped
 from duetune.optimise.dynamic import holdings, offline_optimum
 from duetune.optimise.milp import milp_optimum
 from duetune.testing import constant_market, market_of
@@ -97,13 +95,6 @@ def test_the_integer_program_knows_one_key_only():
     rule = Reconfiguration(key=ReconfigurationKey.COMPOSITION)
     job = Job(work=1, deadline=2, value=1, throughput=(0.0, 1.0), reconfiguration=rule)
     with pytest.raises(InvalidInput, match=r"reconfiguration\.key: 'composition'"):
-        milp_optimum(job, constant_market(3).window(0, 3))
-
-
-def test_without_the_extra_the_integer_program_says_what_to_install(monkeypatch):
-    monkeypatch.setitem(sys.modules, "highspy", None)
-    job = Job(work=1, deadline=2, value=1, throughput=(0.0, 1.0))
-    with pytest.raises(MissingExtra, match=r"duetune\[milp\]"):
         milp_optimum(job, constant_market(3).window(0, 3))
 
 
