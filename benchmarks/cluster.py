@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import multiprocessing
 from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
 
 import msgspec
 
@@ -57,6 +58,9 @@ QUICK = Plan(
 def main() -> None:
     parser = arguments("Planners on a shared cluster, with and without configuration knowledge.")
     parser.add_argument("--parts", default=",".join(PARTS), help=f"of {', '.join(PARTS)}")
+    parser.add_argument(
+        "--keep", type=Path, help="a file of simulations: those in it are not run again"
+    )
     options = parser.parse_args()
     parts = tuple(options.parts.split(","))
     for part in parts:
@@ -70,7 +74,7 @@ def main() -> None:
     if not absent:
         trials = _trials(parts, plan, kinds)
         _prepare(trials, options.seed, quick=options.quick, learning="learning" in parts)
-        results = run_trials(trials, "simulating")
+        results = run_trials(trials, "simulating", options.keep)
         if "learning" in parts:
             learning = _learn(plan)
     timings: list[Timing] = []
@@ -96,10 +100,15 @@ def main() -> None:
         markets=kinds,
     )
     write = not (options.quick or options.no_write) and set(parts) == set(PARTS) and bool(results)
-    if write:
-        save_figure(sources_figure(results, plan), RESULTS / "cluster-sources.png")
-        save_figure(loads_figure(results, plan), RESULTS / "cluster-loads.png")
-        save_figure(worse_figure(results, plan), RESULTS / "cluster-worse.png")
+    if results and set(parts) == set(PARTS):
+        # Drawn in any case, so that --quick shows what would fail at the end of a long run.
+        drawn = {
+            "cluster-sources.png": sources_figure(results, plan),
+            "cluster-loads.png": loads_figure(results, plan),
+            "cluster-worse.png": worse_figure(results, plan),
+        }
+        for name, figure in drawn.items() if write else ():
+            save_figure(figure, RESULTS / name)
     publish(
         "cluster.md",
         "Planners on a shared cluster",

@@ -59,7 +59,7 @@ def sources_figure(results: Results, plan: Plan) -> Figure:
     for row, planner in zip(grid, (FIFO, SIA), strict=True):
         for axes, world in zip(row, WORLDS, strict=True):
             for source, (label, colour, marker) in SOURCES.items():
-                loads = [load for load in plan.loads if source in sources_at(load, plan)]
+                loads = [load for load in plan.loads if source in sources_at(load)]
                 trials = [Trial(world, planner, source, load, 0) for load in loads]
                 _line(axes, results, trials, plan.seeds, (label, colour, marker))
             _by_load(axes, plan, f"{'FIFO' if planner == FIFO else 'Sia'}, {world}")

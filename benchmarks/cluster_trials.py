@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import multiprocessing
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
@@ -18,6 +19,7 @@ from rich.progress import Progress
 from cluster_worlds import Prepared, half_stock, spot_supply
 from duetune.bootstrap.planners import planner_named
 from duetune.cluster.briefing import Briefing
+from duetune.cluster.outcome import Figures
 from duetune.cluster.simulate import Simulation
 from duetune.cluster.supply import Supply
 from duetune.cluster.workload import poisson_arrivals, workload
@@ -25,10 +27,11 @@ from duetune.cluster.world import usual_stock
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
+    from pathlib import Path
 
     from numpy.typing import NDArray
 
-    from duetune.cluster.outcome import ClusterOutcome, Figures
+    from duetune.cluster.outcome import ClusterOutcome
 
 PROCESSES = 2
 RESAMPLES = 2000
@@ -96,17 +99,34 @@ def figures_of(trial: Trial) -> Figures:
     return outcome_of(trial).figures()
 
 
-def run_trials(trials: Iterable[Trial], label: str) -> dict[Trial, Figures]:
-    """The longest first: whoever knows nothing tries most."""
-    wanted = sorted(dict.fromkeys(trials), key=_cheap)
-    results: dict[Trial, Figures] = {}
+class Kept(msgspec.Struct, frozen=True):
+    trial: Trial
+    figures: Figures
+
+
+def kept(path: Path | None) -> dict[Trial, Figures]:
+    """What an earlier run has left; a last line that is cut off is one that was not done."""
+    if path is None or not path.is_file():
+        return {}
+    lines = path.read_bytes().splitlines()
+    found = [msgspec.json.decode(line, type=Kept) for line in lines if line.endswith(b"}")]
+    return {each.trial: each.figures for each in found}
+
+
+def run_trials(trials: Iterable[Trial], label: str, keep: Path | None) -> dict[Trial, Figures]:
+    """The longest first: whoever knows nothing tries most. Each is written down as it is done."""
+    results = kept(keep)
+    wanted = sorted((each for each in dict.fromkeys(trials) if each not in results), key=_cheap)
     with (
+        nullcontext() if keep is None else keep.open("ab", buffering=0) as file,
         Progress(console=Console(stderr=True), transient=True) as progress,
         ProcessPoolExecutor(PROCESSES, multiprocessing.get_context("fork")) as pool,
     ):
         task = progress.add_task(label, total=len(wanted))
         for trial, figures in zip(wanted, pool.map(figures_of, wanted, chunksize=1), strict=True):
             results[trial] = figures
+            if file is not None:
+                file.write(msgspec.json.encode(Kept(trial, figures)) + b"\n")
             progress.advance(task)
     return results
 
