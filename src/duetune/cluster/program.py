@@ -87,13 +87,13 @@ def solve(
     for size in (pairs.jobs,) if pairs.job.size <= largest else (CORE, 4 * CORE):
         if objective <= bound + slack:
             break
-        found = _core(pairs, stock, room, (share, loss), size, (bound, slack, objective))
+        found, proved = _core(pairs, stock, room, (share, loss), size, (bound, slack, objective))
+        if size >= pairs.jobs:
+            # Of the whole program, less what is no better than the choice that there was.
+            bound = max(bound, min(objective, proved))
         reached = float(pairs.cost[pairs.shape == found[pairs.job]].sum())
         if reached < objective:
             chosen, objective = found, reached
-        if size >= pairs.jobs:
-            # This was all of it: what the solver stopped at is as near as was asked for.
-            bound = max(bound, objective - slack)
     return Solution(chosen, objective, bound, exact=objective <= bound + slack)
 
 
@@ -104,17 +104,17 @@ def _core(
     relaxed: tuple[NDArray[np.float64], NDArray[np.float64]],
     size: int,
     target: tuple[float, float, float],
-) -> NDArray[np.int64]:
+) -> tuple[NDArray[np.int64], float]:
     """The integer program of the jobs with a part of two shapes and of ``size`` others, those that
     lose least by another shape; all the rest keep the one they have in the relaxation, of which
     shares and losses are given. It stops once all together are as near to the bound as the target
     says. A pair whose loss is more than there is between the bound and what was reached already is
-    in no better choice.
+    in no better choice. With the choice comes what the solver has proved that none is better than.
     """
-    share, loss = relaxed
-    bound, slack, reached = target
     import highspy  # noqa: PLC0415 - slow to import
 
+    share, loss = relaxed
+    bound, slack, reached = target
     settled = share > 1 - _WHOLE
     split = np.zeros(pairs.jobs, np.bool_)
     split[pairs.job[(share > _WHOLE) & ~settled]] = True
@@ -157,10 +157,11 @@ def _core(
     highs.setOptionValue("mip_detect_symmetry", False)
     highs.setOptionValue("mip_rel_gap", 0.0)
     highs.setOptionValue("mip_abs_gap", slack)
-    highs.setOptionValue("objective_target", bound + slack - float(pairs.cost[fixed].sum()))
+    settled_cost = float(pairs.cost[fixed].sum())
+    highs.setOptionValue("objective_target", bound + slack - settled_cost)
     found, _ = _run(highs)
     chosen[jobs] = _rounded(core, stock, left, found)[0]
-    return chosen
+    return chosen, settled_cost + float(highs.getInfo().mip_dual_bound)
 
 
 def _loaded(pairs: Pairs, stock: Stock, capacity: NDArray[np.int64]) -> highspy.Highs:

@@ -145,7 +145,6 @@ def _views(jobs: Sequence[Contender], stock: Stock, now: float) -> list[JobView]
                 priority=submitted.priority,
                 project=submitted.project,
                 deadline_s=state.deadline_at - now,
-                least=fewest,
             )
         )
     return views

@@ -173,7 +173,7 @@ class JobView(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     or a restart is through: it then keeps what it has. One that is not ``preemptible`` keeps it
     always. To start costs ``start_s`` without work, to be moved ``restart_s``; ``restarts`` were
     there. Jobs with the higher ``priority`` come first. ``deadline_s`` is from now, negative once
-    it has passed. ``least`` GPUs are the fewest it can run with.
+    it has passed.
     """
 
     name: str
@@ -190,7 +190,6 @@ class JobView(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     priority: int = 0
     project: str = ""
     deadline_s: float | None = None
-    least: int = 1
 
     @property
     def pinned(self) -> bool:
