@@ -29,7 +29,7 @@ from cluster_overhead import QUICK_LARGEST, QUICK_SIZES, SIZES, PeerTiming, Timi
 from cluster_trials import PREPARED, PROCESSES, Trial, run_trials
 from cluster_words import page
 from cluster_words_planning import Content
-from cluster_worlds import EMULATED, REPLAY, SETTINGS, missing, prepared
+from cluster_worlds import EMULATED, MARKETS, REPLAY, SETTINGS, missing, prepared
 from duetune.errors import InvalidInput, NotFound
 from duetune.market.datasets import data_file
 from duetune.simulate.plots_style import save_figure
@@ -124,7 +124,7 @@ def _markets() -> tuple[tuple[str, ...], list[str]]:
         data_file("spot_traces_slots.parquet")
     except NotFound as error:
         return ("synthetic",), [f"real spot markets: {error}"]
-    return ("synthetic", "real"), []
+    return MARKETS, []
 
 
 def _trials(parts: tuple[str, ...], plan: Plan, kinds: tuple[str, ...]) -> list[Trial]:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from cluster_trials import PREPARED, Interval, Trial, mean_of, outcome_of, over_seeds, reduction
-from cluster_worlds import EMULATED, REPLAY, REPLAY_ALL
+from cluster_trials import PREPARED, Middle, Trial, mean_of, outcome_of, over_seeds, reduction
+from cluster_worlds import EMULATED, MARKETS, REPLAY, REPLAY_ALL
 from duetune.cluster.outcome import Figures
 from duetune.knowledge.history import History
 from duetune.knowledge.sources.learned import HybridSource
@@ -36,9 +36,9 @@ BASELINES = ("random", "default")
 UNUSUAL = ("slow", "slower", "large", "large-slower")
 SLACK = (1.0, 4.0)
 MARKET_LOAD = 24
-MARKETS = (
+SUPPLIES = (
     *((planner, "fixed") for planner in (FIFO, SIA, "edf", OURS)),
-    *((planner, kind) for kind in ("synthetic", "real") for planner in (FIFO, SIA, "edf", OURS)),
+    *((planner, kind) for kind in MARKETS for planner in (FIFO, SIA, "edf", OURS)),
 )
 
 
@@ -104,7 +104,7 @@ def of_settings(plan: Plan) -> Iterator[Trial]:
 
 
 def of_markets(plan: Plan, kinds: Sequence[str]) -> Iterator[Trial]:
-    for planner, supply in MARKETS:
+    for planner, supply in SUPPLIES:
         if supply in {"fixed", *kinds}:
             for seed in plan.seeds:
                 yield market_trial(planner, supply, seed)
@@ -116,7 +116,7 @@ def market_trial(planner: str, supply: str, seed: int) -> Trial:
 
 def reduced(
     results: Results, one: Trial, baseline: str, seeds: Sequence[int], source: str = PREDICTED
-) -> Interval:
+) -> Middle:
     """Mean JCT with this source against that with the baseline."""
     base = over_seeds(results, msgspec.structs.replace(one, source=baseline), seeds)
     return reduction(base, over_seeds(results, msgspec.structs.replace(one, source=source), seeds))
@@ -142,7 +142,7 @@ class Learning(msgspec.Struct, frozen=True):
     """Mean JCT (h) and failed starts a job in each third of a long sequence."""
 
     name: str
-    jct_h: tuple[Interval, ...]
+    jct_h: tuple[Middle, ...]
     failures: tuple[float, ...]
 
 

@@ -16,12 +16,10 @@ import numpy as np
 from rich.console import Console
 from rich.progress import Progress
 
-from cluster_worlds import Prepared, half_stock, spot_supply
+from cluster_worlds import MARKETS, Prepared, half_stock, spot_markets, spot_stock
 from duetune.bootstrap.planners import planner_named
-from duetune.cluster.briefing import Briefing
 from duetune.cluster.outcome import Figures
-from duetune.cluster.simulate import Simulation
-from duetune.cluster.supply import Supply
+from duetune.cluster.trial import Cluster, interval, redrawn
 from duetune.cluster.workload import poisson_arrivals, workload
 from duetune.cluster.world import usual_stock
 
@@ -32,10 +30,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from duetune.cluster.outcome import ClusterOutcome
+    from duetune.knowledge.source import KnowledgeSource
 
 PROCESSES = 2
-RESAMPLES = 2000
-HORIZON_S = 30 * 86400.0
 
 
 class Trial(msgspec.Struct, frozen=True):
@@ -52,7 +49,9 @@ class Trial(msgspec.Struct, frozen=True):
     slack: tuple[float, float] | None = None
 
 
-class Interval(NamedTuple):
+class Middle(NamedTuple):
+    """With its 95% interval."""
+
     low: float
     middle: float
     high: float
@@ -66,7 +65,11 @@ PREPARED: dict[str, Prepared] = {}
 
 
 def outcome_of(
-    trial: Trial, *, jobs: int | None = None, source: object = None, learning: bool = False
+    trial: Trial,
+    *,
+    jobs: int | None = None,
+    source: KnowledgeSource | None = None,
+    learning: bool = False,
 ) -> ClusterOutcome:
     """``source`` instead of the one that the trial names, which may then learn."""
     prepared = PREPARED[trial.world]
@@ -74,25 +77,17 @@ def outcome_of(
     random = np.random.default_rng(trial.seed)
     arrivals = poisson_arrivals(jobs or setting.jobs, trial.load, random)
     submitted = workload(world.kinds, arrivals, random, slack=trial.slack)
-    if trial.supply == "usual":
-        supply = Supply(usual_stock())
-    elif trial.supply == "fixed":
-        supply = Supply(half_stock())
+    if trial.supply in MARKETS:
+        stock, markets = spot_stock(), spot_markets(trial.seed, trial.supply)
     else:
-        supply = spot_supply(trial.seed, trial.supply)
-    planner = planner_named(trial.planner)
-    briefing = Briefing(
-        source or prepared.source(trial.source, trial.seed),  # type: ignore[arg-type]
-        world.space,
-        supply.stock,
-        single=bool(getattr(planner, "as_submitted", False)),
+        stock, markets = half_stock() if trial.supply == "fixed" else usual_stock(), {}
+    return Cluster(stock, world, markets, setting.delays).simulate(
+        submitted,
+        planner_named(trial.planner),
+        source or prepared.source(trial.source, trial.seed),
         learning=learning,
+        truth=prepared.truth(trial.seed),
     )
-    truth = prepared.truth(trial.seed)
-    simulation = Simulation(
-        submitted, supply, planner, briefing, truth, setting.delays, horizon_s=HORIZON_S
-    )
-    return simulation.run()
 
 
 def figures_of(trial: Trial) -> Figures:
@@ -147,19 +142,13 @@ def over_seeds(
     return np.array([getattr(each, field) for each in found], np.float64)
 
 
-def reduction(baseline: NDArray[np.float64], other: NDArray[np.float64]) -> Interval:
+def reduction(baseline: NDArray[np.float64], other: NDArray[np.float64]) -> Middle:
     """By how much the mean of the other is below that of the baseline."""
-    rows = _resampled(len(baseline))
-    drawn = 1 - other[rows].mean(axis=1) / baseline[rows].mean(axis=1)
-    low, high = np.quantile(drawn, [0.025, 0.975])
-    return Interval(float(low), float(1 - other.mean() / baseline.mean()), float(high))
+    drawn = redrawn(len(baseline))
+    within = interval(1 - other[drawn].mean(axis=1) / baseline[drawn].mean(axis=1))
+    return Middle(within.low, float(1 - other.mean() / baseline.mean()), within.high)
 
 
-def mean_of(values: NDArray[np.float64]) -> Interval:
-    drawn = values[_resampled(len(values))].mean(axis=1)
-    low, high = np.quantile(drawn, [0.025, 0.975])
-    return Interval(float(low), float(values.mean()), float(high))
-
-
-def _resampled(size: int) -> NDArray[np.int64]:
-    return np.random.default_rng(0).integers(size, size=(RESAMPLES, size))
+def mean_of(values: NDArray[np.float64]) -> Middle:
+    within = interval(values[redrawn(len(values))].mean(axis=1))
+    return Middle(within.low, float(values.mean()), within.high)

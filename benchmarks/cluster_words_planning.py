@@ -6,8 +6,8 @@ import msgspec
 
 from cluster_experiments import (
     MARKET_LOAD,
-    MARKETS,
     SLACK,
+    SUPPLIES,
     Learning,
     Plan,
     market_trial,
@@ -33,7 +33,7 @@ class Content(msgspec.Struct, frozen=True):
 
 def markets(content: Content) -> list[str]:
     plan, rows = content.plan, []
-    for planner, supply in MARKETS:
+    for planner, supply in SUPPLIES:
         one = market_trial(planner, supply, plan.seeds[0])
         if content.has(one):
             figures = [

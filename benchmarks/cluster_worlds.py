@@ -9,7 +9,6 @@ import msgspec
 import numpy as np
 
 from duetune.cluster.simulate import Delays, Truth
-from duetune.cluster.supply import Supply
 from duetune.cluster.world import EMULATED_MODELS, World, emulated, replayed, usual_stock
 from duetune.core.cluster import Partition, Stock, Tenure
 from duetune.errors import NotFound
@@ -38,6 +37,7 @@ LARGE_MODELS = ("llama3.1-8b", "granite-13b-v2", "mixtral-8x7b-v0.1", "llama3.1-
 SLOW = Delays(start_s=120.0, restart_s=120.0, failed_s=240.0)
 SLOWER = Delays(start_s=250.0, restart_s=250.0, failed_s=500.0)
 NODES = 4
+MARKETS = ("synthetic", "real")
 SPOT_SHARE = 0.35
 """Of the price on demand, where a real trace of availability has no price."""
 
@@ -224,7 +224,7 @@ def spot_stock() -> Stock:
     return Stock((*half_stock().partitions, *spot))
 
 
-def spot_supply(seed: int, kind: str) -> Supply:
+def spot_markets(seed: int, kind: str) -> dict[str, MarketTrace]:
     """``kind`` "real": how many of four nodes AWS zones gave, at a fixed share of the price;
     "synthetic": numbers and prices of a market that switches regimes.
     """
@@ -243,7 +243,7 @@ def spot_supply(seed: int, kind: str) -> Supply:
                 max_available=NODES,
                 on_demand_usd_gpu_h=on_demand,
             )
-    return Supply(stock, markets)
+    return markets
 
 
 def _real(number: int, on_demand: float, random: np.random.Generator) -> MarketTrace:

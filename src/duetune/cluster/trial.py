@@ -46,7 +46,9 @@ class Cluster(msgspec.Struct, frozen=True, eq=False):
         source: KnowledgeSource,
         *,
         learning: bool = False,
+        truth: Truth | None = None,
     ) -> ClusterOutcome:
+        """``truth``: that of this world, if it is kept for what it remembers."""
         supply = Supply(self.stock, self.markets)
         briefing = Briefing(
             source,
@@ -55,7 +57,7 @@ class Cluster(msgspec.Struct, frozen=True, eq=False):
             single=bool(getattr(planner, "as_submitted", False)),
             learning=learning,
         )
-        truth = Truth(self.world.truth)
+        truth = truth or Truth(self.world.truth)
         return Simulation(jobs, supply, planner, briefing, truth, self.delays).run()
 
 
@@ -98,7 +100,7 @@ def compared(results: Mapping[Setting, Sequence[Figures]], seed: int = 0) -> tup
         mine = _jct(figures)
         if base.shape != mine.shape or not mine.size:
             raise InvalidInput("seeds", mine.size, f"as many as of the baseline, {base.size}")
-        drawn = np.random.default_rng(seed).integers(mine.size, size=(DRAWS, mine.size))
+        drawn = redrawn(mine.size, seed)
         several = mine.size > 1
         means = mine[drawn].mean(axis=1)
         saved = 1.0 - means / base[drawn].mean(axis=1)
@@ -108,9 +110,9 @@ def compared(results: Mapping[Setting, Sequence[Figures]], seed: int = 0) -> tup
                 setting=setting,
                 seeds=mine.size,
                 figures=mean_figures(figures),
-                mean_jct_h=_interval(means) if several else None,
+                mean_jct_h=interval(means) if several else None,
                 reduction=None if itself else float(1.0 - mine.mean() / base.mean()),
-                reduction_interval=None if itself or not several else _interval(saved),
+                reduction_interval=None if itself or not several else interval(saved),
             )
         )
     return tuple(found)
@@ -134,6 +136,11 @@ def _jct(figures: Sequence[Figures]) -> NDArray[np.float64]:
     return np.array([each.mean_jct_h for each in figures])
 
 
-def _interval(values: NDArray[np.float64]) -> Interval:
+def redrawn(seeds: int, seed: int = 0) -> NDArray[np.int64]:
+    """Which of the seeds are in each draw of a bootstrap."""
+    return np.random.default_rng(seed).integers(seeds, size=(DRAWS, seeds))
+
+
+def interval(values: NDArray[np.float64]) -> Interval:
     low, high = np.quantile(values, (0.025, 0.975))
     return Interval(float(low), float(high))
