@@ -138,6 +138,7 @@ def _trials(parts: tuple[str, ...], plan: Plan, kinds: tuple[str, ...]) -> list[
         found += experiments.of_worse_knowledge(plan)
     if "e10" in parts:
         found += experiments.of_planners(plan)
+        found += experiments.of_bursts(plan)
     if "settings" in parts:
         found += experiments.of_settings(plan)
     if "market" in parts:
@@ -197,7 +198,7 @@ def figures(
     ratios = experiments.oracle_ratios(results, plan)
     found["predicted_over_oracle"] = max(ratios.values(), default=None)
     found["predicted_over_oracle_by_setting"] = ratios
-    found["unserved"] = sum(each.unserved for each in results.values())
+    found["unserved"] = sum(each.figures.unserved for each in results.values())
     found["round_s"] = {str(each.gpus): each.median_s for each in timings if each.planner == SIA}
     found["round_s_every_shape"] = {
         str(each.gpus): each.median_s for each in timings if each.planner == "every shape"

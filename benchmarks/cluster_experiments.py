@@ -7,16 +7,24 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from cluster_trials import PREPARED, Middle, Trial, mean_of, outcome_of, over_seeds, reduction
+from cluster_trials import (
+    PREPARED,
+    Middle,
+    Result,
+    Trial,
+    mean_of,
+    outcome_of,
+    over_seeds,
+    reduction,
+)
 from cluster_worlds import EMULATED, MARKETS, REPLAY, REPLAY_ALL
-from duetune.cluster.outcome import Figures
 from duetune.knowledge.history import History
 from duetune.knowledge.sources.learned import HybridSource
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-Results = dict[Trial, Figures]
+Results = dict[Trial, Result]
 
 WORLDS = (REPLAY, EMULATED)
 LOADS = (12, 24, 60, 120)
@@ -36,6 +44,7 @@ BASELINES = ("random", "default")
 UNUSUAL = ("slow", "slower", "large", "large-slower")
 SLACK = (1.0, 4.0)
 MARKET_LOAD = 24
+BURST = 8.0
 SUPPLIES = (
     *((planner, "fixed") for planner in (FIFO, SIA, "edf", OURS)),
     *((planner, kind) for kind in MARKETS for planner in (FIFO, SIA, "edf", OURS)),
@@ -95,6 +104,19 @@ def of_planners(plan: Plan) -> Iterator[Trial]:
                         yield Trial(world, planner, source, load, seed)
 
 
+def of_bursts(plan: Plan) -> Iterator[Trial]:
+    """E10, too: jobs that come many at once."""
+    for world in WORLDS:
+        for planner in JUDGED:
+            for source in ("random", PREDICTED, ORACLE):
+                for seed in plan.seeds:
+                    yield burst_trial(world, planner, source, seed)
+
+
+def burst_trial(world: str, planner: str, source: str, seed: int) -> Trial:
+    return Trial(world, planner, source, MARKET_LOAD, seed, burst=BURST)
+
+
 def of_settings(plan: Plan) -> Iterator[Trial]:
     """Sia where starts are slow and models large."""
     for world in plan.unusual:
@@ -114,6 +136,17 @@ def market_trial(planner: str, supply: str, seed: int) -> Trial:
     return Trial(REPLAY, planner, PREDICTED, MARKET_LOAD, seed, supply, SLACK)
 
 
+def met_alone(results: Results, one: Trial, seed: int) -> float:
+    """Of all jobs, those in time with this planner and late with FIFO and Sia."""
+
+    def late(planner: str) -> set[str]:
+        return set(results[msgspec.structs.replace(one, planner=planner, seed=seed)].late)
+
+    others = [late(each) for each in (FIFO, SIA) if each != one.planner]
+    jobs = results[msgspec.structs.replace(one, seed=seed)].figures.jobs
+    return len(set.intersection(*others) - late(one.planner)) / jobs
+
+
 def reduced(
     results: Results, one: Trial, baseline: str, seeds: Sequence[int], source: str = PREDICTED
 ) -> Middle:
@@ -128,13 +161,17 @@ def oracle_ratios(results: Results, plan: Plan) -> dict[str, float]:
     for world in (*WORLDS, *plan.unusual):
         seeds = plan.seeds if world in WORLDS else plan.few
         for planner in PLANNERS:
-            for load in plan.loads:
-                one = Trial(world, planner, PREDICTED, load, seeds[0])
+            asked = {
+                f"{load} jobs/h": Trial(world, planner, PREDICTED, load, seeds[0])
+                for load in plan.loads
+            }
+            asked["in bursts"] = burst_trial(world, planner, PREDICTED, seeds[0])
+            for words, one in asked.items():
                 other = msgspec.structs.replace(one, source=ORACLE)
                 if one in results and other in results:
                     ratio = over_seeds(results, one, seeds).mean()
                     ratio /= over_seeds(results, other, seeds).mean()
-                    found[f"{world} {planner} {load}"] = float(ratio)
+                    found[f"{world} {planner} {words}"] = float(ratio)
     return found
 
 

@@ -37,7 +37,7 @@ PROCESSES = 2
 
 class Trial(msgspec.Struct, frozen=True):
     """``supply``: "usual" GPUs, the "fixed" half of them, or that half with a "real" or "synthetic"
-    spot market. ``slack`` bounds deadlines, if there are any.
+    spot market. ``slack`` bounds deadlines, if there are any; ``burst`` jobs come at once.
     """
 
     world: str
@@ -47,6 +47,7 @@ class Trial(msgspec.Struct, frozen=True):
     seed: int
     supply: str = "usual"
     slack: tuple[float, float] | None = None
+    burst: float = 1.0
 
 
 class Middle(NamedTuple):
@@ -75,7 +76,7 @@ def outcome_of(
     prepared = PREPARED[trial.world]
     world, setting = prepared.world(trial.seed), prepared.setting
     random = np.random.default_rng(trial.seed)
-    arrivals = poisson_arrivals(jobs or setting.jobs, trial.load, random)
+    arrivals = poisson_arrivals(jobs or setting.jobs, trial.load, random, burst=trial.burst)
     submitted = workload(world.kinds, arrivals, random, slack=trial.slack)
     if trial.supply in MARKETS:
         stock, markets = spot_stock(), spot_markets(trial.seed, trial.supply)
@@ -90,25 +91,29 @@ def outcome_of(
     )
 
 
-def figures_of(trial: Trial) -> Figures:
-    return outcome_of(trial).figures()
+class Result(msgspec.Struct, frozen=True):
+    """``late`` are the jobs that were."""
 
-
-class Kept(msgspec.Struct, frozen=True):
     trial: Trial
     figures: Figures
+    late: tuple[str, ...] = ()
 
 
-def kept(path: Path | None) -> dict[Trial, Figures]:
+def result_of(trial: Trial) -> Result:
+    outcome = outcome_of(trial)
+    return Result(trial, outcome.figures(), tuple(each.name for each in outcome.jobs if each.late))
+
+
+def kept(path: Path | None) -> dict[Trial, Result]:
     """What an earlier run has left; a last line that is cut off is one that was not done."""
     if path is None or not path.is_file():
         return {}
     lines = path.read_bytes().splitlines()
-    found = [msgspec.json.decode(line, type=Kept) for line in lines if line.endswith(b"}")]
-    return {each.trial: each.figures for each in found}
+    found = [msgspec.json.decode(line, type=Result) for line in lines if line.endswith(b"}")]
+    return {each.trial: each for each in found}
 
 
-def run_trials(trials: Iterable[Trial], label: str, keep: Path | None) -> dict[Trial, Figures]:
+def run_trials(trials: Iterable[Trial], label: str, keep: Path | None) -> dict[Trial, Result]:
     """The longest first: whoever knows nothing tries most. Each is written down as it is done."""
     results = kept(keep)
     wanted = sorted((each for each in dict.fromkeys(trials) if each not in results), key=_cheap)
@@ -118,10 +123,10 @@ def run_trials(trials: Iterable[Trial], label: str, keep: Path | None) -> dict[T
         ProcessPoolExecutor(PROCESSES, multiprocessing.get_context("fork")) as pool,
     ):
         task = progress.add_task(label, total=len(wanted))
-        for trial, figures in zip(wanted, pool.map(figures_of, wanted, chunksize=1), strict=True):
-            results[trial] = figures
+        for result in pool.map(result_of, wanted, chunksize=1):
+            results[result.trial] = result
             if file is not None:
-                file.write(msgspec.json.encode(Kept(trial, figures)) + b"\n")
+                file.write(msgspec.json.encode(result) + b"\n")
             progress.advance(task)
     return results
 
@@ -135,10 +140,10 @@ def _cheap(trial: Trial) -> tuple[bool, bool, float]:
 
 
 def over_seeds(
-    results: Mapping[Trial, Figures], trial: Trial, seeds: Sequence[int], field: str = "mean_jct_h"
+    results: Mapping[Trial, Result], trial: Trial, seeds: Sequence[int], field: str = "mean_jct_h"
 ) -> NDArray[np.float64]:
     """A figure of a trial with each seed."""
-    found = (results[msgspec.structs.replace(trial, seed=seed)] for seed in seeds)
+    found = (results[msgspec.structs.replace(trial, seed=seed)].figures for seed in seeds)
     return np.array([getattr(each, field) for each in found], np.float64)
 
 

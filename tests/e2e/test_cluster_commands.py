@@ -108,6 +108,12 @@ class TestSimulate:
         assert first["figures"] == again["figures"]
         assert again["arrivals"] == "w.csv"
 
+    def test_jobs_may_come_in_bursts_but_not_those_of_a_file(self, duetune, capsys):
+        said = json.loads(duetune(*ONE, "--burst", "3", "--jobs-csv", "w.csv", "--json"))
+        assert said["arrivals"].endswith("jobs/h at random, 3 at once")
+        assert main(["cluster", *ONE[:-2], "--workload", "w.csv", "--burst", "3"]) == 2
+        assert "--burst and --workload exclude each other" in capsys.readouterr().err
+
     def test_the_document_says_what_it_is_of(self, duetune):
         said = json.loads(duetune(*ONE, "--json"))
         assert list(said) == [
@@ -149,6 +155,8 @@ class TestSimulate:
             (("--source", "nope"), "source: 'nope' is not allowed; expected one of default"),
             (("--source", "noisy:x:oracle"), "source: 'noisy:x:oracle'"),
             (("--load", "0"), "load: 0.0 is not allowed; expected jobs per hour"),
+            (("--burst", "0.5"), "burst: 0.5 is not allowed; expected jobs that come at once"),
+            (("--burst", "nan"), "burst: nan is not allowed; expected jobs that come at once"),
             (("--nodes", "4x"), "nodes: '4x' is not allowed"),
             (("--cluster", "no.yaml"), "--cluster and --nodes exclude each other"),
             (("--workload", "no.csv"), "workload: 'no.csv' is not allowed"),

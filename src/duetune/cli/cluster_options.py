@@ -42,6 +42,7 @@ class ClusterOptions(msgspec.Struct, frozen=True, kw_only=True):
     workload: str | None
     rigid: bool
     jobs: int | None
+    burst: float | None
     slack: str | None
     world: str
     history: str | None
@@ -98,9 +99,12 @@ class ClusterOptions(msgspec.Struct, frozen=True, kw_only=True):
             if self.rigid:
                 raise click.UsageError("--rigid goes with --workload: GPUs are said there")
             rate = USUAL_LOAD if load is None else load
-            arrivals = poisson_arrivals(self.jobs or USUAL_JOBS, rate, random)
+            burst = 1.0 if self.burst is None else self.burst
+            arrivals = poisson_arrivals(self.jobs or USUAL_JOBS, rate, random, burst=burst)
             jobs = workload(kinds, arrivals, random, slack=self._range())
-            return jobs, f"{rate:g} jobs/h at random"
+            return jobs, f"{rate:g} jobs/h at random" + (f", {burst:g} at once" * (burst > 1))
+        if self.burst is not None:
+            raise click.UsageError("--burst and --workload exclude each other")
         trace = read_workload(
             Path(self.workload),
             kinds,
@@ -227,6 +231,12 @@ cluster_options = bundle(
         type=click.IntRange(min=1, max=MOST_JOBS),
         metavar="N",
         help=f"So many jobs; of a file the first ones.  [default: {USUAL_JOBS}; of a file all]",
+    ),
+    click.option(
+        "--burst",
+        type=float,
+        metavar="N",
+        help="Jobs that come at once, in the mean, as in sweeps.  [default: 1]",
     ),
     click.option(
         "--slack",

@@ -91,11 +91,19 @@ def _value(configuration: Configuration, field: str) -> Value:
 
 
 def poisson_arrivals(
-    jobs: int, per_hour: float, random: np.random.Generator
+    jobs: int, per_hour: float, random: np.random.Generator, *, burst: float = 1.0
 ) -> NDArray[np.float64]:
+    """Jobs come in bursts of ``burst`` at once, in the mean, as sweeps over settings do: how many
+    is drawn anew each time, one more always as likely as before.
+    """
     if not (math.isfinite(per_hour) and per_hour > 0):
         raise InvalidInput("load", per_hour, "jobs per hour, above 0")
-    return np.cumsum(random.exponential(_HOUR_S / per_hour, jobs))
+    if not 1 <= burst < math.inf:
+        raise InvalidInput("burst", burst, "jobs that come at once in the mean, 1 or more")
+    moments = np.cumsum(random.exponential(burst * _HOUR_S / per_hour, jobs))
+    if burst > 1:
+        moments = np.repeat(moments, random.geometric(1 / burst, jobs))[:jobs]
+    return moments
 
 
 def workload(

@@ -39,6 +39,16 @@ def test_what_is_written_is_read_as_it_was(read):
     assert read(file.getvalue(), most=3).jobs == jobs[:3]
 
 
+def test_bursts_come_at_once_and_as_many_jobs_an_hour_come_as_without():
+    moments = poisson_arrivals(4000, 20.0, np.random.default_rng(1), burst=8.0)
+    assert len(moments) == 4000
+    assert (np.diff(moments) >= 0).all()
+    assert 4000 / len(np.unique(moments)) == pytest.approx(8, rel=0.15)
+    assert 4000 / moments[-1] * 3600 == pytest.approx(20, rel=0.15)
+    alone = poisson_arrivals(4000, 20.0, np.random.default_rng(1))
+    assert len(np.unique(alone)) == 4000
+
+
 def test_rigid_jobs_survive_the_file_too(read):
     jobs = read(SIA + "a,10,bert,2,384\nb,20,bert,16,384\n", rigid=True).jobs
     file = io.StringIO()
