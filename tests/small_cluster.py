@@ -67,7 +67,7 @@ def small_world(stock=STOCK):
     truth = OracleSource(History(runs))
     space = Listing.of(rows)
     known = History(runs[::2])
-    return World("replay", truth, space, known, kinds_of(truth, space, least=4))
+    return World("replay", truth, space, known, kinds_of(truth, space, stock, least=4))
 
 
 class Watched(Simulation):

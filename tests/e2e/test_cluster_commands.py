@@ -195,6 +195,16 @@ class TestSimulate:
         assert (tmp_path / "w.csv").read_text() == "kept"
         assert {each.name for each in tmp_path.iterdir()} == {"w.csv", "link.csv"}
 
+    def test_nor_over_a_market_that_the_cluster_has(self, refused, tmp_path):
+        (tmp_path / "m.csv").write_text("kept")
+        (tmp_path / "c.yaml").write_text(
+            "partitions:\n  - {name: s, gpu_model: L40S, nodes: 1, gpus_per_node: 1, tenure: spot,"
+            " trace: m.csv}\n"
+        )
+        said = refused("simulate", "--cluster", "c.yaml", "--csv", "m.csv").strip()
+        assert said.endswith("another file than that of --cluster")
+        assert (tmp_path / "m.csv").read_text() == "kept"
+
     def test_when_no_job_is_done_nothing_is_made_up(self, duetune, tmp_path):
         (tmp_path / "none.yaml").write_text(NOTHING_ALLOWED)
         (tmp_path / "w.csv").write_text(OF_NOBODY)

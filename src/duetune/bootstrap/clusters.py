@@ -90,6 +90,15 @@ def cluster_from_file(path: Path | str, *, seed: int = 0) -> tuple[Stock, dict[s
         raise InvalidInput(f"{where}{error.field}", error.value, error.allowed) from None
 
 
+def cluster_files(path: Path | str) -> tuple[Path, ...]:
+    """The file, and the traces of markets that it names."""
+    from duetune.spec.document import read_document
+
+    said = _said(read_document(Path(path), "cluster"))
+    traces = (Path(path).parent / each.trace for each in said.partitions if each.trace)
+    return (Path(path), *traces)
+
+
 def cluster_of_nodes(texts: Sequence[str]) -> Stock:
     """From ``NODESxGPUS:GPU`` or ``NAME=NODESxGPUS:GPU``, a text for each partition."""
     partitions = []

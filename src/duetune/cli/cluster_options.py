@@ -121,12 +121,16 @@ class ClusterOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     def check_apart(self, outputs: Mapping[str, Path | None]) -> None:
         """No file that is written may be one that is read, or that is written, too."""
+        from duetune.bootstrap.clusters import cluster_files
+
         read = (("--workload", self.workload), ("--cluster", self.cluster))
         taken = {
             Path(path).resolve(): option
             for option, path in (*read, ("--history", self.history))
             if path is not None
         }
+        if self.cluster is not None and Path(self.cluster).is_file():
+            taken |= {each.resolve(): "--cluster" for each in cluster_files(self.cluster)}
         for option, path in outputs.items():
             if path is None:
                 continue

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from duetune.cluster.workload import placeable
 from duetune.knowledge.listing import Listing
 from duetune.knowledge.observation import Observation, Origin, Outcome
 from duetune.knowledge.source import Limits, Objective
@@ -58,10 +59,6 @@ class Briefing:
         self._shown: dict[str, dict[str, float]] = {}
         self._spaces: dict[tuple[object, ...], Listing] = {}
         self._rows: dict[tuple[object, ...], Row] = {}
-        self._shapes: dict[tuple[str, int, int], list[int]] = {}
-        for number, shape in enumerate(stock.shapes):
-            gpu = stock.partitions[shape.partition].gpu_model
-            self._shapes.setdefault((gpu, shape.gpus, shape.nodes), []).append(number)
         self.space = self._possible(space)
 
     def row(self, job: ClusterJob) -> Row:
@@ -119,7 +116,7 @@ class Briefing:
             configuration = candidate.configuration
             believed = candidate.estimate.tokens_per_s.middle
             key = (configuration.gpu_model, configuration.num_gpus, configuration.num_nodes)
-            for shape in self._shapes.get(key, ()):
+            for shape in self.stock.alike.get(key, ()):
                 guessed |= not believed > 0
                 pace[shape] = believed if believed > 0 else float(configuration.num_gpus)
                 configurations[shape] = configuration
@@ -150,10 +147,7 @@ class Briefing:
 
     def _possible(self, space: Listing) -> Listing:
         """Only what some shape of the stock is for."""
-        fits = [
-            (each.gpu_model, each.num_gpus, each.num_nodes) in self._shapes for each in space.rows
-        ]
-        return Listing.of(space.rows.take(np.flatnonzero(fits)))
+        return Listing.of(space.rows.take(np.flatnonzero(placeable(space, self.stock))))
 
     def _inventory(self) -> dict[str, int]:
         most: dict[str, int] = {}

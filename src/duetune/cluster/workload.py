@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from duetune.core.cluster import Stock
     from duetune.knowledge.configuration import Configuration
     from duetune.knowledge.listing import Listing
     from duetune.knowledge.source import KnowledgeSource
@@ -50,8 +51,8 @@ class ClusterJob(msgspec.Struct, frozen=True, kw_only=True):
 
 class Kind(msgspec.Struct, frozen=True):
     """What jobs of a workload may be: the fields that are given, and the pace at which work is
-    counted: that of the median configuration that works. ``counts`` are the numbers of GPUs with
-    which one works.
+    counted: that of the median configuration that works. ``counts`` are the numbers of GPUs that
+    the cluster can give and with which one works.
     """
 
     given: dict[str, Value]
@@ -63,10 +64,25 @@ CELL = ("model", "method", "tokens_per_sample")
 """The fields that users give."""
 
 
+def placeable(space: Listing, stock: Stock) -> NDArray[np.bool_]:
+    """The configurations that there is a shape for."""
+    return np.array(
+        [(each.gpu_model, each.num_gpus, each.num_nodes) in stock.alike for each in space.rows],
+        np.bool_,
+    )
+
+
 def kinds_of(
-    truth: KnowledgeSource, space: Listing, *, least: int = 8, fields: Sequence[str] = CELL
+    truth: KnowledgeSource,
+    space: Listing,
+    stock: Stock,
+    *,
+    least: int = 8,
+    fields: Sequence[str] = CELL,
 ) -> tuple[Kind, ...]:
-    """The cells of the space with at least so many configurations, of which one works."""
+    """The cells of the space with at least so many configurations, of which one works on this
+    cluster.
+    """
     estimates = truth.query(space.rows)
     pace = np.where(estimates.p_valid >= 0.5, estimates.tokens_per_s[:, 1], np.nan)
     cells: dict[tuple[Value, ...], list[int]] = {}
@@ -74,14 +90,15 @@ def kinds_of(
         cell = tuple(_value(configuration, field) for field in fields)
         cells.setdefault(cell, []).append(row)
     gpus = space.rows.number("num_gpus")
+    runs = np.isfinite(pace) & placeable(space, stock)
     return tuple(
         Kind(
             dict(zip(fields, cell, strict=True)),
             float(np.nanmedian(pace[rows])),
-            tuple(np.unique(gpus[rows][np.isfinite(pace[rows])]).astype(int).tolist()),
+            tuple(np.unique(gpus[rows][runs[rows]]).astype(int).tolist()),
         )
         for cell, rows in cells.items()
-        if len(rows) >= least and np.isfinite(pace[rows]).any()
+        if len(rows) >= least and runs[rows].any()
     )
 
 

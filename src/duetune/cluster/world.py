@@ -95,7 +95,7 @@ def replayed(
     space = Listing.of({each.configuration.key: each.configuration for each in runs}.values())
     drawn = np.random.default_rng(seed).permutation(len(believed))[: round(share * len(believed))]
     known = History(believed[int(row)] for row in np.sort(drawn))
-    kinds = kinds_of(truth, space, least=least)
+    kinds = kinds_of(truth, space, stock, least=least)
     if not kinds:
         raise InvalidInput(
             "history",
@@ -156,7 +156,11 @@ def emulated(
     random = np.random.default_rng(seed)
     drawn = np.sort(random.permutation(len(runs))[:executed])
     known = History(_measured(runs[int(row)], noise, random) for row in drawn)
-    return World("emulated", truth, space, known, kinds_of(truth, space))
+    kinds = kinds_of(truth, space, stock)
+    if not kinds:
+        words = ", ".join(f"{each.most_nodes}x{each.gpus_per_node}" for each in stock.partitions)
+        raise InvalidInput("nodes", words, f"GPUs that one of {', '.join(models)} fits on")
+    return World("emulated", truth, space, known, kinds)
 
 
 def _measured(run: Observation, noise: float, random: np.random.Generator) -> Observation:

@@ -110,6 +110,15 @@ class Stock(msgspec.Struct, frozen=True, dict=True):
         )
 
     @functools.cached_property
+    def alike(self) -> dict[tuple[str, int, int], list[int]]:
+        """Numbers of the shapes by type of GPU, GPUs and nodes: what a configuration needs."""
+        found: dict[tuple[str, int, int], list[int]] = {}
+        for number, shape in enumerate(self.shapes):
+            gpu = self.partitions[shape.partition].gpu_model
+            found.setdefault((gpu, shape.gpus, shape.nodes), []).append(number)
+        return found
+
+    @functools.cached_property
     def gpus(self) -> NDArray[np.int64]:
         """Of each shape."""
         return np.array([shape.gpus for shape in self.shapes], np.int64)

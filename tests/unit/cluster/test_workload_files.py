@@ -7,6 +7,7 @@ import pytest
 
 from duetune.cluster.workload import poisson_arrivals, workload
 from duetune.cluster.workload_files import read_workload, write_workload
+from duetune.core.cluster import Partition, Stock
 from duetune.errors import InvalidInput
 from small_cluster import MODEL, small_world
 
@@ -72,6 +73,12 @@ def test_sias_form_gives_arrivals_and_sizes_are_drawn(read):
     ]
     assert all("num_gpus" not in job.given for job in trace.jobs)
     assert trace == read(SIA + "cifar10-0,107,cifar10,6,2048\nbert-1,110,bert,12,384\n")
+
+
+def test_jobs_ask_for_no_more_gpus_than_the_cluster_can_give():
+    stock = Stock((Partition(name="one", gpu_model="A100-80GB", nodes=1, gpus_per_node=2),))
+    assert {kind.counts for kind in small_world(stock).kinds} == {(1, 2)}
+    assert {kind.counts for kind in KINDS} == {(1, 2, 4, 8)}
 
 
 def test_rigid_jobs_get_the_nearest_number_their_kind_can_run_with(read):
