@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import multiprocessing
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
@@ -105,12 +105,15 @@ def result_of(trial: Trial) -> Result:
 
 
 def kept(path: Path | None) -> dict[Trial, Result]:
-    """What an earlier run has left; a last line that is cut off is one that was not done."""
-    if path is None or not path.is_file():
-        return {}
-    lines = path.read_bytes().splitlines()
-    found = [msgspec.json.decode(line, type=Result) for line in lines if line.endswith(b"}")]
-    return {each.trial: each for each in found}
+    """What an earlier run has left. A line that is cut off, or of which a figure was not a number,
+    is one that was not done.
+    """
+    found = {}
+    for line in path.read_bytes().splitlines() if path is not None and path.is_file() else ():
+        with suppress(msgspec.DecodeError):
+            result = msgspec.json.decode(line, type=Result)
+            found[result.trial] = result
+    return found
 
 
 def run_trials(trials: Iterable[Trial], label: str, keep: Path | None) -> dict[Trial, Result]:

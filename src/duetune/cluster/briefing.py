@@ -59,7 +59,7 @@ class Briefing:
         self._shown: dict[str, dict[str, float]] = {}
         self._spaces: dict[tuple[object, ...], Listing] = {}
         self._rows: dict[tuple[object, ...], Row] = {}
-        self.space = self._possible(space)
+        self.space = self._placeable(space)
 
     def row(self, job: ClusterJob) -> Row:
         ran_out = self._ran_out.get(job.name, ())
@@ -88,7 +88,7 @@ class Briefing:
         self._ran_out.pop(job.name, None)
 
     def _asked(self, job: ClusterJob, ran_out: tuple[Configuration, ...]) -> Row:
-        space = self._given(job).without(ran_out)
+        space = self.possible(job).without(ran_out)
         given = {**job.given}
         source = self.source
         if isinstance(source, RandomSource):
@@ -139,13 +139,14 @@ class Briefing:
                     pace[shape] = each_gpu * configuration.num_gpus
         return Row(pace, row.configurations, row.guessed)
 
-    def _given(self, job: ClusterJob) -> Listing:
+    def possible(self, job: ClusterJob) -> Listing:
+        """The configurations that it may have here."""
         key = tuple(job.given.items())
         if key not in self._spaces:
             self._spaces[key] = self.space.given(job.given)
         return self._spaces[key]
 
-    def _possible(self, space: Listing) -> Listing:
+    def _placeable(self, space: Listing) -> Listing:
         """Only what some shape of the stock is for."""
         return Listing.of(space.rows.take(np.flatnonzero(placeable(space, self.stock))))
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 class JobOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """Moments in seconds since the simulation began; None if it never came to that. ``alone_s`` is
-    what it would have needed with its even share of the cluster to itself.
+    what its best configuration would have needed with an even share of the cluster to itself.
     """
 
     name: str

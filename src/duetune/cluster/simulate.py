@@ -22,6 +22,8 @@ from duetune.knowledge.configuration import Configurations
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from numpy.typing import NDArray
+
     from duetune.cluster.briefing import Briefing
     from duetune.cluster.supply import Supply
     from duetune.cluster.workload import ClusterJob
@@ -64,10 +66,13 @@ class Truth:
     def pace(self, configuration: Configuration) -> float:
         key = configuration.key
         if key not in self._known:
-            found = self._source.query(Configurations.of([configuration]))[0]
-            pace = found.tokens_per_s.middle
-            self._known[key] = pace if found.p_valid >= 0.5 and pace > 0 else 0.0
+            self._known[key] = float(self.paces(Configurations.of([configuration]))[0])
         return self._known[key]
+
+    def paces(self, configurations: Configurations) -> NDArray[np.float64]:
+        found = self._source.query(configurations)
+        pace = found.tokens_per_s[:, 1]
+        return np.where((found.p_valid >= 0.5) & (pace > 0), pace, 0.0)
 
 
 class _Live:
@@ -110,6 +115,7 @@ class Simulation:
         self.done: list[_Live] = []
         self.rounds: list[RoundRecord] = []
         self._changes: list[Change] = []
+        self._paces: dict[tuple[object, ...], NDArray[np.float64]] = {}
 
     def run(self) -> ClusterOutcome:
         arriving = list(reversed(self.jobs))
@@ -297,9 +303,22 @@ class Simulation:
             round_s=self.delays.round_s,
         )
 
+    def _fastest(self, job: ClusterJob) -> NDArray[np.float64]:
+        """By shape, the pace of the best configuration, whatever is believed; 0 if none works."""
+        key = tuple(job.given.items())
+        if key not in self._paces:
+            stock, rows = self.supply.stock, self.briefing.possible(job).rows
+            paces = np.zeros(len(stock.shapes))
+            for each, pace in zip(rows, self.truth.paces(rows), strict=True):
+                for shape in stock.alike[each.gpu_model, each.num_gpus, each.num_nodes]:
+                    paces[shape] = max(paces[shape], pace)
+            self._paces[key] = paces
+        return self._paces[key]
+
     def _alone(self, each: _Live) -> float | None:
-        """The time it would have needed with its share of the cluster to itself, all of it being
-        shared evenly among those that were there in its time.
+        """The time it would have needed in its best configuration with its share of the cluster to
+        itself, all of it being shared evenly among those that were there in its time. Of a shape
+        that is larger than its share it would have had its part of the time.
         """
         if each.finished_s is None:
             return None
@@ -312,10 +331,8 @@ class Simulation:
         company = max(1.0, shared / length) if length > 0 else 1.0
         stock = self.supply.at(each.job.submitted_s)
         share = np.maximum(1.0, stock.capacity / company)
-        best = 0.0
-        for shape, configuration in self.briefing.row(each.job).configurations.items():
-            if stock.gpus[shape] <= share[stock.partition[shape]]:
-                best = max(best, self.truth.pace(configuration))
+        part = np.minimum(1.0, share[stock.partition] / stock.gpus)
+        best = float(np.max(part * self._fastest(each.job)))
         # Alone, too, it would wait for the next plan.
         begins = self.delays.round_s + self.delays.start_s
         return begins + each.job.tokens / best if best > 0 else None

@@ -80,6 +80,22 @@ def test_a_start_that_runs_out_of_memory_costs_time_and_excludes_what_needs_as_m
     assert done.finished_s == pytest.approx(120 + 60 + 1e6 / pace_of(then))
 
 
+def test_fairness_is_against_an_even_share_in_the_best_configuration_whatever_is_believed():
+    _, alone = watched([job()], Queue(), DefaultSource(), WORLD, stock=ONE_NODE, single=True)
+    best = 2000 * 4**0.9
+    assert alone.jobs[0].alone_s == pytest.approx(60 + 60 + 1e6 / best)
+    # Two at once have two GPUs each; eight of them have one, which is the least.
+    for count, shares in ((2, 2**0.9), (8, 1.0)):
+        jobs = [job(str(number)) for number in range(count)]
+        _, outcome = watched(jobs, Queue(), DefaultSource(), WORLD, stock=ONE_NODE, single=True)
+        first = outcome.jobs[0]
+        assert first.alone_s == pytest.approx(120 + 1e6 / (2000 * shares))
+        figures = outcome.figures()
+        ratios = [each.jct_s / each.alone_s for each in outcome.jobs]
+        assert figures.fairness == pytest.approx(max(ratios))
+        assert figures.unfair == pytest.approx(sum(ratio > 1 for ratio in ratios) / count)
+
+
 def test_a_job_that_cannot_run_ends_the_simulation_undone():
     # Only rows that run out of memory are left to it.
     hopeless = job(given={"batch_size": 16, "gpu_model": "L40S", "num_gpus": 1})
