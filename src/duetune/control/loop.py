@@ -12,7 +12,7 @@ import msgspec
 
 from duetune.control.memory import MarketMemory
 from duetune.control.page import Page
-from duetune.control.sharing import Sharing
+from duetune.control.sharing import ROUNDS, Sharing
 from duetune.core.events import Learned, Reported, Wished
 from duetune.core.fleet import Limit, NodeKind, NodeState, Release
 from duetune.engine.deciding import lookahead
@@ -148,12 +148,15 @@ class Controller:
 
     def _shared(self, sharing: Sharing, pages: Sequence[Page]) -> list[Page]:
         """With what each job may hold, where there is not enough for all."""
-        asked = []
-        for page in sharing.in_order(pages):
-            with self._contained(page.stream):
-                sharing.ask(page, self._observed)
-                asked.append(page)
-        sharing.plan([page for page in pages if page in asked])
+        asked = sharing.in_order(pages)
+        for _ in range(ROUNDS):
+            asking, asked = asked, []
+            for page in asking:
+                with self._contained(page.stream):
+                    sharing.ask(page, self._observed)
+                    asked.append(page)
+            if not sharing.plan([page for page in pages if page in asked]):
+                break
         served = []
         for page in asked:
             with self._contained(page.stream):

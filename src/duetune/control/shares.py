@@ -65,9 +65,11 @@ def shares(
     """
     wanting = [each for each in contenders if each.wish > 0]
     wishes = {each.state.stream: each.wish for each in wanting}
-    there = sum(wishes.values()) if queue.gpus is None else max(0, queue.gpus - taken)
-    if sum(wishes.values()) <= there and not _over_quota(queue, wanting, wishes):
+    total = sum(wishes.values())
+    there = total if queue.gpus is None else max(0, queue.gpus - taken)
+    if total <= there and not _over_quota(queue, wanting, wishes):
         return {}
+    there = min(there, max(total, sum(len(each.state.alive()) for each in wanting)))
     given, words = _given(queue, wanting, there, now) if there else ({}, {})
     answer = {}
     for each in wanting:

@@ -26,6 +26,10 @@ if TYPE_CHECKING:
     from duetune.engine.engine import Engine
 
 
+ROUNDS = 3
+"""So often jobs are asked at most until the spot that nobody gets is nobody's."""
+
+
 class Sharing:
     """Remembers the last plan only, so as not to plan anew before something has changed."""
 
@@ -34,6 +38,7 @@ class Sharing:
         self._engines: dict[str, Engine] = {}
         self._unread = 0
         self._hoped: dict[str, int] = {}
+        self._most: dict[str, int] = {}
         self._spot_words: dict[str, str] = {}
         self._planned_for: object = None
         self._shares: dict[str, Share] = {}
@@ -41,7 +46,7 @@ class Sharing:
     def begin(self, engines: Mapping[str, Engine], *, unread: int = 0) -> None:
         """A turn, with all jobs that there are; those that cannot be read hold ``unread`` nodes."""
         self._engines, self._unread = dict(engines), unread
-        self._hoped, self._spot_words = {}, {}
+        self._hoped, self._most, self._spot_words = {}, {}, {}
 
     @staticmethod
     def in_order(pages: Sequence[Page]) -> list[Page]:
@@ -53,15 +58,15 @@ class Sharing:
         if page.engine.state.slot_is_due(page.market.at):
             seen = observed(page)
             wish = page.engine.wish(seen)
-            # A job that waits takes no spot from others, however much it would like to have.
-            share = page.engine.state.share
-            self._hoped[page.stream] = wish.spot if share is None else min(wish.spot, share)
+            self._hoped[page.stream] = min(wish.spot, self._most.get(page.stream, wish.spot))
             page.observed = msgspec.structs.replace(
                 seen, wish=wish.total, share_reason=self._spot_words.get(page.stream, "")
             )
 
-    def plan(self, pages: Sequence[Page]) -> None:
-        """The shares from now on, those that there are if nothing has changed."""
+    def plan(self, pages: Sequence[Page]) -> bool:
+        """The shares from now on, those that there are if nothing has changed. Whether jobs have to
+        be asked again: one that waits takes no spot from others, however much it would like to.
+        """
         jobs = [Contender(page.engine.state, _wish(page)) for page in pages if _competes(page)]
         asked = {page.stream for page in pages}
         taken = self._unread + sum(
@@ -74,6 +79,13 @@ class Sharing:
             now = max((page.market.at for page in pages), default=0.0)
             self._shares = shares(self.queue, jobs, now, taken=taken)
             self._planned_for = planned_for
+        again = False
+        for page in pages:
+            if page.observed is not None and page.stream in self._shares:
+                most = _runnable(page, self._shares[page.stream].gpus)
+                again |= most < self._hoped[page.stream]
+                self._most[page.stream] = most
+        return again
 
     def tell(self, page: Page, observed: Callable[[Page], Observed]) -> None:
         """A job whose share has changed decides anew at once, unless it could only grow at the end
@@ -82,8 +94,7 @@ class Sharing:
         if not _competes(page):
             return
         state, share, wish = page.engine.state, self._shares.get(page.stream), _wish(page)
-        most = wish if share is None else min(wish, share.gpus)
-        most = most if most >= state.job.min_gpus else 0
+        most = _runnable(page, wish if share is None else min(wish, share.gpus))
         if page.observed is None:
             if most == min(wish, wish if state.share is None else state.share):
                 return
@@ -139,6 +150,10 @@ class Sharing:
 def _competes(page: Page) -> bool:
     state = page.engine.state
     return state.ending is None and state.status is not Status.PAUSED
+
+
+def _runnable(page: Page, gpus: int) -> int:
+    return gpus if gpus >= page.engine.state.job.min_gpus else 0
 
 
 def _wish(page: Page) -> int:

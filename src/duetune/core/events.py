@@ -138,6 +138,13 @@ class Observed(msgspec.Struct, frozen=True, tag="observed"):
     share_reason: str = ""
     wish: int | None = None
 
+    @property
+    def begins(self) -> bool:
+        """Whether a job that was queued until now need wait no longer: it may have what it wants,
+        and wants something.
+        """
+        return self.share != 0 and self.wish != 0
+
 
 class Decided(msgspec.Struct, frozen=True, tag="decided"):
     """What to hold in this slot, and why."""

@@ -156,7 +156,7 @@ def _refused(state: JobState, node: Node) -> None:
 
 def _observe(state: JobState, event: Observed) -> None:
     state.watched[event.slot] = event.market
-    if state.status is Status.QUEUED and event.share != 0:
+    if state.status is Status.QUEUED and event.begins:
         state.status = Status.RUNNING
     if event.slot > state.slot:
         busy = event.held.total > 0 and state.slot > 0 and not state.waited

@@ -76,8 +76,8 @@ def project(
             row = msgspec.structs.replace(
                 row, share=_known_count(event.share), wish=_known_count(event.wish)
             )
-            begins = row.status is Status.QUEUED and event.share != 0
-            return _set(row, Status.RUNNING) if begins else row
+            queued = row.status is Status.QUEUED
+            return _set(row, Status.RUNNING) if queued and event.begins else row
         case Decided():
             return msgspec.structs.replace(row, reason=plain(event.reason))
         case Ended():

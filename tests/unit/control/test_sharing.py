@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from rooms import SLOT_S, Room, Status
+from rooms import SLOT_S, Room, Status, market_of
 
 from duetune import bootstrap
 from duetune.bootstrap.planners import planner_named
@@ -102,6 +102,31 @@ def test_jobs_that_all_fit_are_left_alone():
     for name in ("a", "b"):
         assert all(each.share is None for each in together.events(name, Observed))
         assert together.decisions(name) == alone.decisions(name)
+
+
+def test_spot_that_one_may_not_have_is_the_next_ones():
+    """A job that its quota keeps waiting is the first to be asked, and has no spot."""
+    trace = market_of([0.3] * 40, [0, 1] * 20)
+    room = room_of(2, quotas={"vision": 1}, trace=trace)
+    one = linear_throughput(1, slope=3.0)
+    room.submit("holder", policy="on_demand", priority=20, project="vision", throughput=one)
+    eager(room, "waiter", priority=10, project="vision", throughput=one)
+    eager(room, "other", throughput=one)
+    room.run(slots=8.5)
+    assert not room.fleet.observe("waiter").nodes
+    assert room.status("waiter") is Status.QUEUED, "it has never had a GPU"
+    held = [each.allocation.spot for each in room.decisions("other")]
+    assert held == [0, 1] * (len(held) // 2) + [0] * (len(held) % 2)
+    assert len(held) >= 8
+    assert not any("other jobs have" in each.reason for each in room.decisions("other"))
+
+
+def test_a_limit_may_be_far_beyond_what_anybody_wishes():
+    room = room_of(10**9, quotas={"x": 1})
+    for name in "ab":
+        eager(room, name, project="x", throughput=TWO)
+    watched(room, 1)
+    assert room.status("a") is room.status("b") is Status.SUCCEEDED
 
 
 def test_a_project_holds_no_more_than_its_quota():
