@@ -48,6 +48,9 @@ SOURCES = {
     "oracle": ("oracle", GREEN, "P"),
 }
 COLOURS = dict(zip(PLANNERS, (GREY, PINK, ORANGE, SKY, RED, BLUE), strict=True))
+DRAWN = tuple(each for each in PLANNERS if each != "edf")
+"""Without deadlines that is much like first come, first served with backfill."""
+
 MARKERS = dict(zip(PLANNERS, "xv^DPo", strict=True))
 
 
@@ -63,6 +66,8 @@ def sources_figure(results: Results, plan: Plan) -> Figure:
                 trials = [Trial(world, planner, source, load, 0) for load in loads]
                 _line(axes, results, trials, plan.seeds, (label, colour, marker))
             _by_load(axes, plan, f"{'FIFO' if planner == FIFO else 'Sia'}, {world}")
+            if planner == FIFO:
+                axes.set_xlabel("")
     handles, labels = grid[0][0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=len(SOURCES))
     return figure
@@ -74,12 +79,12 @@ def loads_figure(results: Results, plan: Plan) -> Figure:
     figure = new_figure(11, 4.8)
     row = figure.subplots(1, 2)
     for axes, world in zip(row, WORLDS, strict=True):
-        for planner in PLANNERS:
+        for planner in DRAWN:
             trials = [Trial(world, planner, PREDICTED, load, 0) for load in plan.loads]
             _line(axes, results, trials, plan.seeds, (planner, COLOURS[planner], MARKERS[planner]))
         _by_load(axes, plan, world.capitalize())
     handles, labels = row[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=len(PLANNERS))
+    figure.legend(handles, labels, loc="outside lower center", ncols=len(DRAWN))
     return figure
 
 

@@ -22,12 +22,15 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from duetune.conversion import refused
+from duetune.core.names import NAME, NAME_WORDS
 from duetune.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -95,6 +98,8 @@ class QueueSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
         if self.gpus is not None and self.gpus < 1:
             raise InvalidInput("queue.gpus", self.gpus, "a whole number of GPUs, 1 or more")
         for project, most in self.quotas.items():
+            if not re.fullmatch(NAME, project):
+                raise InvalidInput("queue.quotas project", project, NAME_WORDS)
             if most < 0:
                 field = f"queue.quotas.{project}"
                 raise InvalidInput(field, most, "a whole number of GPUs, 0 or more")
@@ -147,13 +152,17 @@ def load_settings(environ: Mapping[str, str] = os.environ) -> Settings:
     path = home / CONFIG_FILE
     config = _Config()
     if path.is_file():
+        raw: object = None
         try:
-            text = path.read_text("utf-8")
-            config = msgspec.convert(tomllib.loads(text), _Config)
+            raw = tomllib.loads(path.read_text("utf-8"))
+            config = msgspec.convert(raw, _Config)
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise InvalidInput(CONFIG_FILE, str(path), f"valid TOML ({error})") from None
         except msgspec.ValidationError as error:
-            raise InvalidInput(CONFIG_FILE, str(path), f"known settings ({error})") from None
+            raise refused(error, raw, _Config, f"{CONFIG_FILE} ") from None
+        except InvalidInput as error:
+            field = f"{CONFIG_FILE} {error.field}"
+            raise InvalidInput(field, error.value, error.allowed) from None
         except OSError as error:
             raise InvalidInput(CONFIG_FILE, str(path), f"a file ({error.strerror})") from None
     return Settings(
@@ -161,6 +170,13 @@ def load_settings(environ: Mapping[str, str] = os.environ) -> Settings:
         database=config.database or str(home / DATABASE_FILE),
         forecast=config.forecast,
         selector=config.selector,
-        site=config.site,
+        site=_within(home, config.site),
         queue=config.queue,
     )
+
+
+def _within(home: Path, site: SiteSettings) -> SiteSettings:
+    """Files that ``config.toml`` names are beside it, wherever a command is given."""
+    if site.trace is None:
+        return site
+    return msgspec.structs.replace(site, trace=str(home / Path(site.trace).expanduser()))

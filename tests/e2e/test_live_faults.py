@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+
 import msgspec
 import pytest
 from live_home import LEFT_RUNNING, LiveHome
@@ -46,6 +49,28 @@ def test_replies_that_are_lost_make_no_second_node(home):
     nodes = accounted(home, job)
     assert never_two_at_once(nodes)
     assert "reply was lost" in home.logs() or "does not answer" in home.logs()
+
+
+def test_jobs_go_on_where_they_were_when_the_fleet_has_died_or_was_stopped(home, monkeypatch):
+    """On the market that was named, from wherever, when it was started: not on the usual one."""
+    home.market((0.9, 1))
+    monkeypatch.chdir(home.folder)
+    home.start_fleet("market.csv", max_gpus=1)
+    monkeypatch.chdir("/")
+    job = home.launch(home.spec(steps=30, policy="on_demand", deadline="48h"))
+    home.until_step(job, 2)
+    first = home.json("fleet", "status")
+    os.kill(first["pid"], signal.SIGKILL)
+    home.until_step(job, 8)
+    again = home.json("fleet", "status")
+    home.run("fleet", "stop", "--force")
+    assert "Controller" in home.run("controller", "start").stdout
+    home.until(lambda: home.fleet() is not None, "the fleet")
+    last = home.json("fleet", "status")
+    assert len({each["pid"] for each in (first, again, last)}) == 3
+    assert len({(each["market"], each["speed"]) for each in (first, again, last)}) == 1
+    assert home.until_over(job).status == "SUCCEEDED"
+    accounted(home, job)
 
 
 def test_grants_that_never_come_cost_nothing_and_end_at_the_hard_deadline(home):

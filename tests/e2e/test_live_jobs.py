@@ -140,18 +140,6 @@ def test_a_killed_worker_is_started_again_and_a_killed_agent_costs_its_node(home
     assert len(lost) == 1
 
 
-def test_a_killed_fleet_is_started_again_and_the_job_goes_on(home):
-    home.start_fleet(home.market(*CALM))
-    job = home.launch(home.spec(steps=20))
-    home.until_step(job, 4)
-    provider = home.json("fleet", "status")["pid"]
-    os.kill(provider, signal.SIGKILL)
-    row = home.until_over(job)
-    assert row.status == "SUCCEEDED"
-    assert home.json("fleet", "status")["pid"] != provider
-    accounted(home, job)
-
-
 def test_cancel_pause_resume_and_amend_are_kept(home):
     home.start_fleet(home.market(*CALM))
     job = home.launch(home.spec(steps=200))

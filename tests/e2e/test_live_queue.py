@@ -112,5 +112,9 @@ def test_a_queue_that_makes_no_sense_and_a_project_without_gpus_are_refused_by_n
     (home.path / "config.toml").write_text('[queue]\ngpus = 3\nplanner = "oracle"\n')
     unknown = home.run("plan", home.spec(), status=2).stderr
     assert unknown.startswith("duetune: queue.planner: 'oracle' is not allowed; expected one of ")
-    (home.path / "config.toml").write_text("[queue]\ngpus = 0\n")
-    assert "queue.gpus: 0 is not allowed" in home.run("queue", status=2).stderr
+    assert home.run("controller", "start", status=2).stderr == unknown
+    assert not (home.path / "fleet").exists(), "nothing was started"
+    (home.path / "config.toml").write_text('[queue]\nplanner = "sia:0"\n')
+    assert home.run("controller", "start", status=2).stderr.startswith(
+        "duetune: queue.planner: 'sia:0' is not allowed; expected sia[:POWER]"
+    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import signal
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -94,9 +95,12 @@ def start_fleet(settings: Settings, site: SiteSettings | None = None) -> Embedde
     from duetune.fleets.embedded import FleetSettings, start_provider
     from duetune.fleets.embedded.settings import DEFAULT_PRELOAD
 
-    wanted = settings.site if site is None else site
     if site is None and (found := running_fleet(settings)) is not None:
         return found
+    wanted = fleet_site(settings) if site is None else site
+    if wanted.trace is not None:
+        # It is to be found again from anywhere.
+        wanted = msgspec.structs.replace(wanted, trace=str(Path(wanted.trace).absolute()))
     trace = site_market(wanted)
     made_home(settings)
     settings.fleet.mkdir(exist_ok=True, mode=0o700)
@@ -130,6 +134,16 @@ def running_fleet(settings: Settings) -> EmbeddedFleet | None:
     return EmbeddedFleet(settings.fleet)
 
 
+def fleet_site(settings: Settings) -> SiteSettings:
+    """That of the fleet that runs, or of the one that would be started now. Jobs that are not over
+    go on where they were; only then it is the configured one.
+    """
+    started = (settings.fleet / SITE_FILE).is_file()
+    if running_fleet(settings) is not None or (started and opened_store(settings).active()):
+        return site_of(settings)
+    return settings.site
+
+
 def site_of(settings: Settings) -> SiteSettings:
     """The site that the home's fleet was started on; the configured one if it never was."""
     from duetune.settings import SiteSettings
@@ -147,11 +161,9 @@ def desk(settings: Settings) -> Desk:
     from duetune.market.resample import slice_slots
     from duetune.service.submission import Desk
 
-    # Wrong names are refused before anything is done.
-    live_forecaster(settings.forecast, 1.0)
-    live_queue(settings.queue)
+    check_names(settings)
     running = running_fleet(settings)
-    site = settings.site if running is None else site_of(settings)
+    site = fleet_site(settings)
     history: MarketTrace | None
     if running is not None:
         market = running.now()
@@ -180,8 +192,7 @@ def desk_site(settings: Settings) -> Site:
     from duetune.profiling.wire import installed_software
     from duetune.quote.site import Site
 
-    site = settings.site if running_fleet(settings) is None else site_of(settings)
-    return Site.of(site, installed_software())
+    return Site.of(fleet_site(settings), installed_software())
 
 
 def live_knowledge(settings: Settings, store: Store) -> KnowledgeSource:
@@ -196,8 +207,14 @@ def live_forecaster(name: str, slot_hours: float) -> Forecaster:
     return forecast_named(name, seed=0).causal(slot_hours)
 
 
-def live_queue(queue: QueueSettings) -> Queue | None:
-    """What jobs share, if there is a limit. An unknown planner is refused in any case."""
+def check_names(settings: Settings) -> None:
+    """Wrong ones are refused before anything is done."""
+    live_forecaster(settings.forecast, 1.0)
+    live_queue(settings.queue)
+
+
+def live_queue(queue: QueueSettings) -> Queue:
+    """What jobs share."""
     from duetune.bootstrap.planners import planner_named
     from duetune.control.shares import Queue
 
@@ -205,7 +222,31 @@ def live_queue(queue: QueueSettings) -> Queue | None:
         planner = planner_named(queue.planner)
     except InvalidInput as error:
         raise InvalidInput("queue.planner", error.value, error.allowed) from None
-    return Queue(planner, queue.gpus, queue.quotas) if queue.limited else None
+    return Queue(planner, queue.gpus, queue.quotas)
+
+
+class QueueFile:
+    """The queue as ``config.toml`` has it now; the last good one where that is wrong."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._home = str(settings.home)
+        self._queue = live_queue(settings.queue)
+        self._said: QueueSettings | str = settings.queue
+
+    def __call__(self) -> Queue:
+        from duetune.settings import load_settings
+
+        try:
+            said = load_settings({HOME: self._home}).queue
+            if said != self._said:
+                self._queue = live_queue(said)
+                self._said = said
+                log.info("the queue is now: %s", msgspec.json.encode(said).decode())
+        except InvalidInput as error:
+            if str(error) != self._said:
+                self._said = str(error)
+                log.warning("the queue stays as it was: %s", error)
+        return self._queue
 
 
 def make_controller(settings: Settings, store: Store, fleet: EmbeddedFleet) -> Controller:
@@ -239,7 +280,7 @@ def make_controller(settings: Settings, store: Store, fleet: EmbeddedFleet) -> C
                 lambda job, story: _settle(settings, store, job, story),
             )
         ),
-        queue=live_queue(settings.queue),
+        queue=QueueFile(settings),
         poll_wall_s=min(SLOWEST_POLL_S, max(FASTEST_POLL_S, slot_wall_s / 20)),
     )
 
@@ -255,6 +296,7 @@ def _settle(settings: Settings, store: Store, job: str, story: Sequence[Recorded
 
 def run_controller(settings: Settings) -> None:
     """The controller's process: until all jobs are over, or it is told to stop."""
+    check_names(settings)
     store = opened_store(settings)
     fleet = start_fleet(settings)
     controller = make_controller(settings, store, fleet)

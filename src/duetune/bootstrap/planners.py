@@ -72,7 +72,7 @@ def _sia(name: str, power: str) -> Planner:
 
     try:
         return Sia(power=float(power))
-    except ValueError:
+    except (ValueError, InvalidInput):
         raise InvalidInput("planner", name, "sia[:POWER], POWER a number other than 0") from None
 
 
@@ -81,7 +81,7 @@ def _tutti(name: str, worth: str) -> Planner:
 
     try:
         return Tutti(worth=float(worth))
-    except ValueError:
+    except (ValueError, InvalidInput):
         raise InvalidInput("planner", name, "tutti[:WORTH], dollars for an hour sooner") from None
 
 

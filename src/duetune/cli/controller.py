@@ -40,9 +40,7 @@ def run() -> None:
 @json_option
 def start(as_json: bool) -> None:
     """Start it in the background, if none is running."""
-    from duetune.service.processes import start_controller
-
-    pid = start_controller(Home().settings)
+    pid = Home().start_controller()
     if as_json:
         print_answer(ControllerAnswer(command="controller start", running=True, pid=pid))
     else:

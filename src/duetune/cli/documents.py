@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -10,6 +9,7 @@ import click
 import msgspec
 
 from duetune import __version__
+from duetune.conversion import refused
 from duetune.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -64,11 +64,7 @@ def read_document(path: str, kind: type[Value], what: str) -> Value:
             _refuse_unknown(raw, kind, what)
         return msgspec.json.decode(text, type=kind)
     except msgspec.ValidationError as error:
-        problem, _, place = str(error).partition(" - at ")
-        field = place.strip("`").removeprefix("$").lstrip(".")
-        raise InvalidInput(
-            f"{what} {field}".strip(), _found(raw, field), _expected(problem)
-        ) from None
+        raise refused(error, raw, kind, f"{what} ") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InvalidInput(f"{what} file", path, f"JSON ({error})") from None
 
@@ -86,23 +82,3 @@ def _refuse_unknown(raw: dict[str, object], kind: type[msgspec.Struct], what: st
             and isinstance(value, dict)
         ):
             _refuse_unknown(value, inner, f"{what} {name}")
-
-
-def _found(raw: object, field: str) -> object:
-    """The value at a path such as ``throughput[2]``; the whole where the path does not lead."""
-    for part in re.findall(r"[^.\[\]]+", field):
-        if isinstance(raw, dict) and part in raw:
-            raw = raw[part]
-        elif isinstance(raw, list) and part.isdecimal() and int(part) < len(raw):
-            raw = raw[int(part)]
-    return raw
-
-
-def _expected(problem: str) -> str:
-    """msgspec says "Expected `int`, got `str`"; the value got is already in our message."""
-    wanted = re.fullmatch(r"Expected `(.+)`, got `.+`", problem)
-    if wanted:
-        names = {"array": "a list", "object": "an object", "str": "text", "float": "a number"}
-        return names.get(wanted[1], wanted[1]).replace("int", "a whole number")
-    missing = re.fullmatch(r"Object missing required field `(.+)`", problem)
-    return f"the field {missing[1]}, which is missing" if missing else problem

@@ -93,6 +93,8 @@ def _show_run(row: JobRow, explanation: Explanation) -> None:
     screen.print("[dim]The others are simulated with the measured speed and the expected cost of")
     screen.print("[dim]resizes, so what really happened may be better than the optimum of that;")
     screen.print("[dim]slots that the job did not see are taken to be like its last one.[/]")
+    if any(each.share is not None for each in explanation.slots):
+        screen.print("[dim]They have the fleet to themselves, while this job had to share it.[/]")
 
 
 def _finished(row: JobRow) -> str:
@@ -119,7 +121,7 @@ def _show_slot(each: SlotExplained, policy: str) -> None:
         f"had {each.held.spot} spot and {each.held.on_demand} on demand"
     )
     screen.print(f"  speed     {pace or 'not measured yet'} (steps per slot)")
-    if each.share is not None:
+    if each.share is not None and each.share < (each.wish or 0):
         screen.print(f"  share     {each.share} of {each.wish} GPUs: {escape(each.share_reason)}")
     screen.print(
         f"  decided   [cyan]{each.decided.spot} spot[/], "

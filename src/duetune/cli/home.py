@@ -49,6 +49,20 @@ class Home:
 
         return controller_pid(self.settings)
 
+    def require_controller(self) -> None:
+        """What would stop a new one from running is refused; one that runs goes on."""
+        from duetune.bootstrap import live
+
+        if self.controller is None:
+            live.check_names(self.settings)
+
+    def start_controller(self) -> int:
+        """The process id of the one that runs, of a new one if there was none."""
+        from duetune.service.processes import start_controller
+
+        self.require_controller()
+        return start_controller(self.settings)
+
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
     """What every document of these commands says first. Keys are stable; new ones may be added."""

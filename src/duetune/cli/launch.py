@@ -71,7 +71,6 @@ def launch(spec: str, yes: bool, detach: bool, seed: int, as_json: bool) -> None
     """
     from duetune.bootstrap import live
     from duetune.cli.status import watch
-    from duetune.service.processes import start_controller
     from duetune.service.submission import submit
 
     home = Home()
@@ -88,7 +87,7 @@ def launch(spec: str, yes: bool, detach: bool, seed: int, as_json: bool) -> None
             click.echo("Nothing was launched.")
             return
     fleet = live.start_fleet(home.settings)
-    controller = start_controller(home.settings)
+    controller = home.start_controller()
     job = submit(
         prepared,
         home.settings,

@@ -59,6 +59,7 @@ def _show(rows: list[JobRow], home: Home) -> None:
     from rich.markup import escape
 
     from duetune.cli import tables
+    from duetune.service.processes import LOG_FILE
     from duetune.simulate.summary import dollars
 
     table = tables.new_table(
@@ -83,6 +84,9 @@ def _show(rows: list[JobRow], home: Home) -> None:
     tables.console().print(table)
     if home.controller is None and any(not row.status.final for row in rows):
         click.echo("No controller is running: 'duetune controller start' goes on with these jobs.")
+    elif fleet is None and any(not row.status.final for row in rows):
+        log = home.settings.home / LOG_FILE
+        click.echo(f"The fleet is not running: the controller starts it again; if not, see {log}.")
 
 
 def status_words(status: Status) -> str:
@@ -92,8 +96,7 @@ def status_words(status: Status) -> str:
 
 def _share(row: JobRow) -> str:
     """What it may hold of what it would, where that is less."""
-    limited = row.share is not None and not row.status.final
-    return f"{row.share} of {row.wish}" if limited else "-"
+    return f"{row.share} of {row.wish}" if row.limited else "-"
 
 
 def _due(row: JobRow, now: float | None) -> str:

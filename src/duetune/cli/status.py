@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 REFRESH_S = 0.5
 MOST_STARTS = 3
+NAMED = 3
 BAR = 40
 
 
@@ -60,7 +61,7 @@ class Keeper:
 
     def look_after(self, look: Look) -> None:
         from duetune.errors import FleetError
-        from duetune.service.processes import LOG_FILE, start_controller
+        from duetune.service.processes import LOG_FILE
 
         if look.job.status.final or look.controller is not None:
             return
@@ -68,7 +69,7 @@ class Keeper:
             log = self._home.settings.home / LOG_FILE
             raise FleetError(f"the controller keeps ending; see {log}", retry=False)
         self._left -= 1
-        start_controller(self._home.settings)
+        self._home.start_controller()
 
 
 def watch(home: Home, job: str, *, silent: bool = False) -> Look:
@@ -133,8 +134,10 @@ def panel(look: Look) -> Group:
     bar = f"[green]{'█' * full}[/][dim]{'░' * (BAR - full)}[/] {int(share * 100):>3}%"
     grid.add_row("steps", f"{bar}  {progress.step} of {total}{_loss(look)}")
     grid.add_row("GPUs", _gpus(look))
-    if row.share is not None and not row.status.final:
-        grid.add_row("share", f"{row.share} of {row.wish}: {escape(look.share_reason)}")
+    if row.limited:
+        words = f"{row.share} of {row.wish} (slot {look.share_slot}): {look.share_reason}"
+        grid.add_row("share", escape(words))
+        grid.add_row("others", escape(_holders(look)))
     if look.market is not None:
         grid.add_row(
             "market",
@@ -151,6 +154,14 @@ def panel(look: Look) -> Group:
         grid.add_row("output", escape(row.output))
     title = Text.from_markup(f"[bold]{escape(row.id)}[/]  {status_words(row.status)}")
     return Group(title, grid)
+
+
+def _holders(look: Look) -> str:
+    """Who has GPUs now."""
+    named = [f"{each.job} has {each.gpus}" for each in look.holders[:NAMED]]
+    if rest := sum(each.gpus for each in look.holders[NAMED:]):
+        named.append(f"others have {rest}")
+    return ", ".join(named) or "none has a GPU now"
 
 
 def _loss(look: Look) -> str:

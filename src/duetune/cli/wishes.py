@@ -65,12 +65,12 @@ def amend(job: str, deadline: str | None, budget: str | None, as_json: bool) -> 
 
 
 def _ask(command: str, name: str, wish: Wish, words: str, *, as_json: bool) -> None:
-    from duetune.service.processes import start_controller
     from duetune.service.wishes import asked
 
     home = Home()
+    home.require_controller()
     row, number = asked(home.store, name, wish)
-    controller = start_controller(home.settings)
+    controller = home.start_controller()
     if as_json:
         print_answer(WishAnswer(command=command, job=row.id, wish_id=number, controller=controller))
     else:

@@ -41,8 +41,9 @@ log = logging.getLogger(__name__)
 
 class Controller:
     """Runs every job of the books that is not over. Any number may be started on the same books:
-    the journal lets one of them write, the others stop with ``StaleController``. With a ``queue``
-    the jobs share what it has; without one each decides for itself.
+    the journal lets one of them write, the others stop with ``StaleController``. Where ``queue``,
+    asked anew in each turn, has a limit, the jobs share what there is; else each decides for
+    itself.
     """
 
     def __init__(
@@ -53,7 +54,7 @@ class Controller:
         policy_named: Callable[[str], Policy],
         forecaster: Callable[[], Forecaster],
         learning: Learning | None = None,
-        queue: Queue | None = None,
+        queue: Callable[[], Queue] | None = None,
         poll_wall_s: float = 10.0,
     ) -> None:
         self.world, self.books, self.learning = world, books, learning
@@ -62,7 +63,8 @@ class Controller:
         self._memory = MarketMemory(world.feed, forecaster)
         self._engines: dict[str, Engine] = {}
         self._written: dict[str, int] = {}
-        self._sharing = None if queue is None else Sharing(queue)
+        self._queue = queue
+        self._sharing: Sharing | None = None
         self._limits: dict[str, Limit] = {}
         self._released: set[str] = set()
 
@@ -107,6 +109,7 @@ class Controller:
             for stream in streams:
                 with self._contained(stream):
                     pages += self._looked(stream, wishes)
+            self._sharing = self._sharing_now()
             if self._sharing is not None:
                 self._sharing.begin(self._engines, unread=self._unread(streams))
                 pages = self._shared(self._sharing, pages)
@@ -115,6 +118,15 @@ class Controller:
                     self._decide(page)
         finally:
             self._forget_unwritten()
+
+    def _sharing_now(self) -> Sharing | None:
+        """None where nothing limits jobs and none is told a share that it had to keep to."""
+        queue = None if self._queue is None else self._queue()
+        told = any(engine.state.share is not None for engine in self._engines.values())
+        if queue is None or not (queue.limited or told):
+            return None
+        same = self._sharing is not None and self._sharing.queue is queue
+        return self._sharing if same else Sharing(queue)
 
     @contextmanager
     def _contained(self, stream: str) -> Iterator[None]:

@@ -37,6 +37,10 @@ class Queue(msgspec.Struct, frozen=True):
     gpus: int | None = None
     quotas: dict[str, int] = {}
 
+    @property
+    def limited(self) -> bool:
+        return self.gpus is not None or bool(self.quotas)
+
 
 class Contender(NamedTuple):
     """A job and how many GPUs it would hold if it were alone."""

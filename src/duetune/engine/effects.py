@@ -201,6 +201,8 @@ def job_observed(state: JobState, event: Observed) -> Job:
 
 def _where(state: JobState) -> str:
     progress = state.progress
+    if not state.nodes:
+        return "; it never had a GPU"
     return f" at step {progress.step} of {progress.total_steps}" if progress.total_steps else ""
 
 

@@ -157,7 +157,9 @@ class Engine:
         else:
             decision = self._decision(self.view(observed))
             if observed.share_reason:
-                most = "" if observed.share is None else f"at most {observed.share} GPUs: "
+                share = observed.share
+                plural = "" if share == 1 else "s"
+                most = "" if share is None else f"at most {share} GPU{plural}: "
                 reason = f"{decision.reason}; {most}{observed.share_reason}"
                 decision = msgspec.structs.replace(decision, reason=reason)
         return Decided(

@@ -51,8 +51,12 @@ def _rule_words(view: View, rule: Rule, wanted: int, horizon: int, threshold: fl
     few = "too few to run on" if _saves(view) else "no cheaper than on-demand"
     offer = f"{market.available} spot at {market.spot_price / market.on_demand_price:.0%}"
     limit = f"{threshold:.0%}"
+    # They may be too few: as many as the job can use, or as it has for its share.
+    left = (job.deadline - view.slot + 1) * float(job.throughput[min(wanted, job.max_gpus)])
+    enough = view.progress + left >= job.work * (1 - 1e-9)
+    steady = ("meets" if wanted == 1 else "meet") if enough else "cannot meet"
     words = {
-        Rule.STEADY: f"{_gpus(wanted)} on demand from start to end meet the deadline",
+        Rule.STEADY: f"{_gpus(wanted)} on demand from start to end {steady} the deadline",
         Rule.SPOT_ALL: f"all the spot there is: {offer}",
         Rule.SPOT_NONE: f"{offer}, {few}: wait",
         Rule.LAST_MOMENT: f"last moment: only {_gpus(wanted)} from now on meet the deadline",

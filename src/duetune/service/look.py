@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from duetune.core.contract import PROGRESS
+from duetune.core.events import Status
 from duetune.core.fleet import Node, NodeState
 from duetune.core.progress import Progress
 from duetune.errors import FleetError
@@ -28,11 +29,17 @@ class MarketNow(msgspec.Struct, frozen=True):
     on_demand_price: float
 
 
+class Holder(msgspec.Struct, frozen=True):
+    job: str
+    gpus: int
+
+
 class Look(msgspec.Struct, frozen=True):
     """``now`` and all moments are of the fleet's clock; None: no fleet is running to ask.
 
     ``projected_finish`` is when the job is done if it keeps what it has. ``slot`` of
-    ``deadline_slot`` is the present one. ``share_reason`` says why the job may hold no more.
+    ``deadline_slot`` is the present one. ``share_reason`` says why the job may hold no more, as it
+    was in ``share_slot``; ``holders`` are the other jobs that have GPUs now, most first.
     """
 
     job: JobRow
@@ -49,6 +56,8 @@ class Look(msgspec.Struct, frozen=True):
     projected_finish: float | None = None
     controller: int | None = None
     share_reason: str = ""
+    share_slot: int | None = None
+    holders: tuple[Holder, ...] = ()
 
 
 def look_at(
@@ -100,5 +109,13 @@ def look_at(
         market=market,
         projected_finish=finish,
         controller=controller,
-        share_reason="" if job.status.final else state.share_reason,
+        share_reason=state.share_reason if job.limited else "",
+        share_slot=state.slot if job.limited else None,
+        holders=_holders(job, store) if job.limited else (),
     )
+
+
+def _holders(job: JobRow, store: Store) -> tuple[Holder, ...]:
+    rows = store.jobs(status=[each for each in Status if not each.final])
+    found = [Holder(row.id, row.spot + row.on_demand) for row in rows if row.id != job.id]
+    return tuple(sorted((each for each in found if each.gpus), key=lambda each: -each.gpus))

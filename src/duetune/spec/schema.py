@@ -21,6 +21,7 @@ from pydantic import (
     model_validator,
 )
 
+from duetune.core.names import NAME, NAME_WORDS
 from duetune.errors import InvalidInput
 from duetune.spec import accelerators as accelerator_words
 from duetune.spec import environment as environment_words
@@ -47,12 +48,11 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 AUTO = "auto"
-NAME = "1 to 63 letters, digits, '.', '_' or '-', beginning and ending with a letter or digit"
 LONGEST_SCRIPT = 100_000
 SCRIPT = f"shell commands, at most {LONGEST_SCRIPT} characters"
-PROJECT = f"nothing, or {NAME}"
-_NAME = r"^[A-Za-z0-9](?:[A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$"
-_PROJECT = r"^(?:[A-Za-z0-9](?:[A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)?$"
+PROJECT = f"nothing, or {NAME_WORDS}"
+_NAME = f"^{NAME}$"
+_PROJECT = f"^(?:{NAME})?$"
 
 
 class Method(StrEnum):
@@ -162,7 +162,7 @@ class JobSpec(BaseModel):
     ]
     name: Annotated[
         str,
-        Meaning("What the job is called; from model and dataset if not said.", NAME),
+        Meaning("What the job is called; from model and dataset if not said.", NAME_WORDS),
     ] = Field(pattern=_NAME, default_factory=_default_name)
     max_duration: Annotated[
         Duration | None, Meaning("The job is stopped after this time, done or not.", DURATION)

@@ -48,6 +48,11 @@ class JobRow(msgspec.Struct, frozen=True, kw_only=True):
     share: int | None = None
     wish: int | None = None
 
+    @property
+    def limited(self) -> bool:
+        """Whether it may hold less than it would."""
+        return not self.status.final and self.share is not None and self.share < (self.wish or 0)
+
 
 class Charge(msgspec.Struct, frozen=True):
     """What a node has cost so far; ``to_at`` is when it ended, or the last word about it."""

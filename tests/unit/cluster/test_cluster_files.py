@@ -142,4 +142,4 @@ def test_worlds_by_name():
 def test_a_planner_that_is_not_known_is_refused_without_a_limit_too():
     with pytest.raises(InvalidInput, match=r"queue\.planner: 'nope' .* expected one of fifo"):
         live_queue(QueueSettings(planner="nope"))
-    assert live_queue(QueueSettings(planner="fifo")) is None
+    assert not live_queue(QueueSettings(planner="fifo")).limited

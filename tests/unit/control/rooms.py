@@ -133,7 +133,7 @@ class Room:
             policy_named=bootstrap.policy_named,
             forecaster=LastValue,
             learning=self.learning and LearningPoints(self.learning, self.plan),
-            queue=self.queue,
+            queue=None if self.queue is None else lambda: self.queue,
             poll_wall_s=self.poll_s,
         )
 

@@ -129,6 +129,21 @@ def test_a_limit_may_be_far_beyond_what_anybody_wishes():
     assert room.status("a") is room.status("b") is Status.SUCCEEDED
 
 
+def test_a_limit_that_changes_acts_at_once_and_so_does_one_that_is_gone():
+    room = room_of(1)
+    for name in "abc":
+        eager(room, name, steps=60, throughput=TWO)
+    room.run(slots=1.3)
+    assert alive(room) == 1
+    for limit, most in ((4, 4), (None, 6)):
+        room.queue = Queue(InTurn(), limit)
+        room.run(slots=0.3)
+        assert alive(room) == most
+    room.run(slots=60)
+    assert all(room.status(name) is Status.SUCCEEDED for name in "abc")
+    assert room.events("c", Observed)[-1].wish is None, "nobody shares any more"
+
+
 def test_a_project_holds_no_more_than_its_quota():
     room = room_of(8, quotas={"vision": 3})
     eager(room, "a", project="vision")

@@ -50,13 +50,18 @@ def test_the_queue_is_set_up_in_the_home(tmp_path):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("gpus = 0", r"^queue\.gpus: 0 is not allowed"),
-        ("gpus = true", r"Expected `int \| null`, got `bool` - at `\$\.queue\.gpus`"),
-        ("[queue.quotas]\nvision = -1", r"^queue\.quotas\.vision: -1 is not allowed"),
-        ("most = 3", "unknown field `most`"),
+        ("gpus = 0", r"queue\.gpus: 0 is not allowed; expected a whole number of GPUs, 1 or more"),
+        ("gpus = 2.5", r"queue\.gpus: 2\.5 is not allowed; expected a whole number$"),
+        ("gpus = true", r"queue\.gpus: True is not allowed; expected a whole number$"),
+        ("gpu = 2", r"queue\.gpu: 2 .* expected one of the fields planner, gpus, quotas$"),
+        ("quotas = 3", r"queue\.quotas: 3 is not allowed; expected an object$"),
+        ("quotas = {a = 1, b = true}", r"queue\.quotas\.b: True .* expected a whole number$"),
+        ("quotas = {vision = -1}", r"queue\.quotas\.vision: -1 .* 0 or more$"),
+        ('quotas = {"" = 1}', r"queue\.quotas project: '' .* expected 1 to 63 letters"),
+        ('quotas = {"a b" = 1}', r"queue\.quotas project: 'a b' .* expected 1 to 63 letters"),
     ],
 )
 def test_a_queue_that_cannot_be_is_refused_by_name(tmp_path, text, words):
     (tmp_path / "config.toml").write_text(f"[queue]\n{text}\n")
-    with pytest.raises(InvalidInput, match=words):
+    with pytest.raises(InvalidInput, match=rf"^config\.toml {words}"):
         load_settings({"DUETUNE_HOME": str(tmp_path)})

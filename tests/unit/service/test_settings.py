@@ -33,16 +33,23 @@ def test_config_says_where_the_journal_is_and_what_the_site_is_like(tmp_path):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("speed = 3", "unknown field `speed`"),
-        ("[site]\nspeed = 'fast'", "Expected `float`, got `str` - at `$.site.speed`"),
+        ("speed = 3", "speed: 3 is not allowed; expected one of the fields database, forecast, s"),
+        ("[site]\nspeed = 'fast'", "site.speed: 'fast' is not allowed; expected a number"),
         ("site = ", "valid TOML"),
     ],
 )
 def test_a_bad_config_is_refused_by_name(tmp_path, text, words):
     (tmp_path / "config.toml").write_text(text)
-    with pytest.raises(InvalidInput, match=r"^config\.toml: ") as refused:
+    with pytest.raises(InvalidInput, match=r"^config\.toml[: ]") as refused:
         load_settings({"DUETUNE_HOME": str(tmp_path)})
     assert words in str(refused.value)
+
+
+def test_a_trace_is_beside_the_config_that_names_it(tmp_path, monkeypatch):
+    monkeypatch.chdir("/")
+    for said, found in (("market.csv", tmp_path / "market.csv"), ("/data/m.csv", "/data/m.csv")):
+        (tmp_path / "config.toml").write_text(f'[site]\ntrace = "{said}"\n')
+        assert load_settings({"DUETUNE_HOME": str(tmp_path)}).site.trace == str(found)
 
 
 def test_a_home_that_is_a_file_is_refused(tmp_path):

@@ -6,6 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from duetune.core.job import MAX_GPUS
+from duetune.core.names import NAME
 from duetune.spec.importing.source import masked, truth
 from duetune.spec.importing.variables import variables
 from duetune.spec.notes import OWN_LINES
@@ -14,7 +15,6 @@ if TYPE_CHECKING:
     from duetune.spec.importing.source import Source
 
 _OWN = re.compile(rf"{OWN_LINES[0]}\n.*?\n{OWN_LINES[1]}\n", re.DOTALL)
-_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
 _REASONS = {
     "file_mounts": "put what it mounts into workdir, or fetch it in setup",
     "volumes": "put what it mounts into workdir, or fetch it in setup",
@@ -36,7 +36,7 @@ def from_skypilot(source: Source) -> dict[str, object]:
         raise source.wrong("run", run, "the command that trains")
     fields: dict[str, object] = {}
     name = source.text("name")
-    if name is not None and _NAME.fullmatch(name):
+    if name is not None and re.fullmatch(NAME, name):
         fields["name"] = name
     elif name is not None:
         source.note("name", f"{name!r} is not carried over: letters, digits, '.', '_', '-' only")
