@@ -20,11 +20,12 @@ from cluster_experiments import (
     SIA,
     WORLDS,
     burst_trial,
+    market_trial,
     oracle_ratios,
     reduced,
     sources_at,
 )
-from cluster_trials import Trial, mean_of, over_seeds
+from cluster_trials import Trial, mean_of, over_seeds, reduction
 from cluster_words_planning import Content, markets, overhead
 from cluster_worlds import EMULATED, REPLAY, REPLAY_ALL, SETTINGS
 from reporting import markdown_table
@@ -116,6 +117,7 @@ def _findings(content: Content) -> str:
             f"- Predicted knowledge is within 5% of the oracle's mean JCT in {within} of "
             f"{len(ratios)} settings; the worst is {ratios[worst]:.2f} times ({worst})."
         )
+    lines += _ours(content)
     lines += [
         f"- A Sia round with {each.gpus:,} GPUs and {each.jobs:,} jobs takes "
         f"{1000 * each.median_s:.0f} ms of one core."
@@ -123,6 +125,40 @@ def _findings(content: Content) -> str:
         if each.planner == SIA and each.gpus in {64, 2048}
     ]
     return "\n".join(lines)
+
+
+def _ours(content: Content) -> list[str]:
+    """Our planner against Sia, both with predicted knowledge."""
+    plan, results, lines = content.plan, content.results, []
+    for world in WORLDS:
+        told = []
+        for load in plan.loads:
+            sia, ours = (
+                Trial(world, planner, PREDICTED, load, plan.seeds[0]) for planner in (SIA, OURS)
+            )
+            if content.has(sia) and content.has(ours):
+                cut = reduction(
+                    over_seeds(results, sia, plan.seeds), over_seeds(results, ours, plan.seeds)
+                )
+                told.append(f"{cut} at {load}")
+        if told:
+            lines.append(
+                f"- {OURS}, {world}: mean JCT below Sia's with the same knowledge by "
+                f"{', '.join(told)} jobs/h."
+            )
+    for market in content.markets:
+        sia, ours = (market_trial(planner, market, plan.seeds[0]) for planner in (SIA, OURS))
+        if content.has(sia) and content.has(ours):
+            cheaper = reduction(
+                over_seeds(results, sia, plan.seeds, "dollars"),
+                over_seeds(results, ours, plan.seeds, "dollars"),
+            )
+            late = [over_seeds(results, one, plan.seeds, "missed").mean() for one in (ours, sia)]
+            lines.append(
+                f"- {OURS} with {market} spot nodes (replay): cheaper than Sia by {cheaper}, "
+                f"{late[0]:.1%} of the jobs late instead of {late[1]:.1%}."
+            )
+    return lines
 
 
 def _best_setting(content: Content) -> str:
