@@ -1,4 +1,4 @@
-"""Planners on a shared cluster, with and without configuration knowledge: E7 to E12.
+"""Planners on a shared cluster, with and without configuration knowledge: E7 to E11.
 
 Replay of measured configurations is the primary result; what is emulated says so. ``--parts`` runs
 some of it, and then no page is written.
@@ -25,7 +25,15 @@ from cluster_experiments import (
     Results,
 )
 from cluster_figures import loads_figure, sources_figure, worse_figure
-from cluster_overhead import QUICK_LARGEST, QUICK_SIZES, SIZES, PeerTiming, Timing, overhead, peers
+from cluster_overhead import (
+    QUICK_PEER_SIZES,
+    QUICK_SIZES,
+    SIZES,
+    PeerTiming,
+    Timing,
+    overhead,
+    peers,
+)
 from cluster_trials import PREPARED, PROCESSES, Trial, run_trials
 from cluster_words import page
 from cluster_words_planning import Content
@@ -84,9 +92,8 @@ def main() -> None:
         sizes, repeats = (QUICK_SIZES, 5) if options.quick else (SIZES, 15)
         timings = overhead(sizes, (SIA, OURS), repeats, options.seed)
         peer_timings, reasons = peers(
-            timings,
+            QUICK_PEER_SIZES if options.quick else SIZES,
             options.seed,
-            largest=QUICK_LARGEST if options.quick else SIZES[-1],
             rounds=1 if options.quick else 3,
             install=not options.quick,
         )
@@ -158,7 +165,7 @@ def _prepare(trials: list[Trial], seed: int, *, quick: bool, learning: bool) -> 
 
 def _fitted(trial: Trial) -> str:
     """The source that has to be fitted before this trial."""
-    own = trial.source.startswith(("share", "without", "nothing"))
+    own = trial.source.startswith(("share", "nothing"))
     return trial.source if own else PREDICTED
 
 

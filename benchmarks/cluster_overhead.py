@@ -27,13 +27,14 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from duetune.cluster.program import Pairs, Solution
+    from duetune.core.ports import Planner
 
 PEER = Peer("cvxpy", ("cvxpy==1.9.3", "cvxopt==1.3.3", "cylp==0.94.1"), "sia_peer.py")
 SOLVERS = ("CBC", "GLPK_MI")
 UNIT = 64
 SIZES = (64, 128, 256, 512, 1024, 2048, 4096, 8192)
 QUICK_SIZES = (64, 256, 2048)
-QUICK_LARGEST = 256
+QUICK_PEER_SIZES = (64, 256)
 LIMIT_S = 60.0
 EVERY_SHAPE = Sia(scale_up=1e9)
 """Without the rule that a job at most doubles: about as many pairs as in the published figures."""
@@ -55,8 +56,8 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PeerTiming(msgspec.Struct, frozen=True, kw_only=True):
-    """``ratio``: the peer's median time to that of our whole round with every shape; ``worst`` the
-    largest difference between objectives, as a share of the peer's.
+    """``ratio``: the peer's median time to that of our whole ``plan()`` of the same rounds;
+    ``worst`` the largest difference between objectives, as a share of the peer's.
     """
 
     gpus: int
@@ -115,11 +116,7 @@ def overhead(
         chosen = {**{name: planner_named(name) for name in planners}, "every shape": EVERY_SHAPE}
         for name, planner in chosen.items():
             planner.plan(drawn[0], stock)
-            seconds = []
-            for views in drawn:
-                began = time.process_time()
-                planner.plan(views, stock)
-                seconds.append(time.process_time() - began)
+            seconds = [_seconds(planner, views, stock) for views in drawn]
             programs = [_program(planner, views, stock) for views in drawn[:3]]
             found.append(
                 Timing(
@@ -136,6 +133,12 @@ def overhead(
     return found
 
 
+def _seconds(planner: Planner, views: Sequence[JobView], stock: Stock) -> float:
+    began = time.process_time()
+    planner.plan(views, stock)
+    return time.process_time() - began
+
+
 def _program(planner: object, views: Sequence[JobView], stock: Stock) -> tuple[Pairs, Solution]:
     sia = planner if isinstance(planner, Sia) else Sia()
     pairs, capacity = program_of(
@@ -149,7 +152,7 @@ def _gap(solution: Solution) -> float:
 
 
 def peers(
-    ours: Sequence[Timing], seed: int, *, largest: int, rounds: int, install: bool
+    sizes: Sequence[int], seed: int, *, rounds: int, install: bool
 ) -> tuple[list[PeerTiming], list[str]]:
     """Each solver up to the size at which a round takes it more than a minute, and why no more."""
     try:
@@ -158,20 +161,16 @@ def peers(
         return [], [str(error)]
     found: list[PeerTiming] = []
     reasons = []
-    mine = {
-        each.gpus: each.median_s
-        for each in ours
-        if each.planner == "every shape" and each.gpus <= largest
-    }
     for solver in SOLVERS:
-        for gpus, own_s in mine.items():
+        for gpus in sizes:
             stock = stock_of(gpus)
-            programs, objectives = [], []
+            programs, objectives, own_s = [], [], []
             for number in range(rounds):
                 views = views_of(stock, gpus * 20 // UNIT, np.random.default_rng(seed + number))
                 rows = [EVERY_SHAPE.costs(view, stock) for view in views]
                 objectives.append(_program(EVERY_SHAPE, views, stock)[1].objective)
                 programs.append(_dense(rows, stock))
+                own_s.append(_seconds(EVERY_SHAPE, views, stock))
             answers = _asked(python, {"solver": solver, "limit_s": LIMIT_S, "programs": programs})
             if isinstance(answers, str):
                 reasons.append(f"{solver} at {gpus:,} GPUs: {answers}")
@@ -183,7 +182,7 @@ def peers(
                     solver=solver,
                     rounds=len(answers),
                     median_s=float(np.median(seconds)),
-                    ratio=float(np.median(seconds)) / own_s,
+                    ratio=float(np.median(seconds) / np.median(own_s[: len(seconds)])),
                     worst=max(
                         abs(each["objective"] - objective) / abs(each["objective"])
                         for each, objective in zip(answers, objectives, strict=False)

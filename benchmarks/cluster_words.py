@@ -267,10 +267,8 @@ def _jct(content: Content, trial: Trial, seeds: Sequence[int]) -> float:
 
 
 WORSE_WORDS = {
-    "biased:-0.5": "all paces taken for half of what they are",
     "biased:1": "all paces taken for twice what they are",
     "share:0.25": "stale: the first quarter of history",
-    "without:L40S": "stale: history from before the L40S came",
     "nothing": "no history at all: physics alone",
     "partial:validity": "paces known, but not what fits",
 }

@@ -64,14 +64,6 @@ SETTINGS = {
         Setting("slower", EMULATED, 120, SLOWER, words="starts 250 s, failed ones 500 s"),
         Setting("large", EMULATED, 120, models=LARGE_MODELS, words="models of 8 to 70 billion"),
         Setting(
-            "large-slow",
-            EMULATED,
-            120,
-            SLOW,
-            LARGE_MODELS,
-            words="models of 8 to 70 billion, starts 120 s, failed ones 240 s",
-        ),
-        Setting(
             "large-slower",
             EMULATED,
             120,
@@ -142,8 +134,6 @@ class Prepared:
                 return HybridSource(History.empty())
             case ["share", share]:
                 return HybridSource(older(world.known, float(share)))
-            case ["without", word]:
-                return HybridSource(without(world.known, word))
             case ["partial", fields]:
                 return Partial(self.source("hybrid", seed), fields.split("+"))
         raise NotFound("source", name, "a source of this benchmark")
@@ -187,15 +177,6 @@ def _cell(run: Observation) -> tuple[object, ...]:
 def older(history: History, share: float) -> History:
     """The first part of it."""
     return History(list(history)[: round(share * len(history))])
-
-
-def without(history: History, word: str) -> History:
-    """As it was before this model or GPU came."""
-    return History(
-        each
-        for each in history
-        if word not in {each.configuration.model, each.configuration.gpu_model}
-    )
 
 
 def half_stock() -> Stock:

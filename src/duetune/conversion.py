@@ -3,74 +3,110 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
 from duetune.errors import InvalidInput
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
 _KINDS: dict[str, type] = {"int": int, "float": float, "str": str}
-_NAMES = {"array": "a list", "object": "an object", "str": "text", "float": "a number"}
-_NAMES |= {"int": "a whole number", "bool": "true or false"}
+_WORDS = {
+    "int": "a whole number",
+    "float": "a number",
+    "str": "text",
+    "bool": "true or false",
+    "array": "a list",
+    "object": "a mapping of fields",
+}
 
 
-def refused(
-    error: msgspec.ValidationError, raw: object, kind: type[msgspec.Struct], title: str = ""
-) -> InvalidInput:
-    """``raw`` is the document as it was read, ``title`` comes before the field."""
-    problem, _, place = str(error).partition(" - at ")
-    field = place.strip("`").removeprefix("$").lstrip(".")
-    wanted = re.fullmatch(r"Expected `(.+)`, got `.+`", problem)
-    if field.endswith("[...]") and wanted:
-        # Which one, msgspec does not say.
-        field = field.removesuffix("[...]")
-        field = f"{field}.{_wrong_key(_found(raw, field), wanted[1])}"
-    unknown = re.fullmatch(r"Object contains unknown field `(.+)`", problem)
-    if unknown:
-        known = ", ".join(_fields(kind, field))
-        field = f"{field}.{unknown[1]}".lstrip(".")
-        return InvalidInput(f"{title}{field}", _found(raw, field), f"one of the fields {known}")
-    missing = re.fullmatch(r"Object missing required field `(.+)`", problem)
-    allowed = f"the field {missing[1]}, which is missing" if missing else problem
-    if wanted:
-        names = [_NAMES.get(each, each) for each in wanted[1].split(" | ") if each != "null"]
-        allowed = " or ".join(names)
-    return InvalidInput(f"{title}{field}".strip(), _found(raw, field), allowed)
+class Refusal(NamedTuple):
+    """``path`` leads to the value, through lists by number; ``unknown`` if nothing is to be there,
+    and the value is then the name of the field.
+    """
+
+    path: tuple[str, ...]
+    value: object
+    allowed: str
+    unknown: bool = False
+
+    @property
+    def field(self) -> str:
+        """As in ``partitions[0].nodes``."""
+        path = self.path[:-1] if self.unknown else self.path
+        text = "".join(f"[{part}]" if part.isdecimal() else f".{part}" for part in path)
+        return f"{text.lstrip('.')}{' field' * self.unknown}".strip()
+
+    def at(self, place: str) -> InvalidInput:
+        """With what comes before the field: a file, a line, what it is of."""
+        return InvalidInput(f"{place}{self.field}".strip(), self.value, self.allowed)
 
 
-def _found(raw: object, field: str) -> object:
-    """The value at a path such as ``throughput[2]``; the whole where the path does not lead."""
-    for part in _parts(field):
-        if isinstance(raw, dict) and part in raw:
-            raw = raw[part]
-        elif isinstance(raw, list) and part.isdecimal() and int(part) < len(raw):
+def refusal(
+    error: msgspec.ValidationError,
+    raw: object,
+    kind: type[msgspec.Struct],
+    allowed: Mapping[str, str] | None = None,
+) -> Refusal:
+    """``raw`` is the document as it was read, ``allowed`` what is, by field, where the type does
+    not say it well enough. msgspec says "Expected `int`, got `str`", "Object missing required field
+    `nodes`", "Object contains unknown field `knots`" or "Invalid enum value 'lent'".
+    """
+    problem, _, place = str(error).partition(" - at `")
+    path = tuple(re.findall(r"[^$.\[\]`]+", place))
+    said = allowed or {}
+    name = problem.rpartition(" field `")[2].rstrip("`")
+    if problem.startswith("Object contains unknown field"):
+        known = ", ".join(_fields(kind, path))
+        return Refusal((*path, name), name, f"one of {known}", unknown=True)
+    if problem.startswith("Object missing required field"):
+        declared = getattr(_fields(kind, path)[name], "__name__", "")
+        words = said.get(name, _WORDS.get(declared, "a value"))
+        return Refusal((*path, name), None, f"{words}; it is required")
+    wanted = re.match(r"Expected `([^`]+)`( of [^,]+)?", problem)
+    types = [each for each in wanted[1].split(" | ") if each != "null"] if wanted else []
+    if place.endswith("[...]`"):
+        path = (*path, *_wrong_key(_found(raw, path), types))
+    words = " or ".join(_WORDS.get(each, each) for each in types) or "another value"
+    words += (wanted[2] or "") if wanted else ""
+    return Refusal(path, _found(raw, path), said.get(path[-1] if path else "", words))
+
+
+def _found(raw: object, path: tuple[str, ...]) -> object:
+    for part in path:
+        if isinstance(raw, dict):
+            raw = raw.get(part)
+        elif isinstance(raw, list):
             raw = raw[int(part)]
     return raw
 
 
-def _wrong_key(raw: object, wanted: str) -> str:
-    kind = _KINDS.get(wanted)
+def _wrong_key(raw: object, types: list[str]) -> Iterator[str]:
+    """Which one of a mapping it is, msgspec does not say."""
+    kind = _KINDS.get(types[0]) if types else None
     if isinstance(raw, dict) and kind is not None:
         for key, value in raw.items():
             try:
                 msgspec.convert(value, kind)
             except msgspec.ValidationError:
-                return str(key)
-    return "..."
+                yield str(key)
+                return
 
 
-def _fields(kind: type[msgspec.Struct], field: str) -> Iterator[str]:
-    """Those that there are where the path leads."""
-    for part in _parts(field):
-        types = {each.encode_name: each.type for each in msgspec.structs.fields(kind)}
-        inner = types.get(part)
-        if isinstance(inner, type) and issubclass(inner, msgspec.Struct):
-            kind = inner
-    return (each.encode_name for each in msgspec.structs.fields(kind))
+def _fields(kind: type[msgspec.Struct], path: tuple[str, ...]) -> dict[str, object]:
+    """Those that there are where the path leads, with their types."""
+    found = {each.encode_name: each.type for each in msgspec.structs.fields(kind)}
+    if not path:
+        return found
+    return _fields(next(_structs(found.get(path[0])), kind), path[1:])
 
 
-def _parts(field: str) -> list[str]:
-    return re.findall(r"[^.\[\]]+", field)
+def _structs(declared: object) -> Iterator[type[msgspec.Struct]]:
+    """The structs in a type: itself, or what a list or a union is of."""
+    if isinstance(declared, type) and issubclass(declared, msgspec.Struct):
+        yield declared
+    for each in getattr(declared, "__args__", ()):
+        yield from _structs(each)

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from duetune.conversion import refused
+from duetune.conversion import refusal
 from duetune.core.names import NAME, NAME_WORDS
 from duetune.errors import InvalidInput
 
@@ -104,10 +104,6 @@ class QueueSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
                 field = f"queue.quotas.{project}"
                 raise InvalidInput(field, most, "a whole number of GPUs, 0 or more")
 
-    @property
-    def limited(self) -> bool:
-        return self.gpus is not None or bool(self.quotas)
-
     def limit(self, project: str) -> tuple[int, str] | None:
         """The most GPUs that a job of ``project`` can ever hold, and the setting that says so."""
         limits = [] if self.gpus is None else [(self.gpus, "queue.gpus")]
@@ -159,7 +155,7 @@ def load_settings(environ: Mapping[str, str] = os.environ) -> Settings:
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise InvalidInput(CONFIG_FILE, str(path), f"valid TOML ({error})") from None
         except msgspec.ValidationError as error:
-            raise refused(error, raw, _Config, f"{CONFIG_FILE} ") from None
+            raise refusal(error, raw, _Config).at(f"{CONFIG_FILE} ") from None
         except InvalidInput as error:
             field = f"{CONFIG_FILE} {error.field}"
             raise InvalidInput(field, error.value, error.allowed) from None

@@ -254,8 +254,11 @@ class TestRefusals:
         ("text", "words"),
         [
             ("{", "job file: 'job.json' is not allowed; expected JSON"),
-            ("[]", "job: [] is not allowed; expected an object"),
-            ('{"work": 3}', "the field deadline, which is missing"),
+            ("[]", "job: [] is not allowed; expected a mapping of fields"),
+            (
+                '{"work": 3}',
+                "job deadline: None is not allowed; expected a whole number; it is",
+            ),
             ('{"worke": 3}', "job field: 'worke' is not allowed; expected one of work, deadline"),
             (
                 '{"work": 3, "deadline": 2.5, "value": 1, "throughput": [0, 1]}',
@@ -361,6 +364,10 @@ class TestTournament:
         assert said["policy_slots"] <= 12 * 6
         (tmp_path / "mix.json").write_text('{"deadline": [4, "x"]}')
         assert "mix deadline[1]: 'x'" in refused("tournament", "--mix", "mix.json")
+        (tmp_path / "mix.json").write_text('{"deadline": [4]}')
+        assert "mix deadline: [4] is not allowed; expected a list of length 2" in refused(
+            "tournament", "--mix", "mix.json"
+        )
 
     @pytest.mark.parametrize(
         ("arguments", "words"),

@@ -77,6 +77,9 @@ def test_a_fine_tune_makes_room_for_a_more_urgent_one_and_goes_on_from_its_check
     assert "0 of 2" in home.run("queue").stdout
     why = home.run("status", first).stdout
     assert f"all jobs together may hold 2 GPUs, {urgent} has 2" in " ".join(why.split())
+    home.until(
+        lambda: f"others  {urgent} has 2" in home.run("status", first).stdout, "who has the GPUs"
+    )
     for job in (urgent, first):
         assert home.until_over(job).status == "SUCCEEDED", home.logs()
     nodes = [*accounted(home, first), *accounted(home, urgent)]

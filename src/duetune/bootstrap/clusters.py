@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from duetune.bootstrap.knowledge import shipped_history, source_named
+from duetune.conversion import refusal
 from duetune.core.cluster import Partition, Stock, Tenure
 from duetune.errors import InvalidInput
 
@@ -31,16 +31,7 @@ _ALLOWED = {
     "gpu_model": "the name of a GPU",
     "tenure": f"one of {', '.join(Tenure)}",
 }
-_TYPES = {
-    "int": "a whole number",
-    "float": "a number",
-    "float | null": "a number",
-    "str": "a word",
-    "str | null": "a word",
-    "array": "a list",
-    "object": "a mapping of fields such as 'gpu_model: L40S'",
-}
-"""What is allowed in a cluster file, by field and otherwise by msgspec's name of a type."""
+"""What is allowed in a cluster file, where its type does not say it."""
 
 
 class _Partition(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -150,33 +141,8 @@ def _said(document: Document) -> _Cluster:
     try:
         return msgspec.convert(document.fields, _Cluster)
     except msgspec.ValidationError as error:
-        problem, _, place = str(error).partition(" - at `")
-        path = tuple(re.findall(r"[^$.\[\]`]+", place))
-        if path == ("quotas",) and isinstance(quotas := document.fields["quotas"], dict):
-            # Which one, msgspec does not say.
-            wrong = (name for name, most in quotas.items() if type(most) is not int)
-            path = (*path, *itertools.islice(wrong, 1))
-        title, path, allowed = _problem(problem, path)
-        value = path[-1] if title else _value(document.fields, path)
-        field = title or ".".join(path)
-        raise InvalidInput(f"{_where(document, path)}{field}", value, allowed) from None
-
-
-def _problem(problem: str, path: tuple[str, ...]) -> tuple[str, tuple[str, ...], str]:
-    """What to call it if not by its path, the path, and what is allowed there. msgspec says
-    "Expected `int`, got `str`", "Object missing required field `nodes`", "Object contains unknown
-    field `knots`" or "Invalid enum value 'lent'".
-    """
-    name = problem.rpartition(" field `")[2].rstrip("`")
-    if problem.startswith("Object contains unknown field"):
-        known = _Partition if path else _Cluster
-        title = f"{'.'.join(path)} field".strip()
-        return title, (*path, name), f"one of {', '.join(known.__struct_fields__)}"
-    if problem.startswith("Object missing required field"):
-        return "", (*path, name), f"{_ALLOWED.get(name, 'a whole number')}; it is required"
-    wanted = re.match(r"Expected `([^`]+)`", problem)
-    words = _TYPES.get(wanted[1] if wanted else "", "another value")
-    return "", path, _ALLOWED.get(path[-1] if path else "", words)
+        found = refusal(error, document.fields, _Cluster, _ALLOWED)
+        raise found.at(_where(document, found.path)) from None
 
 
 def _where(document: Document, path: tuple[str, ...]) -> str:
@@ -185,16 +151,6 @@ def _where(document: Document, path: tuple[str, ...]) -> str:
     if path not in document.lines and len(path) > 1 and inside:
         return f"{document.source}:{min(inside)} "
     return document.where(path)
-
-
-def _value(fields: object, path: Sequence[str]) -> object:
-    """None, if it is not there."""
-    for part in path:
-        if isinstance(fields, dict):
-            fields = fields.get(part)
-        elif isinstance(fields, list):
-            fields = fields[int(part)]
-    return fields
 
 
 def _partition(said: _Partition) -> Partition:

@@ -135,13 +135,15 @@ def running_fleet(settings: Settings) -> EmbeddedFleet | None:
 
 
 def fleet_site(settings: Settings) -> SiteSettings:
-    """That of the fleet that runs, or of the one that would be started now. Jobs that are not over
-    go on where they were; only then it is the configured one.
+    """That of the fleet that runs, or of the one that would be started now: jobs that are not over
+    go on where they were, and without any it is the configured one.
     """
-    started = (settings.fleet / SITE_FILE).is_file()
-    if running_fleet(settings) is not None or (started and opened_store(settings).active()):
+    if running_fleet(settings) is not None:
         return site_of(settings)
-    return settings.site
+    if not (settings.fleet / SITE_FILE).is_file():
+        return settings.site
+    with opened_store(settings) as store:
+        return site_of(settings) if store.active() else settings.site
 
 
 def site_of(settings: Settings) -> SiteSettings:
@@ -226,27 +228,36 @@ def live_queue(queue: QueueSettings) -> Queue:
 
 
 class QueueFile:
-    """The queue as ``config.toml`` has it now; the last good one where that is wrong."""
+    """The queue as ``config.toml`` has it now; the last good one where that is wrong. A change
+    counts when it is seen for the second time: a file may be read while it is written.
+    """
 
     def __init__(self, settings: Settings) -> None:
         self._home = str(settings.home)
         self._queue = live_queue(settings.queue)
-        self._said: QueueSettings | str = settings.queue
+        self._said = self._seen = self._read()
 
     def __call__(self) -> Queue:
+        seen, self._seen = self._seen, self._read()
+        if seen == self._seen and seen != self._said:
+            self._said = seen
+            if isinstance(seen, str):
+                log.warning("the queue stays as it was: %s", seen)
+            else:
+                self._queue = live_queue(seen)
+                log.info("the queue is now: %s", msgspec.json.encode(seen).decode())
+        return self._queue
+
+    def _read(self) -> QueueSettings | str:
+        """Or what is wrong with it."""
         from duetune.settings import load_settings
 
         try:
-            said = load_settings({HOME: self._home}).queue
-            if said != self._said:
-                self._queue = live_queue(said)
-                self._said = said
-                log.info("the queue is now: %s", msgspec.json.encode(said).decode())
+            found = load_settings({HOME: self._home}).queue
+            live_queue(found)
         except InvalidInput as error:
-            if str(error) != self._said:
-                self._said = str(error)
-                log.warning("the queue stays as it was: %s", error)
-        return self._queue
+            return str(error)
+        return found
 
 
 def make_controller(settings: Settings, store: Store, fleet: EmbeddedFleet) -> Controller:

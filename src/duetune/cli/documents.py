@@ -9,7 +9,7 @@ import click
 import msgspec
 
 from duetune import __version__
-from duetune.conversion import refused
+from duetune.conversion import refusal
 from duetune.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def read_document(path: str, kind: type[Value], what: str) -> Value:
             _refuse_unknown(raw, kind, what)
         return msgspec.json.decode(text, type=kind)
     except msgspec.ValidationError as error:
-        raise refused(error, raw, kind, f"{what} ") from None
+        raise refusal(error, raw, kind).at(f"{what} ") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InvalidInput(f"{what} file", path, f"JSON ({error})") from None
 

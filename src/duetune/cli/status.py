@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
 REFRESH_S = 0.5
 MOST_STARTS = 3
-NAMED = 3
 BAR = 40
 
 
@@ -122,6 +121,7 @@ def panel(look: Look) -> Group:
     from rich.text import Text
 
     from duetune.cli.queue import status_words
+    from duetune.control.shares import held_by
     from duetune.simulate.summary import dollars
 
     row, progress = look.job, look.progress
@@ -137,7 +137,7 @@ def panel(look: Look) -> Group:
     if row.limited:
         words = f"{row.share} of {row.wish} (slot {look.share_slot}): {look.share_reason}"
         grid.add_row("share", escape(words))
-        grid.add_row("others", escape(_holders(look)))
+        grid.add_row("others", escape(", ".join(held_by(look.holders)) or "none has a GPU now"))
     if look.market is not None:
         grid.add_row(
             "market",
@@ -154,14 +154,6 @@ def panel(look: Look) -> Group:
         grid.add_row("output", escape(row.output))
     title = Text.from_markup(f"[bold]{escape(row.id)}[/]  {status_words(row.status)}")
     return Group(title, grid)
-
-
-def _holders(look: Look) -> str:
-    """Who has GPUs now."""
-    named = [f"{each.job} has {each.gpus}" for each in look.holders[:NAMED]]
-    if rest := sum(each.gpus for each in look.holders[NAMED:]):
-        named.append(f"others have {rest}")
-    return ", ".join(named) or "none has a GPU now"
 
 
 def _loss(look: Look) -> str:

@@ -55,8 +55,8 @@ class Pairs(NamedTuple):
 
 
 class Solution(msgspec.Struct, frozen=True, eq=False):
-    """The shape of each job, -1 for none. ``bound`` is the relaxation's optimum, which no choice
-    is better than; ``exact`` where the gap between them is within what was asked for.
+    """The shape of each job, -1 for none. No choice is better than ``bound``; ``exact`` where the
+    gap between them is within what was asked for.
     """
 
     chosen: NDArray[np.int64]

@@ -209,16 +209,15 @@ def _reason(
         whose, most = f"project {job.project}", quota
     else:
         whose, most, among = "all jobs together", queue.gpus or 0, list(jobs)
-    others = sorted(
-        (
-            (given[each.state.stream], each.state.stream)
-            for each in among
-            if each is not job and given.get(each.state.stream)
-        ),
-        key=lambda other: -other[0],
-    )
-    holders = [f"{name} has {gpus}" for gpus, name in others[:NAMED]]
-    if rest := sum(gpus for gpus, _ in others[NAMED:]):
-        holders.append(f"others have {rest}")
+    streams = [each.state.stream for each in among if each is not job]
     words = f"{whose} may hold {most} GPU{'' if most == 1 else 's'}"
-    return ", ".join([words, *holders])
+    return ", ".join([words, *held_by({name: given.get(name, 0) for name in streams})])
+
+
+def held_by(gpus: Mapping[str, int]) -> list[str]:
+    """Who has how many, in words: those with most by name."""
+    first = sorted((name for name in gpus if gpus[name]), key=lambda name: -gpus[name])
+    words = [f"{name} has {gpus[name]}" for name in first[:NAMED]]
+    if rest := sum(gpus[name] for name in first[NAMED:]):
+        words.append(f"others have {rest}")
+    return words

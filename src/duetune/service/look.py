@@ -29,17 +29,12 @@ class MarketNow(msgspec.Struct, frozen=True):
     on_demand_price: float
 
 
-class Holder(msgspec.Struct, frozen=True):
-    job: str
-    gpus: int
-
-
 class Look(msgspec.Struct, frozen=True):
     """``now`` and all moments are of the fleet's clock; None: no fleet is running to ask.
 
     ``projected_finish`` is when the job is done if it keeps what it has. ``slot`` of
     ``deadline_slot`` is the present one. ``share_reason`` says why the job may hold no more, as it
-    was in ``share_slot``; ``holders`` are the other jobs that have GPUs now, most first.
+    was in ``share_slot``; ``holders`` are the GPUs that other jobs have now.
     """
 
     job: JobRow
@@ -57,7 +52,7 @@ class Look(msgspec.Struct, frozen=True):
     controller: int | None = None
     share_reason: str = ""
     share_slot: int | None = None
-    holders: tuple[Holder, ...] = ()
+    holders: dict[str, int] = {}
 
 
 def look_at(
@@ -111,11 +106,11 @@ def look_at(
         controller=controller,
         share_reason=state.share_reason if job.limited else "",
         share_slot=state.slot if job.limited else None,
-        holders=_holders(job, store) if job.limited else (),
+        holders=_holders(job, store) if job.limited else {},
     )
 
 
-def _holders(job: JobRow, store: Store) -> tuple[Holder, ...]:
+def _holders(job: JobRow, store: Store) -> dict[str, int]:
     rows = store.jobs(status=[each for each in Status if not each.final])
-    found = [Holder(row.id, row.spot + row.on_demand) for row in rows if row.id != job.id]
-    return tuple(sorted((each for each in found if each.gpus), key=lambda each: -each.gpus))
+    held = {row.id: row.spot + row.on_demand for row in rows if row.id != job.id}
+    return {name: gpus for name, gpus in held.items() if gpus}

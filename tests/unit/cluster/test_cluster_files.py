@@ -9,10 +9,10 @@ from duetune.bootstrap.clusters import (
     world_named,
     world_source,
 )
-from duetune.bootstrap.live import live_queue
+from duetune.bootstrap.live import QueueFile, live_queue
 from duetune.core.cluster import Tenure
 from duetune.errors import InvalidInput
-from duetune.settings import QueueSettings
+from duetune.settings import QueueSettings, load_settings
 from small_cluster import STOCK, small_world
 
 GOOD = """
@@ -71,29 +71,38 @@ def test_a_recorded_market_is_found_beside_the_file(read, tmp_path):
         ("nodes: 4", "cluster.yaml"),
         (GOOD.replace("l40s", "abacus"), "cluster.yaml:4 gpu_model: 'abacus'"),
         (GOOD.replace("nodes: 4", "nodes: -4"), "cluster.yaml:3 nodes: -4"),
-        (GOOD.replace("nodes: 4", "nodes: many"), "cluster.yaml:3 partitions.0.nodes: 'many'"),
+        (GOOD.replace("nodes: 4", "nodes: many"), r"cluster.yaml:3 partitions\[0\].nodes: 'many'"),
         (
             GOOD.replace("nodes: 4", "knots: 4"),
-            "yaml:3 partitions.0 field: 'knots' is not allowed; expected one of gpu_model, nodes,",
+            r"yaml:3 partitions\[0\] field: 'knots' is not allowed; expected one of gpu_model,",
         ),
         (GOOD + "x: 1", "yaml:11 field: 'x' is not allowed; expected one of partitions, quotas$"),
         ("quotas: {}", "yaml partitions: None .* expected a list of partitions; it is required$"),
         ("partitions: 3", "yaml:1 partitions: 3 is not allowed; expected a list of partitions$"),
-        ("partitions: [3]", "yaml:1 partitions.0: 3 .* expected a mapping of fields such as 'gpu"),
+        ("partitions: [3]", r"yaml:1 partitions\[0\]: 3 .* expected a mapping of fields$"),
         (
             GOOD.replace("gpu_model: l40s, ", ""),
-            "yaml:4 partitions.1.gpu_model: None .* expected the name of a GPU; it is required$",
+            r"yaml:4 partitions\[1\].gpu_model: None .* the name of a GPU; it is required$",
         ),
-        (GOOD.replace(" nodes: 4,", ""), "yaml:3 partitions.0.nodes: None .* a whole number; it"),
-        (GOOD.replace("name: ours", "name: 7"), "yaml:3 partitions.0.name: 7 .* expected a word$"),
-        (GOOD.replace("1.2", "cheap"), "yaml:4 partitions.1.price: 'cheap' .* expected a number$"),
+        (
+            GOOD.replace(" nodes: 4,", ""),
+            r"yaml:3 partitions\[0\].nodes: None .* a whole number; it",
+        ),
+        (
+            GOOD.replace("name: ours", "name: 7"),
+            r"yaml:3 partitions\[0\].name: 7 .* expected text$",
+        ),
+        (
+            GOOD.replace("1.2", "cheap"),
+            r"yaml:4 partitions\[1\].price: 'cheap' .* expected a number$",
+        ),
         (GOOD.replace("{research: 16}", "[16]"), "yaml:10 quotas: .* expected a mapping of proj"),
         (GOOD.replace("diurnal", "lunar"), "cluster.yaml:4 market: 'lunar'"),
         (GOOD.replace(", market: diurnal", ""), "cluster.yaml:4 market: ''"),
         (GOOD.replace("tenure: spot", "tenure: fixed"), "cluster.yaml:4 market: 'diurnal'"),
         (
             GOOD.replace("tenure: spot", "tenure: lent"),
-            "yaml:4 partitions.1.tenure: 'lent' .*; expected one of fixed, spot, on_demand$",
+            r"yaml:4 partitions\[1\].tenure: 'lent' .*; expected one of fixed, spot, on_demand$",
         ),
         (GOOD.replace("price: 1.2", "price: -1"), "cluster.yaml:4 price: -1"),
         (
@@ -137,6 +146,24 @@ def test_worlds_by_name():
     assert world_named("replay", STOCK, history).how == "replay"
     with pytest.raises(InvalidInput, match="world: 'dream'"):
         world_named("dream", STOCK)
+
+
+def test_the_queue_is_read_again_and_the_last_good_one_is_kept(tmp_path, caplog):
+    config = tmp_path / "config.toml"
+    config.write_text("[queue]\ngpus = 2\n")
+    queue = QueueFile(load_settings({"DUETUNE_HOME": str(tmp_path)}))
+    first = queue()
+    assert (first.gpus, queue() is first) == (2, True)
+    config.write_text("[queue]\ngpus = 5\n")
+    assert queue() is first, "it may still be being written"
+    assert queue().gpus == 5
+    for wrong in ("[queue]\ngpus = 0\n", '[queue]\nplanner = "nope"\n', "[queue"):
+        config.write_text(wrong)
+        assert [queue().gpus for _ in range(3)] == [5, 5, 5]
+    assert caplog.text.count("the queue stays as it was: ") == 3
+    config.unlink()
+    queue()
+    assert not queue().limited
 
 
 def test_a_planner_that_is_not_known_is_refused_without_a_limit_too():

@@ -33,7 +33,10 @@ def test_config_says_where_the_journal_is_and_what_the_site_is_like(tmp_path):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("speed = 3", "speed: 3 is not allowed; expected one of the fields database, forecast, s"),
+        (
+            "speed = 3",
+            "config.toml field: 'speed' is not allowed; expected one of database, forecast, sel",
+        ),
         ("[site]\nspeed = 'fast'", "site.speed: 'fast' is not allowed; expected a number"),
         ("site = ", "valid TOML"),
     ],
