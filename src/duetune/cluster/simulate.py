@@ -1,8 +1,7 @@
 """A cluster in simulated time: rounds of planning, starts, restarts, failed starts, a market.
 
-A job that is given GPUs does nothing for the time that a start takes (or a restart, if it has run
-before); then it does what the truth says of its configuration. One that does not fit fails after a
-while and waits again. What is held is paid by the second. Progress is kept when GPUs are taken.
+What a round does to a job is in ``core.cluster_physics``; the pace of its configuration is what the
+truth says of it. A job that does not fit waits again. Progress is kept when GPUs are taken.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ import numpy as np
 from duetune.cluster.outcome import Change, ClusterOutcome, JobOutcome, RoundRecord, What
 from duetune.cluster.packing import placed
 from duetune.core.cluster import JobView
+from duetune.core.cluster_physics import DONE_S, HOUR_S, charge_by_second, round_step
 from duetune.errors import InvalidInput
 from duetune.knowledge.configuration import Configurations
 
@@ -31,10 +31,6 @@ if TYPE_CHECKING:
     from duetune.core.ports import Planner
     from duetune.knowledge.configuration import Configuration
     from duetune.knowledge.source import KnowledgeSource
-
-_DONE = 1e-9
-_HOUR_S = 3600.0
-
 
 GIVEN_UP_DAYS = 90
 """After so long a job is taken for one that will never be done."""
@@ -235,7 +231,7 @@ class Simulation:
             place = each.placement
             gpu_s = place.gpus * self._progress(each, now, self.delays.round_s)
             each.gpu_s += gpu_s
-            each.dollars += gpu_s * stock.partitions[place.partition].price / _HOUR_S
+            each.dollars += charge_by_second(gpu_s, stock.partitions[place.partition].price)
         finished = [each for each in self.live if each.finished_s is not None]
         self.live = [each for each in self.live if each.finished_s is None]
         self.done += finished
@@ -243,25 +239,22 @@ class Simulation:
     def _progress(self, each: _Live, now: float, seconds: float) -> float:
         """Of one round; the seconds for which its GPUs were held."""
         assert each.configuration is not None
-        waits = min(each.pending, seconds)
-        each.pending -= waits
+        did = round_step(each.remaining, each.pace, each.pending, seconds)
+        each.pending = did.pending_s
         if each.fails:
-            if each.pending <= _DONE:
+            if each.pending <= DONE_S:
                 each.failures += 1
-                self.briefing.ran_out(each.job, each.configuration, now + waits)
+                self.briefing.ran_out(each.job, each.configuration, now + did.waited_s)
                 self._take(each, What.FAILED)
-            return waits
-        runs = seconds - waits
-        needs = each.remaining / each.pace
-        if needs <= runs + _DONE:
-            each.finished_s = now + waits + needs
+        elif did.done:
+            each.finished_s = now + did.waited_s + did.ran_s
             self._changed(each, What.FINISHED)
             self.briefing.finished(each.job, each.configuration, each.pace, each.finished_s)
-            return waits + needs
-        each.remaining -= runs * each.pace
-        if runs > 0:
-            self.briefing.shown(each.job, each.configuration, each.pace)
-        return seconds
+        else:
+            each.remaining = did.remaining
+            if did.ran_s > 0:
+                self.briefing.shown(each.job, each.configuration, each.pace)
+        return did.held_s
 
     def _record(self, stock: Stock, now: float) -> RoundRecord:
         used = np.zeros(len(stock.partitions), np.int64)
@@ -286,7 +279,7 @@ class Simulation:
                 first_s=each.first_s,
                 finished_s=each.finished_s,
                 deadline_s=each.job.deadline_s,
-                gpu_hours=each.gpu_s / _HOUR_S,
+                gpu_hours=each.gpu_s / HOUR_S,
                 dollars=each.dollars,
                 restarts=each.restarts,
                 failures=each.failures,

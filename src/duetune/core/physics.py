@@ -2,6 +2,10 @@
 finishing is worth. Simulator, optimisers, policies and controller all call these functions, so
 "optimal" and "simulated" cannot disagree.
 
+``step`` is the one slot step. Two variants have other units of time and are beside it: one
+instance with restarts longer than a tick (``core.single_instance_physics``), and a job in a round
+of a cluster (``core.cluster_physics``).
+
 Slots count from 1. Symbols of the paper: work L, deadline d, hard deadline D = floor(gamma d),
 throughput H(n), efficiency mu, value V(T).
 """
@@ -42,6 +46,18 @@ class JobPhysics(NamedTuple):
     by_composition: bool
     budget: float
     reach: NDArray[np.float64]
+
+
+class SlotStep(NamedTuple):
+    """What one slot came to: dollars charged, efficiency mu, work done in it, progress after it,
+    and whether the job is then done.
+    """
+
+    charge: float
+    efficiency: float
+    work: float
+    progress: float
+    done: bool
 
 
 def value_of_finishing(job: Job, slot: int) -> float:
@@ -149,7 +165,37 @@ def efficiency(
 
 @compiled
 def is_done(job: JobPhysics, progress: float) -> bool:
+    """Whether ``progress`` is all the work, up to rounding."""
     return progress >= job.work - job.tolerance
+
+
+@compiled
+def step(
+    job: JobPhysics,
+    progress: float,
+    held_spot: int,
+    held_on_demand: int,
+    spot: int,
+    on_demand: int,
+    spot_price: float,
+    available: int,
+    on_demand_price: float,
+) -> SlotStep:
+    """What happens in one slot in which ``spot`` and ``on_demand`` GPUs are held.
+
+    ``progress`` is the work done before the slot, and ``held_*`` is what was held in the slot
+    before it, preempted GPUs included.
+    """
+    fraction = efficiency(job, held_spot, held_on_demand, spot, on_demand, available)
+    work = fraction * job.throughput[spot + on_demand]
+    after = progress + work
+    return SlotStep(
+        charge(spot, on_demand, spot_price, on_demand_price),
+        fraction,
+        work,
+        after,
+        is_done(job, after),
+    )
 
 
 @compiled
@@ -222,22 +268,20 @@ def play(
     held_spot, held_on_demand = 0, 0
     for slot in range(1, min(job.hard_deadline, spot.size) + 1):
         now_spot, now_on_demand = spot[slot - 1], on_demand[slot - 1]
-        cost += charge(
-            now_spot,
-            now_on_demand,
-            market.spot_price[slot - 1],
-            market.on_demand_price[slot - 1],
-        )
-        fraction = efficiency(
+        now = step(
             job,
+            progress,
             held_spot,
             held_on_demand,
             now_spot,
             now_on_demand,
+            market.spot_price[slot - 1],
             market.available[slot - 1],
+            market.on_demand_price[slot - 1],
         )
-        progress += fraction * job.throughput[now_spot + now_on_demand]
+        cost += now.charge
+        progress = now.progress
         held_spot, held_on_demand = now_spot, now_on_demand
-        if is_done(job, progress):
+        if now.done:
             return job.values[slot] - cost, cost, slot, progress
     return -cost, cost, 0, progress

@@ -23,9 +23,8 @@ from duetune.core.physics import (
     cheapest_charge,
     cheapest_spot,
     efficiency,
-    is_done,
     job_physics,
-    resize_efficiency,
+    step,
 )
 from duetune.errors import InvalidInput
 from duetune.optimise.bellman import (
@@ -186,7 +185,7 @@ def _total_plan(
 ) -> NDArray[np.int64]:
     """Follow the tables with the true progress, which is never behind the grid's."""
     plan = np.zeros((job.hard_deadline, 2), dtype=np.int64)
-    progress, held = 0.0, 0
+    progress, held, held_spot = 0.0, 0, 0
     for slot in range(1, job.hard_deadline + 1):
         available = market.available[slot - 1]
         spot_price = market.spot_price[slot - 1]
@@ -201,9 +200,19 @@ def _total_plan(
                 choice, best = gpus, value
         spot = cheapest_spot(choice, available, spot_price, on_demand_price)
         plan[slot - 1, 0], plan[slot - 1, 1] = spot, choice - spot
-        progress += resize_efficiency(job, held, choice) * job.throughput[choice]
-        held = choice
-        if is_done(job, progress):
+        now = step(
+            job,
+            progress,
+            held_spot,
+            held - held_spot,
+            spot,
+            choice - spot,
+            spot_price,
+            available,
+            on_demand_price,
+        )
+        progress, held, held_spot = now.progress, choice, spot
+        if now.done:
             break
     return plan
 
@@ -289,11 +298,18 @@ def _composition_plan(
             if value > best + 1e-12:
                 choice, best = now, value
         plan[slot - 1, 0], plan[slot - 1, 1] = spot[choice], on_demand[choice]
-        fraction = efficiency(
-            job, spot[held], on_demand[held], spot[choice], on_demand[choice], available
+        did = step(
+            job,
+            progress,
+            spot[held],
+            on_demand[held],
+            spot[choice],
+            on_demand[choice],
+            market.spot_price[slot - 1],
+            available,
+            market.on_demand_price[slot - 1],
         )
-        progress += fraction * job.throughput[spot[choice] + on_demand[choice]]
-        held = choice
-        if is_done(job, progress):
+        progress, held = did.progress, choice
+        if did.done:
             break
     return plan

@@ -7,6 +7,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from duetune.core.compiled import compiled
+from duetune.core.single_instance_physics import (
+    ON_DEMAND,
+    SPOT,
+    WAIT,
+    next_since,
+    pending_since,
+    tick_charge,
+    tick_step,
+)
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -30,22 +39,19 @@ def least_cost(
         for held in range(kinds):
             kind = 0 if held == 0 else 1 + (held - 1) // (levels + 1)
             since = 0 if held == 0 else (held - 1) % (levels + 1)
-            if kind == 1 and not there:
-                kind, since = 0, 0
+            if kind == SPOT and not there:
+                kind, since = WAIT, 0
             row = costs[held]
             row[:] = following[0]
             row[0] = 0.0
-            for choice in range(1, 3):
-                if choice == 1 and not there:
+            for choice in (SPOT, ON_DEMAND):
+                if choice == SPOT and not there:
                     continue
-                pending, next_since = restart, min(1, levels)
-                if choice == kind:
-                    pending = restart - since * tick if since > 0 else 0
-                    next_since = since + 1 if 0 < since < levels else 0
-                done = max(0, tick - pending)
-                price = spot if choice == 1 else on_demand
-                after = following[1 + (choice - 1) * (levels + 1) + next_since]
+                did = tick_step(tick, restart, kind, pending_since(tick, restart, since), choice)
+                price = tick_charge(choice, spot, on_demand)
+                place_after = next_since(levels, since, did.started)
+                after = following[1 + (choice - 1) * (levels + 1) + place_after]
                 for left in range(1, work + 1):
-                    row[left] = min(row[left], price + after[max(0, left - done)])
+                    row[left] = min(row[left], price + after[max(0, left - did.work)])
         following, costs = costs, following
     return float(following[0, work])

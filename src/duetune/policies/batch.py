@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from duetune.core.compiled import compiled
-from duetune.core.physics import JobPhysics, charge, efficiency, is_done
+from duetune.core.physics import JobPhysics, step
 from duetune.optimise.bellman import steps_left
 from duetune.policies.committed import accepted_spot, plan, swap_reserve
 from duetune.policies.horizon import fill_to_go, fill_window, horizon_of
@@ -237,16 +237,24 @@ def play_pool(
                     )
             choice = decide(job, grid, on_demand_to_go, policy, now, spent[index], memos[index])
             spot, on_demand = choice.spot, choice.on_demand
-            fraction = efficiency(
-                job, held_spot[index], held_on_demand[index], spot, on_demand, available
+            did = step(
+                job,
+                progress[index],
+                held_spot[index],
+                held_on_demand[index],
+                spot,
+                on_demand,
+                spot_price,
+                available,
+                on_demand_price,
             )
-            spent[index] += charge(spot, on_demand, spot_price, on_demand_price)
-            progress[index] += fraction * job.throughput[spot + on_demand]
+            spent[index] += did.charge
+            progress[index] = did.progress
             held_spot[index], held_on_demand[index] = spot, on_demand
             result.spot_slots[index] += spot
             result.on_demand_slots[index] += on_demand
             result.slots[index] += 1
-            if is_done(job, progress[index]):
+            if did.done:
                 result.finished[index] = slot
                 result.utility[index] = job.values[slot] - spent[index]
             else:

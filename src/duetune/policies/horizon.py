@@ -14,14 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from duetune.core.compiled import compiled
-from duetune.core.physics import (
-    JobPhysics,
-    charge,
-    cheapest_charge,
-    cheapest_spot,
-    efficiency,
-    is_done,
-)
+from duetune.core.physics import JobPhysics, cheapest_charge, cheapest_spot, step
 from duetune.optimise.bellman import (
     change_of,
     fill_value_tables,
@@ -146,15 +139,22 @@ def best_gpus_now(
     choice, best = 0, float(following[0, left])
     for gpus in range(job.min_gpus, job.max_gpus + 1):
         spot = cheapest_spot(gpus, available, now.spot_price, on_demand_price)
-        fraction = efficiency(
-            job, now.held_spot, now.held_on_demand, spot, gpus - spot, now.available
+        did = step(
+            job,
+            now.progress,
+            now.held_spot,
+            now.held_on_demand,
+            spot,
+            gpus - spot,
+            now.spot_price,
+            now.available,
+            on_demand_price,
         )
-        work = fraction * job.throughput[gpus]
-        value = -charge(spot, gpus - spot, now.spot_price, on_demand_price)
-        if is_done(job, now.progress + work):
+        value = -did.charge
+        if did.done:
             value += job.values[now.slot]
         else:
-            value += following[gpus, max(1, left - int(work / grid.unit + _STEP_NOISE))]
+            value += following[gpus, max(1, left - int(did.work / grid.unit + _STEP_NOISE))]
         if value > best + _TIE:
             choice, best = gpus, value
     return choice

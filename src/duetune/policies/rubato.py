@@ -18,10 +18,8 @@ from duetune.core.decision import Allocation, Decision
 from duetune.core.physics import (
     JobPhysics,
     affordable,
-    charge,
-    efficiency,
-    is_done,
     job_physics,
+    step,
 )
 from duetune.errors import InvalidInput
 from duetune.optimise.stochastic import value_at
@@ -119,16 +117,23 @@ def _values(
         spot, on_demand = pairs[place]
         if spot > now.available or 0 < spot + on_demand < job.min_gpus:
             continue
-        fraction = efficiency(
-            job, now.held_spot, now.held_on_demand, spot, on_demand, now.available
+        did = step(
+            job,
+            now.progress,
+            now.held_spot,
+            now.held_on_demand,
+            spot,
+            on_demand,
+            now.spot_price,
+            now.available,
+            now.on_demand_price,
         )
-        progress = now.progress + fraction * job.throughput[spot + on_demand]
-        value = -charge(spot, on_demand, now.spot_price, now.on_demand_price)
-        if is_done(job, progress):
+        value = -did.charge
+        if did.done:
             value += job.values[now.slot]
             done[place] = True
         else:
-            left = (job.work - progress + reserve) / unit
+            left = (job.work - did.progress + reserve) / unit
             for state in range(chances.size):
                 if chances[state] > 0:
                     value += chances[state] * value_at(following[state, place], left)

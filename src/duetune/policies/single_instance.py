@@ -20,17 +20,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from duetune.core.single_instance_physics import ON_DEMAND, SPOT, WAIT
 from duetune.errors import InvalidInput
 from duetune.forecast.regimes import SPELLS, believe, first_belief, regime_chain, spells
-from duetune.policies.single_tables import (
-    ON_DEMAND,
-    SPOT,
-    WAIT,
-    SingleTask,
-    choose,
-    fill_costs,
-    pending_levels,
-)
+from duetune.policies.single_tables import SingleTask, choose, fill_costs, pending_levels
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -54,8 +47,10 @@ class Instance(StrEnum):
     ON_DEMAND = "on-demand"
 
 
-_CODES = {Instance.WAIT: WAIT, Instance.SPOT: SPOT, Instance.ON_DEMAND: ON_DEMAND}
-_INSTANCES = {code: instance for instance, code in _CODES.items()}
+CODES = {Instance.WAIT: WAIT, Instance.SPOT: SPOT, Instance.ON_DEMAND: ON_DEMAND}
+"""What compiled physics calls each."""
+
+_INSTANCES = {code: instance for instance, code in CODES.items()}
 
 
 class SingleInstance:
@@ -203,6 +198,6 @@ def _costs(task: SingleTask) -> NDArray[np.float32]:
 
 def _code(current: Instance | str) -> int:
     try:
-        return _CODES[Instance(current)]
+        return CODES[Instance(current)]
     except ValueError:
         raise InvalidInput("current", current, f"one of {', '.join(Instance)}") from None

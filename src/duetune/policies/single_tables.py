@@ -11,13 +11,21 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from duetune.core.compiled import compiled
+from duetune.core.single_instance_physics import (
+    ON_DEMAND,
+    SPOT,
+    WAIT,
+    next_since,
+    pending_since,
+    tick_charge,
+    tick_step,
+)
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from duetune.forecast.regimes import Spells
 
-WAIT, SPOT, ON_DEMAND = 0, 1, 2
 _NOISE = 1e-6
 
 
@@ -49,11 +57,6 @@ def held_index(task: SingleTask, kind: int, since: int) -> int:
     if kind == WAIT:
         return 0
     return 1 + (kind - 1) * (pending_levels(task) + 1) + since
-
-
-@compiled
-def _price(task: SingleTask, kind: int) -> float:
-    return task.spot if kind == SPOT else task.on_demand
 
 
 @compiled
@@ -174,13 +177,11 @@ def _fill_state(
         for choice in (SPOT, ON_DEMAND):
             if choice == SPOT and there == 0:
                 continue
-            pending, next_since = task.restart, min(1, levels)
-            if choice == kind:
-                pending = task.restart - since * task.tick if since > 0 else 0.0
-                next_since = since + 1 if 0 < since < levels else 0
-            after = mean[held_index(task, choice, next_since)]
-            lost = min(pending, task.tick) / task.unit
-            _step_row(row, after, lost, _price(task, choice), task.late, finished)
+            pending = pending_since(task.tick, task.restart, since)
+            did = tick_step(task.tick, task.restart, kind, pending, choice)
+            after = mean[held_index(task, choice, next_since(levels, since, did.started))]
+            cost = tick_charge(choice, task.spot, task.on_demand)
+            _step_row(row, after, did.lost / task.unit, cost, task.late, finished)
 
 
 @compiled
@@ -202,21 +203,18 @@ def choose(
     for choice in range(3):
         if choice == SPOT and not there:
             continue
-        overhead = 0.0
-        if choice != WAIT:
-            overhead = pending if choice == held else task.restart
-        work = 0.0 if choice == WAIT else max(0.0, task.tick - overhead)
-        after_work, after_time = work_left - work, time_left - task.tick
-        rest = max(0.0, overhead - task.tick) if choice != WAIT else 0.0
+        did = tick_step(task.tick, task.restart, held, pending, choice)
+        after_work, after_time = work_left - did.work, time_left - task.tick
         # Never lose a tick: whatever is on spot may be gone at the next boundary.
-        needed = after_work + (rest if choice == ON_DEMAND else task.restart)
-        price = 0.0 if choice == WAIT else _price(task, choice)
+        needed = after_work + (did.pending if choice == ON_DEMAND else task.restart)
+        price = tick_charge(choice, task.spot, task.on_demand)
         if after_work <= _NOISE and choice != WAIT:
             costs[choice] = price
         elif needed <= after_time + _NOISE:
             since = 0
-            if rest > 0:
-                since = min(levels, max(1, int(np.rint((task.restart - rest) / task.tick))))
+            if choice != WAIT and did.pending > 0:
+                ticks = int(np.rint((task.restart - did.pending) / task.tick))
+                since = min(levels, max(1, ticks))
             index = held_index(task, choice, since)
             slack = (after_time - after_work) / task.unit
             finished = finished_step(task, after_time)

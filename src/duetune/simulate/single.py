@@ -1,9 +1,6 @@
-"""One instance on one market, tick by tick: the physics of the single-instance benchmark.
+"""One instance on one market, tick by tick: the simulator of the single-instance benchmark.
 
-Work in a tick is its length less the pending overhead. Starting an instance, or going over to the
-other kind, sets the pending overhead (it replaces what was pending, it does not add); what is
-longer than a tick goes on in the next. A preempted spot instance is gone at the tick's start.
-Every tick held is billed whole. The deadline is hard.
+What a tick does is in ``core.single_instance_physics``. The deadline is hard.
 """
 
 from __future__ import annotations
@@ -14,8 +11,9 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
+from duetune.core.single_instance_physics import TickStep, tick_charge, tick_step
 from duetune.optimise.single_instance import least_cost
-from duetune.policies.single_instance import Instance, whole_ticks
+from duetune.policies.single_instance import CODES, Instance, whole_ticks
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -44,10 +42,13 @@ class SingleJob(msgspec.Struct, frozen=True):
 
     def price(self, kind: Instance) -> float:
         """Dollars per tick."""
-        if kind is Instance.WAIT:
-            return 0.0
-        hourly = self.spot_price if kind is Instance.SPOT else self.on_demand_price
+        hourly = float(tick_charge(CODES[kind], self.spot_price, self.on_demand_price))
         return hourly * self.tick_s / 3600
+
+    def tick(self, held: Instance, pending: float, choice: Instance) -> TickStep:
+        """What a tick of ``choice`` does after ``held``, with its ``pending`` overhead."""
+        restart = float(self.restart_overhead_s)
+        return tick_step(float(self.tick_s), restart, CODES[held], pending, CODES[choice])
 
 
 class SingleOutcome(msgspec.Struct, frozen=True):
@@ -71,15 +72,12 @@ def run_single(job: SingleJob, available: NDArray[np.bool_], step: Step) -> Sing
             kind = Instance.WAIT
         wish = Instance(step(tick * job.tick_s, left, kind, pending, there))
         now = Instance.WAIT if wish is Instance.SPOT and not there else wish
-        if now not in {kind, Instance.WAIT}:
-            pending = job.restart_overhead_s
-            restarts += 1
-        kind = now
+        did = job.tick(kind, pending, now)
+        kind, pending = now, did.pending
         history.append(kind)
-        if kind is not Instance.WAIT:
-            left -= max(0.0, job.tick_s - pending)
-            pending = max(0.0, pending - job.tick_s)
-            cost += job.price(kind)
+        restarts += did.started
+        left -= did.work
+        cost += job.price(kind)
         if left <= _DONE:
             return SingleOutcome(cost, tick + 1, restarts, tuple(history))
     return SingleOutcome(cost, None, restarts, tuple(history))
@@ -137,9 +135,7 @@ class SingleUniformProgress:
         self, wish: Instance, elapsed: float, left: float, current: Instance, pending: float
     ) -> bool:
         job = self._job
-        overhead = pending if wish is current else job.restart_overhead_s
-        work = 0.0 if wish is Instance.WAIT else max(0.0, job.tick_s - overhead)
-        rest = max(0.0, overhead - job.tick_s)
-        needed = rest if wish is Instance.ON_DEMAND else job.restart_overhead_s
+        did = job.tick(current, pending, wish)
+        needed = did.pending if wish is Instance.ON_DEMAND else job.restart_overhead_s
         time_left = job.ticks * job.tick_s - elapsed - job.tick_s
-        return left - work <= _DONE or left - work + needed <= time_left + _DONE
+        return left - did.work <= _DONE or left - did.work + needed <= time_left + _DONE
