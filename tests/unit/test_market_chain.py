@@ -14,7 +14,7 @@ from duetune.forecast.chain import (
     number_of,
     price_state,
 )
-from duetune.forecast.outlook import seen_at
+from duetune.forecast.outlook import past_before
 from duetune.forecast.regimes import SPELLS, believe, first_belief, regime_chain
 from duetune.testing import market_of, random_market
 
@@ -135,13 +135,13 @@ def test_count_and_price_are_learned_apart():
 # --- What was seen
 
 
-def test_what_was_seen_ends_with_the_present_and_begins_a_week_before_the_job():
+def test_the_past_is_the_week_before_the_job():
     trace = random_market(1, 400)
-    shown = seen_at(trace, 350, 360)
-    assert shown.available.tolist() == trace.available[0, 350 - 336 : 361].tolist()
-    assert shown.spot_price.tolist() == trace.spot_price[0, 350 - 336 : 361].tolist()
-    assert seen_at(trace, 2, 2).available.tolist() == trace.available[0, :3].tolist()
-    assert seen_at(market_of([0.3], [1]), 0, 0).available.tolist() == [1]
+    past = past_before(trace, 350)
+    assert past.available == tuple(trace.available[0, 350 - 336 : 350].tolist())
+    assert past.spot_price == tuple(trace.spot_price[0, 350 - 336 : 350].tolist())
+    assert past_before(trace, 2).counts.tolist() == trace.available[0, :2].tolist()
+    assert past_before(market_of([0.3], [1]), 0).available == ()
 
 
 # --- Regimes

@@ -7,15 +7,21 @@ removed or change its meaning without a new ``SCHEMA``.
 
 from __future__ import annotations
 
+import functools
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
 import msgspec
+import numpy as np
 
 from duetune.core.decision import Allocation, Outlook
 from duetune.core.fleet import Node, NodeKind, Task
 from duetune.core.job import Job
 from duetune.core.market import Slot
 from duetune.core.progress import Progress
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 SCHEMA = 1
 
@@ -58,11 +64,21 @@ class Amend(msgspec.Struct, frozen=True, tag="amend"):
 Wish = Cancel | Pause | Resume | Amend
 
 
-class Past(msgspec.Struct, frozen=True):
+class Past(msgspec.Struct, frozen=True, dict=True):
     """The market before a job began, oldest slot first; prices per GPU and slot."""
 
     spot_price: tuple[float, ...] = ()
     available: tuple[int, ...] = ()
+
+    @functools.cached_property
+    def prices(self) -> NDArray[np.float64]:
+        """``spot_price`` as an array, made once: a view of every slot begins with it."""
+        return np.array(self.spot_price, dtype=np.float64)
+
+    @functools.cached_property
+    def counts(self) -> NDArray[np.int64]:
+        """``available`` as an array, made once."""
+        return np.array(self.available, dtype=np.int64)
 
 
 class Submitted(msgspec.Struct, frozen=True, tag="submitted"):

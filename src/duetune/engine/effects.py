@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from duetune.engine.state import JobState
 
 STALL_SLOTS = 6
-"""So many slots with GPUs and without a step, and the job has failed."""
+"""A job fails after this many slots in a row with GPUs and without progress."""
 
 NOT_FINISHED = "the hard deadline has passed"
 
@@ -155,14 +155,14 @@ def _refused(state: JobState, node: Node) -> None:
 
 
 def _observe(state: JobState, event: Observed) -> None:
-    state.watched[event.slot] = event.market
+    state.watched.look(event.slot, event.market)
     if state.status is Status.QUEUED and event.begins:
         state.status = Status.RUNNING
     if event.slot > state.slot:
         busy = event.held.total > 0 and state.slot > 0 and not state.waited
-        stuck = busy and state.progress.step <= state.step_at_slot
+        stuck = busy and event.progress <= state.progress_at_slot
         state.stalled_slots = state.stalled_slots + 1 if stuck else 0
-        state.step_at_slot = state.progress.step
+        state.progress_at_slot = event.progress
         state.waited = False
     state.slot, state.due = event.slot, False
     state.share, state.share_reason, state.wish = event.share, event.share_reason, event.wish

@@ -42,7 +42,10 @@ if TYPE_CHECKING:
 
 
 STORY = 12
+"""How many of the last events the message of a bug tells."""
+
 FALLBACK = "on_demand"
+"""The policy that decides where the chosen one fails: it needs no forecast and no memory."""
 
 _LIVE = frozenset({Wished, Reported, Observed, Decided, Requested, Ended})
 _STOPPING = frozenset({Wished, Reported, Requested, Ended})
@@ -61,11 +64,22 @@ LEGAL: dict[Status | None, frozenset[type]] = {
 
 
 class Engine:
-    """The state of job ``stream``. ``policy_named`` turns the chosen policy's name into it."""
+    """The state of job ``stream``. ``policy_named`` turns the chosen policy's name into it.
 
-    def __init__(self, stream: str, policy_named: Callable[[str], Policy]) -> None:
+    The policy named ``fallback`` decides where the chosen one fails. None: the failure is raised,
+    as a simulation wants it.
+    """
+
+    def __init__(
+        self,
+        stream: str,
+        policy_named: Callable[[str], Policy],
+        *,
+        fallback: str | None = FALLBACK,
+    ) -> None:
         self.stream = stream
         self._policy_named = policy_named
+        self._fallback = fallback
         self._state: JobState | None = None
         self._story: deque[str] = deque(maxlen=STORY)
 
@@ -147,9 +161,13 @@ class Engine:
             pace=pace,
         )
 
-    def decide(self, observed: Observed) -> Decided:
-        """The decision on a slot whose observation was handled; changes nothing."""
+    def decide(self, observed: Observed) -> Decided | None:
+        """The decision on a slot whose observation was handled, None if the job is stopping. The
+        caller handles it; nothing changes here.
+        """
         state = self.state
+        if state.ending is not None:
+            return None
         if state.status is Status.PAUSED:
             decision = Decision(Allocation(), "paused", state.memo)
         elif observed.share is not None and observed.share < state.job.min_gpus:
@@ -186,8 +204,10 @@ class Engine:
         try:
             return decide(self._policy_named(name), view)
         except DuetuneError as error:
-            safe = decide(self._policy_named(FALLBACK), view)
-            reason = f"{name} failed ({error}); {FALLBACK} instead: {safe.reason}"
+            if self._fallback is None:
+                raise
+            safe = decide(self._policy_named(self._fallback), view)
+            reason = f"{name} failed ({error}); {self._fallback} instead: {safe.reason}"
             return Decision(safe.allocation, reason)
 
     def view(self, observed: Observed) -> View:
@@ -206,7 +226,7 @@ class Engine:
             spent=observed.spent,
             # Plans for another number of GPUs are no use, and may be for more than there are.
             memo=state.memo if state.memo_gpus == job.max_gpus else (),
-            seen=seen_by(state, observed.slot, market),
+            seen=seen_by(state.submitted, state.watched, observed.slot, market),
         )
 
     def request(self, at: float, *, room: Room | None = None) -> Requested | None:

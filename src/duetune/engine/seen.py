@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+import msgspec
 import numpy as np
 
 from duetune.core.decision import Seen
@@ -12,7 +13,31 @@ from duetune.core.decision import Seen
 if TYPE_CHECKING:
     from duetune.core.events import Submitted
     from duetune.core.market import Slot
-    from duetune.engine.state import JobState
+
+
+class Watched(msgspec.Struct):
+    """The market as a job observed it, one entry per slot, counted from 1.
+
+    A slot in which nobody looked is like the one before; slots before the ``first`` look are like
+    it. A later look in the same slot replaces the earlier one.
+    """
+
+    prices: list[float] = msgspec.field(default_factory=list)
+    counts: list[int] = msgspec.field(default_factory=list)
+    first: int = 0
+
+    def look(self, slot: int, market: Slot) -> None:
+        """Called with every observation, when it takes effect."""
+        if not slot > self.first > 0:
+            self.first = slot
+            self.prices[:slot] = [market.spot_price] * slot
+            self.counts[:slot] = [market.available] * slot
+            return
+        missed = slot - 1 - len(self.prices)
+        self.prices += self.prices[-1:] * missed
+        self.counts += self.counts[-1:] * missed
+        self.prices[slot - 1 : slot] = [market.spot_price]
+        self.counts[slot - 1 : slot] = [market.available]
 
 
 def highest_price(submitted: Submitted) -> float:
@@ -22,19 +47,19 @@ def highest_price(submitted: Submitted) -> float:
     return submitted.max_price * submitted.slot_s / 3600
 
 
-def seen_by(state: JobState, slot: int, market: Slot) -> Seen:
-    """The past before the job, then every slot to ``slot``, whose market is ``market``.
-
-    A slot in which nobody looked is like the one before.
-    """
-    past = state.submitted.past
-    price, available = list(past.spot_price), list(past.available)
-    last = state.watched[min(state.watched)] if state.watched else market
-    for place in range(1, slot):
-        last = state.watched.get(place, last)
-        price.append(last.spot_price)
-        available.append(last.available)
-    prices = np.array([*price, market.spot_price], dtype=np.float64)
-    counts = np.array([*available, market.available], dtype=np.int64)
-    counts[prices > highest_price(state.submitted)] = 0
+def seen_by(submitted: Submitted, watched: Watched, slot: int, market: Slot) -> Seen:
+    """The past before the job, then every slot to ``slot``, whose market is ``market``."""
+    past, before = submitted.past, slot - 1
+    first = len(past.spot_price)
+    prices, counts = np.empty(first + slot), np.empty(first + slot, dtype=np.int64)
+    for column, old, seen, now in (
+        (prices, past.prices, watched.prices, market.spot_price),
+        (counts, past.counts, watched.counts, market.available),
+    ):
+        known = min(before, len(seen))
+        column[:first] = old
+        column[first : first + known] = seen[:known]
+        column[first + known :] = seen[-1] if 0 < known < before else now
+        column[-1] = now
+    counts[prices > highest_price(submitted)] = 0
     return Seen(spot_price=prices, available=counts)

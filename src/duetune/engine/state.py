@@ -11,8 +11,8 @@ from duetune.core.decision import Allocation
 from duetune.core.events import Status, Submitted
 from duetune.core.fleet import Node, NodeKind, NodeState
 from duetune.core.job import Job
-from duetune.core.market import Slot
 from duetune.core.progress import Progress
+from duetune.engine.seen import Watched
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -29,9 +29,9 @@ class JobState(msgspec.Struct):
     """``position`` events have been handled. ``wanted`` is the standing decision, ``releasing``
     are nodes to be given back; ``confirmed`` those the fleet has told us about. ``due``: the
     present slot must be decided (again), since the terms have changed. ``watched`` is the market
-    as it was observed, by slot. ``share`` of ``wish`` GPUs are what the queue leaves the job, None
+    as it was observed. ``share`` of ``wish`` GPUs are what the queue leaves the job, None
     if all; ``waited`` if that was too few to run at any time of the slot. The plans in ``memo``
-    were made for at most ``memo_gpus``.
+    were made for at most ``memo_gpus``. ``progress_at_slot`` is the work done before the slot.
     """
 
     stream: str
@@ -65,8 +65,8 @@ class JobState(msgspec.Struct):
     resizes: int = 0
     refused_in: int = 0
     stalled_slots: int = 0
-    step_at_slot: int = -1
-    watched: dict[int, Slot] = msgspec.field(default_factory=dict)
+    progress_at_slot: float = -1.0
+    watched: Watched = msgspec.field(default_factory=Watched)
 
     @property
     def spent(self) -> float:

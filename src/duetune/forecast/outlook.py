@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from duetune.core.decision import Outlook, Seen
+from duetune.core.decision import Outlook
+from duetune.core.events import Past
 
 if TYPE_CHECKING:
     from duetune.core.market import MarketTrace
@@ -12,12 +13,12 @@ if TYPE_CHECKING:
 WEEK_HOURS = 168.0
 
 
-def seen_at(trace: MarketTrace, start: int, now: int, *, history_hours: float = WEEK_HOURS) -> Seen:
-    """The slots up to and including ``now``, from ``history_hours`` before slot ``start`` on."""
+def past_before(trace: MarketTrace, start: int, *, history_hours: float = WEEK_HOURS) -> Past:
+    """The slots before ``start``, at most ``history_hours`` of them."""
     first = max(0, start - max(1, round(history_hours / trace.slot_hours)))
-    return Seen(
-        spot_price=trace.spot_price[0, first : now + 1],
-        available=trace.available[0, first : now + 1],
+    return Past(
+        spot_price=tuple(trace.spot_price[0, first:start].tolist()),
+        available=tuple(trace.available[0, first:start].tolist()),
     )
 
 

@@ -1,22 +1,41 @@
-"""One job on one market, slot by slot, with every decision explained."""
+"""One job on one market, slot by slot, with every decision explained.
+
+The engine is the live controller's: an episode feeds it ``Submitted``, ``Observed``, ``Decided``,
+``Reported`` and ``Ended``, and ``Episode.tick`` has the verbs of ``Controller.tick``. The world is
+simulated: the clock counts slots, the market is a trace, and the fleet grants every decision at
+once and whole. Nodes bridge the time between asking a fleet and its answer, which is none here, so
+they are not simulated: GPUs held, progress and bill reach the engine in ``Observed`` alone.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from duetune.core.decision import Allocation, View
+import msgspec
+
+from duetune.core.decision import Allocation
+from duetune.core.events import Observed, Recorded, Reported, Submitted
+from duetune.core.fleet import Task
 from duetune.core.ledger import Entry, Outcome
-from duetune.core.physics import charge, efficiency, is_done, job_physics
-from duetune.engine.deciding import decide, lookahead
-from duetune.forecast.outlook import outlook_at, seen_at
+from duetune.core.physics import job_physics, step
+from duetune.core.progress import Phase, Progress
+from duetune.engine.deciding import lookahead
+from duetune.engine.engine import Engine
+from duetune.errors import Bug
+from duetune.forecast.outlook import outlook_at, past_before
 from duetune.forecast.source import ForecastKind, ForecastSource
 
 if TYPE_CHECKING:
+    from duetune.core.decision import Forecast
+    from duetune.core.events import Decided, Event
     from duetune.core.job import Job
-    from duetune.core.market import MarketTrace
+    from duetune.core.market import MarketTrace, Slot
+    from duetune.core.physics import SlotStep
     from duetune.core.ports import Forecaster, Policy
 
 USUAL_HORIZON = 24
+"""Slots of forecast that a policy is shown, unless it is known to use more."""
+
 LAST_VALUE = ForecastSource(kind=ForecastKind.LAST)
 
 
@@ -32,66 +51,180 @@ def simulate(
 
     A forecaster of your own should already know what it is to know of the slots before ``start``.
     """
-    horizon = max(USUAL_HORIZON, lookahead(policy))
-    physics = job_physics(job)
-    trace.window(start, job.hard_deadline)  # refuses a trace that is too short, before any work
-    forecaster = source.forecaster(trace, start) if isinstance(source, ForecastSource) else source
-    outlook = outlook_at(trace, start)
-    progress, spent, held = 0.0, 0.0, Allocation()
-    memo: tuple[float, ...] = ()
-    entries: list[Entry] = []
-    finished = None
-    for slot in range(1, job.hard_deadline + 1):
-        market = trace.slot(start + slot - 1)
-        forecaster.observe(market)
-        view = View(
-            job=job,
-            slot=slot,
-            progress=progress,
-            held=held,
-            market=market,
-            forecast=forecaster.forecast(horizon),
-            outlook=outlook,
-            spent=spent,
-            memo=memo,
-            seen=seen_at(trace, start, start + slot - 1),
+    return Episode(job, trace, policy, source, start=start).run()
+
+
+class Episode:
+    """A job in a simulated world. ``run`` plays it to its end; ``story`` is then its journal."""
+
+    def __init__(
+        self,
+        job: Job,
+        trace: MarketTrace,
+        policy: Policy,
+        source: ForecastSource | Forecaster = LAST_VALUE,
+        *,
+        start: int = 0,
+    ) -> None:
+        trace.window(start, job.hard_deadline)  # refuses a trace that is too short, before any work
+        self.job, self.policy, self._trace, self._start = job, policy, trace, start
+        self._forecaster = (
+            source.forecaster(trace, start) if isinstance(source, ForecastSource) else source
         )
-        decision = decide(policy, view)
-        memo, now = decision.memo, decision.allocation
-        cost = charge(now.spot, now.on_demand, market.spot_price, market.on_demand_price)
-        fraction = efficiency(
-            physics, held.spot, held.on_demand, now.spot, now.on_demand, market.available
-        )
-        work = fraction * float(physics.throughput[now.total])
-        spent += cost
-        progress += work
-        entries.append(
-            Entry(
-                slot=slot,
-                spot_price=market.spot_price,
-                available=market.available,
-                on_demand_price=market.on_demand_price,
-                allocation=now,
-                preempted=max(0, held.spot - market.available),
-                efficiency=fraction,
-                work=work,
-                progress=progress,
-                charge=cost,
-                reason=decision.reason,
+        self._horizon = max(USUAL_HORIZON, lookahead(policy))
+        self._physics = job_physics(job)
+        self._held, self._progress, self._spent = Allocation(), 0.0, 0.0
+        self._entries: list[Entry] = []
+        self._events: list[Event] = []
+        # A failing policy is the caller's own here: it is told, nothing decides in its place.
+        self.engine = Engine("episode", lambda _: policy, fallback=None)
+        self._happened(
+            Submitted(
+                at=0.0,
+                spec="",
+                job=job,
+                task=Task(folder=""),
+                policy=policy.name,
+                origin=0.0,
+                slot_s=3600 * trace.slot_hours,
+                outlook=outlook_at(trace, start),
+                past=past_before(trace, start),
             )
         )
-        held = now
-        if is_done(physics, progress):
-            finished = slot
-            break
-    value = float(physics.values[finished]) if finished else 0.0
-    return Outcome(
-        policy=policy.name,
-        finished=finished,
-        on_time=finished is not None and finished <= job.deadline,
-        progress=progress,
-        cost=spent,
-        value=value,
-        utility=value - spent,
-        entries=tuple(entries),
-    )
+
+    @property
+    def story(self) -> tuple[Recorded, ...]:
+        """All that has happened, as a live job's journal has it."""
+        return tuple(Recorded(place, event) for place, event in enumerate(self._events, 1))
+
+    def run(self) -> Outcome:
+        """Play every slot that is left and return what the job came to."""
+        state = self.engine.state
+        while state.ending is None and len(self._entries) < self.job.hard_deadline:
+            self.tick()
+        return self._outcome()
+
+    def tick(self) -> None:
+        """Play one slot: the verbs of ``Controller.tick``, in the same order."""
+        market = self._observe()
+        forecast = self._forecast(market)
+        observed = self._share(market, forecast)
+        decided = self._decide(observed)
+        self._write(decided)
+        did = self._act(market, decided)
+        self._account(market, decided, did)
+        self._learn()
+
+    @property
+    def _slot(self) -> int:
+        """The slot that is to be played next, counted from 1."""
+        return len(self._entries) + 1
+
+    def _observe(self) -> Slot:
+        """The market of the slot."""
+        return self._trace.slot(self._start + self._slot - 1)
+
+    def _forecast(self, market: Slot) -> Forecast:
+        self._forecaster.observe(market)
+        return self._forecaster.forecast(self._horizon)
+
+    def _share(self, market: Slot, forecast: Forecast) -> Observed:
+        """What the policy is shown: a job that is alone may have all there is."""
+        return self._observed(
+            market, tuple(forecast.spot_price.tolist()), tuple(forecast.available.tolist())
+        )
+
+    def _observed(
+        self, market: Slot, prices: tuple[float, ...] = (), available: tuple[int, ...] = ()
+    ) -> Observed:
+        state = self.engine.state
+        return Observed(
+            at=state.moment(self._slot - 1),
+            slot=self._slot,
+            progress=self._progress,
+            held=self._held,
+            market=market,
+            forecast_price=prices,
+            forecast_available=available,
+            spent=self._spent,
+            outlook=state.submitted.outlook,
+        )
+
+    def _decide(self, observed: Observed) -> Decided:
+        self._happened(observed)
+        decided = self.engine.decide(observed)
+        if decided is None:
+            raise Bug(f"slot {observed.slot} of an episode that is stopping")
+        return decided
+
+    def _write(self, decided: Decided) -> None:
+        """The journal is a list in memory."""
+        self._happened(decided)
+
+    def _act(self, market: Slot, decided: Decided) -> SlotStep:
+        """The fleet grants what was decided, and training runs to the end of the slot."""
+        now = decided.allocation
+        return step(
+            self._physics,
+            self._progress,
+            self._held.spot,
+            self._held.on_demand,
+            now.spot,
+            now.on_demand,
+            market.spot_price,
+            market.available,
+            market.on_demand_price,
+        )
+
+    def _account(self, market: Slot, decided: Decided, did: SlotStep) -> None:
+        """Charge and progress enter the ledger; the engine hears of it when the job is done."""
+        entry = Entry(
+            slot=decided.slot,
+            spot_price=market.spot_price,
+            available=market.available,
+            on_demand_price=market.on_demand_price,
+            allocation=decided.allocation,
+            preempted=max(0, self._held.spot - market.available),
+            efficiency=did.efficiency,
+            work=did.work,
+            progress=did.progress,
+            charge=did.charge,
+            reason=decided.reason,
+        )
+        self._held, self._progress = decided.allocation, did.progress
+        self._spent += did.charge
+        self._entries.append(entry)
+        if did.done:
+            # Some time within the slot: physics knows no finer time.
+            state = self.engine.state
+            at = state.moment(entry.slot) - state.submitted.slot_s / 2
+            self._happened(Reported(at, progress=Progress(phase=Phase.FINISHED)))
+
+    def _learn(self) -> None:
+        """Nothing: a tournament learns from the outcomes of its episodes."""
+
+    def _outcome(self) -> Outcome:
+        state = self.engine.state
+        if state.ending is None:
+            # The slot after the last one: the engine sees that the hard deadline has passed.
+            self._happened(self._observed(self._trace.slot(self._start + self._slot - 2)))
+        ended = self.engine.end(state.moment(len(self._entries)))
+        if ended is None:
+            raise Bug("an episode that is over does not end")
+        self._happened(msgspec.structs.replace(ended, cost=self._spent))
+        finished = None if ended.finished_at is None else len(self._entries)
+        return Outcome(
+            policy=self.policy.name,
+            finished=finished,
+            on_time=finished is not None and finished <= self.job.deadline,
+            progress=self._progress,
+            cost=self._spent,
+            value=ended.value,
+            utility=ended.value - self._spent,
+            entries=tuple(self._entries),
+        )
+
+    def _happened(self, event: Event) -> None:
+        """The one door: every event takes effect in the engine and is kept."""
+        self.engine.handle(event)
+        self._events.append(event)

@@ -1,4 +1,6 @@
-"""A live journal played again: the same decisions, and what others would have decided."""
+"""A journal played again: the same decisions, and what others would have decided. A simulated
+episode's events are such a journal too.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +14,9 @@ from duetune.core.events import Decided, Observed, Submitted
 from duetune.core.market import MarketTrace
 from duetune.engine.engine import Engine, offered
 from duetune.errors import InvalidInput, NotFound
-from duetune.forecast.source import ForecastKind, ForecastSource
 from duetune.optimise.dynamic import offline_optimum
 from duetune.simulate.cases import Case
-from duetune.simulate.episode import simulate
+from duetune.simulate.episode import LAST_VALUE, simulate
 from duetune.simulate.summary import replay
 from duetune.simulate.tournament import run_tournament
 
@@ -27,8 +28,6 @@ if TYPE_CHECKING:
     from duetune.core.ledger import Outcome
     from duetune.core.ports import Policy
     from duetune.engine.state import JobState
-
-LAST_VALUE = ForecastSource(kind=ForecastKind.LAST)
 
 
 class Redecided(msgspec.Struct, frozen=True):
@@ -53,8 +52,7 @@ def redecided(
             same = again == event
             decisions.append(Redecided(event.slot, event.allocation, again.allocation, same))
         engine.handle(event)
-        live = isinstance(event, Observed) and engine.state.ending is None
-        again = engine.decide(event) if live and isinstance(event, Observed) else None
+        again = engine.decide(event) if isinstance(event, Observed) else None
     return tuple(decisions)
 
 

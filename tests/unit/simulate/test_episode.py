@@ -3,15 +3,20 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from duetune import bootstrap
 from duetune.core.decision import Allocation, Decision
+from duetune.core.events import Ended, Status
 from duetune.core.job import Job, Reconfiguration, linear_throughput
 from duetune.core.ports import Policy
 from duetune.errors import InvalidInput
 from duetune.forecast.source import ForecastSource
 from duetune.policies.ahap import Ahap
+from duetune.policies.baselines import MaximalSpot
 from duetune.simulate.cases import Case
-from duetune.simulate.episode import simulate
+from duetune.simulate.episode import Episode, simulate
+from duetune.simulate.journal import market_lived, redecided, state_of
 from duetune.simulate.tournament import run_tournament
+from duetune.store.codec import decode_event, encode_event
 from duetune.testing import FixedPlan, Idle, constant_market, market_of, random_market
 
 LAST, PERFECT = ForecastSource.parse("last"), ForecastSource.parse("perfect")
@@ -150,3 +155,84 @@ def test_a_window_longer_than_a_day_is_the_same_in_simulator_and_tournament():
     stepped = simulate(long, trace, policy, PERFECT)
     played = run_tournament([policy], [Case(long, 0, 0)], [trace], PERFECT, workers=1)
     assert played.utility[0, 0] == pytest.approx(stepped.utility, abs=1e-9)
+
+
+# --- One engine, two worlds
+
+
+def stories():
+    hurried = Job(work=30, deadline=12, value=60, throughput=linear_throughput(4), budget=25.0)
+    hopeless = Job(work=400, deadline=6, value=9, throughput=linear_throughput(4))
+    for task in (hurried, hopeless):
+        for name in ("ahap", "ahanp", "maximal_spot", "uniform_progress", "rubato"):
+            yield Episode(task, random_market(3, 80, most=4), bootstrap.policy_named(name), LAST)
+
+
+def test_an_episode_is_a_journal_from_which_every_decision_comes_out_again():
+    for episode in stories():
+        outcome = episode.run()
+        again = redecided(episode.story, lambda _, policy=episode.policy: policy)
+        assert [each.again for each in again] == [each.allocation for each in outcome.entries]
+        assert all(each.same for each in again)
+
+
+def test_an_episode_leaves_the_engine_where_a_live_job_would_be():
+    for episode in stories():
+        outcome = episode.run()
+        episode.engine.validate()
+        ended = episode.story[-1].event
+        assert isinstance(ended, Ended)
+        assert (ended.cost, ended.value) == (outcome.cost, outcome.value)
+        done = outcome.finished is not None
+        assert episode.engine.state.status is (Status.SUCCEEDED if done else Status.FAILED)
+        assert done or ended.reason.startswith("the hard deadline has passed")
+        assert state_of(episode.story, stream="episode") == episode.engine.state
+
+
+def test_an_episodes_journal_can_be_written_and_read():
+    for episode in stories():
+        episode.run()
+        for each in episode.story:
+            body = encode_event(each.event).body
+            assert decode_event(body, schema=1, stream="job", position=1) == each.event
+
+
+def test_the_market_of_an_episodes_journal_is_the_trace():
+    trace = random_market(3, 80, most=4)
+    episode = Episode(job(), trace, MaximalSpot(), LAST, start=20)
+    slots = len(episode.run().entries)
+    market = market_lived(episode.story)
+    assert market.spot_price[0, :slots].tolist() == trace.spot_price[0, 20 : 20 + slots].tolist()
+    assert market.available[0, :slots].tolist() == trace.available[0, 20 : 20 + slots].tolist()
+
+
+def test_what_the_policy_is_shown_of_the_market_begins_a_week_before_the_job():
+    trace = random_market(3, 500, most=4)
+    shown = []
+
+    class Looker(msgspec.Struct, frozen=True):
+        @property
+        def name(self) -> str:
+            return "looker"
+
+        def decide(self, view):
+            shown.append(view.seen)
+            return Decision(Allocation(), "looks")
+
+    simulate(job(), trace, Looker(), LAST, start=400)
+    for slot, seen in enumerate(shown, 1):
+        assert seen.spot_price.tolist() == trace.spot_price[0, 64 : 400 + slot].tolist()
+        assert seen.available.tolist() == trace.available[0, 64 : 400 + slot].tolist()
+
+
+def test_a_policy_that_fails_is_not_replaced_in_a_simulation():
+    class Broken(msgspec.Struct, frozen=True):
+        @property
+        def name(self) -> str:
+            return "broken"
+
+        def decide(self, view):
+            raise ZeroDivisionError(view.slot)
+
+    with pytest.raises(InvalidInput, match="policy broken in slot 1"):
+        simulate(job(), constant_market(9), Broken(), LAST)
