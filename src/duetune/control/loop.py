@@ -1,5 +1,8 @@
 """The controller: level-triggered, the journal before the fleet, nothing in memory that a replay
 would not give back.
+
+``Controller.tick`` is the product in one function: observe, forecast, share, decide, write, act,
+account, learn. ``simulate.episode`` has the same verbs in a simulated world.
 """
 
 from __future__ import annotations
@@ -8,13 +11,12 @@ import logging
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-import msgspec
-
+from duetune.control.fleet_changes import lifetimes, measured_pace, reported
 from duetune.control.memory import MarketMemory
 from duetune.control.page import Page
-from duetune.control.sharing import ROUNDS, Sharing
-from duetune.core.events import Learned, Reported, Wished
-from duetune.core.fleet import Limit, NodeKind, NodeState, Release
+from duetune.control.sharing import left_by_others, sharing_now
+from duetune.core.events import Learned, Wished
+from duetune.core.fleet import Limit, Release
 from duetune.engine.deciding import lookahead
 from duetune.engine.engine import Engine
 from duetune.errors import DuetuneError, FleetError, StaleController, StoreError
@@ -23,18 +25,22 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from duetune.control.shares import Queue
+    from duetune.control.sharing import Sharing
     from duetune.control.world import Books, Learning, World
+    from duetune.core.decision import Forecast
     from duetune.core.events import Event, Observed, Wish
-    from duetune.core.fleet import FleetReport, Node
-    from duetune.core.market import Slot
     from duetune.core.ports import Forecaster, Policy
 
+    Wishes = Sequence[tuple[int, str, Wish]]
+
 USUAL_HORIZON = 24
-PROGRESS_SHARE = 0.25
-"""Progress enters the journal at least after this share of a slot."""
+"""Slots of forecast that a policy is shown, unless it is known to use more."""
 
 SETTLE_SHARE = 0.02
-"""So much of a slot is waited into it, that the market may turn first."""
+"""Wait this share of the slot before deciding: prices change at the start of a slot."""
+
+LOOKS_PER_SLOT = 10
+"""Look around at least this often in a slot, however long the polling interval."""
 
 log = logging.getLogger(__name__)
 
@@ -69,7 +75,7 @@ class Controller:
         self._released: set[str] = set()
 
     def run(self, *, linger_s: float = 0.0, stop: Callable[[], bool] = lambda: False) -> None:
-        """Until ``stop`` says so, or nothing was to do for ``linger_s`` seconds."""
+        """Take turns until ``stop`` says so, or nothing was to do for ``linger_s`` seconds."""
         clock = self.world.clock
         last_busy = clock.now()
         while not stop():
@@ -89,7 +95,7 @@ class Controller:
             return True
 
     def turn(self) -> bool:
-        """One tick for every job; whether there was one."""
+        """One tick for all jobs; returns whether there was a job."""
         # In this order: what is wished for a job that comes in between is not late.
         wishes = self.books.wishes.pending()
         streams = self.books.active()
@@ -102,31 +108,153 @@ class Controller:
         self._refuse_late(wishes, set(streams))
         return bool(streams)
 
-    def tick(self, *streams: str, wishes: Sequence[tuple[int, str, Wish]] = ()) -> None:
-        """Observe, forecast, share, decide; write it down; act. Once over: account, learn."""
-        pages: list[Page] = []
+    def tick(self, *streams: str, wishes: Wishes = ()) -> None:
+        """Everything that happens to these jobs now. A job that fails at one verb is out of the
+        others until the next turn; the other jobs go on.
+        """
         try:
-            for stream in streams:
-                with self._contained(stream):
-                    pages += self._looked(stream, wishes)
-            self._sharing = self._sharing_now()
-            if self._sharing is not None:
-                self._sharing.begin(self._engines, unread=self._unread(streams))
-                pages = self._shared(self._sharing, pages)
+            pages = self._observe(streams, wishes)
+            pages = self._forecast(pages)
+            pages = self._share(pages, streams)
             for page in pages:
                 with self._contained(page.stream):
                     self._decide(page)
+                    self._write(page)
+                    self._act(page)
+                    self._account(page)
+                    self._learn(page.engine)
         finally:
             self._forget_unwritten()
 
-    def _sharing_now(self) -> Sharing | None:
-        """None where nothing limits jobs and none is told a share that it had to keep to."""
+    # --- The verbs, in the order of a tick
+
+    def _observe(self, streams: Sequence[str], wishes: Wishes) -> list[Page]:
+        """A page for every job that is not over: what was wished, and what is new about its nodes
+        and training.
+        """
+        pages = []
+        for stream in streams:
+            with self._contained(stream):
+                engine = self._engine(stream)
+                if engine.is_over():
+                    self._learn(engine)  # a crash came between its end and this
+                    continue
+                page = Page(engine, self.world.feed.now())
+                fleet = self.world.fleet.observe(stream)
+                for number, job, wish in wishes:
+                    if job == stream and number not in engine.state.wishes:
+                        page.happened(Wished(page.market.at, number, wish))
+                training = self.world.reports.read(stream)
+                page.happened(reported(engine.state, fleet, training, released=self._released))
+                pages.append(page)
+        return pages
+
+    def _forecast(self, pages: Sequence[Page]) -> list[Page]:
+        """The market to come, for every job that has to decide."""
+        able = []
+        for page in pages:
+            with self._contained(page.stream):
+                if page.engine.state.slot_is_due(page.market.at):
+                    page.forecast = self._expected(page)
+                able.append(page)
+        return able
+
+    def _share(self, pages: list[Page], streams: Sequence[str]) -> list[Page]:
+        """What each job may hold, where there is not enough for all."""
         queue = None if self._queue is None else self._queue()
-        told = any(engine.state.share is not None for engine in self._engines.values())
-        if queue is None or not (queue.limited or told):
-            return None
-        same = self._sharing is not None and self._sharing.queue is queue
-        return self._sharing if same else Sharing(queue)
+        self._sharing = sharing_now(queue, self._engines.values(), self._sharing)
+        if self._sharing is None:
+            return pages
+        self._sharing.begin(self._engines, unread=self._unread(streams))
+        return self._sharing.settle(pages, self._observed, self._contained)
+
+    def _decide(self, page: Page) -> None:
+        """What to hold, and what to ask of the fleet for it. The end, if it has come."""
+        engine, at = page.engine, page.market.at
+        if page.observed is None and engine.state.slot_is_due(at):
+            page.observed = self._observed(page)
+        if page.observed is not None:
+            page.happened(page.observed)
+            page.happened(engine.decide(page.observed))
+        room = None if self._sharing is None else self._sharing.room(engine, page.market.slot)
+        page.happened(engine.request(at, room=room))
+        page.happened(engine.end(at))
+
+    def _write(self, page: Page) -> None:
+        """All that happened to the job in this turn enters the journal, as one."""
+        self._append(page.engine, page.events)
+
+    def _act(self, page: Page) -> None:
+        """Tell the fleet what it has not confirmed, unless it would only hear the same limits."""
+        if page.observed is not None:
+            # A sleeper that woke up late may have told the fleet an older one.
+            self._limits.pop(page.stream, None)
+        commands = page.engine.outstanding()
+        limits = {c.job: c for c in commands if isinstance(c, Limit)}
+        if all(isinstance(c, Limit) for c in commands) and all(
+            self._limits.get(job) == limit for job, limit in limits.items()
+        ):
+            return
+        self.world.fleet.apply(commands)
+        self._limits.update(limits)
+        self._released.update(c.node for c in commands if isinstance(c, Release))
+
+    def _account(self, page: Page) -> None:
+        """Charges and progress came with the reports and are written. What nodes lived and lost is
+        told to the workers: they save the more often the shorter nodes live.
+        """
+        if page.observed is not None:
+            state = page.engine.state
+            lived, losses = lifetimes(state.nodes.values(), state.slot_began)
+            self.world.reports.hazard(page.stream, lived, losses)
+
+    def _learn(self, engine: Engine) -> None:
+        """Once a job is over, and then once."""
+        if not engine.is_over():
+            return
+        story = self.books.journal.read(engine.stream)
+        if self.learning is not None and not isinstance(story[-1].event, Learned):
+            lesson = self.learning.learn(engine.stream, story)
+            engine.handle(lesson)
+            self._append(engine, [lesson])
+        self._engines.pop(engine.stream, None)
+
+    # --- What the verbs need
+
+    def _expected(self, page: Page) -> Forecast:
+        policy = self._policy_named(page.engine.state.submitted.policy)
+        return self._memory.forecast(page.market, max(USUAL_HORIZON, lookahead(policy)))
+
+    def _observed(self, page: Page) -> Observed:
+        """The slot as the policy will be shown it: the market now, less the spot that our other
+        jobs hold, and what it may become.
+        """
+        engine, market = page.engine, page.market
+        left = (
+            self._sharing.left(engine, market.slot)
+            if self._sharing is not None
+            else left_by_others(engine, self._engines.values(), market.slot)
+        )
+        if page.forecast is None:
+            page.forecast = self._expected(page)
+        return engine.observed(
+            at=market.at,
+            market=left,
+            forecast=page.forecast,
+            outlook=engine.state.submitted.outlook,
+            pace=measured_pace(engine.state, self.world.speed),
+        )
+
+    def _unread(self, streams: Sequence[str]) -> int:
+        """Nodes of jobs whose journal cannot be read."""
+        count = 0
+        for stream in set(streams) - set(self._engines):
+            with self._contained(stream):
+                nodes = self.world.fleet.observe(stream).nodes
+                count += sum(node.state.alive for node in nodes)
+        return count
+
+    # --- What keeps a tick safe
 
     @contextmanager
     def _contained(self, stream: str) -> Iterator[None]:
@@ -143,71 +271,7 @@ class Controller:
             log.exception("job %s cannot be served", stream)
             self._engines.pop(stream, None)
 
-    def _looked(self, stream: str, wishes: Sequence[tuple[int, str, Wish]]) -> list[Page]:
-        """What was wished, and what has become of nodes and training; no page if it is over."""
-        engine = self._engine(stream)
-        if engine.is_over():
-            self._learn(engine)
-            return []
-        market = self.world.feed.now()
-        fleet = self.world.fleet.observe(stream)
-        page = Page(engine, market)
-        for number, job, wish in wishes:
-            if job == stream and number not in engine.state.wishes:
-                page.happened(Wished(market.at, number, wish))
-        page.happened(self._report(engine, fleet))
-        return [page]
-
-    def _shared(self, sharing: Sharing, pages: Sequence[Page]) -> list[Page]:
-        """With what each job may hold, where there is not enough for all."""
-        asked = sharing.in_order(pages)
-        for _ in range(ROUNDS):
-            asking, asked = asked, []
-            for page in asking:
-                with self._contained(page.stream):
-                    sharing.ask(page, self._observed)
-                    asked.append(page)
-            if not sharing.plan([page for page in pages if page in asked]):
-                break
-        served = []
-        for page in asked:
-            with self._contained(page.stream):
-                sharing.tell(page, self._observed)
-                served.append(page)
-        return served
-
-    def _unread(self, streams: Sequence[str]) -> int:
-        """Nodes of jobs whose journal cannot be read."""
-        count = 0
-        for stream in set(streams) - set(self._engines):
-            with self._contained(stream):
-                nodes = self.world.fleet.observe(stream).nodes
-                count += sum(node.state.alive for node in nodes)
-        return count
-
-    def _decide(self, page: Page) -> None:
-        engine, at = page.engine, page.market.at
-        if page.observed is None and engine.state.slot_is_due(at):
-            page.observed = self._observed(page)
-        if page.observed is not None:
-            page.happened(page.observed)
-            if engine.state.ending is None:
-                page.happened(engine.decide(page.observed))
-        room = None if self._sharing is None else self._sharing.room(engine, page.market.slot)
-        page.happened(engine.request(at, room=room))
-        page.happened(engine.end(at))
-        self._write(engine, page.events)
-        if page.observed is not None:
-            # A sleeper that woke up late may have told the fleet an older one.
-            self._limits.pop(page.stream, None)
-        self._act(engine)
-        if page.observed is not None:
-            self._warn_workers(engine)
-        if engine.is_over():
-            self._learn(engine)
-
-    def _write(self, engine: Engine, events: Sequence[Event]) -> None:
-        """All that happened to a job in a turn, as one."""
+    def _append(self, engine: Engine, events: Sequence[Event]) -> None:
         if events:
             before = self._written[engine.stream]
             self.books.journal.append(engine.stream, events, expected=before)
@@ -219,16 +283,6 @@ class Controller:
             if engine.position != self._written[stream]:
                 del self._engines[stream]
 
-    def next_turn(self, now: float) -> float:
-        """The next slot of any job, a moment in, or the next look around."""
-        soon = now + self.poll_s
-        for engine in self._engines.values():
-            state = engine.state
-            slot_s = state.submitted.slot_s
-            opens = state.moment(state.slot_at(now)) + SETTLE_SHARE * slot_s
-            soon = min(soon, opens, now + slot_s / 10)
-        return soon
-
     def _engine(self, stream: str) -> Engine:
         """From memory, or by replay."""
         if stream not in self._engines:
@@ -238,107 +292,18 @@ class Controller:
             self._engines[stream], self._written[stream] = engine, engine.position
         return self._engines[stream]
 
-    def _report(self, engine: Engine, fleet: FleetReport) -> Reported | None:
-        """What is new. Bills of living nodes and steps are written down now and then only."""
-        state = engine.state
-        due = state.slot_is_due(fleet.at) or state.ending is not None
-        nodes = []
-        for node in fleet.nodes:
-            known = state.nodes.get(node.id)
-            if known is None or not (known.state.alive and node.state.alive) or due:
-                changed = node != known
-            else:
-                changed = (node.state, node.notice_at) != (known.state, known.notice_at)
-            if changed:
-                nodes.append(node)
-        nodes += self._never_launched(engine, fleet)
-        report = self.world.reports.read(engine.stream)
-        progress = progress_at = None
-        if report is not None and report[0] != state.progress and not state.progress.phase.final:
-            waited = fleet.at - (state.progress_at or 0.0)
-            stale = waited >= PROGRESS_SHARE * state.submitted.slot_s
-            if due or stale or nodes or report[0].phase is not state.progress.phase:
-                progress, progress_at = report
-        if not nodes and progress is None:
-            return None
-        return Reported(fleet.at, tuple(nodes), progress, progress_at)
-
-    def _never_launched(self, engine: Engine, fleet: FleetReport) -> list[Node]:
-        """Nodes given back before the fleet had heard of them: it will refuse them from now on."""
-        known = {node.id for node in fleet.nodes}
-        state = engine.state
-        return [
-            msgspec.structs.replace(
-                state.nodes[node],
-                state=NodeState.RELEASED,
-                ended_at=fleet.at,
-                reason="not launched",
-            )
-            for node in sorted(state.releasing & self._released)
-            if state.nodes[node].state.alive and node not in known
-        ]
-
-    def _observed(self, page: Page) -> Observed:
-        """The slot as the policy will be shown it: the market now, and what it may become."""
-        engine, market = page.engine, page.market
-        state = engine.state
-        horizon = max(USUAL_HORIZON, lookahead(self._policy_named(state.submitted.policy)))
-        pace = {}
-        if state.progress.step_s and state.progress.world > 0:
-            slot_wall_s = state.submitted.slot_s / self.world.speed
-            pace[state.progress.world] = slot_wall_s / state.progress.step_s
-        return engine.observed(
-            at=market.at,
-            market=self._left_by_others(engine, market.slot),
-            forecast=self._memory.forecast(market, horizon),
-            outlook=state.submitted.outlook,
-            pace=pace,
-        )
-
-    def _left_by_others(self, engine: Engine, market: Slot) -> Slot:
-        """The market less the spot that our other jobs hold: they would be refused for it."""
-        if self._sharing is not None:
-            return self._sharing.left(engine, market)
-        own = len(engine.state.alive(NodeKind.SPOT))
-        taken = sum(
-            len(other.state.alive(NodeKind.SPOT))
-            for other in self._engines.values()
-            if other is not engine
-        )
-        left = max(own, market.available - taken)
-        return msgspec.structs.replace(market, available=min(market.available, left))
-
-    def _act(self, engine: Engine) -> None:
-        commands = engine.outstanding()
-        limits = {c.job: c for c in commands if isinstance(c, Limit)}
-        if all(isinstance(c, Limit) for c in commands) and all(
-            self._limits.get(job) == limit for job, limit in limits.items()
-        ):
-            return
-        self.world.fleet.apply(commands)
-        self._limits.update(limits)
-        self._released.update(c.node for c in commands if isinstance(c, Release))
-
-    def _warn_workers(self, engine: Engine) -> None:
-        """Workers save the more often the shorter nodes live."""
-        lived, losses = 0.0, 0
-        for node in engine.state.nodes.values():
-            if node.started_at is not None:
-                end = node.ended_at if node.ended_at is not None else engine.state.slot_began
-                lived += max(0.0, end - node.started_at)
-                losses += node.state is NodeState.LOST
-        self.world.reports.hazard(engine.stream, lived, losses)
-
-    def _learn(self, engine: Engine) -> None:
-        story = self.books.journal.read(engine.stream)
-        if self.learning is not None and not isinstance(story[-1].event, Learned):
-            lesson = self.learning.learn(engine.stream, story)
-            engine.handle(lesson)
-            self._write(engine, [lesson])
-        self._engines.pop(engine.stream, None)
-
-    def _refuse_late(self, wishes: Sequence[tuple[int, str, Wish]], active: set[str]) -> None:
+    def _refuse_late(self, wishes: Wishes, active: set[str]) -> None:
         """Wishes for jobs that are over have no effect and are not asked again."""
         late = [number for number, job, _ in wishes if job not in active]
         if late:
             self.books.wishes.taken(late)
+
+    def next_turn(self, now: float) -> float:
+        """When to take the next turn: a moment into the next slot of any job, or sooner."""
+        soon = now + self.poll_s
+        for engine in self._engines.values():
+            state = engine.state
+            slot_s = state.submitted.slot_s
+            opens = state.moment(state.slot_at(now)) + SETTLE_SHARE * slot_s
+            soon = min(soon, opens, now + slot_s / LOOKS_PER_SLOT)
+        return soon

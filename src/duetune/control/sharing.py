@@ -17,7 +17,8 @@ from duetune.core.fleet import NodeKind
 from duetune.engine.requests import Room, late_in_slot
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
+    from contextlib import AbstractContextManager
 
     from duetune.control.page import Page
     from duetune.control.shares import Queue, Share
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 
 ROUNDS = 3
-"""So often jobs are asked at most until the spot that nobody gets is nobody's."""
+"""Maximum rounds of re-asking jobs before unclaimed spot capacity is left unallocated."""
 
 
 class Sharing:
@@ -48,10 +49,32 @@ class Sharing:
         self._engines, self._unread = dict(engines), unread
         self._hoped, self._most, self._spot_words = {}, {}, {}
 
-    @staticmethod
-    def in_order(pages: Sequence[Page]) -> list[Page]:
-        """The higher priority first: others see the spot that it leaves."""
-        return sorted(pages, key=lambda page: -page.engine.state.submitted.priority)
+    def settle(
+        self,
+        pages: Sequence[Page],
+        observed: Callable[[Page], Observed],
+        contained: Callable[[str], AbstractContextManager[None]],
+    ) -> list[Page]:
+        """Ask, plan and tell: returns the pages of the jobs that can be served, each with what the
+        job may hold. ``observed`` makes the observation that a policy is shown; ``contained``
+        keeps the failure of one job from the others.
+        """
+        # The higher priority first: others see the spot that it leaves.
+        asked = sorted(pages, key=lambda page: -page.engine.state.submitted.priority)
+        for _ in range(ROUNDS):
+            asking, asked = asked, []
+            for page in asking:
+                with contained(page.stream):
+                    self.ask(page, observed)
+                    asked.append(page)
+            if not self.plan([page for page in pages if page in asked]):
+                break
+        served = []
+        for page in asked:
+            with contained(page.stream):
+                self.tell(page, observed)
+                served.append(page)
+        return served
 
     def ask(self, page: Page, observed: Callable[[Page], Observed]) -> None:
         """What the job would hold alone, if it is to decide in this turn."""
@@ -145,6 +168,28 @@ class Sharing:
         if project in queue.quotas:
             nodes_left = min(nodes_left, queue.quotas[project] - alive_in_project)
         return Room(max(0, nodes_left), max(0, market.available - spot))
+
+
+def sharing_now(
+    queue: Queue | None, engines: Collection[Engine], before: Sharing | None
+) -> Sharing | None:
+    """How jobs share in this turn; ``before`` is how they did in the last. None where nothing
+    limits jobs and none is told a share that it had to keep to.
+    """
+    told = any(engine.state.share is not None for engine in engines)
+    if queue is None or not (queue.limited or told):
+        return None
+    return before if before is not None and before.queue is queue else Sharing(queue)
+
+
+def left_by_others(engine: Engine, engines: Collection[Engine], market: Slot) -> Slot:
+    """Where nothing is shared: the market less the spot that our other jobs hold, since the fleet
+    would refuse it.
+    """
+    own = len(engine.state.alive(NodeKind.SPOT))
+    taken = sum(len(each.state.alive(NodeKind.SPOT)) for each in engines if each is not engine)
+    left = max(own, market.available - taken)
+    return msgspec.structs.replace(market, available=min(market.available, left))
 
 
 def _competes(page: Page) -> bool:

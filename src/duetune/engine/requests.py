@@ -14,16 +14,16 @@ if TYPE_CHECKING:
     from duetune.engine.state import JobState
 
 GRANT_PATIENCE = 0.5
-"""After this share of a slot a request that was not granted is given up."""
+"""Give up a request that was not granted within this share of a slot."""
 
 MOST_DOUBLINGS = 4
+"""Each request that was given up doubles the patience with the next, at most this many times."""
 
 RETRY_SHARE = 0.05
-"""After a refusal or a loss within a slot, wait this share of it, then twice as long, and so on."""
-
+"""Wait this share of the slot after a refusal or a loss before asking again; then double it."""
 
 LATE_SHARE = 0.25
-"""In this last share of a slot nothing is launched any more."""
+"""Launch nothing in this last share of a slot: the next decision is near."""
 
 
 class Room(NamedTuple):

@@ -1,0 +1,92 @@
+"""What is new about a job's nodes and training since its journal: the report that enters it.
+
+Bills of living nodes and training steps change all the time; they enter the journal now and then.
+What ends a node or a phase of training enters it at once.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from duetune.core.events import Reported
+from duetune.core.fleet import NodeState
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from collections.abc import Set as AbstractSet
+
+    from duetune.core.fleet import FleetReport, Node
+    from duetune.core.progress import Progress
+    from duetune.engine.state import JobState
+
+PROGRESS_SHARE = 0.25
+"""Progress enters the journal at least once in this share of a slot."""
+
+
+def reported(
+    state: JobState,
+    fleet: FleetReport,
+    training: tuple[Progress, float] | None,
+    *,
+    released: AbstractSet[str],
+) -> Reported | None:
+    """The event that tells what is new, None if nothing is. ``training`` is the workers' latest
+    report and its time; ``released`` are nodes that the fleet was told to give back.
+    """
+    due = state.slot_is_due(fleet.at) or state.ending is not None
+    nodes = [node for node in fleet.nodes if _is_news(node, state.nodes.get(node.id), due=due)]
+    nodes += _never_launched(state, fleet, released)
+    progress = progress_at = None
+    if training is not None and training[0] != state.progress and not state.progress.phase.final:
+        waited = fleet.at - (state.progress_at or 0.0)
+        stale = waited >= PROGRESS_SHARE * state.submitted.slot_s
+        if due or stale or nodes or training[0].phase is not state.progress.phase:
+            progress, progress_at = training
+    if not nodes and progress is None:
+        return None
+    return Reported(fleet.at, tuple(nodes), progress, progress_at)
+
+
+def measured_pace(state: JobState, speed: float) -> dict[int, float]:
+    """Steps per undisturbed slot, by number of GPUs, as the workers measure it; empty until they
+    do. ``speed`` is how many seconds of the fleet's clock pass in one on the wall.
+    """
+    progress = state.progress
+    if not progress.step_s or progress.world <= 0:
+        return {}
+    slot_wall_s = state.submitted.slot_s / speed
+    return {progress.world: slot_wall_s / progress.step_s}
+
+
+def lifetimes(nodes: Iterable[Node], now: float) -> tuple[float, int]:
+    """Seconds that nodes ran in all until ``now``, and how many of them were lost."""
+    lived, losses = 0.0, 0
+    for node in nodes:
+        if node.started_at is not None:
+            end = node.ended_at if node.ended_at is not None else now
+            lived += max(0.0, end - node.started_at)
+            losses += node.state is NodeState.LOST
+    return lived, losses
+
+
+def _is_news(node: Node, known: Node | None, *, due: bool) -> bool:
+    if known is None or not (known.state.alive and node.state.alive) or due:
+        return node != known
+    return (node.state, node.notice_at) != (known.state, known.notice_at)
+
+
+def _never_launched(state: JobState, fleet: FleetReport, released: AbstractSet[str]) -> list[Node]:
+    """Nodes given back before the fleet had heard of them: it will refuse them from now on."""
+    known = {node.id for node in fleet.nodes}
+    return [
+        msgspec.structs.replace(
+            state.nodes[node],
+            state=NodeState.RELEASED,
+            ended_at=fleet.at,
+            reason="not launched",
+        )
+        for node in sorted(state.releasing & released)
+        if state.nodes[node].state.alive and node not in known
+    ]
