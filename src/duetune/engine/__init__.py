@@ -1,8 +1,8 @@
 """Events in, commands out: what a job is, given all that happened to it.
 
 The engine knows no clock, no fleet and no database. The live controller feeds it events as they
-come, a replay feeds it the same events from the journal, and the simulator asks it for the same
-decisions.
+come, a replay feeds it the same events from the journal, and an episode of the simulator feeds it
+events of a simulated world.
 """
 
 from duetune.engine.engine import Engine

@@ -3,8 +3,9 @@
 The engine is the live controller's: an episode feeds it ``Submitted``, ``Observed``, ``Decided``,
 ``Reported`` and ``Ended``, and ``Episode.tick`` has the verbs of ``Controller.tick``. The world is
 simulated: the clock counts slots, the market is a trace, and the fleet grants every decision at
-once and whole. Nodes bridge the time between asking a fleet and its answer, which is none here, so
-they are not simulated: GPUs held, progress and bill reach the engine in ``Observed`` alone.
+once and whole. GPUs held, progress and bill reach the engine in ``Observed``. Nodes bridge the time
+between asking a fleet and its answer; there is none here, so they are not simulated. They would
+change no decision and make an episode several times slower.
 """
 
 from __future__ import annotations
