@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "control"))
 from chances import Adventure
 
 from duetune import bootstrap
-from duetune.engine import Engine
+from duetune.engine.engine import Engine
 
 
 class Drawn:

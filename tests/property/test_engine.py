@@ -30,7 +30,7 @@ from duetune.core.fleet import Launch, Limit, Node, NodeKind, NodeState, Release
 from duetune.core.job import Job, linear_throughput
 from duetune.core.market import Slot
 from duetune.core.progress import Phase, Progress
-from duetune.engine import Engine
+from duetune.engine.engine import Engine
 from duetune.simulate.journal import redecided, state_of
 from duetune.store.codec import decode_event, encode_event
 

@@ -1,4 +1,8 @@
-"""What each event does to a job's state."""
+"""What each event does to a job's state, and which events may come in which status.
+
+This is the one state machine: the engine, every replay and the store's read models go through
+``after``. It imports no policy, so that reading a job's state stays cheap.
+"""
 
 from __future__ import annotations
 
@@ -25,24 +29,62 @@ from duetune.core.events import (
 from duetune.core.fleet import Node, NodeKind, NodeState
 from duetune.core.progress import Phase
 from duetune.engine.curve import calibrated
-from duetune.engine.state import Ending
+from duetune.engine.state import Ending, JobState
 from duetune.errors import Bug, InvalidInput
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from duetune.core.events import Event
     from duetune.core.job import Job
-    from duetune.engine.state import JobState
 
 STALL_SLOTS = 6
 """A job fails after this many slots in a row with GPUs and without progress."""
 
 NOT_FINISHED = "the hard deadline has passed"
 
+_LIVE = frozenset({Wished, Reported, Observed, Decided, Requested, Ended})
+_STOPPING = frozenset({Wished, Reported, Requested, Ended})
+_OVER = frozenset({Wished, Learned})
+LEGAL: dict[Status | None, frozenset[type]] = {
+    None: frozenset({Submitted}),
+    Status.QUEUED: _LIVE,
+    Status.RUNNING: _LIVE,
+    Status.PAUSED: _LIVE,
+    Status.STOPPING: _STOPPING,
+    Status.SUCCEEDED: _OVER,
+    Status.FAILED: _OVER,
+    Status.CANCELLED: _OVER,
+}
+"""Which events may come in which status; any other is a bug."""
 
-def take_effect(state: JobState, event: Event) -> None:
+
+def after(
+    state: JobState | None, event: Event, *, stream: str, story: Iterable[str] = ()
+) -> JobState:
+    """The state of job ``stream`` after ``event``: ``state`` itself, changed, or a new one if the
+    event is its submission. Called once for every event, in the journal's order.
+
+    An event that may not come now is a ``Bug``, which tells ``story``; nothing has changed then.
+    """
+    status = None if state is None else state.status
+    if type(event) not in LEGAL[status]:
+        raise Bug(f"job {stream}: {type(event).__name__} in status {status}", tuple(story))
+    if isinstance(event, Submitted):
+        return JobState(stream, event, event.job, updated_at=event.at)
+    if state is None:
+        raise Bug(f"job {stream} was never submitted", tuple(story))
+    state.position += 1
+    state.updated_at = max(state.updated_at, event.at)
+    _take_effect(state, event)
+    return state
+
+
+def _take_effect(
+    state: JobState,
+    event: Wished | Reported | Observed | Decided | Requested | Ended | Learned,
+) -> None:
     match event:
-        case Submitted():
-            raise Bug(f"job {state.stream} was submitted twice")
         case Wished():
             _wish(state, event)
         case Reported():
@@ -53,14 +95,15 @@ def take_effect(state: JobState, event: Event) -> None:
             if event.allocation.total != state.wanted.total and state.slot > 1:
                 state.resizes += 1
             state.wanted, state.memo = event.allocation, event.memo
+            state.reason = event.reason
             if state.status is not Status.PAUSED:
                 state.memo_gpus = state.most_gpus
         case Requested():
             _request(state, event)
         case Ended():
-            state.status, state.reason = event.status, event.reason
+            state.status, state.reason, state.ended = event.status, event.reason, event
         case Learned():
-            pass
+            state.learned_at = event.at
         case _:
             assert_never(event)
 
@@ -133,6 +176,7 @@ def _report(state: JobState, event: Reported) -> None:
     if event.progress is not None and not state.progress.phase.final:
         state.lost_steps += max(0, state.progress.step - event.progress.step)
         state.progress = event.progress
+        state.loss = state.loss if event.progress.loss is None else event.progress.loss
         state.progress_at = event.progress_at if event.progress_at is not None else event.at
     if state.progress.phase is Phase.FINISHED:
         _stop(state, Status.SUCCEEDED, "finished")

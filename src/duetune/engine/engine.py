@@ -9,36 +9,26 @@ import msgspec
 import numpy as np
 
 from duetune.core.decision import Allocation, Decision, Forecast, View
-from duetune.core.events import (
-    Decided,
-    Ended,
-    Learned,
-    Observed,
-    Reported,
-    Requested,
-    Status,
-    Submitted,
-    Wished,
-)
+from duetune.core.events import Decided, Ended, Observed, Status
 from duetune.core.fleet import Launch, Limit, NodeKind, NodeState, Release
 from duetune.core.physics import value_of_finishing
 from duetune.engine.deciding import decide
-from duetune.engine.effects import job_observed, take_effect, time_is_up
+from duetune.engine.effects import after, job_observed, time_is_up
 from duetune.engine.requests import requested
 from duetune.engine.seen import highest_price, seen_by
-from duetune.engine.state import JobState
 from duetune.errors import Bug, DuetuneError, NotFound
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from duetune.core.decision import Outlook
-    from duetune.core.events import Event
+    from duetune.core.events import Event, Requested, Submitted
     from duetune.core.fleet import Command
     from duetune.core.job import Job
     from duetune.core.market import Slot
     from duetune.core.ports import Policy
     from duetune.engine.requests import Room
+    from duetune.engine.state import JobState
 
 
 STORY = 12
@@ -46,21 +36,6 @@ STORY = 12
 
 FALLBACK = "on_demand"
 """The policy that decides where the chosen one fails: it needs no forecast and no memory."""
-
-_LIVE = frozenset({Wished, Reported, Observed, Decided, Requested, Ended})
-_STOPPING = frozenset({Wished, Reported, Requested, Ended})
-_OVER = frozenset({Wished, Learned})
-LEGAL: dict[Status | None, frozenset[type]] = {
-    None: frozenset({Submitted}),
-    Status.QUEUED: _LIVE,
-    Status.RUNNING: _LIVE,
-    Status.PAUSED: _LIVE,
-    Status.STOPPING: _STOPPING,
-    Status.SUCCEEDED: _OVER,
-    Status.FAILED: _OVER,
-    Status.CANCELLED: _OVER,
-}
-"""Which events may come in which status; any other is a bug."""
 
 
 class Engine:
@@ -99,16 +74,8 @@ class Engine:
     def handle(self, event: Event) -> tuple[Command, ...]:
         """Let ``event`` take effect; returns all that the fleet should now be told."""
         status = None if self._state is None else self._state.status
-        if type(event) not in LEGAL[status]:
-            raise Bug(
-                f"job {self.stream}: {type(event).__name__} in status {status}", tuple(self._story)
-            )
+        self._state = after(self._state, event, stream=self.stream, story=self._story)
         self._story.append(f"{type(event).__name__} ({status})")
-        if isinstance(event, Submitted):
-            self._state = JobState(self.stream, event, event.job)
-        else:
-            self.state.position += 1
-            take_effect(self.state, event)
         return self.outstanding()
 
     def outstanding(self) -> tuple[Command, ...]:

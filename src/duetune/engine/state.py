@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from duetune.core.decision import Allocation
-from duetune.core.events import Status, Submitted
+from duetune.core.events import Ended, Status, Submitted
 from duetune.core.fleet import Node, NodeKind, NodeState
 from duetune.core.job import Job
 from duetune.core.progress import Progress
@@ -31,7 +31,10 @@ class JobState(msgspec.Struct):
     present slot must be decided (again), since the terms have changed. ``watched`` is the market
     as it was observed. ``share`` of ``wish`` GPUs are what the queue leaves the job, None
     if all; ``waited`` if that was too few to run at any time of the slot. The plans in ``memo``
-    were made for at most ``memo_gpus``. ``progress_at_slot`` is the work done before the slot.
+    were made for at most ``memo_gpus``. ``progress_at_slot`` is the work done before the slot. ``reason``
+    says why the status is what it is, or why the job holds what it holds. ``updated_at`` is the
+    moment of the latest event, ``loss`` the last one that was reported. ``ended`` is the job's end,
+    and ``learned_at`` when the selector learned from it.
     """
 
     stream: str
@@ -67,6 +70,10 @@ class JobState(msgspec.Struct):
     stalled_slots: int = 0
     progress_at_slot: float = -1.0
     watched: Watched = msgspec.field(default_factory=Watched)
+    updated_at: float = -math.inf
+    loss: float | None = None
+    ended: Ended | None = None
+    learned_at: float | None = None
 
     @property
     def spent(self) -> float:

@@ -12,6 +12,7 @@ import numpy as np
 from duetune.core.decision import Allocation
 from duetune.core.events import Decided, Observed, Submitted
 from duetune.core.market import MarketTrace
+from duetune.engine.effects import after
 from duetune.engine.engine import Engine, offered
 from duetune.errors import InvalidInput, NotFound
 from duetune.optimise.dynamic import offline_optimum
@@ -63,10 +64,12 @@ def job_lived(story: Sequence[Recorded]) -> Job:
 
 def state_of(story: Sequence[Recorded], *, stream: str = "replay") -> JobState:
     """A job as its journal leaves it."""
-    engine = Engine(stream, _no_policy)
+    state: JobState | None = None
     for recorded in story:
-        engine.handle(recorded.event)
-    return engine.state
+        state = after(state, recorded.event, stream=stream)
+    if state is None:
+        raise NotFound("job", stream)
+    return state
 
 
 def market_lived(story: Sequence[Recorded], *, slots: int = 0) -> MarketTrace:
@@ -129,10 +132,6 @@ def _by_the_second(run: Outcome, job: Job) -> Outcome:
     needed = min(1.0, max(0.0, (job.work - (last.progress - last.work)) / last.work))
     saved = (1 - needed) * last.charge
     return msgspec.structs.replace(run, cost=run.cost - saved, utility=run.utility + saved)
-
-
-def _no_policy(name: str) -> Policy:
-    raise NotFound("policy", name)
 
 
 def _submitted(story: Sequence[Recorded]) -> Submitted:

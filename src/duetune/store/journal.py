@@ -7,29 +7,37 @@ from typing import TYPE_CHECKING
 from sqlalchemy import func, insert, select
 from sqlalchemy.exc import IntegrityError
 
-from duetune.core.events import Recorded
 from duetune.errors import StaleController
 from duetune.store import read_models, tables
-from duetune.store.codec import decode_event, encode_event
-from duetune.store.streams import check_stream
+from duetune.store.codec import encode_event
+from duetune.store.projection import Follower
+from duetune.store.streams import check_stream, read_stream
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from sqlalchemy.engine import Connection
 
-    from duetune.core.events import Event
+    from duetune.core.events import Event, Recorded
     from duetune.store.database import Database
+
+KEPT = 1024
+"""How many streams' states are kept in memory at most; any other is replayed when it is needed."""
 
 
 class DatabaseJournal:
     """Implements ``duetune.core.ports.Journal``. The read models follow in the same transaction,
     so they are never behind; an event is on disk when ``append`` returns.
+
+    The states of the streams that were written to last are kept in memory, so that an append does
+    not replay its stream. A state is taken out while a transaction changes it and comes back when
+    that is committed: no two threads share one, and one that failed halfway is never used again.
     """
 
     def __init__(self, database: Database, clock: Callable[[], float]) -> None:
         self._database = database
         self._clock = clock
+        self._followers: dict[str, Follower] = {}
 
     def append(self, stream: str, events: Sequence[Event], *, expected: int) -> int:
         check_stream(stream)
@@ -51,26 +59,29 @@ class DatabaseJournal:
                 }
                 for position, line in enumerate(lines, expected + 1)
             ]
+            follower = read_models.caught_up(
+                connection, self._followers.pop(stream, Follower(stream)), length=expected
+            )
             try:
                 connection.execute(insert(tables.journal), rows)
             except IntegrityError as race:
                 # Somebody took the position after we had looked; the primary key decides.
                 raise StaleController(stream, expected) from race
-            read_models.follow(connection, stream, [line.event for line in lines], at=now)
+            read_models.follow(connection, follower, [line.event for line in lines], at=now)
+        self._keep(follower)
         return expected + len(lines)
 
+    def _keep(self, follower: Follower) -> None:
+        if follower.over:
+            return
+        self._followers[follower.stream] = follower
+        if len(self._followers) > KEPT:
+            # The first is the one that was written to the longest time ago.
+            self._followers.pop(next(iter(self._followers)), None)
+
     def read(self, stream: str, *, after: int = 0) -> list[Recorded]:
-        columns = tables.journal.c
         with self._database.reading() as connection:
-            found = connection.execute(
-                select(columns.position, columns.schema, columns.body)
-                .where(columns.stream == stream, columns.position > after)
-                .order_by(columns.position)
-            ).all()
-        return [
-            Recorded(position, decode_event(body, schema=schema, stream=stream, position=position))
-            for position, schema, body in found
-        ]
+            return read_stream(connection, stream, after=after)
 
     def streams(self) -> list[str]:
         """Every stream there is, by name."""

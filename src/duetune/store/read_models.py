@@ -7,34 +7,45 @@ from typing import TYPE_CHECKING
 import msgspec
 from sqlalchemy import bindparam, delete, insert, select, text, update
 
-from duetune.core.events import Reported, Wished
+from duetune.core.events import Wished
 from duetune.store import tables
-from duetune.store.codec import decode_event
 from duetune.store.database import batched, parsed
-from duetune.store.projection import fold, plain
-from duetune.store.rows import Charge, JobRow
+from duetune.store.projection import Follower
+from duetune.store.rows import Charge
+from duetune.store.streams import read_stream
 from duetune.store.wishes import take
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from sqlalchemy.engine import Connection
 
     from duetune.core.events import Event
+    from duetune.store.rows import JobRow
 
 
-def follow(connection: Connection, stream: str, events: Sequence[Event], *, at: float) -> None:
-    """Bring the read models of ``stream`` up to ``events``, which were just appended."""
-    found = (
-        connection.execute(select(tables.jobs).where(tables.jobs.c.id == stream)).mappings().first()
-    )
-    before = None if found is None else parsed(found, JobRow)
-    known = _charges(connection, stream, events)
-    row, fresh = fold(before, events, job=stream, known=known)
-    if row is not None:
-        _write_row(connection, row, new=before is None)
-    _write_charges(connection, fresh, known)
-    _take_wishes(connection, stream, events, at=at)
+def follow(
+    connection: Connection, follower: Follower, events: Sequence[Event], *, at: float
+) -> None:
+    """Bring the read models of a stream up to ``events``, which were just appended. ``follower``
+    has taken all that came before them, and takes them now.
+    """
+    fresh = follower.take(events)
+    _write_row(connection, follower.row())
+    _write_charges(connection, fresh, _known(connection, follower.stream, fresh))
+    _take_wishes(connection, follower.stream, events, at=at)
+
+
+def caught_up(connection: Connection, follower: Follower, *, length: int) -> Follower:
+    """``follower`` once it has taken the first ``length`` events of its stream. It reads only what
+    is new to it; one that is ahead of the journal is of no use, and a new one begins.
+    """
+    if follower.length > length:
+        follower = Follower(follower.stream)
+    if follower.length < length:
+        found = read_stream(connection, follower.stream, after=follower.length)
+        follower.take(each.event for each in found if each.position <= length)
+    return follower
 
 
 def rebuild(connection: Connection, *, at: float) -> int:
@@ -51,31 +62,16 @@ def rebuild(connection: Connection, *, at: float) -> int:
 
 
 def _rebuild_stream(connection: Connection, stream: str, *, at: float) -> bool:
-    columns = tables.journal.c
-    lines = connection.execute(
-        select(columns.position, columns.schema, columns.body)
-        .where(columns.stream == stream)
-        .order_by(columns.position)
-    )
-    events = [
-        decode_event(body, schema=schema, stream=stream, position=position)
-        for position, schema, body in lines
-    ]
-    row, charges = fold(None, events, job=stream, known={})
-    if row is not None:
-        _write_row(connection, row, new=True)
-    _write_charges(connection, charges, {})
-    _take_wishes(connection, stream, events, at=at)
-    return row is not None
+    events = [each.event for each in read_stream(connection, stream)]
+    follower = Follower(stream)
+    follow(connection, follower, events, at=at)
+    return follower.state is not None
 
 
-def _charges(connection: Connection, stream: str, events: Sequence[Event]) -> dict[str, Charge]:
-    """What is known so far of the nodes that ``events`` tell of."""
-    nodes = sorted(
-        {plain(node.id) for event in events if isinstance(event, Reported) for node in event.nodes}
-    )
+def _known(connection: Connection, stream: str, nodes: Iterable[str]) -> dict[str, Charge]:
+    """The charges so far of ``nodes``."""
     known: dict[str, Charge] = {}
-    for some in batched(nodes):
+    for some in batched(sorted(nodes)):
         found = connection.execute(
             select(tables.charges).where(
                 tables.charges.c.job == stream,
@@ -88,12 +84,13 @@ def _charges(connection: Connection, stream: str, events: Sequence[Event]) -> di
     return known
 
 
-def _write_row(connection: Connection, row: JobRow, *, new: bool) -> None:
+def _write_row(connection: Connection, row: JobRow | None) -> None:
+    if row is None:
+        return
     values = msgspec.to_builtins(row)
-    if new:
+    found = connection.execute(update(tables.jobs).where(tables.jobs.c.id == row.id).values(values))
+    if not found.rowcount:
         connection.execute(insert(tables.jobs), values)
-    else:
-        connection.execute(update(tables.jobs).where(tables.jobs.c.id == row.id).values(values))
 
 
 def _write_charges(

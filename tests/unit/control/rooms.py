@@ -11,7 +11,7 @@ from duetune.control.crash_points import Crash, CrashPlan, JournalPoints, Learni
 from duetune.core.events import Decided, Ended, Learned, Status, Submitted, Wished
 from duetune.core.fleet import Task
 from duetune.core.job import Job, linear_throughput
-from duetune.engine import Engine
+from duetune.engine.engine import Engine
 from duetune.forecast.simple import LastValue
 from duetune.store.memory import MemoryJournal
 from duetune.testing import MemoryFleet, market_of

@@ -12,7 +12,7 @@ from duetune.control.shares import Contender, Queue, shares
 from duetune.core.cluster import Plan
 from duetune.core.events import Decided, Observed, Pause, Resume
 from duetune.core.job import linear_throughput
-from duetune.engine import Engine
+from duetune.engine.engine import Engine
 from duetune.errors import Bug
 from duetune.service.explanation import explained
 from duetune.simulate.journal import redecided

@@ -11,7 +11,7 @@ from duetune.core.fleet import Node, NodeKind, NodeState, Task
 from duetune.core.job import Job, linear_throughput
 from duetune.core.market import Slot
 from duetune.core.progress import Phase, Progress
-from duetune.engine import Engine
+from duetune.engine.engine import Engine
 
 SLOT_S = 1800.0
 ORIGIN = 1_700_000_000.0

@@ -23,8 +23,8 @@ from duetune.core.events import (
 )
 from duetune.core.fleet import Launch, Limit, NodeKind, NodeState, Release
 from duetune.core.progress import Phase
-from duetune.engine import Engine
 from duetune.engine.effects import STALL_SLOTS
+from duetune.engine.engine import Engine
 from duetune.errors import Bug, NotFound
 
 RUNNING, REQUESTED = NodeState.RUNNING, NodeState.REQUESTED

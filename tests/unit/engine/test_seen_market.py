@@ -10,7 +10,7 @@ from stories import SLOT_S, Story, moment
 
 from duetune import bootstrap
 from duetune.core.events import Event, Past, Submitted
-from duetune.engine import Engine
+from duetune.engine.engine import Engine
 from duetune.engine.seen import highest_price
 
 JOURNAL = Path(__file__).parents[2] / "assets" / "journals" / "schema-1.jsonl"

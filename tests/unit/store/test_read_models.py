@@ -20,8 +20,11 @@ from duetune.core.events import (
 from duetune.core.fleet import Node, NodeKind, NodeState
 from duetune.core.market import Slot
 from duetune.core.progress import Phase, Progress
+from duetune.engine.effects import STALL_SLOTS
 from duetune.engine.engine import Engine
-from duetune.store.projection import fold
+from duetune.errors import StoreError
+from duetune.store import open_store, read_models
+from duetune.store.projection import Follower
 from duetune.testing import Idle
 from duetune.testing.events import decision, story, submission
 
@@ -187,13 +190,12 @@ def test_text_that_a_database_cannot_hold_is_shown_without_it(store):
 
 def test_the_engine_says_the_same():
     engine = Engine("tuning", lambda _: Idle())
-    row, charges = None, {}
+    follower = Follower("tuning")
     for event in story():
         engine.handle(event)
         engine.validate()
-        row, fresh = fold(row, [event], job="tuning", known=charges)
-        charges |= fresh
-        state = engine.state
+        follower.take([event])
+        row, state = follower.row(), engine.state
         assert (row.status, row.step, row.events) == (
             state.status,
             state.progress.step,
@@ -207,7 +209,37 @@ def test_the_engine_says_the_same():
 def test_a_command_that_can_never_work_stops_the_job(store):
     hopeless = msgspec.structs.replace(node("a", NodeState.RELEASED), reason="hopeless")
     row = row_after(store, SLOT, Reported(T + 9, (hopeless,)))
-    assert (row.status, row.reason) == (Status.STOPPING, "training failed; see the logs")
+    assert (row.status, row.reason) == (
+        Status.STOPPING,
+        "the training command cannot work; see the logs",
+    )
+
+
+def test_a_job_that_does_no_step_shows_that_it_stops(store):
+    slots = [
+        msgspec.structs.replace(SLOT, at=T + 1800 * number, slot=number + 1, held=Allocation(1))
+        for number in range(STALL_SLOTS + 2)
+    ]
+    row = row_after(store, *slots)
+    assert (row.status, row.reason) == (
+        Status.STOPPING,
+        f"no step done in {STALL_SLOTS} slots; see the logs",
+    )
+
+
+def test_a_job_whose_time_is_up_shows_that_it_stops(store):
+    late = msgspec.structs.replace(SLOT, at=T + 1800 * 15, slot=16)
+    row = row_after(store, SLOT, late)
+    assert row.status is Status.STOPPING
+    assert row.reason.startswith("the hard deadline has passed")
+
+
+def test_an_own_command_that_is_done_shows_that_the_job_stops(store):
+    task = msgspec.structs.replace(SUBMITTED.task, module="", command=("train",))
+    own = msgspec.structs.replace(SUBMITTED, task=task)
+    done = msgspec.structs.replace(node("a", NodeState.RELEASED, ended_at=T + 8), reason="finished")
+    store.journal.append("tuning", [own, SLOT, Reported(T + 9, (done,))], expected=0)
+    assert store.job("tuning").status is Status.STOPPING
 
 
 def test_a_worker_that_starts_late_takes_nothing_back(store):
@@ -216,6 +248,58 @@ def test_a_worker_that_starts_late_takes_nothing_back(store):
         store, SLOT, Reported(T + 9, progress=finished), Reported(T + 9.5, progress=Progress())
     )
     assert (row.status, row.step) == (Status.STOPPING, 30)
+
+
+def test_an_append_does_not_read_the_stream_again(store, monkeypatch):
+    store.journal.append("tuning", [SUBMITTED, SLOT], expected=0)
+    with monkeypatch.context() as patched:
+        patched.setattr(read_models, "read_stream", None)
+        for length in range(2, 6):
+            store.journal.append("tuning", [decision(1)], expected=length)
+    assert store.job("tuning").events == 6
+
+
+def test_what_another_has_appended_is_taken_in(store):
+    store.journal.append("tuning", [SUBMITTED, SLOT], expected=0)
+    with open_store(store.name) as other:
+        other.journal.append("tuning", wished(Pause()), expected=2)
+        store.journal.append("tuning", [decision(1, reason="paused")], expected=3)
+        row = store.job("tuning")
+        assert (row.status, row.events) == (Status.PAUSED, 4)
+        other.journal.append("tuning", [Wished(T + 10, 7, Resume())], expected=4)
+        assert other.job("tuning").status is Status.RUNNING
+
+
+def test_an_append_that_fails_leaves_no_trace_in_the_next(store, monkeypatch):
+    store.journal.append("tuning", [SUBMITTED, SLOT], expected=0)
+
+    def broken(*_args, **_named):
+        raise StoreError("the disk", "is full")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(read_models, "_take_wishes", broken)
+        with pytest.raises(StoreError):
+            store.journal.append("tuning", wished(Cancel()), expected=2)
+    store.journal.append("tuning", [decision(1)], expected=2)
+    row = store.job("tuning")
+    assert (row.status, row.events) == (Status.RUNNING, 3)
+
+
+def test_an_event_that_the_engine_refuses_is_kept_and_changes_nothing(store):
+    row = row_after(store, SLOT)
+    late = Learned(T + 10, "pool", (), ())
+    store.journal.append("tuning", [SUBMITTED, late], expected=2)
+    assert store.job("tuning") == msgspec.structs.replace(row, events=4)
+    assert len(store.journal.read("tuning")) == 4
+
+
+def test_only_so_many_states_are_kept(store, monkeypatch):
+    monkeypatch.setattr("duetune.store.journal.KEPT", 3)
+    for number in range(6):
+        store.journal.append(f"job-{number}", [SUBMITTED], expected=0)
+    assert list(store.journal._followers)[-3:] == ["job-3", "job-4", "job-5"]
+    store.journal.append("job-0", [SLOT], expected=1)
+    assert store.job("job-0").status is Status.RUNNING
 
 
 def test_what_is_lost_is_computed_anew(store):
