@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import os
+import signal
 import tempfile
 import time
 from pathlib import Path
@@ -9,7 +11,7 @@ import pytest
 from discovery import classes_with
 
 import duetune.fleets
-from duetune.core.fleet import Task
+from duetune.core.fleet import NodeState, Task
 from duetune.core.market import MarketTrace
 from duetune.fleets.embedded import EmbeddedFleet, FleetSettings, start_provider, stop_provider
 from duetune.testing import FleetContract, MarketFeedContract, MemoryFleet, constant_market
@@ -36,6 +38,14 @@ class TestMemoryFleet(FleetContract):
 
     def wait(self):
         self.fleet.clock.advance(7.0)
+
+    def exits(self, fleet, node, code):
+        self.eventually(fleet, lambda report: report.nodes[0].state is NodeState.RUNNING)
+        fleet.finish(node, code)
+
+    def lose(self, fleet, node):
+        fleet.lose(node)
+        return True
 
 
 class TestSlowMemoryFleet(TestMemoryFleet):
@@ -81,7 +91,15 @@ class TestEmbeddedFleet(Embedded, FleetContract):
         time.sleep(0.02)
 
     def task(self):
-        return Task(folder=f"{self.home.name}/job", command=("sleep", "600"))
+        script = "echo $PPID > agent-$DUETUNE_NODE_ID; exec sleep 600"
+        return Task(folder=f"{self.home.name}/job", command=("sh", "-c", script))
+
+    def lose(self, fleet, node):
+        """A node lives as long as its agent, which has written down its number."""
+        file = Path(self.home.name) / "job" / f"agent-{node}"
+        self.eventually(fleet, lambda _: file.exists() and file.read_text().endswith("\n"))
+        os.kill(int(file.read_text()), signal.SIGKILL)
+        return True
 
 
 class TestEmbeddedMarket(Embedded, MarketFeedContract):

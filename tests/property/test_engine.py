@@ -26,7 +26,7 @@ from duetune.core.events import (
     Submitted,
     Wished,
 )
-from duetune.core.fleet import Launch, Limit, Node, NodeKind, NodeState, Release, Task
+from duetune.core.fleet import Launch, Limit, Node, NodeEnd, NodeKind, NodeState, Release, Task
 from duetune.core.job import Job, linear_throughput
 from duetune.core.market import Slot
 from duetune.core.progress import Phase, Progress
@@ -189,7 +189,7 @@ class EngineMachine(RuleBasedStateMachine):
         if node is None:
             self.cancelled.add(name)
         elif node.state.alive:
-            self.change(name, state=NodeState.RELEASED, ended_at=self.now, reason="released")
+            self.change(name, state=NodeState.RELEASED, ended_at=self.now, end=NodeEnd.RELEASED)
 
     def change(self, name, **facts):
         self.fleet[name] = msgspec.structs.replace(self.fleet[name], **facts)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from duetune.core.events import Reported
-from duetune.core.fleet import NodeState
+from duetune.core.fleet import NodeEnd, NodeState
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -85,7 +85,8 @@ def _never_launched(state: JobState, fleet: FleetReport, released: AbstractSet[s
             state.nodes[node],
             state=NodeState.RELEASED,
             ended_at=fleet.at,
-            reason="not launched",
+            reason=NodeEnd.NOT_LAUNCHED.value,
+            end=NodeEnd.NOT_LAUNCHED,
         )
         for node in sorted(state.releasing & released)
         if state.nodes[node].state.alive and node not in known

@@ -32,6 +32,35 @@ class NodeState(StrEnum):
         return self in {NodeState.REQUESTED, NodeState.RUNNING}
 
 
+class NodeEnd(StrEnum):
+    """Why a node ended. The engine acts on it, so every fleet must say it in these terms;
+    ``Node.reason`` adds the fleet's own words. Values are in journals: none may change.
+    """
+
+    CAPACITY = "capacity"
+    """There is no GPU of its kind for it, or the market has given its GPU to somebody else."""
+    PRICE = "price"
+    """The spot price is above the highest price that the job pays."""
+    LIMIT = "limit"
+    """The job's bill has reached its limit."""
+    RELEASED = "released"
+    """It was given back, by a command or by its own worker, which will go on elsewhere."""
+    FINISHED = "finished"
+    """What it ran has exited with status 0: the work is done."""
+    HOPELESS = "hopeless"
+    """What it ran cannot be started, or has exited with status 78: another try is of no use."""
+    DIED = "node died"
+    """The machine, or what watches over the node on it, has failed."""
+    CANCELLED = "released before it was launched"
+    """Its release came before its launch, so the launch was refused."""
+    RESTARTED = "the fleet was restarted"
+    """The fleet was restarted and could not keep it."""
+    STOPPED = "the fleet was stopped"
+    """The fleet was stopped, and all its nodes with it."""
+    NOT_LAUNCHED = "not launched"
+    """It was released before any fleet had heard of it; the controller says so, no fleet does."""
+
+
 class Task(msgspec.Struct, frozen=True):
     """What a node runs: a command, its environment, and the job's own folder.
 
@@ -87,7 +116,8 @@ Command = Launch | Release | Limit
 class Node(msgspec.Struct, frozen=True):
     """A node as the fleet knows it. ``billed`` is all it has cost so far and never falls.
 
-    ``notice_at`` is when it will be taken, if that is known; ``reason`` says how it ended.
+    ``notice_at`` is when it will be taken, if that is known. ``end`` says why it ended and
+    ``reason`` the same in words; a node that lives has neither.
     """
 
     id: str
@@ -100,6 +130,22 @@ class Node(msgspec.Struct, frozen=True):
     notice_at: float | None = None
     billed: float = 0.0
     reason: str = ""
+    end: NodeEnd | None = None
+
+    def __post_init__(self) -> None:
+        # Journals and fleets from before ``end`` have the words alone, which began with its value.
+        if self.end is None and self.reason and not self.state.alive:
+            msgspec.structs.force_setattr(self, "end", _end_in(self.reason))
+
+
+_ENDS = {end.value: end for end in NodeEnd}
+
+
+def _end_in(reason: str) -> NodeEnd | None:
+    """The end that an old ``reason`` names, which may be followed by numbers in brackets or by how
+    the worker left; None for words of somebody's own.
+    """
+    return _ENDS.get(reason.partition(" (")[0].partition(", ")[0])
 
 
 class FleetReport(msgspec.Struct, frozen=True):

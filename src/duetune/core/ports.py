@@ -64,7 +64,8 @@ class Fleet(Protocol):
     """Where nodes come from. Both verbs return at once.
 
     ``apply`` asks, ``observe`` tells what has become of it; a refused or lost node is a state in
-    the report, not an exception. A call that fails altogether raises ``FleetError``: whether it
+    the report, not an exception, and every node that has ended says why (``NodeEnd``): a job with
+    its own command ends by that. A call that fails altogether raises ``FleetError``: whether it
     had an effect is then unknown, and applying the same commands again is always safe.
     """
 

@@ -26,7 +26,7 @@ from duetune.core.events import (
     Submitted,
     Wished,
 )
-from duetune.core.fleet import Node, NodeKind, NodeState
+from duetune.core.fleet import Node, NodeEnd, NodeKind, NodeState
 from duetune.core.progress import Phase
 from duetune.engine.curve import calibrated
 from duetune.engine.state import Ending, JobState
@@ -170,7 +170,7 @@ def _report(state: JobState, event: Reported) -> None:
         if _done_by_exit(state, node):
             state.progress_at = node.ended_at
             _stop(state, Status.SUCCEEDED, "its command has ended with status 0")
-        if node.state is NodeState.RELEASED and node.reason == "hopeless":
+        if node.state is NodeState.RELEASED and node.end is NodeEnd.HOPELESS:
             said = state.progress.message if event.progress is None else event.progress.message
             _stop(state, Status.FAILED, said or "the training command cannot work; see the logs")
     if event.progress is not None and not state.progress.phase.final:
@@ -187,7 +187,7 @@ def _report(state: JobState, event: Reported) -> None:
 def _done_by_exit(state: JobState, node: Node) -> bool:
     """An own command that ends well is done, whether or not it has reported so."""
     own = bool(state.submitted.task.command)
-    return own and node.state is NodeState.RELEASED and node.reason == "finished"
+    return own and node.state is NodeState.RELEASED and node.end is NodeEnd.FINISHED
 
 
 def _refused(state: JobState, node: Node) -> None:

@@ -21,7 +21,7 @@ from duetune.core.events import (
     Submitted,
     Wished,
 )
-from duetune.core.fleet import Node, NodeKind, NodeState, Task
+from duetune.core.fleet import Node, NodeEnd, NodeKind, NodeState, Task
 from duetune.core.job import Job, linear_throughput
 from duetune.core.market import Slot
 from duetune.core.progress import Phase, Progress
@@ -95,6 +95,7 @@ def story() -> tuple[Event, ...]:
         notice_at=_ORIGIN + 3970,
         billed=1.75,
         reason="taken by the market",
+        end=NodeEnd.CAPACITY,
     )
     released = Node(
         id="tuning-n2",

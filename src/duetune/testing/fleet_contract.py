@@ -4,7 +4,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from duetune.core.fleet import FleetReport, Launch, Limit, Node, NodeKind, NodeState, Release, Task
+import msgspec
+
+from duetune.core.contract import DONE, HOPELESS, LEFT
+from duetune.core.fleet import (
+    FleetReport,
+    Launch,
+    Limit,
+    Node,
+    NodeEnd,
+    NodeKind,
+    NodeState,
+    Release,
+    Task,
+)
 from duetune.core.ports import Fleet, MarketFeed
 
 if TYPE_CHECKING:
@@ -16,9 +29,31 @@ PATIENCE = 400
 SPOT = 2
 """How many spot GPUs the fleet under test must have for the suite, exactly."""
 
+ENDS = {
+    NodeState.REFUSED: {
+        NodeEnd.CAPACITY,
+        NodeEnd.PRICE,
+        NodeEnd.LIMIT,
+        NodeEnd.CANCELLED,
+        NodeEnd.RESTARTED,
+        NodeEnd.STOPPED,
+    },
+    NodeState.LOST: {
+        NodeEnd.CAPACITY,
+        NodeEnd.PRICE,
+        NodeEnd.LIMIT,
+        NodeEnd.DIED,
+        NodeEnd.RESTARTED,
+        NodeEnd.STOPPED,
+    },
+    NodeState.RELEASED: {NodeEnd.RELEASED, NodeEnd.FINISHED, NodeEnd.HOPELESS},
+}
+"""Why a node may end in each state."""
+
 
 class FleetContract:
-    """Subclass it and give ``make`` and ``wait``; ``task`` if the fleet cannot sleep.
+    """Subclass it and give ``make`` and ``wait``; ``task`` and ``exiting`` if the fleet runs no
+    shell, ``exits`` if it runs no processes at all, and ``lose`` if a test can take a node from it.
 
     Prices must be above zero and stay as they are for the length of a test.
     """
@@ -37,6 +72,19 @@ class FleetContract:
         """Something that runs for longer than any test."""
         return Task(folder="/nonexistent", command=("sleep", "600"))
 
+    def exiting(self, code: int) -> Task:
+        """Something that exits with status ``code`` as soon as it runs."""
+        return msgspec.structs.replace(self.task(), command=("sh", "-c", f"exit {code}"))
+
+    def exits(self, fleet: Fleet, node: str, code: int) -> None:
+        """Called after the launch of ``exiting(code)``: makes that node's exit happen, in a fleet
+        that runs no processes.
+        """
+
+    def lose(self, fleet: Fleet, node: str) -> bool:  # noqa: ARG002 - for who overrides it
+        """Takes a running spot node, as the market or a failure would; False if a test cannot."""
+        return False
+
     def launch(
         self, node: str, *, job: str = "job", kind: NodeKind = NodeKind.SPOT, epoch: int = 1
     ) -> Launch:
@@ -45,10 +93,13 @@ class FleetContract:
     def eventually(
         self, fleet: Fleet, holds: Callable[[FleetReport], bool], *, job: str = "job"
     ) -> FleetReport:
-        """The first report of which ``holds`` is true."""
+        """The first report of which ``holds`` is true. Every node in it that has ended says why,
+        whatever the test is about.
+        """
         for _ in range(PATIENCE):
             report = fleet.observe(job)
             if holds(report):
+                _check_ends(report)
                 return report
             self.wait()
         raise AssertionError(f"it did not come to that; last seen: {report}")
@@ -60,6 +111,13 @@ class FleetContract:
         for job in {command.job for command in commands}:
             self.eventually(fleet, _all_run, job=job)
         return fleet
+
+    def exited(self, code: int) -> Node:
+        """A node whose command has exited with status ``code``."""
+        fleet = self.make()
+        fleet.apply([Launch("a", "job", NodeKind.ON_DEMAND, 1, self.exiting(code))])
+        self.exits(fleet, "a", code)
+        return _node(self.eventually(fleet, _none_lives), "a")
 
     def test_it_is_a_fleet(self) -> None:
         assert isinstance(self.make(), Fleet)
@@ -110,7 +168,7 @@ class FleetContract:
         fleet.apply([Release("a", "job")])
         (node,) = fleet.observe("job").nodes
         assert node.state is NodeState.RELEASED
-        assert node.reason
+        assert node.end is NodeEnd.RELEASED
         assert node.started_at is not None
         assert node.ended_at is not None
         assert node.started_at <= node.ended_at
@@ -137,7 +195,7 @@ class FleetContract:
         report = self.eventually(fleet, lambda report: _state(report, "b") is NodeState.RUNNING)
         assert _state(report, "a") is NodeState.REFUSED
         assert _node(report, "a").billed == 0
-        assert _node(report, "a").reason
+        assert _node(report, "a").end is NodeEnd.CANCELLED
 
     def test_more_spot_than_there_is_is_refused_and_costs_nothing(self) -> None:
         fleet = self.make()
@@ -147,7 +205,7 @@ class FleetContract:
         assert states == [NodeState.RUNNING] * SPOT + [NodeState.REFUSED] * 2
         for node in report.nodes[SPOT:]:
             assert node.billed == 0
-            assert node.reason
+            assert node.end is NodeEnd.CAPACITY
 
     def test_what_is_given_back_can_be_had_again(self) -> None:
         fleet = self.running(*(self.launch(f"n{number}") for number in range(SPOT)))
@@ -208,7 +266,9 @@ class FleetContract:
         fleet.apply([Limit("job", limit), self.launch("free", job="other")])
         report = self.eventually(fleet, _none_lives)
         assert 0 < _bill(report) <= limit
-        assert {node.state for node in report.nodes} == {NodeState.LOST}
+        assert {(node.state, node.end) for node in report.nodes} == {
+            (NodeState.LOST, NodeEnd.LIMIT)
+        }
         fleet.apply([self.launch("c")])
         assert _bill(self.eventually(fleet, _none_lives)) <= limit
         (other,) = fleet.observe("other").nodes
@@ -219,6 +279,31 @@ class FleetContract:
         fleet.apply([Limit("job", 0.0), self.launch("a"), Limit("job", None), self.launch("b")])
         report = self.eventually(fleet, lambda report: _state(report, "b") is NodeState.RUNNING)
         assert _state(report, "a") is NodeState.REFUSED
+        assert _node(report, "a").end is NodeEnd.LIMIT
+
+    def test_a_node_that_lives_has_no_end(self) -> None:
+        (node,) = self.running(self.launch("a")).observe("job").nodes
+        assert (node.end, node.reason) == (None, "")
+
+    def test_a_command_that_exits_with_0_has_finished(self) -> None:
+        node = self.exited(DONE)
+        assert (node.state, node.end) == (NodeState.RELEASED, NodeEnd.FINISHED)
+
+    def test_a_command_that_can_never_work_is_hopeless(self) -> None:
+        node = self.exited(HOPELESS)
+        assert (node.state, node.end) == (NodeState.RELEASED, NodeEnd.HOPELESS)
+
+    def test_a_command_that_leaves_by_itself_gives_its_node_back(self) -> None:
+        node = self.exited(LEFT)
+        assert (node.state, node.end) == (NodeState.RELEASED, NodeEnd.RELEASED)
+
+    def test_a_node_that_is_taken_is_lost_and_says_why(self) -> None:
+        fleet = self.running(self.launch("a"))
+        if not self.lose(fleet, "a"):
+            return
+        node = _node(self.eventually(fleet, _none_lives), "a")
+        assert node.state is NodeState.LOST
+        assert node.reason
 
 
 class MarketFeedContract:
@@ -283,6 +368,17 @@ class MarketFeedContract:
             history = feed.history(slots)
             assert history is not None
             assert history.slots == slots
+
+
+def _check_ends(report: FleetReport) -> None:
+    """An ended node whose end is unknown, or not one of its state, would be misread by the engine:
+    a job with its own command ends by it.
+    """
+    for node in report.nodes:
+        if node.state.alive:
+            assert node.end is None, node
+        else:
+            assert node.end in ENDS[node.state], node
 
 
 def _all_run(report: FleetReport) -> bool:

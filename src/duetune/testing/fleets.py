@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from duetune.core.fleet import NodeState
+from duetune.core.fleet import NodeEnd, NodeState
 from duetune.errors import Bug, FleetError
-from duetune.fleets.embedded.cloud import Cloud, Reason
+from duetune.fleets.embedded.cloud import Cloud
 from duetune.fleets.embedded.replay import MarketReplay
 from duetune.fleets.embedded.settings import FleetFaults, FleetSettings
 from duetune.testing.markets import constant_market
@@ -119,7 +119,7 @@ class MemoryFleet:
         """The node dies now, or ``notice_s`` seconds after a notice that is given now."""
         found = self._alive(node)
         moment = self.clock.now() + (notice_s or 0.0)
-        self._cloud.take(found.job, node, moment, Reason.CAPACITY, notice=notice_s is not None)
+        self._cloud.take(found.job, node, moment, NodeEnd.CAPACITY, notice=notice_s is not None)
 
     def finish(self, node: str, code: int = 0) -> None:
         """What the node runs exits with ``code`` for good: 0 done, 75 left, 78 hopeless."""

@@ -24,7 +24,16 @@ def moment(slots):
 class Story:
     """Everything that was told to ``engine`` is in ``events``; it is validated each time."""
 
-    def __init__(self, *, policy="maximal_spot", steps=120, stop_at=None, max_price=None, **terms):
+    def __init__(
+        self,
+        *,
+        policy="maximal_spot",
+        steps=120,
+        stop_at=None,
+        max_price=None,
+        task=Task(folder="folder", module="training"),
+        **terms,
+    ):
         job = Job(
             **{
                 "work": float(steps),
@@ -42,7 +51,7 @@ class Story:
                 at=ORIGIN,
                 spec="{}",
                 job=job,
-                task=Task(folder="folder", module="training"),
+                task=task,
                 policy=policy,
                 origin=ORIGIN,
                 slot_s=SLOT_S,

@@ -21,7 +21,7 @@ from duetune.core.events import (
     Status,
     Wished,
 )
-from duetune.core.fleet import Launch, Limit, NodeKind, NodeState, Release
+from duetune.core.fleet import Launch, Limit, NodeEnd, NodeKind, NodeState, Release, Task
 from duetune.core.progress import Phase
 from duetune.engine.effects import STALL_SLOTS
 from duetune.engine.engine import Engine
@@ -363,9 +363,22 @@ class TestProgress:
     def test_a_command_that_cannot_work_fails_the_job(self):
         story = begun()
         first = next(iter(story.state.nodes))
-        story.report(story.node(first, RELEASED, at=0.3, reason="hopeless"), at=0.3)
+        story.report(story.node(first, RELEASED, at=0.3, end=NodeEnd.HOPELESS), at=0.3)
         assert story.state.ending.status is Status.FAILED
         assert "logs" in story.state.reason
+
+    def test_an_own_command_that_is_done_ends_the_job_whatever_the_fleet_calls_it(self):
+        story = begun(task=Task(folder="folder", command=("train",)))
+        first = next(iter(story.state.nodes))
+        done = story.node(first, RELEASED, at=0.3, end=NodeEnd.FINISHED, reason="container exited")
+        story.report(done, at=0.3)
+        assert story.state.ending.status is Status.SUCCEEDED
+
+    def test_training_of_our_own_is_done_by_its_report_alone(self):
+        story = begun()
+        first = next(iter(story.state.nodes))
+        story.report(story.node(first, RELEASED, at=0.3, end=NodeEnd.FINISHED), at=0.3)
+        assert story.state.ending is None
 
     def test_failed_training_fails_the_job_with_its_message(self):
         story = begun()

@@ -17,7 +17,7 @@ from duetune.core.events import (
     Status,
     Wished,
 )
-from duetune.core.fleet import Node, NodeKind, NodeState
+from duetune.core.fleet import Node, NodeEnd, NodeKind, NodeState
 from duetune.core.market import Slot
 from duetune.core.progress import Phase, Progress
 from duetune.engine.effects import STALL_SLOTS
@@ -207,7 +207,7 @@ def test_the_engine_says_the_same():
 
 
 def test_a_command_that_can_never_work_stops_the_job(store):
-    hopeless = msgspec.structs.replace(node("a", NodeState.RELEASED), reason="hopeless")
+    hopeless = msgspec.structs.replace(node("a", NodeState.RELEASED), end=NodeEnd.HOPELESS)
     row = row_after(store, SLOT, Reported(T + 9, (hopeless,)))
     assert (row.status, row.reason) == (
         Status.STOPPING,
@@ -237,7 +237,9 @@ def test_a_job_whose_time_is_up_shows_that_it_stops(store):
 def test_an_own_command_that_is_done_shows_that_the_job_stops(store):
     task = msgspec.structs.replace(SUBMITTED.task, module="", command=("train",))
     own = msgspec.structs.replace(SUBMITTED, task=task)
-    done = msgspec.structs.replace(node("a", NodeState.RELEASED, ended_at=T + 8), reason="finished")
+    done = msgspec.structs.replace(
+        node("a", NodeState.RELEASED, ended_at=T + 8), end=NodeEnd.FINISHED
+    )
     store.journal.append("tuning", [own, SLOT, Reported(T + 9, (done,))], expected=0)
     assert store.job("tuning").status is Status.STOPPING
 

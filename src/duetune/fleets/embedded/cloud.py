@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from enum import StrEnum
 from typing import TYPE_CHECKING
 from zlib import crc32
 
@@ -21,6 +20,7 @@ from duetune.core.fleet import (
     Launch,
     Limit,
     Node,
+    NodeEnd,
     NodeKind,
     NodeState,
     Release,
@@ -39,22 +39,6 @@ SPARE = 1e-6
 LATE = 1e-3
 
 
-class Reason(StrEnum):
-    """How a node ended; a refusal adds the numbers in brackets."""
-
-    CAPACITY = "capacity"
-    PRICE = "price"
-    LIMIT = "limit"
-    RELEASED = "released"
-    FINISHED = "finished"
-    HOPELESS = "hopeless"
-    LEFT = "left after notice"
-    DIED = "node died"
-    CANCELLED = "released before it was launched"
-    RESTARTED = "the fleet was restarted"
-    STOPPED = "the fleet was stopped"
-
-
 class Record(msgspec.Struct):
     """A node and what only the cloud knows of it: when it will be granted, when taken, and why."""
 
@@ -63,7 +47,7 @@ class Record(msgspec.Struct):
     grant_at: float = math.inf
     silent: bool = False
     taken_at: float = math.inf
-    why: str = ""
+    why: NodeEnd = NodeEnd.CAPACITY
 
     @property
     def alive(self) -> bool:
@@ -113,7 +97,7 @@ class Cloud:
                 lived = node.state is NodeState.RUNNING
                 end = max(at, node.requested_at, node.started_at or 0.0)
                 state = NodeState.LOST if lived else NodeState.REFUSED
-                self._end(record, state, Reason.RESTARTED, end)
+                self._end(record, state, NodeEnd.RESTARTED, end)
 
     def advance(self, moment: float) -> None:
         """Everything that is due by ``moment``, each at its own time."""
@@ -153,11 +137,11 @@ class Cloud:
                     self.limits[command.job] = command.dollars
         self._step(self.at)
 
-    def take(self, job: str, node: str, moment: float, reason: str, *, notice: bool) -> None:
+    def take(self, job: str, node: str, moment: float, end: NodeEnd, *, notice: bool) -> None:
         """The node will be gone at ``moment``, or already is."""
         record = self._living.get((job, node))
         if record is not None:
-            self._doom(record, moment, reason, notice=notice)
+            self._doom(record, moment, end, notice=notice)
             self._step(self.at)
 
     def worker_ended(self, job: str, node: str, code: int) -> None:
@@ -166,13 +150,13 @@ class Cloud:
         if record is None:
             return
         if code == DONE:
-            self._end(record, NodeState.RELEASED, Reason.FINISHED, self.at)
+            self._end(record, NodeState.RELEASED, NodeEnd.FINISHED, self.at)
         elif code == HOPELESS:
-            self._end(record, NodeState.RELEASED, Reason.HOPELESS, self.at)
+            self._end(record, NodeState.RELEASED, NodeEnd.HOPELESS, self.at)
         elif record.node.notice_at is not None:
-            self._end(record, NodeState.LOST, f"{record.why}, {Reason.LEFT}", self.at)
+            self._end(record, NodeState.LOST, record.why, self.at, ", left after notice")
         else:
-            self._end(record, NodeState.RELEASED, Reason.RELEASED, self.at)
+            self._end(record, NodeState.RELEASED, NodeEnd.RELEASED, self.at)
 
     def report(self, job: str) -> FleetReport:
         nodes = (record.node for record in self._records.values() if record.node.job == job)
@@ -218,9 +202,10 @@ class Cloud:
             requested_at=self.at,
         )
         record = self._records[key] = self._living[key] = Record(node, launch)
-        refusal = Reason.CANCELLED if key in self.cancelled else self._refusal(launch)
-        if refusal:
-            self._end(record, NodeState.REFUSED, refusal, self.at)
+        refusal = (NodeEnd.CANCELLED, "") if key in self.cancelled else self._refusal(launch)
+        if refusal is not None:
+            end, details = refusal
+            self._end(record, NodeState.REFUSED, end, self.at, details)
             return
         # Chance hangs on the node's name alone, so that the order of calls does not matter.
         draw = np.random.default_rng([self.settings.seed, crc32("/".join(key).encode())])
@@ -229,13 +214,13 @@ class Cloud:
         record.silent = bool(draw.uniform() < self.settings.silent_share)
         self.changed[key] = record
 
-    def _refusal(self, launch: Launch) -> str:
-        """Why the node cannot be had now; "" if it can."""
+    def _refusal(self, launch: Launch) -> tuple[NodeEnd, str] | None:
+        """Why the node cannot be had now, and the numbers of it; None if it can."""
         if self.refusing:
-            return Reason.CAPACITY
+            return NodeEnd.CAPACITY, ""
         dollars = self.limits.get(launch.job)
         if dollars is not None and self._bill(launch.job, self.at) >= dollars - 2 * SPARE:
-            return f"{Reason.LIMIT} ({dollars:g} dollars are spent)"
+            return NodeEnd.LIMIT, f" ({dollars:g} dollars are spent)"
         held = sum(record.node.kind is launch.kind for record in self._living.values()) - 1
         number = self.replay.slots_since(self.at)
         if launch.kind is NodeKind.ON_DEMAND:
@@ -245,17 +230,17 @@ class Cloud:
             highest = self._max_price(launch)
             price = self.replay.hourly(NodeKind.SPOT, number)
             if price > highest:
-                return f"{Reason.PRICE} ({price:g} is above {highest:g} dollars per hour)"
+                return NodeEnd.PRICE, f" ({price:g} is above {highest:g} dollars per hour)"
         if held >= capacity:
-            return f"{Reason.CAPACITY} ({held} of {capacity} {launch.kind} GPUs are held)"
-        return ""
+            return NodeEnd.CAPACITY, f" ({held} of {capacity} {launch.kind} GPUs are held)"
+        return None
 
     def _release(self, release: Release) -> None:
         key = (release.job, release.node)
         if key not in self._records:
             self.cancelled.add(key)
         elif (record := self._living.get(key)) is not None:
-            self._end(record, NodeState.RELEASED, Reason.RELEASED, self.at)
+            self._end(record, NodeState.RELEASED, NodeEnd.RELEASED, self.at)
 
     def _grant(self, record: Record) -> None:
         known = record.taken_at < math.inf and not record.silent and self._notice_s > 0
@@ -279,11 +264,11 @@ class Cloud:
             price = self.replay.hourly(NodeKind.SPOT, number)
             for record in spot:
                 if record.stays_after(moment) and price > self._max_price(record.launch):
-                    self._doom(record, moment, Reason.PRICE, notice=not record.silent)
+                    self._doom(record, moment, NodeEnd.PRICE, notice=not record.silent)
             staying = [record for record in spot if record.stays_after(moment)]
             surplus = len(staying) - self.replay.slot(number).available
             for record in staying[len(staying) - surplus :] if surplus > 0 else []:
-                self._doom(record, moment, Reason.CAPACITY, notice=not record.silent)
+                self._doom(record, moment, NodeEnd.CAPACITY, notice=not record.silent)
 
     def _foresee_limits(self) -> None:
         for job in self.limits:
@@ -291,12 +276,12 @@ class Cloud:
             if reached is not None:
                 for record in self._of(job):
                     if record.stays_after(reached):
-                        self._doom(record, reached, Reason.LIMIT, notice=True)
+                        self._doom(record, reached, NodeEnd.LIMIT, notice=True)
 
-    def _doom(self, record: Record, moment: float, reason: str, *, notice: bool) -> None:
+    def _doom(self, record: Record, moment: float, end: NodeEnd, *, notice: bool) -> None:
         if moment >= record.taken_at:
             return
-        record.taken_at, record.why = moment, str(reason)
+        record.taken_at, record.why = moment, end
         if notice and moment > self.at and record.node.state is NodeState.RUNNING:
             record.node = msgspec.structs.replace(record.node, notice_at=moment)
             self._note(record)
@@ -329,7 +314,9 @@ class Cloud:
                 total += self.replay.cost(record.node.kind, start, stop)
         return total
 
-    def _end(self, record: Record, state: NodeState, reason: str, moment: float) -> None:
+    def _end(
+        self, record: Record, state: NodeState, end: NodeEnd, moment: float, details: str = ""
+    ) -> None:
         node = record.node
         start = node.started_at
         paid = 0.0 if start is None else self.replay.cost(node.kind, start, moment)
@@ -338,7 +325,8 @@ class Cloud:
             state=state,
             ended_at=moment,
             billed=max(node.billed, paid),
-            reason=str(reason),
+            reason=f"{end}{details}",
+            end=end,
         )
         self._living.pop((node.job, node.id), None)
         self._settled[node.job] += record.node.billed

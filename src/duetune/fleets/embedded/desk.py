@@ -7,9 +7,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from duetune.core.fleet import Launch, Limit, NodeKind, Release
+from duetune.core.fleet import Launch, Limit, NodeEnd, NodeKind, Release
 from duetune.errors import FleetError
-from duetune.fleets.embedded.cloud import Reason
 from duetune.fleets.embedded.ledger import Cancelled, Changed, Closed
 from duetune.fleets.embedded.wire import NoticeDocument
 
@@ -109,7 +108,7 @@ class Desk:
             moment = self._now()
             self._cloud.advance(moment)
             if code is None:
-                self._cloud.take(*key, moment, Reason.DIED, notice=False)
+                self._cloud.take(*key, moment, NodeEnd.DIED, notice=False)
             else:
                 self._cloud.worker_ended(*key, code)
         self._wake()
@@ -126,7 +125,7 @@ class Desk:
             self._cloud.advance(moment)
             for record in self._cloud.living():
                 node = record.node
-                self._cloud.take(node.job, node.id, moment, Reason.STOPPED, notice=False)
+                self._cloud.take(node.job, node.id, moment, NodeEnd.STOPPED, notice=False)
             self._settle()
             self._ledger.append([Closed(self._now())])
 

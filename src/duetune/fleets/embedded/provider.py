@@ -18,9 +18,8 @@ import time
 from hashlib import sha256
 from typing import TYPE_CHECKING
 
-from duetune.core.fleet import Launch, NodeKind, NodeState
+from duetune.core.fleet import Launch, NodeEnd, NodeKind, NodeState
 from duetune.errors import FleetError
-from duetune.fleets.embedded.cloud import Reason
 from duetune.fleets.embedded.coordinators import Coordinators
 from duetune.fleets.embedded.crew import Crew
 from duetune.fleets.embedded.desk import Desk
@@ -148,7 +147,7 @@ class Provider:
                 self._notify(key, launch, node.notice_at)
         elif not node.state.alive:
             self._devices.give_back(key)
-            if node.reason == Reason.RELEASED and launch is not None and key in self._crew:
+            if node.end is NodeEnd.RELEASED and launch is not None and key in self._crew:
                 leaves_by = time.time() + self._settings.release_grace_s
                 self._write_notice(launch, leaves_by)
                 self._crew.leave(key, self._settings.release_grace_s)
