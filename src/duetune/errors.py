@@ -2,6 +2,7 @@
 
     DuetuneError
     ├── InvalidInput      what the user gave cannot be used: field, value, what is allowed
+    │   └── OutOfMemory   what the user gave needs more memory than the GPU has
     ├── MissingExtra      an optional dependency is needed for this
     ├── NotFound          nothing by that name
     ├── SolverStopped     the integer program hit its time limit
@@ -36,6 +37,12 @@ class InvalidInput(DuetuneError):
         self.value = value
         self.allowed = allowed
         super().__init__(f"{field}: {shown(value)} is not allowed; expected {allowed}")
+
+
+class OutOfMemory(InvalidInput):
+    """What the user gave needs more memory than the GPU has."""
+
+    code = "out_of_memory"
 
 
 class MissingExtra(DuetuneError):

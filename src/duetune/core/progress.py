@@ -25,7 +25,8 @@ class Progress(msgspec.Struct, frozen=True):
 
     ``step`` of ``total_steps`` optimiser steps are done; ``step_s`` is the usual length of one in
     wall seconds with ``world`` members, without resizes. ``at`` is wall time, seconds since the
-    epoch. ``output`` is the folder of the result, once finished.
+    epoch. ``output`` is the folder of the result, once finished. ``out_of_memory``: it failed
+    because the GPU has too little memory for its configuration.
     """
 
     step: int = 0
@@ -41,3 +42,4 @@ class Progress(msgspec.Struct, frozen=True):
     message: str = ""
     output: str = ""
     at: float = 0.0
+    out_of_memory: bool = False

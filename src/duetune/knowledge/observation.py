@@ -31,7 +31,8 @@ class Origin(StrEnum):
 
 
 class Observation(msgspec.Struct, frozen=True, kw_only=True):
-    """``tokens_per_s`` are those of all GPUs together, ``step_s`` one micro-step. Of one GPU's
+    """``tokens_per_s`` are those of all GPUs together, ``step_s`` one micro-step. ``step_rows`` are
+    the rows of one optimiser step, which the last round of micro-steps need not fill. Of one GPU's
     memory, ``peak_memory_gb`` was taken at the peak (as the driver shows it) and
     ``needed_memory_gb`` was in use, the rest being kept for later; both include what the process
     takes before it trains. ``provenance`` says where it is from (a job, a file and its row),
@@ -48,6 +49,7 @@ class Observation(msgspec.Struct, frozen=True, kw_only=True):
     power_w: float | None = None
     runtime_s: float | None = None
     steps: int | None = None
+    step_rows: int | None = None
     measured_at: float = 0.0
     origin: Origin = Origin.IMPORT
     provenance: str = ""
@@ -59,14 +61,13 @@ class Observation(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         for field in (
-            *(
-                "tokens_per_s",
-                "step_s",
-                "peak_memory_gb",
-                "needed_memory_gb",
-                "runtime_s",
-                "weight",
-            ),
+            "tokens_per_s",
+            "step_s",
+            "peak_memory_gb",
+            "needed_memory_gb",
+            "runtime_s",
+            "step_rows",
+            "weight",
         ):
             number = getattr(self, field)
             if number is not None and not (math.isfinite(number) and number > 0):

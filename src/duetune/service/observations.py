@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,9 +28,6 @@ if TYPE_CHECKING:
     from duetune.store.store import Store
     from duetune.training.task import TrainingTask
 
-_ROWS = re.compile(r"steps of (\d+) rows")
-_OUT_OF_MEMORY = "out of memory"
-
 
 def record_observations(
     store: Store, site: SiteSettings, job: str, story: Sequence[Recorded]
@@ -53,7 +49,7 @@ def record_observations(
         for gpus, steps in sorted(state.pace.items())
         if steps > 0
     ]
-    if state.status is Status.FAILED and _OUT_OF_MEMORY in state.reason:
+    if state.status is Status.FAILED and state.progress.out_of_memory:
         found.append(
             Observation(
                 configuration=_configuration(task, site, max(1, state.progress.world)),
@@ -82,8 +78,7 @@ def measured_paces(observations: Iterable[Observation], spec: JobSpec) -> tuple[
         ):
             continue
         microbatch = max(1, told.batch_size // told.num_gpus)
-        found = _ROWS.match(each.protocol)
-        rows = int(found[1]) if found else told.batch_size * told.grad_accum
+        rows = each.step_rows or told.batch_size * told.grad_accum
         paces.append(
             MeasuredPace(
                 subject=spec.model,
@@ -126,6 +121,7 @@ def _measured(
         tokens_per_s=steps_per_s * (counted or task.batch_rows * task.max_length),
         step_s=1 / steps_per_s / configuration.grad_accum,
         steps=progress.step or None,
+        step_rows=task.batch_rows,
         measured_at=progress.at,
         origin=Origin.PRODUCTION,
         provenance=provenance,

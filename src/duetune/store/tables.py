@@ -20,7 +20,7 @@ from sqlalchemy import (
     UniqueConstraint,
 )
 
-REVISIONS = ("0001", "0002", "0003")
+REVISIONS = ("0001", "0002", "0003", "0004")
 """Every schema this code knows, oldest first; the last is the one it works with."""
 
 VERSION_TABLE = "duetune_schema"

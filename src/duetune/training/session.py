@@ -14,7 +14,7 @@ import torch
 import transformers
 
 from duetune.core.contract import CHECKPOINT_KEEP
-from duetune.errors import InvalidInput
+from duetune.errors import InvalidInput, OutOfMemory
 from duetune.training.batches import held_out
 from duetune.training.checkpoint import CheckpointStore, Damaged
 from duetune.training.elastic import ElasticTraining
@@ -99,7 +99,7 @@ class Session:
             learner = Learner(task, model, data, rows, device)
         except torch.OutOfMemoryError as error:
             allowed = f"a smaller model or adapters: out of memory ({error})"
-            raise InvalidInput("model", task.model, allowed) from None
+            raise OutOfMemory("model", task.model, allowed) from None
         torch.use_deterministic_algorithms(learner.exact and device.type == "cuda")
         return cls(contract, task, tokenizer, learner, evaluation, device)
 
@@ -145,7 +145,7 @@ class Session:
                 raise
             size = self._task.per_device_train_batch_size
             allowed = f"fewer rows or a shorter max_length: out of memory ({error})"
-            raise InvalidInput("per_device_train_batch_size", size, allowed) from None
+            raise OutOfMemory("per_device_train_batch_size", size, allowed) from None
         finally:
             group.close()
             saver.wait()

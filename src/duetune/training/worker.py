@@ -16,7 +16,7 @@ import msgspec
 
 from duetune.core.contract import DONE, HOPELESS, LEFT
 from duetune.core.progress import Phase, Progress
-from duetune.errors import DuetuneError, InvalidInput, MissingExtra
+from duetune.errors import DuetuneError, InvalidInput, MissingExtra, OutOfMemory
 from duetune.training.contract import Contract, Notice
 from duetune.training.progress import ProgressReporter, read_progress
 from duetune.training.publication import published
@@ -44,7 +44,7 @@ def main() -> int:
             return _run(contract, notice, reporter)
         except DuetuneError as error:
             _log.error("%s", error)
-            reporter.report(_failed(contract, str(error)))
+            reporter.report(_failed(contract, error))
             return HOPELESS
 
 
@@ -104,11 +104,17 @@ def _report_finished(contract: Contract, reporter: ProgressReporter, result: Res
     )
 
 
-def _failed(contract: Contract, message: str) -> Progress:
+def _failed(contract: Contract, error: DuetuneError) -> Progress:
     """The last report with the reason, so that how far it came is not forgotten."""
     file = contract.progress_file
     last = read_progress(file) if file is not None else None
-    return msgspec.structs.replace(last or Progress(), phase=Phase.FAILED, message=message, at=0.0)
+    return msgspec.structs.replace(
+        last or Progress(),
+        phase=Phase.FAILED,
+        message=str(error),
+        out_of_memory=isinstance(error, OutOfMemory),
+        at=0.0,
+    )
 
 
 def _threads() -> int:

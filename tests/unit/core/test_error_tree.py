@@ -20,6 +20,7 @@ def test_codes_for_programs_and_shells_are_stable():
         "InvalidInput": ("invalid_input", 2),
         "MissingExtra": ("missing_extra", 2),
         "NotFound": ("not_found", 3),
+        "OutOfMemory": ("out_of_memory", 2),
         "SolverStopped": ("solver_stopped", 4),
         "StaleController": ("stale_controller", 4),
         "StoreError": ("store", 4),

@@ -15,6 +15,7 @@ from duetune.engine.engine import Engine
 
 SLOT_S = 1800.0
 ORIGIN = 1_700_000_000.0
+TRAINING = Task(folder="folder", module="training")
 
 
 def moment(slots):
@@ -31,7 +32,7 @@ class Story:
         steps=120,
         stop_at=None,
         max_price=None,
-        task=Task(folder="folder", module="training"),
+        task=TRAINING,
         **terms,
     ):
         job = Job(

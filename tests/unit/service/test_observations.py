@@ -157,6 +157,7 @@ def test_a_job_that_ran_out_of_memory_teaches_that(store, tmp_path):
         phase=Phase.FAILED,
         message="per_device_train_batch_size: 2 is not allowed; expected fewer rows or a shorter "
         "max_length: out of memory (CUDA out of memory)",
+        out_of_memory=True,
         at=1.7e9,
     )
     record_observations(store, SITE, "tuning-1", lived(tmp_path / "job", progress=failed, pace={}))
@@ -166,8 +167,9 @@ def test_a_job_that_ran_out_of_memory_teaches_that(store, tmp_path):
     assert "out of memory" in seen.error
 
 
-def test_another_failure_teaches_nothing(store, tmp_path):
-    failed = Progress(phase=Phase.FAILED, message="dataset: bad", at=1.7e9)
+@pytest.mark.parametrize("message", ["dataset: bad", "no file 'out of memory.jsonl'"])
+def test_another_failure_teaches_nothing(store, tmp_path, message):
+    failed = Progress(phase=Phase.FAILED, message=message, at=1.7e9)
     record_observations(store, SITE, "tuning-1", lived(tmp_path / "job", progress=failed, pace={}))
     assert len(store.observations.history()) == 0
 
@@ -188,6 +190,16 @@ def test_paces_come_back_as_they_were_measured(store, tmp_path):
     assert three.step_s == pytest.approx(0.25)
     assert (three.microbatch, three.accumulation) == (2, 4)
     assert (one.step_s, one.accumulation) == (pytest.approx(0.5), 4)
+
+
+def test_the_rows_of_a_step_are_a_field_and_not_words(store, tmp_path):
+    record_observations(store, SITE, "tuning-1", lived(tmp_path / "job", pace={3: 120.0}))
+    (seen,) = store.observations.history()
+    assert seen.step_rows == 8
+    reworded = msgspec.structs.replace(seen, protocol="as measured in production")
+    (pace,) = measured_paces([reworded], spec_of(TASK.model))
+    # Eight rows, not the twelve that three GPUs could take in two rounds of two.
+    assert pace.accumulation == 4
 
 
 def test_paces_are_those_of_jobs_and_of_the_same_model(store, tmp_path):
@@ -267,7 +279,7 @@ def test_the_next_job_is_as_fast_as_the_last_one_was(store, tmp_path):
 
 
 def test_the_next_job_avoids_what_the_last_one_ran_out_of_memory_with(store, tmp_path):
-    failed = Progress(world=2, phase=Phase.FAILED, message="x: out of memory (y)", at=1.7e9)
+    failed = Progress(world=2, phase=Phase.FAILED, out_of_memory=True, at=1.7e9)
     before = planned_again(History.empty())
     story = lived(tmp_path / "job", task=task_of(before), progress=failed, pace={})
     record_observations(store, SITE, "tuning-1", story)

@@ -81,6 +81,7 @@ def test_a_database_of_every_schema_there_was_still_opens(revision, tmp_path):
         assert store.selector.load("a1b2").payload == b"[3.5,-1.0]"
         (measured,) = store.observations.history()
         assert (measured.configuration.num_gpus, measured.tokens_per_s) == (3, 49152.0)
+        assert measured.step_rows == 12
         assert not store.observations.record(measured)
 
 
@@ -134,7 +135,7 @@ def test_what_jobs_have_shown_is_taken_over(migrated):
     assert measured.step_s == 0.125
     assert (measured.origin, measured.provenance) == (Origin.PRODUCTION, "job tuning")
     assert measured.measured_at == 1_750_000_100.5
-    assert measured.protocol == "steps of 8 rows"
+    assert (measured.protocol, measured.step_rows) == ("steps of 8 rows", 8)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,10 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import msgspec
 import pytest
 
+from duetune.core.contract import HOPELESS
 from duetune.core.progress import Phase, Progress
+from duetune.errors import InvalidInput, OutOfMemory
+from duetune.training import worker
 from duetune.training.contract import Contract
 from duetune.training.progress import ProgressReporter, read_progress
 
@@ -168,3 +171,25 @@ def test_nobody_listening_does_not_hold_up_training(tmp_path, listener):
     assert posted == []
     reporter.report(Progress(step=5, phase=Phase.FAILED))
     assert len(posted) == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "ran_out"),
+    [
+        (OutOfMemory("model", "org/model", "a smaller model: out of memory"), True),
+        (InvalidInput("dataset", "out of memory.jsonl", "a file"), False),
+    ],
+)
+def test_a_failure_says_whether_memory_was_too_small(tmp_path, monkeypatch, error, ran_out):
+    def fails(*_arguments):
+        raise error
+
+    contract = contract_in(tmp_path, DUETUNE_PROGRESS_FILE=str(tmp_path / "progress.json"))
+    ProgressReporter(contract).report(Progress(step=7, phase=Phase.TRAINING))
+    monkeypatch.setattr(Contract, "from_environment", lambda _: contract)
+    monkeypatch.setattr(worker, "_run", fails)
+    monkeypatch.setattr(worker, "_set_up_log", lambda: None)
+    assert worker.main() == HOPELESS
+    told = read_progress(tmp_path / "progress.json")
+    assert (told.step, told.phase, told.out_of_memory) == (7, Phase.FAILED, ran_out)
+    assert told.message == str(error)
