@@ -8,7 +8,7 @@ A suite is a plain class with ``test_`` methods and plain asserts, so any runner
 classes runs it; pytest is not needed to import it.
 """
 
-from duetune.testing.fleet_contract import FleetContract, MarketFeedContract
+from duetune.testing.fleet_contract import FleetContract
 from duetune.testing.fleets import ManualClock, MemoryFleet
 from duetune.testing.forecaster_contract import (
     CausalForecasterContract,
@@ -16,6 +16,7 @@ from duetune.testing.forecaster_contract import (
     ForecasterContract,
 )
 from duetune.testing.journal_contract import JournalContract
+from duetune.testing.market_feed_contract import MarketFeedContract
 from duetune.testing.markets import constant_market, market_of, random_market
 from duetune.testing.planner_contract import PlannerContract
 from duetune.testing.policies import FixedPlan, Idle, Restless
