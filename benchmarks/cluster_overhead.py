@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from duetune.bootstrap.planners import planner_named
 from duetune.cluster.assignment import program_of
 from duetune.cluster.program import solve
 from duetune.cluster.sia import Sia
 from duetune.core.cluster import JobView, Partition, Stock
+from duetune.registry.planners import planner_named
 from knowledge_peers import Peer, Unavailable, environment, variables
 
 if TYPE_CHECKING:

@@ -17,11 +17,11 @@ from rich.console import Console
 from rich.progress import Progress
 
 from cluster_worlds import MARKETS, Prepared, half_stock, spot_markets, spot_stock
-from duetune.bootstrap.planners import planner_named
 from duetune.cluster.outcome import Figures
 from duetune.cluster.trial import Cluster, interval, redrawn
 from duetune.cluster.workload import poisson_arrivals, workload
 from duetune.cluster.world import usual_stock
+from duetune.registry.planners import planner_named
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 import numpy as np
 
-from duetune.bootstrap.knowledge import source_named
 from duetune.knowledge.configuration import Configurations
 from duetune.knowledge.model import KnowledgeModel
 from duetune.knowledge.observation import Outcome
 from duetune.knowledge.source import Limits, Objective
 from duetune.knowledge.sources.learned import HybridSource
 from duetune.knowledge.space import Space
+from duetune.registry.sources import source_named
 from knowledge_data import groups, labelled_rows, peer_row, plausible_rows, table
 from knowledge_peers import COASTLINE, KAVIER, Unavailable, ask
 

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 import numpy as np
 
-from duetune.bootstrap.knowledge import source_named
 from duetune.knowledge.history import History
 from duetune.knowledge.observation import Origin
 from duetune.profiling.active import information
 from duetune.profiling.diversity import positions, spread_out
+from duetune.registry.sources import source_named
 from knowledge_baselines import OURS, SUBJECTS
 from knowledge_data import groups, table
 from knowledge_metrics import pace_error

@@ -7,6 +7,7 @@
     selector = "adahedge"
 
     [site]
+    fleet = "embedded"                      # or the name of a fleet that a plug-in registers
     market = "diurnal"                      # or trace = "market.csv"
     speed = 1
 
@@ -42,15 +43,18 @@ DATABASE_FILE = "duetune.db"
 
 
 class SiteSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The embedded fleet: which market it replays, how fast, and what its GPUs are.
+    """Where jobs run: which fleet it is, where its prices come from, and what its GPUs are.
 
-    ``market`` is a synthetic kind, ``trace`` a file that replaces it. ``history_slots`` of it are
-    known before the replay begins. ``speed`` is market seconds per wall second.
-    ``emulated_microbatch_s`` makes every GPU take at least so long for a microbatch. ``startup_s``
+    ``fleet`` and ``feed`` are names of the registry; ``feed = "fleet"`` is the fleet's own market.
+    The embedded fleet replays ``market``, a synthetic kind, or ``trace``, a file that replaces it;
+    ``history_slots`` of it are known before the replay begins. ``speed`` is market seconds per wall
+    second. ``emulated_microbatch_s`` makes every GPU take at least so long for a microbatch. ``startup_s``
     and ``resize_s`` are what a first start and a change of the group are expected to take. Without
     ``warm`` every worker loads its libraries itself, and none are kept in memory for it.
     """
 
+    fleet: str = "embedded"
+    feed: str = "fleet"
     market: str = "diurnal"
     trace: str | None = None
     pool: str | None = None

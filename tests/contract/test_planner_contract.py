@@ -5,9 +5,9 @@ import pytest
 from discovery import classes_with
 
 import duetune.cluster
-from duetune.bootstrap.planners import PLANNERS, planner_named
 from duetune.cluster.queues import Queue
 from duetune.core.cluster import Plan
+from duetune.registry.planners import PLANNERS, planner_named
 from duetune.testing import PlannerContract
 
 IMPLEMENTATIONS = [

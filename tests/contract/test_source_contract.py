@@ -8,13 +8,13 @@ import pytest
 from discovery import classes_with
 
 import duetune.knowledge.sources
-from duetune.bootstrap.knowledge import SOURCES, source_named
 from duetune.knowledge.model import KnowledgeModel
 from duetune.knowledge.sources.base import Source
 from duetune.knowledge.sources.blind import Blind
 from duetune.knowledge.sources.decorators import Cached, Decorator
 from duetune.knowledge.sources.history import HistorySource, Remembering
 from duetune.knowledge.sources.learned import HybridSource, RegressionSource
+from duetune.registry.sources import SOURCES, source_named
 from duetune.testing.source_contract import SourceContract
 
 ABSTRACT = {Source, Blind, Remembering, Decorator}

@@ -13,10 +13,11 @@ from contextlib import redirect_stderr, redirect_stdout, suppress
 from pathlib import Path
 from unittest.mock import patch
 
-from duetune.bootstrap import live
 from duetune.cli import main
 from duetune.service import submission
 from duetune.settings import load_settings
+from duetune.store.home_store import opened_store
+from duetune.wiring import running_fleet
 
 PROGRAM = [sys.executable, "-m", "duetune.cli"]
 TRAINER = Path(__file__).with_name("pretend_trainer.py")
@@ -122,13 +123,13 @@ class LiveHome:
         return f"{sys.executable} {TRAINER} {steps} {step_s}"
 
     def fleet_alive(self, job):
-        return [node for node in self.fleet().observe(job).nodes if node.state.alive]
+        return [node for node in self.fleet().fleet.observe(job).nodes if node.state.alive]
 
     def launch(self, spec, *flags, **more):
         return self.json("launch", spec, "--yes", "--detach", *flags, **more)["job"]
 
     def store(self):
-        return live.opened_store(self.settings)
+        return opened_store(self.settings)
 
     def job(self, name):
         with self.store() as store:
@@ -139,7 +140,7 @@ class LiveHome:
             return store.journal.read(name)
 
     def fleet(self):
-        return live.running_fleet(self.settings)
+        return running_fleet(self.settings)
 
     def until(self, condition, what, timeout_s=TIMEOUT_S):
         end = time.monotonic() + timeout_s

@@ -14,10 +14,10 @@ import click
 import pytest
 from test_documentation import EXAMPLE, printed
 
-from duetune.bootstrap import clusters
 from duetune.cli import main
 from duetune.cli.cluster import cluster
 from duetune.errors import InvalidInput
+from duetune.registry import clusters
 from duetune.simulate import plots_cluster
 from small_cluster import MODEL, STOCK, small_world
 

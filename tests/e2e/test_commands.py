@@ -9,10 +9,11 @@ from datetime import UTC, datetime, timedelta
 import numpy as np
 import pytest
 
-from duetune import bootstrap
 from duetune.cli import app as program
-from duetune.cli import main
+from duetune.cli import main, options, select, simulate, tournament
 from duetune.core.job import Job, linear_throughput
+from duetune.registry.policies import GROUPS, POLICIES
+from duetune.registry.selectors import SELECTORS
 
 
 @pytest.fixture(autouse=True)
@@ -280,11 +281,12 @@ class TestRefusals:
         assert words in refused("simulate", "--job", "job.json")
 
     def test_a_plot_is_refused_before_the_work_begins(self, refused, monkeypatch):
-        monkeypatch.setattr(bootstrap, "policies_named", None)
+        monkeypatch.setattr(tournament, "policies_named", None)
+        monkeypatch.setattr(select, "policies_named", None)
         assert "--plot" in refused("tournament", "--plot", "missing/a.png")
         assert "--plot" in refused("select", "--plot", "missing/a.png")
         assert "--csv" in refused("tournament", "--csv", "missing/a.csv")
-        monkeypatch.setattr(bootstrap, "market_named", None)
+        monkeypatch.setattr(options, "market_named", None)
         assert "--plot" in refused("optimum", "--plot", "missing/a.png")
 
 
@@ -413,7 +415,7 @@ class TestListings:
     def test_every_listed_policy_and_market_has_a_line(self, duetune):
         status, out, _ = duetune("policies")
         assert status == 0
-        for listed in (*bootstrap.POLICIES, *bootstrap.GROUPS, *bootstrap.SELECTORS):
+        for listed in (*POLICIES, *GROUPS, *SELECTORS):
             assert listed.name in out
             assert listed.meaning in out
         status, out, _ = duetune("markets")
@@ -434,7 +436,7 @@ class TestTrouble:
             def policy_named(_):
                 raise error
 
-            monkeypatch.setattr(bootstrap, "policy_named", policy_named)
+            monkeypatch.setattr(simulate, "policy_named", policy_named)
 
         return fail
 

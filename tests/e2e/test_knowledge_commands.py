@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from duetune.bootstrap import knowledge
 from duetune.cli import main
 from duetune.knowledge.configuration import Configuration
 from duetune.knowledge.history import History
 from duetune.knowledge.history_files import read_history, write_history
 from duetune.knowledge.observation import Observation, Outcome
 from duetune.knowledge.space import Space
+from duetune.registry import sources
 
 MODEL = "meta-llama/Llama-3.2-1B"
 FITS = ("fits", "llama3.2-1b", "--gpu", "A100-80GB", "--seq", "1024", "--batch", "4")
@@ -30,7 +30,7 @@ def _nothing_shipped(monkeypatch, tmp_path):
     monkeypatch.setenv("DUETUNE_HOME", str(tmp_path / "home"))
     monkeypatch.delenv("DUETUNE_DEBUG", raising=False)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(knowledge, "shipped_history", History.empty)
+    monkeypatch.setattr(sources, "shipped_history", History.empty)
 
 
 @pytest.fixture

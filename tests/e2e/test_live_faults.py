@@ -10,10 +10,10 @@ import pytest
 from live_home import LEFT_RUNNING, LiveHome
 from test_live_jobs import accounted, never_two_at_once
 
-from duetune.bootstrap import live
 from duetune.core.fleet import NodeState
 from duetune.fleets.embedded import FleetSettings, start_provider
 from duetune.fleets.embedded.settings import FleetFaults
+from duetune.registry.embedded_fleet import SITE_FILE, site_market
 from duetune.settings import SiteSettings
 
 pytestmark = [pytest.mark.live, pytest.mark.filterwarnings(LEFT_RUNNING)]
@@ -35,8 +35,8 @@ def start_faulty(home, faults, *, slot_wall_s=2.0):
     settings = FleetSettings(
         speed=site.speed, wrap=True, grant_delay_s=0.2, preload="", faults=faults
     )
-    start_provider(home.settings.fleet, settings, live.site_market(site))
-    (home.settings.fleet / live.SITE_FILE).write_bytes(msgspec.json.encode(site))
+    start_provider(home.settings.fleet, settings, site_market(site))
+    (home.settings.fleet / SITE_FILE).write_bytes(msgspec.json.encode(site))
 
 
 def test_replies_that_are_lost_make_no_second_node(home):

@@ -10,9 +10,9 @@ import signal
 import pytest
 from live_home import LEFT_RUNNING, LiveHome
 
-from duetune import bootstrap
 from duetune.core.events import Decided, Ended, Learned, Requested
 from duetune.core.fleet import NodeState
+from duetune.registry.policies import policy_named
 from duetune.simulate.journal import redecided
 
 pytestmark = [pytest.mark.live, pytest.mark.filterwarnings(LEFT_RUNNING)]
@@ -33,7 +33,7 @@ def accounted(home, job):
     story = [recorded.event for recorded in home.story(job)]
     ends = [event for event in story if isinstance(event, Ended)]
     assert len(ends) == 1
-    nodes = home.fleet().observe(job).nodes
+    nodes = home.fleet().fleet.observe(job).nodes
     assert not [node for node in nodes if node.state.alive]
     assert ends[0].cost == pytest.approx(sum(node.billed for node in nodes), abs=1e-12)
     with home.store() as store:
@@ -68,7 +68,7 @@ def test_a_job_runs_through_preemptions_and_leaves_a_bill_and_reasons(home):
     assert [node for node in nodes if node.state is NodeState.LOST]
     # The story replays to the same decisions, and the pool has learnt from it.
     story = home.story(job)
-    again = redecided(story, bootstrap.policy_named)
+    again = redecided(story, policy_named)
     assert again
     assert all(each.same for each in again)
     assert isinstance(story[-1].event, Learned)
@@ -105,7 +105,7 @@ def test_the_controller_is_killed_again_and_again_and_nothing_is_lost(home):
     row = home.until_over(job)
     assert row.status == "SUCCEEDED"
     assert never_two_at_once(accounted(home, job))
-    assert all(each.same for each in redecided(home.story(job), bootstrap.policy_named))
+    assert all(each.same for each in redecided(home.story(job), policy_named))
 
 
 def test_a_controller_killed_at_one_crash_point_after_the_other_loses_nothing(home):
@@ -177,7 +177,7 @@ def test_the_budget_holds_while_the_controller_is_dead(home):
     home.until_step(job, 2)
     home.kill_controller()
     home.until(lambda: not home.fleet_alive(job), "the fleet's own limit")
-    assert sum(node.billed for node in home.fleet().observe(job).nodes) <= 3.0
+    assert sum(node.billed for node in home.fleet().fleet.observe(job).nodes) <= 3.0
     home.run("controller", "start")
     home.run("cancel", job)
     row = home.until_over(job)

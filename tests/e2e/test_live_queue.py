@@ -9,8 +9,8 @@ from live_home import LEFT_RUNNING, LiveHome
 from test_live_jobs import accounted
 from test_live_training import progress, spec
 
-from duetune import bootstrap
 from duetune.core.events import Decided, Ended, Observed
+from duetune.registry.policies import policy_named
 from duetune.settings import load_settings
 from duetune.simulate.journal import redecided
 from duetune.training.tiny import build_tiny_model
@@ -96,7 +96,7 @@ def test_a_fine_tune_makes_room_for_a_more_urgent_one_and_goes_on_from_its_check
     assert reported[-1] == 24
     assert home.json("status", first)["status"]["lost_steps"] == 0
     for job in (first, urgent):
-        again = redecided(home.story(job), bootstrap.policy_named)
+        again = redecided(home.story(job), policy_named)
         assert again
         assert all(each.same for each in again)
     explained = home.json("explain", first)["explanation"]["slots"]

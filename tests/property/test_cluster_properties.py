@@ -12,13 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from duetune.bootstrap.clusters import world_source
-from duetune.bootstrap.planners import planner_named
 from duetune.cluster.program import GAP
 from duetune.cluster.queues import Queue
 from duetune.cluster.sia import Sia
 from duetune.cluster.workload import poisson_arrivals, workload
 from duetune.core.cluster import JobView, Partition, Stock, Tenure
+from duetune.registry.clusters import world_source
+from duetune.registry.planners import planner_named
 from duetune.testing.markets import random_market
 from small_cluster import STOCK, small_world, watched
 

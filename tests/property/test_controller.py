@@ -56,7 +56,7 @@ def test_the_journal_alone_gives_the_state(data):
     adventure.live()
     for name in adventure.names:
         story = adventure.room.journal.read(name)
-        whole = Engine(name, bootstrap.policy_named)
+        whole = Engine(name, policy_named)
         for recorded in story:
             whole.handle(recorded.event)
         assert whole.state == adventure.room.state(name)

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from strategies import decimals, reconfigurations
 
-from duetune import bootstrap
 from duetune.core.decision import Forecast, Outlook
 from duetune.core.events import (
     Amend,
@@ -71,7 +70,7 @@ class EngineMachine(RuleBasedStateMachine):
         self.limit = None
         self.launched: set[str] = set()
         self.strangers: set[str] = set()
-        self.engine = Engine("job", bootstrap.policy_named)
+        self.engine = Engine("job", policy_named)
         self.story: list[Recorded] = []
         self.happens(
             Submitted(
@@ -314,7 +313,7 @@ class EngineMachine(RuleBasedStateMachine):
         if not hasattr(self, "engine"):
             return
         assert state_of(self.story, stream="job") == self.state, "the journal tells another story"
-        assert all(each.same for each in redecided(self.story, bootstrap.policy_named))
+        assert all(each.same for each in redecided(self.story, policy_named))
         self.drain()
 
     def drain(self):

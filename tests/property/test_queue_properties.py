@@ -13,9 +13,9 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "control"))
 from chances import Adventure
 from test_controller import Drawn
 
-from duetune.bootstrap.planners import planner_named
 from duetune.control.shares import Queue
 from duetune.core.events import Observed
+from duetune.registry.planners import planner_named
 
 PLANNERS = ("fifo", "fifo:backfill", "srt", "edf", "sia", "tutti")
 PROJECTS = ("", "vision", "speech")

@@ -13,11 +13,11 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "control"))
 
 from rooms import SLOT_S, Room
 
-from duetune import bootstrap
 from duetune.control.crash_points import CrashPlan
 from duetune.core.events import Amend, Cancel, Decided, Observed, Pause, Recorded, Resume
 from duetune.core.physics import value_of_finishing
 from duetune.errors import InvalidInput
+from duetune.registry.policies import policy_named
 from duetune.simulate.journal import (
     alternatives,
     counterfactual_utilities,
@@ -60,7 +60,7 @@ EVENTFUL = (
 def test_every_decision_comes_out_again(policy, seed):
     for pace in (1.0, 0.6):
         _, story = lived(random_market(seed), policy=policy, pace=pace, script=EVENTFUL)
-        again = redecided(story, bootstrap.policy_named)
+        again = redecided(story, policy_named)
         assert len(again) > 5
         assert len(again) == sum(isinstance(each.event, Decided) for each in story)
         assert all(each.same for each in again)
@@ -71,7 +71,7 @@ def test_every_decision_comes_out_again_after_crashes():
     room = Room(random_market(5), poll_s=300.0)
     room.submit()
     room.survive(*(CrashPlan("journal.append:after", 5) for _ in range(8)))
-    assert all(each.same for each in redecided(room.journal.read("job"), bootstrap.policy_named))
+    assert all(each.same for each in redecided(room.journal.read("job"), policy_named))
 
 
 def test_a_decision_that_was_tampered_with_is_noticed():
@@ -80,12 +80,12 @@ def test_a_decision_that_was_tampered_with_is_noticed():
     event = story[place].event
     wrong = msgspec.structs.replace(event.allocation, spot=event.allocation.spot + 1)
     story[place] = Recorded(place + 1, msgspec.structs.replace(event, allocation=wrong))
-    assert [each.same for each in redecided(story, bootstrap.policy_named)].count(False) == 1
+    assert [each.same for each in redecided(story, policy_named)].count(False) == 1
 
 
 def test_another_policy_decides_otherwise():
     _, story = lived(policy="maximal_spot")
-    again = redecided(story, lambda _: bootstrap.policy_named("on_demand"))
+    again = redecided(story, lambda _: policy_named("on_demand"))
     assert not all(each.same for each in again)
 
 
@@ -155,7 +155,7 @@ def test_the_job_lived_has_its_last_terms_and_its_measured_throughput():
 def test_the_optimum_is_the_best_that_could_have_been():
     for seed in range(4):
         _, story = lived(random_market(seed), value=100.0)
-        best, *others = alternatives(story, [bootstrap.policy_named(name) for name in POLICIES])
+        best, *others = alternatives(story, [policy_named(name) for name in POLICIES])
         assert best.finished is not None
         for other in others:
             assert best.utility >= other.utility - 1e-9
@@ -166,7 +166,7 @@ def test_what_happened_is_no_better_than_the_optimum_and_near_its_own_simulation
     room, story = lived(
         constant_market(spot_price=0.3, available=4), policy="maximal_spot", steps=59
     )
-    best, again = alternatives(story, [bootstrap.policy_named("maximal_spot")])
+    best, again = alternatives(story, [policy_named("maximal_spot")])
     ended = room.ended()
     assert ended.cost == pytest.approx(again.cost, rel=0.1)
     assert value_of_finishing(room.state().job, again.finished) == ended.value
@@ -175,7 +175,7 @@ def test_what_happened_is_no_better_than_the_optimum_and_near_its_own_simulation
 
 def test_every_policy_of_the_pool_gets_a_utility():
     _, story = lived(random_market(2))
-    pool = [bootstrap.policy_named(name) for name in POLICIES]
+    pool = [policy_named(name) for name in POLICIES]
     utilities = counterfactual_utilities(story, pool)
     assert len(utilities) == len(pool)
     assert len(set(utilities)) > 1

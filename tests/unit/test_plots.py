@@ -13,6 +13,7 @@ from duetune.core.decision import Allocation
 from duetune.core.job import Job, linear_throughput
 from duetune.core.market import MarketTrace
 from duetune.errors import InvalidInput, MissingExtra
+from duetune.files import checked_target, whole_file
 from duetune.forecast import ForecastSource
 from duetune.optimise.dynamic import offline_optimum
 from duetune.policies.baselines import MaximalSpot, OnDemandOnly
@@ -21,7 +22,6 @@ from duetune.simulate import plots
 from duetune.simulate.episode import simulate
 from duetune.simulate.plots_policies import chosen_bars, family
 from duetune.simulate.summary import Standing, dollars, replay, standings
-from duetune.simulate.summary_files import checked_target, whole_file
 from duetune.simulate.summary_selection import selection_summary
 from duetune.simulate.tournament import Tournament
 

@@ -4,38 +4,43 @@ from __future__ import annotations
 
 import click
 
-from duetune import bootstrap
+from duetune.registry.feeds import feeds_listed
+from duetune.registry.fleets import fleets_listed
+from duetune.registry.forecasters import forecasters_listed
+from duetune.registry.markets import markets_listed
+from duetune.registry.plugins import Listed
+from duetune.registry.policies import GROUPS, policies_listed
+from duetune.registry.selectors import SELECTORS
 
 _FILES = (
-    bootstrap.Listed(
+    Listed(
         "CSV, Parquet",
         "columns time, spot_usd_gpu_h, on_demand_usd_gpu_h, available; also pool, slot_hours",
     ),
-    bootstrap.Listed("spot-traces JSON", "availability alone: give --on-demand-price"),
-    bootstrap.Listed(
-        "AWS price history JSON", "prices alone: give --on-demand-price and --available"
-    ),
+    Listed("spot-traces JSON", "availability alone: give --on-demand-price"),
+    Listed("AWS price history JSON", "prices alone: give --on-demand-price and --available"),
 )
 
 
 @click.command()
 def policies() -> None:
     """The policies, groups of policies and selectors by name."""
-    print_listing(
-        "Policies (simulate --policy, tournament --policies)", bootstrap.policies_listed()
-    )
-    print_listing("Groups (tournament --policies, select --policies)", bootstrap.GROUPS)
-    print_listing("Selectors (select --selector)", bootstrap.SELECTORS)
+    print_listing("Policies (simulate --policy, tournament --policies)", policies_listed())
+    print_listing("Groups (tournament --policies, select --policies)", GROUPS)
+    print_listing("Selectors (select --selector)", SELECTORS)
 
 
 @click.command()
 def markets() -> None:
-    """The synthetic markets by name, and what files can be read."""
-    print_listing("Synthetic markets (--market)", bootstrap.markets_listed())
+    """The synthetic markets by name, what files can be read, and where live prices come from."""
+    print_listing("Synthetic markets (--market)", markets_listed())
     print_listing("Files (--trace)", _FILES)
+    print_listing("Forecasters (--forecast; forecast in config.toml)", forecasters_listed())
+    print_listing("Fleets (site.fleet in config.toml)", fleets_listed())
+    print_listing("Feeds (site.feed in config.toml)", feeds_listed())
 
 
-def print_listing(title: str, listed: tuple[bootstrap.Listed, ...]) -> None:
+def print_listing(title: str, listed: tuple[Listed, ...]) -> None:
     click.echo(f"{title}:")
     short = [len(each.name) for each in listed if len(each.name) <= 30]
     width = max(short, default=0)

@@ -32,8 +32,8 @@ cluster.add_command(compare)
 @cluster.command()
 def planners() -> None:
     """The planners by name, and the sources of knowledge that any of them takes."""
-    from duetune.bootstrap.knowledge import sources_listed
-    from duetune.bootstrap.planners import planners_listed
+    from duetune.registry.planners import planners_listed
+    from duetune.registry.sources import sources_listed
 
     print_listing("Planners (simulate --planner, compare --planners)", planners_listed())
     print_listing("Sources (simulate --source, compare --sources)", sources_listed())

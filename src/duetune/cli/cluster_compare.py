@@ -96,11 +96,11 @@ def compare(
     Every planner and source gets the same jobs. Intervals are of 95%, from 2,000 draws of the seeds
     with replacement, in pairs with the baseline.
     """
-    from duetune.bootstrap.planners import planner_named
     from duetune.cluster.trial import compared
+    from duetune.files import checked_target, whole_file
+    from duetune.registry.planners import planner_named
     from duetune.simulate import plots
     from duetune.simulate.plots_cluster import comparison_figure
-    from duetune.simulate.summary_files import checked_target, whole_file
 
     target = None if plot is None else plots.checked_plot(plot, "--plot")
     rows = None if csv is None else checked_target(csv, "--csv", (".csv",))
@@ -158,9 +158,9 @@ def _play(
     seeds: range,
 ) -> Results:
     """With a bar on the terminal."""
-    from duetune.bootstrap.clusters import world_source
     from duetune.cli.tables import counting_bar
     from duetune.cluster.trial import Setting
+    from duetune.registry.clusters import world_source
 
     # Who learns or draws by chance is made anew for every simulation, the others are fitted once.
     kept: dict[str, KnowledgeSource] = {

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
-from duetune.bootstrap.clusters import WORLDS
 from duetune.cli.options import bundle
 from duetune.errors import InvalidInput
+from duetune.registry.clusters import WORLDS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -56,12 +56,12 @@ class ClusterOptions(msgspec.Struct, frozen=True, kw_only=True):
         """What is simulated, with a word on the terminal where that takes long. Whatever can be
         refused is refused before: the sources that will be asked for, too.
         """
-        from duetune.bootstrap.clusters import world_named
-        from duetune.bootstrap.knowledge import source_named, sources_listed
         from duetune.cli.home import waiting
         from duetune.cluster.simulate import Delays
         from duetune.cluster.trial import Cluster
         from duetune.knowledge.history import History
+        from duetune.registry.clusters import world_named
+        from duetune.registry.sources import source_named, sources_listed
 
         if seed < 0:
             raise InvalidInput("seed", seed, "a whole number, zero or more")
@@ -121,7 +121,7 @@ class ClusterOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     def check_apart(self, outputs: Mapping[str, Path | None]) -> None:
         """No file that is written may be one that is read, or that is written, too."""
-        from duetune.bootstrap.clusters import cluster_files
+        from duetune.registry.clusters import cluster_files
 
         read = (("--workload", self.workload), ("--cluster", self.cluster))
         taken = {
@@ -139,8 +139,8 @@ class ClusterOptions(msgspec.Struct, frozen=True, kw_only=True):
                 raise InvalidInput(option, str(path), f"another file than that of {other}")
 
     def _stock(self, seed: int) -> tuple[Stock, dict[str, MarketTrace]]:
-        from duetune.bootstrap.clusters import cluster_from_file, cluster_of_nodes
         from duetune.cluster.world import usual_stock
+        from duetune.registry.clusters import cluster_from_file, cluster_of_nodes
 
         if self.cluster is not None and self.nodes:
             raise click.UsageError("--cluster and --nodes exclude each other")

@@ -62,14 +62,14 @@ def simulate(
     as_json: bool,
 ) -> None:
     """One planner with one source of knowledge on a cluster."""
-    from duetune.bootstrap.clusters import world_source
-    from duetune.bootstrap.planners import planner_named
     from duetune.cli.home import waiting
     from duetune.cluster.outcome_files import write_jobs, write_rounds
     from duetune.cluster.workload_files import write_workload
+    from duetune.files import checked_target, whole_file
+    from duetune.registry.clusters import world_source
+    from duetune.registry.planners import planner_named
     from duetune.simulate import plots
     from duetune.simulate.plots_cluster import cluster_figure
-    from duetune.simulate.summary_files import checked_target, whole_file
 
     target = None if plot is None else plots.checked_plot(plot, "--plot")
     per_job = None if csv is None else checked_target(csv, "--csv", (".csv",))

@@ -22,8 +22,8 @@ def controller() -> None:
 @controller.command()
 def run() -> None:
     """Be the controller, in the foreground."""
-    from duetune.bootstrap import live
     from duetune.service.processes import sole_controller
+    from duetune.wiring import run_controller
 
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", datefmt="%H:%M:%S"
@@ -31,7 +31,7 @@ def run() -> None:
     settings = Home().settings
     with sole_controller(settings) as alone:
         if alone:
-            live.run_controller(settings)
+            run_controller(settings)
         else:
             click.echo("Another controller is running.")
 

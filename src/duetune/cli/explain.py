@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from duetune import bootstrap
 from duetune.cli.home import Answer, Home, json_option, print_answer
+from duetune.registry.policies import policy_named
 
 if TYPE_CHECKING:
     from duetune.service.explanation import Explanation, SlotExplained
@@ -35,7 +35,7 @@ def explain(job: str, slot: int | None, plot: str | None, as_json: bool) -> None
         target = plots.checked_plot(plot, "--plot")
     row = home.store.job(job)
     story = home.store.journal.read(row.id)
-    explanation = explained(row.id, story, bootstrap.policy_named, slot=slot)
+    explanation = explained(row.id, story, policy_named, slot=slot)
     if target is not None:
         from duetune.simulate import plots
 

@@ -10,7 +10,7 @@ import msgspec
 from duetune.cli.home import Answer, Home, json_option, print_answer
 
 if TYPE_CHECKING:
-    from duetune.fleets.embedded.wire import FleetStatus
+    from duetune.fleets.host import Connected
 
 
 class FleetAnswer(Answer, frozen=True, kw_only=True):
@@ -64,7 +64,8 @@ def fleet() -> None:
 @json_option
 def start(as_json: bool, **chosen: object) -> None:
     """Start it; what is not said is as in config.toml."""
-    from duetune.bootstrap import live
+    from duetune.registry.fleets import EMBEDDED
+    from duetune.wiring import start_fleet
 
     home = Home()
     names = {
@@ -75,17 +76,18 @@ def start(as_json: bool, **chosen: object) -> None:
         "silent": "silent_share",
     }
     changes = {names.get(key, key): value for key, value in chosen.items() if value is not None}
+    name = home.settings.site.fleet
+    if changes and name != EMBEDDED:
+        raise click.UsageError(f"these options are for the embedded fleet; site.fleet is {name!r}")
     site = msgspec.structs.replace(home.settings.site, **changes)
-    running = live.start_fleet(home.settings, site)
-    _show("fleet start", running.status(), as_json=as_json)
+    _show("fleet start", start_fleet(home.settings, site), as_json=as_json)
 
 
 @fleet.command()
 @json_option
 def status(as_json: bool) -> None:
     """What it is doing."""
-    running = Home().fleet
-    _show("fleet status", None if running is None else running.status(), as_json=as_json)
+    _show("fleet status", Home().fleet, as_json=as_json)
 
 
 @fleet.command()
@@ -96,9 +98,13 @@ def status(as_json: bool) -> None:
 def stop(force: bool, as_json: bool) -> None:
     """Take all nodes and end it. Jobs that are not over keep their checkpoints."""
     from duetune.fleets.embedded import stop_provider
+    from duetune.registry.fleets import EMBEDDED
     from duetune.service.processes import stop_controller
 
     home = Home()
+    name = home.settings.site.fleet
+    if name != EMBEDDED:
+        raise click.UsageError(f"duetune stops the embedded fleet only; site.fleet is {name!r}")
     running = _running_jobs(home)
     if running and not force:
         names = ", ".join(running[:5])
@@ -121,35 +127,52 @@ def _running_jobs(home: Home) -> list[str]:
     return [row.id for row in home.store.jobs(status=[each for each in Status if not each.final])]
 
 
-def _show(command: str, status: FleetStatus | None, *, as_json: bool) -> None:
-    if status is None:
-        answer = FleetAnswer(command=command, running=False)
-    else:
-        hours = status.report.slot_s / 3600
-        slot = status.report.slot
+def _show(command: str, found: Connected | None, *, as_json: bool) -> None:
+    answer = FleetAnswer(command=command, running=False)
+    if found is not None:
+        report = found.feed.now()
+        hours = report.slot_s / 3600
         answer = FleetAnswer(
             command=command,
             running=True,
-            pid=status.pid,
-            market=status.market,
-            speed=status.settings.speed,
-            spot_price=slot.spot_price / hours,
-            available=slot.available,
-            on_demand_price=slot.on_demand_price / hours,
-            spot_held=status.spot_held,
-            on_demand_held=status.on_demand_held,
-            spent=status.spent,
-            warm=status.warm,
+            speed=found.speed,
+            spot_price=report.slot.spot_price / hours,
+            available=report.slot.available,
+            on_demand_price=report.slot.on_demand_price / hours,
         )
+        answer = _with_provider(answer, found)
     if as_json:
         print_answer(answer)
         return
     if not answer.running:
         click.echo("No fleet is running.")
         return
-    click.echo(
-        f"Fleet {answer.pid} on market {answer.market} at {answer.speed:g}x: "
+    prices = (
         f"spot ${answer.spot_price:.2f}, {answer.available} available, "
-        f"on demand ${answer.on_demand_price:.2f} per GPU and hour; "
+        f"on demand ${answer.on_demand_price:.2f} per GPU and hour"
+    )
+    if answer.pid is None:
+        click.echo(f"The fleet is running: {prices}.")
+        return
+    click.echo(
+        f"Fleet {answer.pid} on market {answer.market} at {answer.speed:g}x: {prices}; "
         f"held {answer.spot_held} spot, {answer.on_demand_held} on demand."
+    )
+
+
+def _with_provider(answer: FleetAnswer, found: Connected) -> FleetAnswer:
+    """Add what only the provider of the embedded fleet tells."""
+    from duetune.fleets.embedded.client import EmbeddedFleet
+
+    if not isinstance(found.fleet, EmbeddedFleet):
+        return answer
+    status = found.fleet.status()
+    return msgspec.structs.replace(
+        answer,
+        pid=status.pid,
+        market=status.market,
+        spot_held=status.spot_held,
+        on_demand_held=status.on_demand_held,
+        spent=status.spent,
+        warm=status.warm,
     )

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
-from duetune import bootstrap
 from duetune.cli.documents import Document, MarketNote, print_document
 from duetune.cli.forecast_backtest import backtest
 from duetune.cli.forecast_names import NamingForecasters, usual_forecaster
 from duetune.cli.options import market_options, run_options
 from duetune.errors import InvalidInput
+from duetune.registry.forecasters import forecast_named
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -105,7 +105,7 @@ def show(
         if market.trace or market.market:
             raise click.UsageError("one market: TRACE, --trace or --market")
         market = msgspec.structs.replace(market, trace=(trace_file,))
-    source = bootstrap.forecast_named(forecaster or usual_forecaster(), seed=seed)
+    source = forecast_named(forecaster or usual_forecaster(), seed=seed)
     trace = market.one(seed)
     if at is not None and not 0 <= at < trace.slots:
         raise InvalidInput("--at", at, f"a slot of {trace.name!r}, 0 to {trace.slots - 1}")

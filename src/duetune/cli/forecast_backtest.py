@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from duetune import bootstrap
 from duetune.cli.documents import Document, MarketNote, print_document, read_document
 from duetune.cli.forecast_names import NamingForecasters, usual_forecasters
 from duetune.cli.options import market_options, run_options
 from duetune.errors import InvalidInput
+from duetune.registry.forecasters import forecast_named
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -100,11 +100,11 @@ def backtest(
     of persistence's pinball loss that it saves; persistence (`last`) always takes part. Regret is
     what AHAP earns less by its forecasts than by perfect ones.
     """
+    from duetune.files import checked_target, whole_file
     from duetune.simulate import plots
     from duetune.simulate.backtest import checked_horizons, write_scores
     from duetune.simulate.cases import JobMix
     from duetune.simulate.plots_forecast import backtest_figure
-    from duetune.simulate.summary_files import checked_target, whole_file
 
     target = None if plot is None else plots.checked_plot(plot, "--plot")
     rows = None if csv is None else checked_target(csv, "--csv", (".csv",))
@@ -130,7 +130,7 @@ def backtest(
 def _sources(names: str, seed: int) -> list[ForecastSource]:
     found = {}
     for name in names.split(","):
-        source = bootstrap.forecast_named(name, seed=seed)
+        source = forecast_named(name, seed=seed)
         found[str(source)] = source
     return list(found.values())
 

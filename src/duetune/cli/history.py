@@ -137,9 +137,9 @@ def export(file: str, everything: bool, as_json: bool) -> None:
 @json_option
 def show(model: str | None, as_json: bool) -> None:
     """What is known, by model, GPU and method."""
-    from duetune.bootstrap.knowledge import shipped_history
     from duetune.knowledge.history import History
     from duetune.knowledge.registry import model_name
+    from duetune.registry.sources import shipped_history
 
     found = _known(everything=True)
     if model is not None:
@@ -169,7 +169,7 @@ def show(model: str | None, as_json: bool) -> None:
 @json_option
 def sources(as_json: bool) -> None:
     """The sources of knowledge by name."""
-    from duetune.bootstrap.knowledge import sources_listed
+    from duetune.registry.sources import sources_listed
 
     listed = sources_listed()
     if as_json:
@@ -192,8 +192,9 @@ def _fields(given: tuple[str, ...]) -> dict[str, str]:
 
 
 def _known(*, everything: bool) -> History:
-    from duetune.bootstrap.knowledge import existing_store, site_history
     from duetune.knowledge.history import History
+    from duetune.registry.sources import site_history
+    from duetune.store.home_store import existing_store
 
     store = existing_store(Home().settings)
     if everything:

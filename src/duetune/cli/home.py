@@ -14,7 +14,7 @@ from duetune import __version__
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from duetune.fleets.embedded.client import EmbeddedFleet
+    from duetune.fleets.host import Connected
     from duetune.settings import Settings
     from duetune.store.store import Store
 
@@ -32,16 +32,16 @@ class Home:
 
     @cached_property
     def store(self) -> Store:
-        from duetune.bootstrap import live
+        from duetune.store.home_store import opened_store
 
-        return live.opened_store(self.settings)
+        return opened_store(self.settings)
 
     @property
-    def fleet(self) -> EmbeddedFleet | None:
+    def fleet(self) -> Connected | None:
         """The fleet, if one is running."""
-        from duetune.bootstrap import live
+        from duetune.wiring import running_fleet
 
-        return live.running_fleet(self.settings)
+        return running_fleet(self.settings)
 
     @property
     def controller(self) -> int | None:
@@ -51,10 +51,10 @@ class Home:
 
     def require_controller(self) -> None:
         """What would stop a new one from running is refused; one that runs goes on."""
-        from duetune.bootstrap import live
+        from duetune.wiring import check_names
 
         if self.controller is None:
-            live.check_names(self.settings)
+            check_names(self.settings)
 
     def start_controller(self) -> int:
         """The process id of the one that runs, of a new one if there was none."""

@@ -26,9 +26,10 @@ NARROW = 80
 
 def known_advisor(home: Home, source: str = "hybrid") -> tuple[Advisor, tuple[str, ...]]:
     """The advisor, and what could not be asked. Nothing is made in the home but a model's file."""
-    from duetune.bootstrap.knowledge import existing_store, site_history, site_source
     from duetune.errors import StoreError
     from duetune.knowledge.advisor import Advisor
+    from duetune.registry.sources import site_history, site_source
+    from duetune.store.home_store import existing_store
 
     notes: tuple[str, ...] = ()
     try:

@@ -69,9 +69,9 @@ def launch(spec: str, yes: bool, detach: bool, seed: int, as_json: bool) -> None
     The job goes on when this command is interrupted; `duetune cancel` stops it. The exit status is
     0 if the job succeeded, 1 if it failed or was cancelled.
     """
-    from duetune.bootstrap import live
     from duetune.cli.status import watch
     from duetune.service.submission import submit
+    from duetune.wiring import desk_site, start_fleet
 
     home = Home()
     _require_training(spec)
@@ -86,14 +86,14 @@ def launch(spec: str, yes: bool, detach: bool, seed: int, as_json: bool) -> None
         if not click.confirm("Launch it?"):
             click.echo("Nothing was launched.")
             return
-    fleet = live.start_fleet(home.settings)
+    fleet = start_fleet(home.settings)
     controller = home.start_controller()
     job = submit(
         prepared,
         home.settings,
         home.store,
-        site=live.desk_site(home.settings),
-        market=fleet.now(),
+        site=desk_site(home.settings),
+        market=fleet.feed.now(),
     )
     if detach:
         if as_json:
@@ -130,13 +130,13 @@ def launch(spec: str, yes: bool, detach: bool, seed: int, as_json: bool) -> None
 
 
 def _prepared(home: Home, spec: str, seed: int) -> Prepared:
-    from duetune.bootstrap import live
     from duetune.service.submission import prepare
     from duetune.spec.load import load_checked
+    from duetune.wiring import desk
 
     loaded = load_checked(spec)
     with waiting("Playing the policies on scenarios; the first time compiles for up to a minute"):
-        return prepare(loaded, live.desk(home.settings), home.store, seed=seed)
+        return prepare(loaded, desk(home.settings), home.store, seed=seed)
 
 
 def _require_training(spec: str) -> None:

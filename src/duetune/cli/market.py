@@ -66,10 +66,10 @@ def stats(
     All pools of a trace unless --pool names one.
     """
     from duetune.cli.market_tables import show
+    from duetune.files import checked_target, whole_file
     from duetune.market.statistics import market_statistics
     from duetune.simulate import plots
     from duetune.simulate.plots_market import predictability_figure
-    from duetune.simulate.summary_files import checked_target, whole_file
 
     target = None if plot is None else plots.checked_plot(plot, "--plot")
     rows = None if csv is None else checked_target(csv, "--csv", (".csv",))

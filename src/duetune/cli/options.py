@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
-from duetune import bootstrap
 from duetune.errors import InvalidInput
+from duetune.registry.markets import market_named, markets_from_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -83,7 +83,7 @@ class MarketOptions(msgspec.Struct, frozen=True):
                     f"{flag} goes with --trace; synthetic markets have their own"
                 )
         return tuple(
-            bootstrap.market_named(kind, seed=number, slot_hours=self.slot_hours, slots=slots)
+            market_named(kind, seed=number, slot_hours=self.slot_hours, slots=slots)
             for kind in self.market or (DEFAULT_MARKET,)
             for number in range(seed, seed + count)
         )
@@ -96,7 +96,7 @@ class MarketOptions(msgspec.Struct, frozen=True):
 
     def _from_file(self, path: str) -> tuple[MarketTrace, ...]:
         try:
-            return bootstrap.markets_from_file(
+            return markets_from_file(
                 path,
                 pool=self.pool_name,
                 slot_hours=self.slot_hours,

@@ -109,7 +109,7 @@ def profile(
     Each is run for a few real steps of fine-tuning on a model with random weights: nothing is
     downloaded. What runs out of memory is noted as such; smaller cards are emulated by a cap.
     """
-    from duetune.knowledge.output_files import output_file
+    from duetune.files import output_file
     from duetune.profiling.preparation import Prepared, Wish
 
     if out is None and not plan:

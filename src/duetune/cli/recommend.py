@@ -116,7 +116,6 @@ def _site(settings: Settings) -> Site:
 
     if settings.site.accelerator is None:
         return Site()
-    from duetune.bootstrap import live
+    from duetune.wiring import on_demand_usd_h
 
-    price = float(live.site_market(settings.site).on_demand_price.mean())
-    return site_gpus(settings.site, price)
+    return site_gpus(settings.site, on_demand_usd_h(settings))

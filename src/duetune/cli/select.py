@@ -6,10 +6,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from duetune import bootstrap
 from duetune.cli.cases import case_options
 from duetune.cli.documents import Document, MarketNote, print_document
 from duetune.cli.options import forecast_option, market_options, run_options
+from duetune.registry.forecasters import forecast_named
+from duetune.registry.policies import policies_named
+from duetune.registry.selectors import selector_named
 
 if TYPE_CHECKING:
     from duetune.cli.cases import CaseOptions
@@ -71,12 +73,12 @@ def select(
     from duetune.simulate.summary_selection import case_ranges, selection_summary
 
     target = None if plot is None else plots.checked_plot(plot, "--plot")
-    pool = bootstrap.policies_named(names)
-    learner = bootstrap.selector_named(selector, len(pool), jobs=drawn.jobs)
-    source = bootstrap.forecast_named(forecast, seed=seed)
+    pool = policies_named(names)
+    learner = selector_named(selector, len(pool), jobs=drawn.jobs)
+    source = forecast_named(forecast, seed=seed)
     cases, markets = drawn.draw(market, seed)
     known = {policy.name for policy in pool}
-    rivals = [each for each in bootstrap.policies_named("baselines") if each.name not in known]
+    rivals = [each for each in policies_named("baselines") if each.name not in known]
     result = drawn.play([*pool, *rivals], cases, markets, source, optimum=False)
     # Hedge learns from fractions of a range; the others from dollars as they are.
     ranges = case_ranges(cases, markets) if isinstance(learner, Hedge) else None

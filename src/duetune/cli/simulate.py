@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from duetune import bootstrap
 from duetune.cli.documents import Document, MarketNote, print_document
 from duetune.cli.job import job_options
 from duetune.cli.options import forecast_option, market_options, run_options
+from duetune.registry.forecasters import forecast_named
+from duetune.registry.policies import policy_named
 
 if TYPE_CHECKING:
     from duetune.cli.job import JobOptions
@@ -58,8 +59,8 @@ def simulate(
     from duetune.simulate.summary import fraction, replay
 
     target = None if plot is None else plots.checked_plot(plot, "--plot")
-    chosen = bootstrap.policy_named(policy)
-    source = bootstrap.forecast_named(forecast, seed=seed)
+    chosen = policy_named(policy)
+    source = forecast_named(forecast, seed=seed)
     job, trace, start = wish.on(market, seed)
     best = offline_optimum(job, trace.window(start, job.hard_deadline))
     document = Simulation(
@@ -73,7 +74,7 @@ def simulate(
         fraction_of_optimum=fraction(outcome.utility, best.upper_bound),
         upper_bound=best.upper_bound,
         optimum=replay(best, job, trace, start=start),
-        on_demand=run(job, trace, bootstrap.policy_named("on_demand"), source, start=start),
+        on_demand=run(job, trace, policy_named("on_demand"), source, start=start),
     )
     if target is not None:
         plots.save_figure(plots.allocation_figure(outcome, job, trace, start=start), target)

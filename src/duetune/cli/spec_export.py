@@ -11,8 +11,8 @@ from duetune.cli.spec_files import (
     given_file,
     output_options,
     print_json,
-    write_whole,
 )
+from duetune.files import write_whole
 
 TARGETS = ("skypilot", "trainjob", "rayjob", "sbatch")
 
@@ -61,7 +61,7 @@ def export(
     spec = load_text(source) if isinstance(source, str) else load_spec(source)
     exported = export_job(spec, Target(target), gpus=gpus, image=image, file=output or "FILE")
     if path is not None:
-        write_whole(path, exported.text)
+        write_whole(path, exported.text, "--output")
     if as_json:
         print_json(
             ExportDocument(

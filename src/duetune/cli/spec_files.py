@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -75,21 +73,6 @@ def check_target(output: str | None, *, force: bool) -> Path | None:
     if path.exists() and not force:
         raise InvalidInput("--output", output, "a file that does not exist yet, or --force")
     return path
-
-
-def write_whole(path: Path, text: str) -> None:
-    """All of it or nothing: a reader never sees half a file."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(path)
-    except OSError as error:
-        reason = error.strerror or type(error).__name__
-        allowed = f"a file that can be written ({reason})"
-        raise InvalidInput("--output", str(path), allowed) from None
-    finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
 
 
 def print_json(document: msgspec.Struct) -> None:

@@ -13,8 +13,8 @@ from duetune.cli.spec_files import (
     given_file,
     output_options,
     print_json,
-    write_whole,
 )
+from duetune.files import write_whole
 
 TOOLS = ("auto", "skypilot", "axolotl", "llamafactory", "trl")
 
@@ -62,7 +62,7 @@ def import_(
     name = source.name if isinstance(source, Path) else "standard input"
     text = imported.to_yaml(name)
     if target is not None:
-        write_whole(target, text)
+        write_whole(target, text, "--output")
     if as_json:
         print_json(
             ImportDocument(

@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from duetune import bootstrap
 from duetune.cli.cases import case_options
 from duetune.cli.documents import Document, MarketNote, print_document
 from duetune.cli.options import forecast_option, market_options, run_options
+from duetune.registry.forecasters import forecast_named
+from duetune.registry.policies import policies_named
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -68,14 +69,14 @@ def tournament(
     as_json: bool,
 ) -> None:
     """Many policies on many jobs, ranked by mean utility."""
+    from duetune.files import checked_target, whole_file
     from duetune.simulate import plots
     from duetune.simulate.summary import standings, write_rows
-    from duetune.simulate.summary_files import checked_target, whole_file
 
     target = None if plot is None else plots.checked_plot(plot, "--plot")
     rows = None if csv is None else checked_target(csv, "--csv", (".csv",))
-    chosen = bootstrap.policies_named(policies)
-    source = bootstrap.forecast_named(forecast, seed=seed)
+    chosen = policies_named(policies)
+    source = forecast_named(forecast, seed=seed)
     cases, markets = drawn.draw(market, seed)
     result = drawn.play(chosen, cases, markets, source, optimum=optimum)
     document = Ranking(

@@ -22,8 +22,11 @@ else:
         """Compile on first call; keep the result on disk for the next process.
 
         nogil: the tournament runs jobs on threads. No fastmath: batch and step-by-step results
-        must be the same bits.
+        must be the same bits. With ``NUMBA_DISABLE_JIT=1`` the function stays plain Python, so that
+        a debugger can step into it.
         """
+        if numba.config.DISABLE_JIT:
+            return function
         dispatcher = numba.njit(nogil=True, error_model="numpy")(function)
         try:
             dispatcher.enable_caching()

@@ -10,7 +10,6 @@ known here go by the names they have here, whatever the file calls them.
 from __future__ import annotations
 
 import csv
-import os
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,10 +17,10 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from duetune.errors import InvalidInput
+from duetune.files import output_file, whole_file
 from duetune.knowledge.configuration import FIELDS, Configuration
 from duetune.knowledge.gpus import gpu_name
 from duetune.knowledge.observation import Observation
-from duetune.knowledge.output_files import output_file
 from duetune.knowledge.registry import model_name
 from duetune.knowledge.tables import read_table
 
@@ -56,22 +55,17 @@ def history_of(table: Table, *, strict: bool = False) -> Imported:
 def write_history(path: Path | str, history: Iterable[Observation]) -> None:
     """The file appears whole or not at all."""
     target = output_file("history", path)
-    part = target.with_name(f".{target.name}.{os.getpid()}.part")
-    try:
-        with part.open("w", encoding="utf-8", newline="") as file:
-            plain = csv.writer(file, lineterminator="\n")
-            # A lone carriage return ends a row for readers, but writers do not quote it.
-            quoted = csv.writer(file, lineterminator="\n", quoting=csv.QUOTE_ALL)
-            plain.writerow(COLUMNS)
-            for each in history:
-                row = cells(each)
-                (quoted if any("\r" in cell for cell in row) else plain).writerow(row)
-        part.replace(target)
-    except OSError as error:
-        reason = error.strerror or type(error).__name__
-        raise InvalidInput("history", str(target), f"a file to write ({reason})") from None
-    finally:
-        part.unlink(missing_ok=True)
+    with (
+        whole_file(target, "history") as draft,
+        draft.open("w", encoding="utf-8", newline="") as file,
+    ):
+        plain = csv.writer(file, lineterminator="\n")
+        # A lone carriage return ends a row for readers, but writers do not quote it.
+        quoted = csv.writer(file, lineterminator="\n", quoting=csv.QUOTE_ALL)
+        plain.writerow(COLUMNS)
+        for each in history:
+            row = cells(each)
+            (quoted if any("\r" in cell for cell in row) else plain).writerow(row)
 
 
 def cells(observation: Observation) -> list[str]:

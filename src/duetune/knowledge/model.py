@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
 import zipfile
 from typing import TYPE_CHECKING
 
@@ -11,6 +10,7 @@ import msgspec
 import numpy as np
 
 from duetune.errors import InvalidInput
+from duetune.files import write_whole
 from duetune.knowledge.conformal import Widths
 from duetune.knowledge.described import Described
 from duetune.knowledge.estimate import CAUSES, EXTRAPOLATED, Cause, Estimates
@@ -162,12 +162,7 @@ class KnowledgeModel:
         buffer = io.BytesIO()
         np.savez(buffer, allow_pickle=False, **arrays)
         path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_name(f".{path.name}.{os.getpid()}.part")
-        try:
-            part.write_bytes(buffer.getvalue())
-            part.replace(path)
-        finally:
-            part.unlink(missing_ok=True)
+        write_whole(path, buffer.getvalue())
 
     @property
     def _forests(self) -> dict[str, Forest]:

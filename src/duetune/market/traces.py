@@ -10,6 +10,7 @@ import msgspec
 
 from duetune.core.market import MarketTrace, Pool
 from duetune.errors import InvalidInput
+from duetune.files import whole_file
 from duetune.market import documents, tabular
 from duetune.market.grid import Gaps, Grid, gaps_named, one_trace, pieces, place
 from duetune.market.resample import Availability, availability_named, resample, with_availability
@@ -111,11 +112,8 @@ def save_trace(trace: MarketTrace, path: Path | str) -> None:
     writers = {".csv": tabular.write_csv, ".parquet": tabular.write_parquet}
     if file.suffix.lower() not in writers:
         raise InvalidInput("path", str(file), "a name that ends in .csv or .parquet")
-    try:
-        writers[file.suffix.lower()](trace, file)
-    except OSError as error:
-        reason = error.strerror or type(error).__name__
-        raise InvalidInput("path", str(file), f"a file that can be written ({reason})") from None
+    with whole_file(file, "path") as draft:
+        writers[file.suffix.lower()](trace, draft)
 
 
 def _table(

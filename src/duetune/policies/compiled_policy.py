@@ -29,7 +29,7 @@ class CompiledPolicy(msgspec.Struct, frozen=True):
 
     @property
     def name(self) -> str:
-        """A name that ``duetune.bootstrap`` turns back into the same policy."""
+        """A name that ``duetune.registry.policies`` turns back into the same policy."""
         raise NotImplementedError
 
     @property

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from duetune.errors import InvalidInput
+from duetune.files import output_file
 from duetune.knowledge.observation import Observation
-from duetune.knowledge.output_files import output_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

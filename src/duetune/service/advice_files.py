@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING
 
 import msgspec
 import yaml
 
-from duetune.errors import InvalidInput
-from duetune.knowledge.output_files import output_file
+from duetune.files import output_file, write_whole
 
 if TYPE_CHECKING:
     from duetune.knowledge.configuration import Configuration
@@ -27,11 +25,4 @@ def probe_text(configuration: Configuration) -> str:
 def write_probe(place: str, text: str) -> None:
     """The file appears whole or not at all."""
     target = output_file("probe", place)
-    part = target.with_name(f".{target.name}.{os.getpid()}.part")
-    try:
-        part.write_text(text, "utf-8")
-        part.replace(target)
-    except OSError as error:
-        part.unlink(missing_ok=True)
-        reason = error.strerror or type(error).__name__
-        raise InvalidInput("probe", place, f"a file to write ({reason})") from None
+    write_whole(target, text, "probe")

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from duetune.errors import InvalidInput, MissingExtra
+from duetune.files import output_file, whole_file
 from duetune.knowledge.history_files import COLUMNS, write_history
 from duetune.knowledge.importing.recognise import import_history, imported_table, no_given
-from duetune.knowledge.output_files import output_file
 from duetune.knowledge.tables import Table
 
 if TYPE_CHECKING:
@@ -58,15 +57,8 @@ def export_measurements(path: Path | str, history: History) -> None:
         values |= values.pop("configuration")
         rows.append({**values, "flags": ";".join(values["flags"])})
     columns = {column: [row[column] for row in rows] for column in COLUMNS}
-    part = target.with_name(f".{target.name}.{os.getpid()}.part")
-    try:
-        pl.DataFrame(columns, strict=False).write_parquet(part)
-        part.replace(target)
-    except OSError as error:
-        reason = error.strerror or "cannot be written"
-        raise InvalidInput("history", str(target), f"a file to write ({reason})") from None
-    finally:
-        part.unlink(missing_ok=True)
+    with whole_file(target, "history") as draft:
+        pl.DataFrame(columns, strict=False).write_parquet(draft)
 
 
 def _text(cell: object) -> str:

@@ -16,7 +16,7 @@ from duetune.store.rows import JobRow
 from duetune.training.progress import read_progress
 
 if TYPE_CHECKING:
-    from duetune.fleets.embedded.client import EmbeddedFleet
+    from duetune.fleets.host import Connected
     from duetune.settings import Settings
     from duetune.store.store import Store
 
@@ -59,7 +59,7 @@ def look_at(
     job: JobRow,
     settings: Settings,
     store: Store,
-    fleet: EmbeddedFleet | None,
+    fleet: Connected | None,
     *,
     controller: int | None = None,
 ) -> Look:
@@ -72,8 +72,8 @@ def look_at(
         progress = told or progress
         try:
             if fleet is not None:
-                nodes = fleet.observe(job.id).nodes or nodes
-                report = fleet.now()
+                nodes = fleet.fleet.observe(job.id).nodes or nodes
+                report = fleet.feed.now()
                 hours = report.slot_s / 3600
                 now = report.at
                 market = MarketNow(

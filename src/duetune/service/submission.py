@@ -21,6 +21,7 @@ from duetune.core.fleet import MarketReport, Task
 from duetune.core.market import MarketTrace
 from duetune.core.ports import Policy
 from duetune.errors import InvalidInput
+from duetune.files import OWNER, write_whole
 from duetune.fleets.embedded.environment import SECRETS_FILE
 from duetune.forecast.outlook import outlook_at
 from duetune.knowledge.model_facts import model_facts
@@ -317,5 +318,5 @@ def _write_secrets(folder: Path, spec: JobSpec, environ: Mapping[str, str]) -> N
     if not spec.secrets:
         return
     path = folder / SECRETS_FILE
-    path.touch(mode=0o600)
-    path.write_bytes(msgspec.json.encode({name: environ[name] for name in spec.secrets}))
+    secrets = msgspec.json.encode({name: environ[name] for name in spec.secrets})
+    write_whole(path, secrets, mode=OWNER)

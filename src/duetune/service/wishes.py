@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from duetune.core.events import Wish
-    from duetune.fleets.embedded.client import EmbeddedFleet
+    from duetune.fleets.host import Connected
     from duetune.store.rows import JobRow
     from duetune.store.store import Store
 
@@ -28,7 +28,7 @@ def asked(store: Store, name: str, wish: Wish) -> tuple[JobRow, int]:
 
 
 def amended_terms(
-    row: JobRow, fleet: EmbeddedFleet | None, deadline: str | None, budget: str | None
+    row: JobRow, fleet: Connected | None, deadline: str | None, budget: str | None
 ) -> Amend:
     """Read as a spec's fields are. Durations count from now, by the fleet's clock."""
     given = {"deadline": deadline or "1h", "run": "true"}
@@ -37,7 +37,7 @@ def amended_terms(
     if deadline is not None:
         if fleet is None:
             raise FleetError("no fleet is running to tell the time", retry=False)
-        moment = fleet.clock.now() + seconds_until(spec.deadline, fleet.clock.speed)
+        moment = fleet.clock.now() + seconds_until(spec.deadline, fleet.speed)
     if spec.budget is not None and spec.budget < row.spent:
         raise InvalidInput("budget", budget, f"at least what was spent, ${row.spent:.2f}")
     return Amend(deadline=moment, budget=spec.budget)

@@ -7,7 +7,7 @@ import importlib.util
 from typing import TYPE_CHECKING, Final
 
 from duetune.errors import MissingExtra
-from duetune.simulate.summary_files import checked_target, whole_file
+from duetune.files import checked_target, whole_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

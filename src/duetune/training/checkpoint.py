@@ -28,10 +28,10 @@ from typing import TYPE_CHECKING, TypeAlias
 import msgspec
 
 from duetune.errors import InvalidInput
+from duetune.files import remove_tree, sync_folder
 from duetune.training import manifest as manifests
-from duetune.training.durable import pieces, remove_tree, sync_folder, write_file
 from duetune.training.fence import Claim, Fence, StaleEpoch
-from duetune.training.manifest import Damaged, Entry, Manifest
+from duetune.training.manifest import Damaged, Entry, Manifest, pieces, write_entry
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -142,7 +142,7 @@ class CheckpointStore:
 
         def write(folder: Path) -> Iterable[Entry]:
             for number, content in enumerate(encoded(arrays), start=1):
-                yield _write(folder, f"{_ARRAYS}{number:05d}.safetensors", (content,))
+                yield write_entry(folder, f"{_ARRAYS}{number:05d}.safetensors", (content,))
 
         return self._publish(step, write, document)
 
@@ -195,7 +195,7 @@ class CheckpointStore:
             for remains in claim.place.iterdir():
                 remove_tree(remains)
             draft.mkdir()
-            files = (*write(draft), _write(draft, _DOCUMENT, (_json(document),)))
+            files = (*write(draft), write_entry(draft, _DOCUMENT, (_json(document),)))
             manifest = Manifest(
                 step=step,
                 epoch=claim.epoch,
@@ -203,7 +203,7 @@ class CheckpointStore:
                 created=time.time(),
                 software=_software(),
             )
-            _write(draft, manifests.NAME, (msgspec.json.encode(manifest),))
+            write_entry(draft, manifests.NAME, (msgspec.json.encode(manifest),))
             for folder in (draft, *(path for path in draft.rglob("*") if path.is_dir())):
                 sync_folder(folder)
             self._fence.check(claim)
@@ -267,16 +267,11 @@ class CheckpointStore:
         remove_tree(away)
 
 
-def _write(folder: Path, name: str, content: Iterable[bytes]) -> Entry:
-    written = write_file(folder / name, content)
-    return Entry(path=name, size=written.size, sha256=written.sha256)
-
-
 def _copy(source: Path, folder: Path, target: Path) -> Iterator[Entry]:
     """Copy into ``target``. Copies, not links: who wrote the source may write over it in place."""
     if source.is_file():
         path = target / source.name
-        yield _write(folder, path.relative_to(folder).as_posix(), pieces(source))
+        yield write_entry(folder, path.relative_to(folder).as_posix(), pieces(source))
         return
     if not source.is_dir():
         source.stat()

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from duetune.core.contract import HOPELESS
 from duetune.errors import DuetuneError, InvalidInput, MissingExtra
+from duetune.files import write_whole
 from duetune.training.native import lighthouse_server
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ def main(arguments: list[str] | None = None) -> int:
     host = options.bind.rpartition(":")[0]
     # The server tells the name of the host, which need not lead to where it listens.
     port = server.address().rpartition(":")[2]
-    _write(options.port_file, f"http://{host}:{port}")
+    write_whole(options.port_file, f"http://{host}:{port}")
     while not stopped.wait(_WATCH_S):
         if os.getppid() != parent:
             break
@@ -77,12 +78,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--heartbeat-timeout-ms", type=int, default=HEARTBEAT_TIMEOUT_MS)
     parser.add_argument("--join-timeout-ms", type=int, default=JOIN_TIMEOUT_MS)
     return parser
-
-
-def _write(path: Path, address: str) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    temporary.write_text(address, encoding="utf-8")
-    temporary.replace(path)
 
 
 if __name__ == "__main__":

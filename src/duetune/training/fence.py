@@ -40,7 +40,7 @@ from pathlib import Path
 import msgspec
 
 from duetune.errors import DuetuneError
-from duetune.training.durable import make_folder, remove_tree, sync_folder
+from duetune.files import make_folder, remove_tree, sync_folder
 
 _CLAIM = re.compile(r"\d{6,15}")
 _PLACE = re.compile(r"launch-(\d{6,15})\.[0-9a-f]+-[0-9a-f]{16}")

@@ -8,12 +8,12 @@ it for losses that come nearly as often as saves take.
 from __future__ import annotations
 
 import math
-import os
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from duetune.errors import InvalidInput
+from duetune.files import write_whole
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -105,13 +105,7 @@ class _HazardDocument(msgspec.Struct, frozen=True):
 
 def write_hazard(path: Path, mean_time_between_losses_s: float) -> None:
     """Replace the hazard file; readers see the old or the new one."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        temporary.write_bytes(msgspec.json.encode(_HazardDocument(mean_time_between_losses_s)))
-        temporary.replace(path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
+    write_whole(path, msgspec.json.encode(_HazardDocument(mean_time_between_losses_s)))
 
 
 def read_hazard(path: Path) -> float | None:

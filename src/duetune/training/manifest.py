@@ -14,14 +14,15 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from duetune.errors import DuetuneError
-from duetune.training.durable import pieces
+from duetune.files import write_new
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
 NAME = "manifest.json"
 SCHEMA = 1
 
+_CHUNK = 1 << 20
 _MOST_BYTES = 64 << 20
 
 
@@ -49,6 +50,21 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     files: tuple[Entry, ...]
     created: float
     software: dict[str, str] = {}
+
+
+def write_entry(folder: Path, name: str, content: Iterable[bytes]) -> Entry:
+    """Write a new file of a checkpoint to the disk itself, and return its line of the manifest."""
+    digest, size = hashlib.sha256(), 0
+
+    def counted() -> Iterator[bytes]:
+        nonlocal size
+        for piece in content:
+            digest.update(piece)
+            size += len(piece)
+            yield piece
+
+    write_new(folder / name, counted())
+    return Entry(path=name, size=size, sha256=digest.hexdigest())
 
 
 def read_manifest(folder: Path) -> Manifest:
@@ -105,6 +121,13 @@ def checked_pieces(folder: Path, entry: Entry) -> Iterator[bytes]:
         raise Damaged(f"{folder.name}: {entry.path}: {error.strerror}") from error
     if digest.hexdigest() != entry.sha256:
         raise Damaged(f"{folder.name}: {entry.path} has other content than was written")
+
+
+def pieces(path: Path) -> Iterator[bytes]:
+    """Yield the content of a file in pieces of at most a megabyte."""
+    with path.open("rb") as file:
+        while piece := file.read(_CHUNK):
+            yield piece
 
 
 def _regular(path: Path) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import http.client
 import logging
-import os
 import time
 import urllib.error
 import urllib.request
@@ -14,6 +13,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from duetune.core.progress import Progress
+from duetune.files import write_whole
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -39,7 +39,6 @@ class ProgressReporter:
     def __init__(self, contract: Contract, *, least_s: float = 0.2) -> None:
         self._file = contract.progress_file
         self._url = contract.progress_url
-        self._temporary = f".progress.{contract.node}.{os.getpid()}.tmp"
         self._least_s = least_s
         self._last: Progress | None = None
         self._next_at = 0.0
@@ -75,13 +74,7 @@ class ProgressReporter:
 
     def _send(self, document: bytes) -> None:
         if self._file is not None:
-            temporary = self._file.with_name(self._temporary)
-            try:
-                temporary.write_bytes(document)
-                temporary.replace(self._file)
-            except OSError:
-                temporary.unlink(missing_ok=True)
-                raise
+            write_whole(self._file, document)
         elif self._url is not None:
             _post(self._url, document)
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from duetune.training.durable import sync_folder
+from duetune.files import sync_file, sync_folder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -51,7 +51,7 @@ def publish(output: Path, write: Callable[[Path], None], result: Result) -> Resu
         write(draft)
         (draft / RESULT_FILE).write_bytes(msgspec.json.format(msgspec.json.encode(result)) + b"\n")
         for path in sorted(draft.rglob("*")):
-            _sync(path)
+            (sync_folder if path.is_dir() else sync_file)(path)
         sync_folder(draft)
         if (before := published(output)) is not None:
             return before
@@ -83,11 +83,3 @@ def only_publisher(output: Path, poll: Callable[[], None]) -> Iterator[None]:
             except OSError:
                 break
         yield
-
-
-def _sync(path: Path) -> None:
-    if path.is_dir():
-        sync_folder(path)
-        return
-    with path.open("rb") as file:
-        os.fsync(file.fileno())

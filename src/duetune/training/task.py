@@ -7,13 +7,13 @@ torch. The file never changes during a job: every member must follow the same re
 from __future__ import annotations
 
 import math
-import os
 from enum import StrEnum
 from typing import TYPE_CHECKING, assert_never
 
 import msgspec
 
 from duetune.errors import InvalidInput
+from duetune.files import write_whole
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -150,9 +150,7 @@ class TrainingTask(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 def write_task(folder: Path, task: TrainingTask) -> Path:
     """Put the task into the job's folder; a reader sees all of it or none."""
     path = folder / TASK_FILE
-    temporary = path.with_name(f".{TASK_FILE}.{os.getpid()}.tmp")
-    temporary.write_bytes(msgspec.json.format(msgspec.json.encode(task)) + b"\n")
-    temporary.replace(path)
+    write_whole(path, msgspec.json.format(msgspec.json.encode(task)) + b"\n")
     return path
 
 

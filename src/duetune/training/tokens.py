@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import os
 import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -24,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from duetune.errors import InvalidInput
+from duetune.files import whole_file
 from duetune.training.data import Message, Row, rows_of
 from duetune.training.records import dataset_files
 
@@ -126,18 +126,13 @@ def tokenized_dataset(
     ):
         return TokenizedRows(found["ids"], found["counts"], found["begins"], int(found["left_out"]))
     rows = tokenized(rows_of(place), tokenizer, max_length)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
+    # If it cannot be kept, only the next worker's start is slower.
+    with contextlib.suppress(OSError):
         cache.mkdir(parents=True, exist_ok=True)
-        with temporary.open("wb") as file:
+        with whole_file(path) as draft, draft.open("wb") as file:
             np.savez(
                 file, ids=rows.ids, counts=rows.counts, begins=rows.begins, left_out=rows.left_out
             )
-        temporary.replace(path)
-    except OSError:
-        # Only the next worker's start is slower for it.
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
     return rows
 
 

@@ -3,16 +3,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from duetune.bootstrap.clusters import (
+from duetune.core.cluster import Tenure
+from duetune.errors import InvalidInput
+from duetune.registry.clusters import (
     cluster_from_file,
     cluster_of_nodes,
     world_named,
     world_source,
 )
-from duetune.bootstrap.live import QueueFile, live_queue
-from duetune.core.cluster import Tenure
-from duetune.errors import InvalidInput
 from duetune.settings import QueueSettings, load_settings
+from duetune.wiring import QueueFile, live_queue
 from small_cluster import STOCK, small_world
 
 GOOD = """

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import operator
 
-from duetune import bootstrap
 from duetune.control import Books, Controller, World
 from duetune.control.crash_points import Crash, CrashPlan, JournalPoints, LearningPoints, planned
 from duetune.core.events import Decided, Ended, Learned, Status, Submitted, Wished
@@ -13,6 +12,7 @@ from duetune.core.fleet import Task
 from duetune.core.job import Job, linear_throughput
 from duetune.engine.engine import Engine
 from duetune.forecast.simple import LastValue
+from duetune.registry.policies import policy_named
 from duetune.store.memory import MemoryJournal
 from duetune.testing import MemoryFleet, market_of
 from duetune.testing.training import PretendTraining
@@ -130,7 +130,7 @@ class Room:
         return Controller(
             world,
             books,
-            policy_named=bootstrap.policy_named,
+            policy_named=policy_named,
             forecaster=LastValue,
             learning=self.learning and LearningPoints(self.learning, self.plan),
             queue=None if self.queue is None else lambda: self.queue,
@@ -199,7 +199,7 @@ class Room:
 
     def engine(self, name="job"):
         """One that knows the job by its journal alone; it is kept, and reads what is new."""
-        engine = self._readers.setdefault(name, Engine(name, bootstrap.policy_named))
+        engine = self._readers.setdefault(name, Engine(name, policy_named))
         for recorded in self.journal.read(name, after=engine.position):
             engine.handle(recorded.event)
             engine.validate()

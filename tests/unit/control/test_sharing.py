@@ -5,8 +5,6 @@ from __future__ import annotations
 import pytest
 from rooms import SLOT_S, Room, Status, market_of
 
-from duetune import bootstrap
-from duetune.bootstrap.planners import planner_named
 from duetune.control.crash_points import CRASH_POINTS, CrashPlan
 from duetune.control.shares import Contender, Queue, shares
 from duetune.core.cluster import Plan
@@ -14,6 +12,8 @@ from duetune.core.events import Decided, Observed, Pause, Resume
 from duetune.core.job import linear_throughput
 from duetune.engine.engine import Engine
 from duetune.errors import Bug
+from duetune.registry.planners import planner_named
+from duetune.registry.policies import policy_named
 from duetune.service.explanation import explained
 from duetune.simulate.journal import redecided
 from duetune.testing import constant_market
@@ -79,17 +79,15 @@ def test_a_job_of_higher_priority_takes_the_gpus_and_gives_them_back():
     assert after[0].allocation.total == 4
     assert after[0].at <= room.ended("urgent").at + 0.2 * SLOT_S, "not only in the next slot"
     for name in ("first", "urgent"):
-        again = redecided(room.journal.read(name), bootstrap.policy_named)
+        again = redecided(room.journal.read(name), policy_named)
         assert again
         assert all(each.same for each in again)
-    explanation = explained("first", room.journal.read("first"), bootstrap.policy_named)
+    explanation = explained("first", room.journal.read("first"), policy_named)
     limited = [each for each in explanation.slots if each.share == 0]
     assert limited[0].wish == 4
     assert "urgent has 4" in limited[0].share_reason
     slot = limited[0].slot
-    (*_, one) = explained(
-        "first", room.journal.read("first"), bootstrap.policy_named, slot=slot
-    ).slots
+    (*_, one) = explained("first", room.journal.read("first"), policy_named, slot=slot).slots
     assert one.others == ()
 
 
@@ -325,7 +323,7 @@ def test_every_planner_shares_what_there_is(planner):
     for number in range(5):
         name = f"job{number}"
         room.submit(name, priority=number % 2, project="x" if number < 2 else "")
-        engine = Engine(name, bootstrap.policy_named)
+        engine = Engine(name, policy_named)
         for recorded in room.journal.read(name):
             engine.handle(recorded.event)
         jobs.append(Contender(engine.state, 4))
@@ -359,7 +357,7 @@ def test_the_memo_of_a_smaller_share_is_forgotten():
     assert cut
     assert all(each.allocation.total <= 2 for each in cut)
     assert isinstance(cut[0], Decided)
-    assert all(each.same for each in redecided(room.journal.read("ahap"), bootstrap.policy_named))
+    assert all(each.same for each in redecided(room.journal.read("ahap"), policy_named))
 
 
 def test_a_job_is_told_that_others_have_the_spot():

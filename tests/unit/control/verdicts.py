@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 import math
 
-from duetune import bootstrap
 from duetune.core.events import Decided, Ended, Learned, Requested, Wished
+from duetune.registry.policies import policy_named
 from duetune.simulate.journal import redecided
 
 
@@ -42,7 +42,7 @@ def check_story(room, name="job", *, strangers=()):
     assert known <= {*launched, *strangers}, "a node was launched before it was written down"
     submitted = events[0].job
     assert most_alive(room, name, strangers=strangers) <= submitted.max_gpus
-    again = redecided(story, bootstrap.policy_named)
+    again = redecided(story, policy_named)
     assert all(each.same for each in again), [each for each in again if not each.same]
     assert len(again) == sum(isinstance(event, Decided) for event in events)
     budgets = room.budgets[name]

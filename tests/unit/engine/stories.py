@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from duetune import bootstrap
 from duetune.core.decision import Forecast, Outlook
 from duetune.core.events import NodeRequest, Reported, Requested, Submitted, Wished
 from duetune.core.fleet import Node, NodeKind, NodeState, Task
@@ -44,7 +43,7 @@ class Story:
                 **terms,
             }
         )
-        self.engine = Engine("job", bootstrap.policy_named)
+        self.engine = Engine("job", policy_named)
         self.events = []
         self.wishes = 0
         self.tell(

@@ -6,7 +6,6 @@ import math
 import pytest
 from stories import SLOT_S, Story, moment
 
-from duetune import bootstrap
 from duetune.core.decision import Allocation
 from duetune.core.events import (
     Amend,
@@ -26,6 +25,7 @@ from duetune.core.progress import Phase
 from duetune.engine.effects import STALL_SLOTS
 from duetune.engine.engine import Engine
 from duetune.errors import Bug, NotFound
+from duetune.registry.policies import policy_named
 
 RUNNING, REQUESTED = NodeState.RUNNING, NodeState.REQUESTED
 LOST, RELEASED, REFUSED = NodeState.LOST, NodeState.RELEASED, NodeState.REFUSED
@@ -46,14 +46,14 @@ def of(commands, kind):
 
 class TestLegalMoves:
     def test_a_job_that_was_never_submitted_is_not_there(self):
-        engine = Engine("job", bootstrap.policy_named)
+        engine = Engine("job", policy_named)
         assert engine.position == 0
         assert engine.position == 0
         with pytest.raises(NotFound):
             _ = engine.state
 
     def test_nothing_comes_before_the_submission(self):
-        engine = Engine("job", bootstrap.policy_named)
+        engine = Engine("job", policy_named)
         with pytest.raises(Bug):
             engine.handle(Reported(moment(0)))
 

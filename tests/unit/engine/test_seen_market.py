@@ -8,10 +8,10 @@ import msgspec
 import pytest
 from stories import SLOT_S, Story, moment
 
-from duetune import bootstrap
 from duetune.core.events import Event, Past, Submitted
 from duetune.engine.engine import Engine
 from duetune.engine.seen import highest_price
+from duetune.registry.policies import policy_named
 
 JOURNAL = Path(__file__).parents[2] / "assets" / "journals" / "schema-1.jsonl"
 PAST = Past(spot_price=(0.2, 0.7, 0.4), available=(1, 2, 3))
@@ -21,7 +21,7 @@ def story(*, past=PAST, **terms) -> Story:
     """As any story, of a job that knows a past."""
     told = Story(**terms)
     submitted = msgspec.structs.replace(told.events[0], past=past)
-    told.engine = Engine("job", bootstrap.policy_named)
+    told.engine = Engine("job", policy_named)
     told.events.clear()
     told.tell(submitted)
     return told
@@ -97,7 +97,7 @@ def test_what_was_shown_before_does_not_change():
 def test_a_journal_read_back_shows_the_same():
     told = story(policy="rubato", max_price=1.0)
     decided = [told.slot(at + 0.02, price=0.1 + 0.2 * at, available=4 - at) for at in range(3)]
-    again = Engine("job", bootstrap.policy_named)
+    again = Engine("job", policy_named)
     wire = [
         msgspec.json.decode(msgspec.json.encode(event), type=Event)
         for event in told.events[:-1]  # up to the last observation
@@ -124,7 +124,7 @@ def test_a_job_of_an_old_journal_is_shown_what_was_observed_since():
     told = story()
     wire = msgspec.json.decode(msgspec.json.encode(told.events[0]))
     del wire["past"]
-    engine = Engine("job", bootstrap.policy_named)
+    engine = Engine("job", policy_named)
     engine.handle(msgspec.json.decode(msgspec.json.encode(wire), type=Event))
     observed = told.observed(0.02, available=2)
     assert observed.at == moment(0.02)

@@ -3,7 +3,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from duetune.bootstrap.knowledge import source_named
 from duetune.errors import InvalidInput
 from duetune.knowledge.configuration import Configurations
 from duetune.knowledge.estimate import Cause
@@ -15,6 +14,7 @@ from duetune.knowledge.sources.blind import DefaultSource
 from duetune.knowledge.sources.decorators import Cached, Noisy, Partial, Stale
 from duetune.knowledge.sources.history import HistorySource, OracleSource
 from duetune.knowledge.space import default_space
+from duetune.registry.sources import source_named
 from duetune.testing.histories import small_space, synthetic_history, synthetic_run
 
 JOB = {"model": "meta-llama/Llama-3.1-8B", "method": "lora", "tokens_per_sample": 2048}

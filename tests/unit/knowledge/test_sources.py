@@ -1,11 +1,11 @@
 from __future__ import annotations
 
+from importlib import metadata
+
 import numpy as np
 import pytest
 
 import duetune.knowledge.sources.learned as learned_sources
-from duetune.bootstrap import knowledge as names
-from duetune.bootstrap.knowledge import SOURCE_GROUP, source_named, sources_listed
 from duetune.errors import InvalidInput
 from duetune.knowledge.configuration import FIELDS, Configuration, Configurations
 from duetune.knowledge.estimate import Cause
@@ -19,6 +19,7 @@ from duetune.knowledge.sources.learned import HybridSource, RegressionSource
 from duetune.knowledge.sources.measured import Encoder, Measured
 from duetune.knowledge.sources.nearest import Metric, NearestSource
 from duetune.knowledge.space import Domain, default_space
+from duetune.registry.sources import SOURCE_GROUP, source_named, sources_listed
 from duetune.testing.histories import small_space, synthetic_history, synthetic_run
 
 JOB = {"model": "meta-llama/Llama-3.1-8B", "method": "lora", "tokens_per_sample": 2048}
@@ -424,14 +425,15 @@ def test_a_source_of_another_package_is_made_with_history_and_texts(monkeypatch)
     def factory(history, count):
         return NearestSource(history, count=int(count))
 
-    monkeypatch.setattr(names, "_entry_points", lambda: iter([Registered(factory)]))
+    monkeypatch.setattr(metadata, "entry_points", lambda **_: [Registered(factory)])
     source = source_named("mine:3", History([run()]))
     assert (source.count, len(source.history)) == (3, 1)
     assert source_named("cached:mine:3", History([run()])).name == "cached:nearest"
     assert "mine" in [listed.name for listed in sources_listed()]
     with pytest.raises(InvalidInput, match="package:factory"):
         source_named("mine:three", History.empty())
-    monkeypatch.setattr(names, "_entry_points", lambda: iter([Registered(lambda _history: 1)]))
+    wrong = Registered(lambda _history: 1)
+    monkeypatch.setattr(metadata, "entry_points", lambda **_: [wrong])
     with pytest.raises(InvalidInput, match="source of knowledge"):
         source_named("mine", History.empty())
     assert SOURCE_GROUP == "duetune.knowledge_sources"

@@ -5,23 +5,22 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from duetune.bootstrap.knowledge import (
-    FOLDER,
-    KEPT,
-    existing_store,
-    shipped_history,
-    site_history,
-    site_source,
-)
 from duetune.errors import InvalidInput
 from duetune.knowledge.configuration import Configuration, Configurations
 from duetune.knowledge.history import History
+from duetune.knowledge.kept_model import KEPT
 from duetune.knowledge.model import FORMAT, KnowledgeModel
 from duetune.knowledge.observation import Observation, Outcome
 from duetune.knowledge.source import Objective
 from duetune.knowledge.space import Space
 from duetune.knowledge.tables import Imported
 from duetune.profiling.trials import unmeasurable
+from duetune.registry.sources import (
+    FOLDER,
+    shipped_history,
+    site_history,
+    site_source,
+)
 from duetune.service.advice import (
     Site,
     Wanted,
@@ -36,6 +35,7 @@ from duetune.service.intake import take_in
 from duetune.settings import Settings, SiteSettings
 from duetune.spec.schema import JobSpec
 from duetune.store import open_store
+from duetune.store.home_store import existing_store
 
 ONE = Configuration(model="meta-llama/Llama-3.2-1B", gpu_model="H200", batch_size=4)
 

@@ -28,7 +28,7 @@ import msgspec
 from duetune.core.contract import PROGRESS
 from duetune.core.progress import Progress
 from duetune.errors import DuetuneError, FleetError, InvalidInput, NotFound
-from duetune.fleets.embedded.documents import write_document
+from duetune.files import write_whole
 from duetune.fleets.embedded.wire import HistoryDocument, Problem, TraceDocument, decode_commands
 
 if TYPE_CHECKING:
@@ -140,7 +140,7 @@ class Handler(BaseHTTPRequestHandler):
         except msgspec.DecodeError as error:
             raise InvalidInput("progress", body.decode(errors="replace"), str(error)) from None
         try:
-            write_document(folder / PROGRESS, report)
+            write_whole(folder / PROGRESS, msgspec.json.encode(report), durable=True)
         except OSError as error:
             raise FleetError(f"progress cannot be written: {error}", retry=True) from None
         return {}

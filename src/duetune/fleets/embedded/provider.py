@@ -18,13 +18,15 @@ import time
 from hashlib import sha256
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from duetune.core.fleet import Launch, NodeEnd, NodeKind, NodeState
 from duetune.errors import FleetError
+from duetune.files import write_whole
 from duetune.fleets.embedded.coordinators import Coordinators
 from duetune.fleets.embedded.crew import Crew
 from duetune.fleets.embedded.desk import Desk
 from duetune.fleets.embedded.devices import Devices, visible_devices
-from duetune.fleets.embedded.documents import write_document
 from duetune.fleets.embedded.environment import assignment_of, notice_file
 from duetune.fleets.embedded.starter import Starter
 from duetune.fleets.embedded.wire import FleetStatus, NoticeDocument
@@ -174,7 +176,8 @@ class Provider:
 
     def _write_notice(self, launch: Launch, wall: float) -> None:
         try:
-            write_document(notice_file(launch), NoticeDocument(wall))
+            document = msgspec.json.encode(NoticeDocument(wall))
+            write_whole(notice_file(launch), document, durable=True)
         except OSError as error:
             # The signal tells it too.
             log.warning("node %s: the notice file cannot be written: %s", launch.node, error)

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from duetune.files import OWNER, write_whole
 from duetune.fleets.embedded import processes
 from duetune.fleets.embedded.api import Server
 from duetune.fleets.embedded.clock import PROVIDER_FILE, ProviderFile
-from duetune.fleets.embedded.documents import write_document
 from duetune.fleets.embedded.ledger import Ledger
 from duetune.fleets.embedded.opening import Order, open_cloud
 from duetune.fleets.embedded.provider import Provider
@@ -48,7 +48,9 @@ def serve(folder: Path, order: bytes, ready: Callable[[], None]) -> None:
             anchor=opened.anchor,
             settings=opened.settings,
         )
-        write_document(folder / PROVIDER_FILE, described, mode=0o600)
+        write_whole(
+            folder / PROVIDER_FILE, msgspec.json.encode(described), durable=True, mode=OWNER
+        )
         ready()
         provider.run()
         (folder / PROVIDER_FILE).unlink(missing_ok=True)

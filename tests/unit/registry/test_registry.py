@@ -12,8 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import duetune
-from duetune import bootstrap
-from duetune.bootstrap import policies_named, policy_named, selector_named
 from duetune.core.ports import Policy
 from duetune.errors import InvalidInput
 from duetune.policies.ahanp import Ahanp
@@ -21,9 +19,12 @@ from duetune.policies.ahap import Ahap
 from duetune.policies.baselines import MaximalSpot, OnDemandOnly, UniformProgress
 from duetune.policies.guard import CompiledGuard, PolicyGuard, deadline_guard
 from duetune.policies.pool import baselines, default_pool, paper_pool
+from duetune.registry.markets import SYNTHETIC_SLOTS, market_named, markets_listed
+from duetune.registry.policies import policies_listed, policies_named, policy_named
+from duetune.registry.selectors import selector_named
 from duetune.selection import AdaHedge, FixedShare, Hedge
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 # Names carry six significant digits.
 shares = st.integers(0, 10_000).map(lambda number: number / 10_000)
@@ -138,79 +139,6 @@ def test_a_guard_goes_over_a_whole_group():
     assert policies_named("guarded:baselines") == tuple(map(deadline_guard, baselines()))
 
 
-PLUGIN = """
-from duetune.core.decision import Allocation, Decision
-
-class Idle:
-    def __init__(self, greeting="idle"):
-        self.name = greeting
-    def decide(self, view):
-        return Decision(Allocation(), "nothing")
-
-class Picky:
-    name = "picky"
-    def __init__(self, share):
-        from duetune.errors import InvalidInput
-        raise InvalidInput("share", share, "another")
-    def decide(self, view): ...
-
-ready = Idle("ready")
-def thing(): return 42
-"""
-
-
-@pytest.fixture
-def plugin(tmp_path, monkeypatch):
-    """Another package that registers policies."""
-    (tmp_path / "idle_plugin.py").write_text(PLUGIN)
-    metadata = tmp_path / "idle_plugin-1.0.dist-info"
-    metadata.mkdir()
-    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: idle-plugin\nVersion: 1.0\n")
-    (metadata / "entry_points.txt").write_text(
-        "[duetune.policies]\n"
-        "idle = idle_plugin:Idle\n"
-        "ready = idle_plugin:ready\n"
-        "picky = idle_plugin:Picky\n"
-        "thing = idle_plugin:thing\n"
-        "gone = no_such_module:Policy\n"
-    )
-    monkeypatch.syspath_prepend(str(tmp_path))
-    yield
-    sys.modules.pop("idle_plugin", None)
-
-
-@pytest.mark.usefixtures("plugin")
-class TestEntryPoints:
-    def test_a_factory_is_called_with_the_parts_of_the_name(self):
-        assert policy_named("idle").name == "idle"
-        assert policy_named("idle:hello").name == "hello"
-
-    def test_a_policy_is_taken_as_it_is(self):
-        assert isinstance(policy_named("ready"), Policy)
-        assert policy_named("ready") is policy_named("ready")
-
-    def test_it_can_be_guarded_and_grouped(self):
-        assert isinstance(policy_named("guarded:idle"), PolicyGuard)
-        assert [policy.name for policy in policies_named("idle,on_demand")] == ["idle", "on_demand"]
-
-    def test_it_is_listed(self):
-        listed = {each.name: each.meaning for each in bootstrap.policies_listed()}
-        assert listed["idle"] == "registered by idle_plugin:Idle"
-
-    @pytest.mark.parametrize(
-        ("name", "message"),
-        [
-            ("gone", "No module named 'no_such_module'"),
-            ("idle:a:b", "TypeError"),
-            ("thing", "to return a policy"),
-            ("picky:1", "share: '1'"),
-        ],
-    )
-    def test_one_that_fails_says_how(self, name, message):
-        with pytest.raises(InvalidInput, match=message):
-            policy_named(name)
-
-
 def test_selectors_by_name():
     assert isinstance(selector_named("hedge", 3, jobs=10), Hedge)
     assert isinstance(selector_named("adahedge", 3, jobs=10), AdaHedge)
@@ -227,22 +155,22 @@ def test_an_unknown_selector_is_refused(name):
 
 
 def test_a_synthetic_market_is_as_long_as_needed_and_not_shorter_than_usual():
-    assert bootstrap.market_named("outage", seed=1, slots=5).slots == bootstrap.SYNTHETIC_SLOTS
-    assert bootstrap.market_named("outage", seed=1, slots=900).slots == 900
-    assert bootstrap.market_named("outage", seed=1, slot_hours=1.0).slot_hours == 1.0
+    assert market_named("outage", seed=1, slots=5).slots == SYNTHETIC_SLOTS
+    assert market_named("outage", seed=1, slots=900).slots == 900
+    assert market_named("outage", seed=1, slot_hours=1.0).slot_hours == 1.0
 
 
 def test_every_synthetic_market_is_described():
-    for listed in bootstrap.markets_listed():
-        assert bootstrap.market_named(listed.name, seed=0).slots
+    for listed in markets_listed():
+        assert market_named(listed.name, seed=0).slots
         assert listed.meaning.endswith(".")
 
 
 def test_an_unknown_market_is_refused():
     with pytest.raises(InvalidInput, match=r"market: 'bull' .* diurnal"):
-        bootstrap.market_named("bull", seed=0)
+        market_named("bull", seed=0)
     with pytest.raises(InvalidInput, match="seed: -1"):
-        bootstrap.market_named("diurnal", seed=-1)
+        market_named("diurnal", seed=-1)
 
 
 def test_the_public_names_exist():

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from duetune.bootstrap.names import Listed
 from duetune.errors import InvalidInput
+from duetune.registry.plugins import Kind, Listed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from importlib.metadata import EntryPoint
-
     from duetune.core.ports import Planner
 
 PLANNER_GROUP = "duetune.planners"
@@ -52,19 +49,24 @@ def planner_named(name: str) -> Planner:
             from duetune.cluster.tutti import Tutti
 
             return Tutti()
-        case [head, *parts]:
-            return _registered(name, head, parts)
         case _:
-            raise _unknown(name)
+            return KIND.plugged(name)
 
 
 def planners_listed() -> tuple[Listed, ...]:
-    """Every planner that can be named, those registered by others included."""
-    others = (
-        Listed(point.name, f"registered by {point.value}")
-        for point in sorted(_entry_points(), key=lambda point: point.name)
-    )
-    return (*PLANNERS, *others)
+    """Return every planner that can be named, those registered by others included."""
+    return KIND.listed()
+
+
+def _checked(found: object) -> Planner | None:
+    from duetune.core.ports import Planner
+
+    return found if isinstance(found, Planner) else None
+
+
+KIND: Kind[Planner] = Kind(
+    "planner", PLANNER_GROUP, PLANNERS, _checked, "a planner: name and plan()"
+)
 
 
 def _sia(name: str, power: str) -> Planner:
@@ -83,35 +85,3 @@ def _tutti(name: str, worth: str) -> Planner:
         return Tutti(worth=float(worth))
     except (ValueError, InvalidInput):
         raise InvalidInput("planner", name, "tutti[:WORTH], dollars for an hour sooner") from None
-
-
-def _registered(name: str, head: str, parts: list[str]) -> Planner:
-    """``head:a:b`` calls the factory registered as ``head`` with the texts a and b."""
-    from duetune.core.ports import Planner
-
-    point = next((point for point in _entry_points() if point.name == head), None)
-    if point is None:
-        raise _unknown(name)
-    try:
-        found = point.load()
-        # A class has the attributes of its instances, so it would pass for a planner itself.
-        if isinstance(found, type) or not isinstance(found, Planner):
-            found = found(*parts)
-    except InvalidInput:
-        raise
-    except Exception as error:
-        problem = f"{type(error).__name__}: {error}"
-        raise InvalidInput("planner", name, f"{point.value} to make one ({problem})") from error
-    if not isinstance(found, Planner):
-        raise InvalidInput("planner", name, f"{point.value} to return a planner: name and plan()")
-    return found
-
-
-def _unknown(name: str) -> InvalidInput:
-    return InvalidInput("planner", name, f"one of {', '.join(e.name for e in planners_listed())}")
-
-
-def _entry_points() -> Iterator[EntryPoint]:
-    from importlib.metadata import entry_points
-
-    return iter(entry_points(group=PLANNER_GROUP))

@@ -4,23 +4,13 @@ from __future__ import annotations
 
 import functools
 import math
-import os
-import secrets
-import shutil
-import zipfile
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from duetune.bootstrap.names import Listed
 from duetune.errors import InvalidInput
+from duetune.registry.plugins import Kind, Listed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from importlib.metadata import EntryPoint
-    from pathlib import Path
-
     from duetune.knowledge.history import History
-    from duetune.knowledge.model import KnowledgeModel
     from duetune.knowledge.source import KnowledgeSource
     from duetune.settings import Settings
     from duetune.store.store import Store
@@ -48,8 +38,7 @@ SOURCES = (
 
 
 FOLDER = "knowledge"
-KEPT = 3
-"""Fitted models that stay in the home, the last ones used."""
+"""Where the home keeps fitted models."""
 
 
 @functools.cache
@@ -77,21 +66,11 @@ def site_history(store: Store | None) -> History:
     return shipped if store is None else shipped.plus(store.observations.history())
 
 
-def existing_store(settings: Settings) -> Store | None:
-    """The store of the home if it is there: to ask a question makes nothing."""
-    from pathlib import Path
-
-    from duetune.bootstrap.live import opened_store
-
-    if "://" not in settings.database and not Path(settings.database).is_file():
-        return None
-    return opened_store(settings)
-
-
 def site_source(settings: Settings, history: History, name: str = "hybrid") -> KnowledgeSource:
     """The source of that name, with the model of the home if it has one of this history; it is
     fitted, which takes seconds, and left there if not.
     """
+    from duetune.knowledge.kept_model import kept_model
     from duetune.knowledge.sources.known_names import history_by_known_names
     from duetune.knowledge.sources.learned import HybridSource, RegressionSource
 
@@ -99,53 +78,7 @@ def site_source(settings: Settings, history: History, name: str = "hybrid") -> K
     if name not in kinds:
         return source_named(name, history)
     known = history_by_known_names(history)
-    return kinds[name](known, model=_site_model(settings.home / FOLDER, known))
-
-
-def _site_model(folder: Path, history: History) -> KnowledgeModel:
-    from duetune.knowledge.model import FORMAT, KnowledgeModel
-    from duetune.knowledge.sources.learned import learnt_of
-
-    path = folder / f"{history.plausible.snapshot}-{FORMAT}.npz"
-    # The one of this very history, or one that has missed but a few runs of it.
-    others = sorted(folder.glob(f"*-{FORMAT}.npz"), key=_age) if folder.is_dir() else []
-    for each in (path, *others):
-        # What is of another version or broken is fitted anew. Half a file is no archive.
-        with suppress(InvalidInput):
-            if zipfile.is_zipfile(each):
-                found = KnowledgeModel.load(each)
-                if learnt_of(history, found) is not None:
-                    with suppress(OSError):
-                        os.utime(each)
-                    return found
-    found = KnowledgeModel.fit(history)
-    # Others may fit at the same time: each writes a folder of its own, and the last file stays.
-    own = folder / f".{os.getpid()}-{secrets.token_hex(4)}"
-    # A home that cannot be written to is no reason to give no answer: the next one fits again.
-    with suppress(OSError):
-        try:
-            # One by one: parents that are made on the way would be open to others.
-            for each in (folder.parent, folder, own):
-                each.mkdir(parents=True, exist_ok=True, mode=0o700)
-            found.save(own / path.name)
-            (own / path.name).replace(path)
-            _forget_old(folder)
-        finally:
-            shutil.rmtree(own, ignore_errors=True)
-    return found
-
-
-def _age(path: Path) -> float:
-    """Newest first; one that has gone meanwhile is the oldest."""
-    try:
-        return -path.stat().st_mtime
-    except OSError:
-        return 0.0
-
-
-def _forget_old(folder: Path) -> None:
-    for each in sorted(folder.glob("*.npz"), key=_age)[KEPT:]:
-        each.unlink(missing_ok=True)
+    return kinds[name](known, model=kept_model(settings.home / FOLDER, known))
 
 
 def source_named(name: str, history: History, seed: int = 0) -> KnowledgeSource:
@@ -187,16 +120,23 @@ def source_named(name: str, history: History, seed: int = 0) -> KnowledgeSource:
         case (("noisy" | "stale" | "partial" | "cached"), _):
             return _decorated(name, head, parts, history, seed)
         case _:
-            return _registered_source(name, head, parts, history)
+            return KIND.plugged(name, (history,))
 
 
 def sources_listed() -> tuple[Listed, ...]:
-    """Every source that can be named, those registered by others included."""
-    others = (
-        Listed(point.name, f"registered by {point.value}")
-        for point in sorted(_entry_points(), key=lambda point: point.name)
-    )
-    return (*SOURCES, *others)
+    """Return every source that can be named, those registered by others included."""
+    return KIND.listed()
+
+
+def _checked(found: object) -> KnowledgeSource | None:
+    from duetune.knowledge.source import KnowledgeSource
+
+    return found if isinstance(found, KnowledgeSource) else None
+
+
+KIND: Kind[KnowledgeSource] = Kind(
+    "source", SOURCE_GROUP, SOURCES, _checked, "a source of knowledge: query(), complete(), ..."
+)
 
 
 def _decorated(
@@ -229,33 +169,6 @@ def _decorated(
         case _:
             form = next(listed.name for listed in SOURCES if listed.name.startswith(head))
             raise InvalidInput("source", name, form)
-
-
-def _registered_source(name: str, head: str, parts: list[str], history: History) -> KnowledgeSource:
-    """``head:a:b`` calls the factory registered as ``head`` with the history and the texts."""
-    from duetune.knowledge.source import KnowledgeSource
-
-    point = next((point for point in _entry_points() if point.name == head), None)
-    if point is None:
-        raise InvalidInput(
-            "source", name, f"one of {', '.join(each.name for each in sources_listed())}"
-        )
-    try:
-        found = point.load()(history, *parts)
-    except InvalidInput:
-        raise
-    except Exception as error:
-        problem = f"{type(error).__name__}: {error}"
-        raise InvalidInput("source", name, f"{point.value} to make one ({problem})") from error
-    if not isinstance(found, KnowledgeSource):
-        raise InvalidInput("source", name, f"{point.value} to return a source of knowledge")
-    return found
-
-
-def _entry_points() -> Iterator[EntryPoint]:
-    from importlib.metadata import entry_points
-
-    return iter(entry_points(group=SOURCE_GROUP))
 
 
 def _is_number(text: str) -> bool:

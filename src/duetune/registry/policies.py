@@ -1,4 +1,4 @@
-"""Policies, selectors, forecasts and markets by name.
+"""Policies by name.
 
 A name is cheap, what it stands for is not (compiled kernels, optional extras), so everything is
 imported when it is asked for.
@@ -6,32 +6,18 @@ imported when it is asked for.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from duetune.errors import InvalidInput
+from duetune.registry.plugins import Kind, Listed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from importlib.metadata import EntryPoint
-    from pathlib import Path
+    from collections.abc import Callable
 
-    from duetune.core.market import MarketTrace
     from duetune.core.ports import Policy
-    from duetune.forecast.source import ForecastSource
-    from duetune.selection.learner import Learner
 
 POLICY_GROUP = "duetune.policies"
 """The entry point group in which others register policies: a name for a policy or its factory."""
-
-SYNTHETIC_SLOTS = 480
-
-
-class Listed(NamedTuple):
-    """One line of a catalogue."""
-
-    name: str
-    meaning: str
-
 
 POLICIES = (
     Listed("on_demand", "the fewest on-demand GPUs that meet the deadline, from start to end"),
@@ -60,11 +46,6 @@ GROUPS = (
     Listed("paper", "the paper's pool: 105 lavish ahap without outlook and patience, 7 ahanp: 112"),
     Listed("pool", "the paper's, its ahap as we run it, baselines, thrifty spot, rubato: 222"),
 )
-SELECTORS = (
-    Listed("hedge", "exponential weights, rate from the number of jobs and ex-ante ranges"),
-    Listed("adahedge", "the same with a rate that adapts, in dollars"),
-    Listed("fixed_share[:MEMORY]", "follows a best policy that changes; MEMORY in jobs"),
-)
 
 
 def policy_named(name: str) -> Policy:
@@ -82,91 +63,17 @@ def policies_named(text: str) -> tuple[Policy, ...]:
 
 
 def policies_listed() -> tuple[Listed, ...]:
-    """Every policy that can be named, those registered by others included."""
-    others = (
-        Listed(point.name, f"registered by {point.value}")
-        for point in sorted(_entry_points(), key=lambda point: point.name)
-    )
-    return (*POLICIES, *others)
+    """Return every policy that can be named, those registered by others included."""
+    return KIND.listed()
 
 
-def selector_named(name: str, arms: int, *, jobs: int) -> Learner:
-    """A learner over ``arms`` policies for a sequence of ``jobs`` jobs."""
-    from duetune.selection import AdaHedge, FixedShare, Hedge
+def _checked(found: object) -> Policy | None:
+    from duetune.core.ports import Policy
 
-    match name.strip().split(":"):
-        case ["hedge"]:
-            return Hedge(arms, jobs=jobs)
-        case ["adahedge"]:
-            return AdaHedge(arms)
-        case ["fixed_share"]:
-            return FixedShare(arms)
-        case ["fixed_share", memory] if memory.isdecimal():
-            return FixedShare(arms, memory=int(memory))
-        case _:
-            raise InvalidInput("selector", name, f"one of {_names(SELECTORS)}")
+    return found if isinstance(found, Policy) else None
 
 
-def forecast_named(text: str, *, seed: int) -> ForecastSource:
-    """Where forecasts come from; the seed is for sources that draw their errors."""
-    from duetune.forecast.source import ForecastSource
-
-    return ForecastSource.parse(text, seed=seed)
-
-
-def market_named(
-    kind: str, *, seed: int, slot_hours: float | None = None, slots: int = SYNTHETIC_SLOTS
-) -> MarketTrace:
-    """A synthetic market; ``slots`` longer than the usual length only where a job needs it."""
-    from duetune.market.synthetic import MarketKind, synthetic_market
-
-    if kind not in set(MarketKind):
-        raise InvalidInput("market", kind, f"one of {', '.join(MarketKind)}")
-    if seed < 0:
-        raise InvalidInput("seed", seed, "a whole number, zero or more")
-    return synthetic_market(
-        kind,
-        seed=seed,
-        slots=max(SYNTHETIC_SLOTS, slots),
-        slot_hours=0.5 if slot_hours is None else slot_hours,
-    )
-
-
-def markets_listed() -> tuple[Listed, ...]:
-    """The synthetic markets, described by the functions that make them."""
-    from duetune.market.synthetic import SYNTHETIC_MARKETS
-
-    return tuple(
-        Listed(kind.value, (recipe.__doc__ or "").strip().splitlines()[0])
-        for kind, recipe in SYNTHETIC_MARKETS.items()
-    )
-
-
-def markets_from_file(
-    path: Path | str,
-    *,
-    pool: str | None = None,
-    slot_hours: float | None = None,
-    gaps: str = "error",
-    spot_price: float | None = None,
-    on_demand_price: float | None = None,
-    available: int | None = None,
-) -> tuple[MarketTrace, ...]:
-    """The pools of a trace file, each by itself, or the one that is named. Prices are dollars per
-    GPU and hour.
-    """
-    from duetune.market.traces import load_trace
-
-    trace = load_trace(
-        path,
-        pool=pool,
-        slot_hours=slot_hours,
-        gaps=gaps,
-        spot_usd_gpu_h=spot_price,
-        on_demand_usd_gpu_h=on_demand_price,
-        available=available,
-    )
-    return tuple(trace.pool(each.name) for each in trace.pools)
+KIND: Kind[Policy] = Kind("policy", POLICY_GROUP, POLICIES, _checked, "a policy: name and decide()")
 
 
 def _policy(name: str, *, also: str) -> Policy:
@@ -190,7 +97,7 @@ def _policy(name: str, *, also: str) -> Policy:
         case "on_demand" | "maximal_spot" | "uniform_progress":
             return _baseline(name, head, parts)
         case _:
-            return _registered(name, head, parts, also)
+            return KIND.plugged(name, also=also)
 
 
 def _members(name: str) -> tuple[Policy, ...]:
@@ -204,7 +111,7 @@ def _members(name: str) -> tuple[Policy, ...]:
         "paper": paper_pool,
         "pool": default_pool,
     }
-    also = f"; or a group: {_names(GROUPS)}"
+    also = f"; or a group: {', '.join(each.name for each in GROUPS)}"
     return groups[name]() if name in groups else (_policy(name, also=also),)
 
 
@@ -281,34 +188,6 @@ def _baseline(name: str, head: str, parts: list[str]) -> Policy:
             raise _malformed(name, head)
 
 
-def _registered(name: str, head: str, parts: list[str], also: str) -> Policy:
-    """``head:a:b`` calls the factory registered as ``head`` with the texts a and b."""
-    from duetune.core.ports import Policy
-
-    point = next((point for point in _entry_points() if point.name == head), None)
-    if point is None:
-        raise InvalidInput("policy", name, f"one of {_names(policies_listed())}{also}")
-    try:
-        found = point.load()
-        # A class has the attributes of its instances, so it would pass for a policy itself.
-        if isinstance(found, type) or not isinstance(found, Policy):
-            found = found(*parts)
-    except InvalidInput:
-        raise
-    except Exception as error:
-        problem = f"{type(error).__name__}: {error}"
-        raise InvalidInput("policy", name, f"{point.value} to make one ({problem})") from error
-    if not isinstance(found, Policy):
-        raise InvalidInput("policy", name, f"{point.value} to return a policy: name and decide()")
-    return found
-
-
-def _entry_points() -> Iterator[EntryPoint]:
-    from importlib.metadata import entry_points
-
-    return iter(entry_points(group=POLICY_GROUP))
-
-
 def _whole(name: str, text: str) -> int:
     if not (text.isascii() and text.isdecimal()):
         raise _malformed(name, "ahap")
@@ -326,7 +205,3 @@ def _malformed(name: str, head: str) -> InvalidInput:
     form = next(listed.name for listed in POLICIES if listed.name.startswith(head))
     words = "WINDOW and COMMITMENT whole numbers; numbers at the end may be left out"
     return InvalidInput("policy", name, form if head != "ahap" else f"{form}, {words}")
-
-
-def _names(listed: tuple[Listed, ...]) -> str:
-    return ", ".join(each.name for each in listed)

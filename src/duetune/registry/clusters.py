@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from duetune.bootstrap.knowledge import shipped_history, source_named
 from duetune.conversion import refusal
 from duetune.core.cluster import Partition, Stock, Tenure
 from duetune.errors import InvalidInput
+from duetune.registry.sources import shipped_history, source_named
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -174,8 +174,8 @@ def _partition(said: _Partition) -> Partition:
 
 
 def _market(said: _Partition, partition: Partition, folder: Path, seed: int) -> MarketTrace | None:
-    from duetune.bootstrap.names import markets_from_file
     from duetune.market.synthetic import MarketKind, synthetic_market
+    from duetune.registry.markets import markets_from_file
 
     if partition.tenure is Tenure.FIXED:
         for field, given in (("market", said.market), ("trace", said.trace)):

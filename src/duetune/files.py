@@ -1,0 +1,164 @@
+"""Files that appear whole or not at all, and folders whose names outlive a power cut.
+
+Everything that replaces a file does it here: a draft is written beside the file and then moved to
+its place in one step, so a reader sees the old file or the new one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import secrets
+import shutil
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from duetune.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+ANYONE = 0o666
+OWNER = 0o600
+"""Who may read and write a new file, less what the umask takes away."""
+
+# Some network file systems cannot sync a folder; there the server orders renames itself.
+_NO_FOLDER_SYNC = frozenset({errno.EINVAL, errno.ENOTSUP, errno.EBADF})
+
+
+@contextlib.contextmanager
+def whole_file(
+    path: Path, field: str | None = None, *, durable: bool = False, mode: int = ANYONE
+) -> Iterator[Path]:
+    """Give an empty draft beside ``path``, which takes its place when the block ends well.
+
+    For writers that want a name to write to; the draft keeps the suffix. ``durable``: file and name
+    are on the disk when the block has ended. With a ``field``, an ``OSError`` (disk full, no
+    permission) becomes ``InvalidInput`` of that field.
+    """
+    draft = path.with_name(f".{path.stem}.{secrets.token_hex(4)}.part{path.suffix}")
+    try:
+        os.close(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode))
+        yield draft
+        if durable:
+            sync_file(draft)
+        draft.replace(path)
+        if durable:
+            sync_folder(path.parent)
+    except OSError as error:
+        if field is None:
+            raise
+        raise _unwritable(field, path, error) from None
+    finally:
+        with contextlib.suppress(OSError):
+            draft.unlink(missing_ok=True)
+
+
+def write_whole(
+    path: Path,
+    content: str | bytes,
+    field: str | None = None,
+    *,
+    durable: bool = False,
+    mode: int = ANYONE,
+) -> None:
+    """Make ``content`` the file at ``path``; text is written as UTF-8. See ``whole_file``."""
+    with whole_file(path, field, durable=durable, mode=mode) as draft:
+        draft.write_bytes(content.encode() if isinstance(content, str) else content)
+
+
+def write_new(path: Path, content: Iterable[bytes]) -> None:
+    """Write a file that must not be there yet, piece by piece, to the disk itself.
+
+    For files in a folder that is itself moved into place when all of them are written.
+    """
+    with path.open("xb") as file:
+        for piece in content:
+            file.write(piece)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def sync_file(path: Path) -> None:
+    """Wait until what was written to a file is on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def sync_folder(path: Path) -> None:
+    """Wait until the names in a folder are on the disk."""
+    try:
+        sync_file(path)
+    except OSError as error:
+        if error.errno not in _NO_FOLDER_SYNC:
+            raise
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder and those above it, and wait until their names are on the disk."""
+    missing = [one for one in (path, *path.parents) if not one.is_dir()]
+    for folder in reversed(missing):
+        folder.mkdir(exist_ok=True)
+        sync_folder(folder.parent)
+
+
+def remove_tree(path: Path) -> None:
+    """Remove what is there; what another process removes at the same time is no error."""
+    # A file may appear while the tree is being removed: its writer is about to learn that its
+    # folder is gone, so a second look is enough.
+    for _ in range(3):
+        with contextlib.suppress(FileNotFoundError):
+            shutil.rmtree(path, ignore_errors=True)
+        if not path.exists():
+            return
+
+
+def checked_target(path: Path | str, field: str, suffixes: Sequence[str]) -> Path:
+    """Return ``path`` if a file of such a name can be written there; called before the work."""
+    target = Path(path)
+    if target.suffix.lower() not in suffixes:
+        raise InvalidInput(field, str(target), f"a file name that ends in {' or '.join(suffixes)}")
+    if target.is_dir():
+        raise InvalidInput(field, str(target), "a file; this is a folder")
+    if not target.parent.is_dir():
+        raise InvalidInput(field, str(target), "a file in a folder that exists")
+    try:
+        # Permissions alone do not tell (root, read-only mounts): only trying does.
+        with tempfile.TemporaryFile(dir=target.parent):
+            pass
+        if target.exists() and not os.access(target, os.W_OK):
+            raise PermissionError(None, "Permission denied")
+    except OSError as error:
+        raise _unwritable(field, target, error) from None
+    return target
+
+
+def output_file(field: str, place: Path | str) -> Path:
+    """Return the file that ``place`` names, or that a link of this name leads to.
+
+    What is there and is no file (a folder, a device, a pipe) would be lost by writing: it is
+    refused, as is a folder that is not there.
+    """
+    if not str(place):
+        raise InvalidInput(field, "", "the name of a file")
+    try:
+        target = Path(place).resolve()
+        usual = target.is_file() or not target.exists()
+        folder = target.parent.is_dir()
+    except (OSError, RuntimeError, ValueError):  # A link to itself, a name that is too long.
+        usual = folder = False
+    if not usual:
+        raise InvalidInput(field, str(place), "a file to write; this is something else")
+    if not folder:
+        raise InvalidInput(field, str(place), "a file to write, in a folder that is there")
+    return target
+
+
+def _unwritable(field: str, path: Path, error: OSError) -> InvalidInput:
+    reason = error.strerror or type(error).__name__
+    return InvalidInput(field, str(path), f"a file that can be written ({reason})")

@@ -1,0 +1,146 @@
+"""The embedded fleet of a home: which market it replays, and how it is found and started."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from duetune.core.fleet import MarketReport
+from duetune.errors import InvalidInput
+from duetune.files import write_whole
+from duetune.fleets.embedded.client import EmbeddedFleet
+from duetune.fleets.embedded.lifecycle import provider_status, start_provider
+from duetune.fleets.embedded.settings import DEFAULT_PRELOAD, FleetSettings
+from duetune.fleets.host import Connected
+from duetune.market.resample import slice_slots
+from duetune.registry.markets import SYNTHETIC_SLOTS, market_named, markets_from_file
+from duetune.settings import SiteSettings
+from duetune.store.home_store import made_home, opened_store
+
+if TYPE_CHECKING:
+    from duetune.core.market import MarketTrace
+    from duetune.core.ports import MarketFeed
+    from duetune.settings import Settings
+
+SITE_FILE = "site.json"
+WEEK_HOURS = 168.0
+
+
+class EmbeddedHost:
+    """The ``FleetHost`` of the home's embedded fleet.
+
+    With a ``site`` the fleet is started on that one; a fleet that runs on another one is refused.
+    """
+
+    def __init__(self, settings: Settings, site: SiteSettings | None = None) -> None:
+        self._settings, self._wanted = settings, site
+
+    def running(self) -> Connected | None:
+        """Return the fleet if its provider answers."""
+        if provider_status(self._settings.fleet) is None:
+            return None
+        return _connected(EmbeddedFleet(self._settings.fleet))
+
+    def start(self) -> Connected:
+        """Return the fleet that runs, or start one."""
+        if self._wanted is None and (found := self.running()) is not None:
+            return found
+        return self._start(self.site() if self._wanted is None else self._wanted)
+
+    def revive(self) -> None:
+        """Start a fleet that died on the site it had; one that is merely slow is left alone."""
+        if self.running() is None:
+            self._start(self._started_on())
+
+    def feed(self) -> MarketFeed:
+        """Return the fleet that runs, or the market of the one that would be started now."""
+        found = self.running()
+        return _MarketAtStart(self.site()) if found is None else found.feed
+
+    def site(self) -> SiteSettings:
+        """Return the site of the fleet that runs, or of the one that would be started now.
+
+        Jobs that are not over go on where they were; without any it is the configured site.
+        """
+        if self.running() is not None:
+            return self._started_on()
+        if not (self._settings.fleet / SITE_FILE).is_file():
+            return self._settings.site
+        with opened_store(self._settings) as store:
+            return self._started_on() if store.active() else self._settings.site
+
+    def _start(self, site: SiteSettings) -> Connected:
+        folder = self._settings.fleet
+        if site.trace is not None:
+            # It is to be found again from anywhere.
+            site = msgspec.structs.replace(site, trace=str(Path(site.trace).absolute()))
+        trace = site_market(site)
+        made_home(self._settings)
+        folder.mkdir(exist_ok=True, mode=0o700)
+        fleet = start_provider(
+            folder,
+            FleetSettings(
+                first_slot=history_slots(site, trace),
+                wrap=True,
+                speed=site.speed,
+                grant_delay_s=site.grant_delay_s,
+                notice_s=site.notice_s,
+                silent_share=site.silent_share,
+                on_demand_capacity=site.on_demand_capacity,
+                seed=site.seed,
+                preload=DEFAULT_PRELOAD if site.warm else "",
+            ),
+            trace,
+        )
+        write_whole(folder / SITE_FILE, msgspec.json.encode(site))
+        return _connected(fleet)
+
+    def _started_on(self) -> SiteSettings:
+        """The site that the home's fleet was started on; the configured one if it never was."""
+        try:
+            content = (self._settings.fleet / SITE_FILE).read_bytes()
+            return msgspec.json.decode(content, type=SiteSettings)
+        except (OSError, msgspec.MsgspecError):
+            return self._settings.site
+
+
+class _MarketAtStart:
+    """The ``MarketFeed`` of a fleet that does not run: its market as if it were started now."""
+
+    def __init__(self, site: SiteSettings) -> None:
+        self._trace = site_market(site)
+        self._first = history_slots(site, self._trace)
+
+    def now(self) -> MarketReport:
+        at, slot_s = time.time(), self._trace.slot_hours * 3600
+        return MarketReport(at, self._first, at, slot_s, self._trace.slot(self._first))
+
+    def history(self, slots: int) -> MarketTrace | None:
+        known = min(slots, self._first)
+        return slice_slots(self._trace, self._first - known, self._first) if known > 0 else None
+
+
+def site_market(site: SiteSettings) -> MarketTrace:
+    """Return the market that the embedded fleet of a site replays."""
+    if site.trace is not None:
+        return markets_from_file(site.trace, pool=site.pool, slot_hours=site.slot_hours)[0]
+    return market_named(
+        site.market, seed=site.seed, slot_hours=site.slot_hours, slots=SYNTHETIC_SLOTS
+    )
+
+
+def history_slots(site: SiteSettings, trace: MarketTrace) -> int:
+    """Return how many slots are known before the replay begins: a week, at most half of them."""
+    if site.history_slots is not None:
+        if not 0 <= site.history_slots < trace.slots:
+            allowed = f"from 0 to {trace.slots - 1}, within the trace of {trace.slots} slots"
+            raise InvalidInput("history_slots", site.history_slots, allowed)
+        return site.history_slots
+    return min(round(WEEK_HOURS / trace.slot_hours), trace.slots // 2)
+
+
+def _connected(fleet: EmbeddedFleet) -> Connected:
+    return Connected(fleet, fleet, fleet.clock, fleet.clock.speed, fleet.clock.interrupt)

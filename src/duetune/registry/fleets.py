@@ -1,0 +1,59 @@
+"""Fleets by name: what ``[site] fleet`` in ``config.toml`` may say."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from duetune.registry.plugins import Kind, Listed
+
+if TYPE_CHECKING:
+    from duetune.fleets.host import Connected, FleetHost
+    from duetune.settings import Settings, SiteSettings
+
+FLEET_GROUP = "duetune.fleets"
+"""The entry point group in which others register fleets: a name for a factory that takes the
+settings and the texts behind the name, and returns a ``Connected`` or a ``FleetHost``.
+"""
+
+EMBEDDED = "embedded"
+
+FLEETS = (
+    Listed(
+        EMBEDDED, "emulated spot and on-demand GPUs on this machine, on a market that is replayed"
+    ),
+)
+
+
+def fleet_named(settings: Settings, site: SiteSettings | None = None) -> FleetHost:
+    """Return the host of the fleet that the settings name; called by every command that asks it.
+
+    ``site`` is for a fleet that is to be started on another site than the configured one.
+    """
+    from duetune.fleets.host import AlwaysOn, Connected
+    from duetune.registry.embedded_fleet import EmbeddedHost
+
+    name = settings.site.fleet.strip()
+    if name == EMBEDDED:
+        return EmbeddedHost(settings, site)
+    found = KIND.plugged(name, (settings,))
+    return AlwaysOn(settings, found) if isinstance(found, Connected) else found
+
+
+def fleets_listed() -> tuple[Listed, ...]:
+    """Return every fleet that can be named, those registered by others included."""
+    return KIND.listed()
+
+
+def _checked(found: object) -> FleetHost | Connected | None:
+    from duetune.fleets.host import Connected, FleetHost
+
+    return found if isinstance(found, (Connected, FleetHost)) else None
+
+
+KIND: Kind[FleetHost | Connected] = Kind(
+    "site.fleet",
+    FLEET_GROUP,
+    FLEETS,
+    _checked,
+    "a Connected or a FleetHost of duetune.fleets.host",
+)

@@ -1,0 +1,69 @@
+"""Forecasters by name."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from duetune.errors import InvalidInput
+from duetune.registry.plugins import Kind, Listed
+
+if TYPE_CHECKING:
+    from duetune.core.ports import Forecaster
+    from duetune.forecast.source import ForecastSource
+
+FORECASTER_GROUP = "duetune.forecasters"
+"""The entry point group in which others register forecasters: a name for a factory that takes the
+hours of a slot and the texts behind the name, and returns a forecaster that has seen nothing yet.
+"""
+
+FORECASTERS = (
+    Listed("last", "what is now stays"),
+    Listed("seasonal:SLOTS", "what was so many slots ago comes again"),
+    Listed("markov", "states of the market and how they follow each other, as seen"),
+    Listed("combined", "several forecasters, each with the weight that it has earned"),
+    Listed("ets", "exponential smoothing; needs duetune[forecast]"),
+    Listed("arima", "autoregression; needs duetune[forecast]"),
+    Listed("boosted", "boosted trees; needs duetune[forecast]"),
+    Listed("perfect", "what will be: simulations only"),
+    Listed("noisy:REGIME:LEVEL", "what will be, with errors: simulations only"),
+)
+
+
+def forecast_named(text: str, *, seed: int) -> ForecastSource:
+    """Return where forecasts come from; the seed is for sources that draw their errors."""
+    from duetune.forecast.source import ALLOWED, ForecastSource
+    from duetune.forecast.stepped import SteppedForecast
+
+    own = {each.name.partition(":")[0] for each in FORECASTERS}
+    name = text.strip()
+    others = KIND.listed()[len(FORECASTERS) :]
+    if name.partition(":")[0] in own or not others:
+        return ForecastSource.parse(text, seed=seed)
+    if name.partition(":")[0] not in {each.name for each in others}:
+        names = ", ".join(each.name for each in others)
+        raise InvalidInput("forecast", text, f"{ALLOWED}; or registered: {names}")
+    # One that cannot be made is refused now, not in the middle of a simulation.
+    KIND.plugged(name, (1.0,))
+    return SteppedForecast(
+        seed=seed, text=name, make=lambda slot_hours: KIND.plugged(name, (slot_hours,))
+    )
+
+
+def forecasters_listed() -> tuple[Listed, ...]:
+    """Return every forecaster that can be named, those registered by others included."""
+    return KIND.listed()
+
+
+def _checked(found: object) -> Forecaster | None:
+    from duetune.core.ports import Forecaster
+
+    return found if isinstance(found, Forecaster) else None
+
+
+KIND: Kind[Forecaster] = Kind(
+    "forecast",
+    FORECASTER_GROUP,
+    FORECASTERS,
+    _checked,
+    "a forecaster: observe() and forecast()",
+)

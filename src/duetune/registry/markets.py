@@ -1,0 +1,70 @@
+"""Markets by name: synthetic ones, and those in trace files."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from duetune.errors import InvalidInput
+from duetune.registry.plugins import Listed
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from duetune.core.market import MarketTrace
+
+SYNTHETIC_SLOTS = 480
+
+
+def market_named(
+    kind: str, *, seed: int, slot_hours: float | None = None, slots: int = SYNTHETIC_SLOTS
+) -> MarketTrace:
+    """A synthetic market; ``slots`` longer than the usual length only where a job needs it."""
+    from duetune.market.synthetic import MarketKind, synthetic_market
+
+    if kind not in set(MarketKind):
+        raise InvalidInput("market", kind, f"one of {', '.join(MarketKind)}")
+    if seed < 0:
+        raise InvalidInput("seed", seed, "a whole number, zero or more")
+    return synthetic_market(
+        kind,
+        seed=seed,
+        slots=max(SYNTHETIC_SLOTS, slots),
+        slot_hours=0.5 if slot_hours is None else slot_hours,
+    )
+
+
+def markets_listed() -> tuple[Listed, ...]:
+    """The synthetic markets, described by the functions that make them."""
+    from duetune.market.synthetic import SYNTHETIC_MARKETS
+
+    return tuple(
+        Listed(kind.value, (recipe.__doc__ or "").strip().splitlines()[0])
+        for kind, recipe in SYNTHETIC_MARKETS.items()
+    )
+
+
+def markets_from_file(
+    path: Path | str,
+    *,
+    pool: str | None = None,
+    slot_hours: float | None = None,
+    gaps: str = "error",
+    spot_price: float | None = None,
+    on_demand_price: float | None = None,
+    available: int | None = None,
+) -> tuple[MarketTrace, ...]:
+    """The pools of a trace file, each by itself, or the one that is named. Prices are dollars per
+    GPU and hour.
+    """
+    from duetune.market.traces import load_trace
+
+    trace = load_trace(
+        path,
+        pool=pool,
+        slot_hours=slot_hours,
+        gaps=gaps,
+        spot_usd_gpu_h=spot_price,
+        on_demand_usd_gpu_h=on_demand_price,
+        available=available,
+    )
+    return tuple(trace.pool(each.name) for each in trace.pools)

@@ -1,0 +1,80 @@
+"""What other packages register by entry points: found, listed and made in one place.
+
+A plug-in is imported only when its name is asked for, so one that is broken does not disturb the
+others.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
+
+from duetune.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from importlib.metadata import EntryPoint
+
+Thing = TypeVar("Thing")
+
+
+class Listed(NamedTuple):
+    """One line of a catalogue: a name, or the form of names, and what it stands for."""
+
+    name: str
+    meaning: str
+
+
+class Kind(NamedTuple, Generic[Thing]):
+    """A kind of thing that has a name, such as a policy.
+
+    ``field`` is what error messages call it, ``group`` the entry point group of plug-ins and
+    ``own`` what comes with duetune. ``checked`` returns a thing of this kind as it is and None for
+    anything else; ``shape`` says in words what such a thing has.
+    """
+
+    field: str
+    group: str
+    own: tuple[Listed, ...]
+    checked: Callable[[object], Thing | None]
+    shape: str
+
+    def listed(self) -> tuple[Listed, ...]:
+        """Return every name that can be asked for: our own, then those of plug-ins."""
+        others = (Listed(each.name, f"registered by {each.value}") for each in self._points())
+        return (*self.own, *others)
+
+    def names(self) -> str:
+        """Return the names that can be asked for, separated by commas, for messages."""
+        return ", ".join(each.name for each in self.listed())
+
+    def plugged(self, name: str, given: Sequence[object] = (), *, also: str = "") -> Thing:
+        """Make what a plug-in registers as ``name``; called for names that are not our own.
+
+        ``head:a:b`` calls the factory registered as ``head`` with ``given`` and the texts a and b;
+        a thing that is registered itself is returned as it is. ``also`` is added to the message
+        for an unknown name.
+        """
+        head, *texts = name.strip().split(":")
+        point = next((each for each in self._points() if each.name == head), None)
+        if point is None:
+            raise InvalidInput(self.field, name, f"one of {self.names()}{also}")
+        try:
+            found = point.load()
+            # A class has the attributes of its instances, so it would pass for one of them.
+            if isinstance(found, type) or self.checked(found) is None:
+                found = found(*given, *texts)
+        except InvalidInput:
+            raise
+        except (Exception, SystemExit) as error:
+            problem = f"{type(error).__name__}: {error}"
+            allowed = f"{point.value} to make one ({problem})"
+            raise InvalidInput(self.field, name, allowed) from error
+        thing = self.checked(found)
+        if thing is None:
+            raise InvalidInput(self.field, name, f"{point.value} to return {self.shape}")
+        return thing
+
+    def _points(self) -> list[EntryPoint]:
+        from importlib.metadata import entry_points
+
+        return sorted(entry_points(group=self.group), key=lambda each: each.name)

@@ -1,0 +1,237 @@
+"""The composition root: the store, the fleet and the controller, put together to run jobs."""
+
+from __future__ import annotations
+
+import logging
+import signal
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from duetune.errors import FleetError, InvalidInput
+from duetune.registry.feeds import OF_FLEET, feed_named
+from duetune.registry.fleets import fleet_named
+from duetune.registry.forecasters import forecast_named
+from duetune.registry.planners import planner_named
+from duetune.registry.policies import policies_named, policy_named
+from duetune.registry.selectors import selector_named
+from duetune.settings import HOME
+from duetune.store.home_store import opened_store
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from types import FrameType
+
+    from duetune.control.loop import Controller
+    from duetune.control.shares import Queue
+    from duetune.core.events import Recorded
+    from duetune.core.ports import Forecaster, MarketFeed, Policy
+    from duetune.fleets.host import Connected
+    from duetune.knowledge.source import KnowledgeSource
+    from duetune.quote.site import Site
+    from duetune.service.submission import Desk
+    from duetune.settings import QueueSettings, Settings, SiteSettings
+    from duetune.store.store import Store
+
+POOL = "pool"
+WEEK_HOURS = 168.0
+LINGER_WALL_S = 30.0
+FASTEST_POLL_S = 0.25
+SLOWEST_POLL_S = 10.0
+
+log = logging.getLogger(__name__)
+
+
+def default_policies() -> tuple[Policy, ...]:
+    """The pool that jobs with ``policy: auto`` choose from."""
+    return policies_named(POOL)
+
+
+def running_fleet(settings: Settings) -> Connected | None:
+    """Return the home's fleet with the market feed of the settings, if one is running."""
+    found = fleet_named(settings).running()
+    return None if found is None else _with_feed(settings, found)
+
+
+def start_fleet(settings: Settings, site: SiteSettings | None = None) -> Connected:
+    """Return the home's fleet that runs, or start one; on ``site`` if that is given."""
+    return _with_feed(settings, fleet_named(settings, site).start())
+
+
+def _with_feed(settings: Settings, found: Connected) -> Connected:
+    return found._replace(feed=feed_named(settings, lambda: found.feed))
+
+
+def market_feed(settings: Settings) -> MarketFeed:
+    """Return the market as jobs would find it now, whether a fleet is running or not."""
+    return feed_named(settings, fleet_named(settings).feed)
+
+
+def on_demand_usd_h(settings: Settings) -> float:
+    """Return the dollars that an on-demand GPU of the home's fleet costs in an hour, as of now."""
+    report = market_feed(settings).now()
+    return report.slot.on_demand_price * 3600 / report.slot_s
+
+
+def desk(settings: Settings) -> Desk:
+    """Return where jobs are prepared: on the running fleet, or on the one that would be started."""
+    from duetune.service.submission import Desk
+
+    check_names(settings)
+    feed = market_feed(settings)
+    market = feed.now()
+    return Desk(
+        site=desk_site(settings),
+        market=market,
+        history=feed.history(round(WEEK_HOURS * 3600 / market.slot_s)),
+        pool=default_policies(),
+        policy_named=policy_named,
+        learner=lambda arms: selector_named(settings.selector, arms, jobs=1000),
+        knowledge=lambda store: live_knowledge(settings, store),
+        queue=settings.queue,
+    )
+
+
+def desk_site(settings: Settings) -> Site:
+    """What the home's fleet sells, as the quote wants to know it."""
+    from duetune.profiling.wire import installed_software
+    from duetune.quote.site import Site
+
+    return Site.of(fleet_named(settings).site(), installed_software())
+
+
+def live_knowledge(settings: Settings, store: Store) -> KnowledgeSource:
+    """What is known of configurations: what comes with duetune, and what was measured here."""
+    from duetune.registry.sources import site_history, site_source
+
+    return site_source(settings, site_history(store))
+
+
+def live_forecaster(name: str, slot_hours: float) -> Forecaster:
+    """A forecaster that knows only what it was shown."""
+    return forecast_named(name, seed=0).causal(slot_hours)
+
+
+def check_names(settings: Settings) -> None:
+    """Refuse wrong names in the settings; called before anything is done."""
+    live_forecaster(settings.forecast, 1.0)
+    live_queue(settings.queue)
+    host = fleet_named(settings)
+    if settings.site.feed != OF_FLEET:
+        feed_named(settings, host.feed)
+
+
+def live_queue(queue: QueueSettings) -> Queue:
+    """What jobs share."""
+    from duetune.control.shares import Queue
+
+    try:
+        planner = planner_named(queue.planner)
+    except InvalidInput as error:
+        raise InvalidInput("queue.planner", error.value, error.allowed) from None
+    return Queue(planner, queue.gpus, queue.quotas)
+
+
+class QueueFile:
+    """The queue as ``config.toml`` has it now; the last good one where that is wrong. A change
+    counts when it is seen for the second time: a file may be read while it is written.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._home = str(settings.home)
+        self._queue = live_queue(settings.queue)
+        self._said = self._seen = self._read()
+
+    def __call__(self) -> Queue:
+        seen, self._seen = self._seen, self._read()
+        if seen == self._seen and seen != self._said:
+            self._said = seen
+            if isinstance(seen, str):
+                log.warning("the queue stays as it was: %s", seen)
+            else:
+                self._queue = live_queue(seen)
+                log.info("the queue is now: %s", msgspec.json.encode(seen).decode())
+        return self._queue
+
+    def _read(self) -> QueueSettings | str:
+        """Or what is wrong with it."""
+        from duetune.settings import load_settings
+
+        try:
+            found = load_settings({HOME: self._home}).queue
+            live_queue(found)
+        except InvalidInput as error:
+            return str(error)
+        return found
+
+
+def make_controller(settings: Settings, store: Store, found: Connected) -> Controller:
+    """Return the controller of the home, connected to a fleet that runs."""
+    from duetune.control import Books, Controller, World
+    from duetune.control.crash_points import learning_with_crash_points, with_crash_points
+    from duetune.control.learning import PoolLearning
+    from duetune.control.reports import FolderReports
+
+    slot_s = found.feed.now().slot_s
+    world, books = with_crash_points(
+        World(
+            fleet=found.fleet,
+            feed=found.feed,
+            clock=found.clock,
+            reports=FolderReports(settings.jobs, found.clock, found.speed),
+            speed=found.speed,
+            revive=lambda: _revive(settings),
+        ),
+        Books(store.journal, store.wishes, store.active),
+    )
+    return Controller(
+        world,
+        books,
+        policy_named=policy_named,
+        forecaster=lambda: live_forecaster(settings.forecast, slot_s / 3600),
+        learning=learning_with_crash_points(
+            PoolLearning(
+                store.selector,
+                default_policies(),
+                lambda job, story: _settle(settings, store, job, story),
+            )
+        ),
+        queue=QueueFile(settings),
+        poll_wall_s=min(SLOWEST_POLL_S, max(FASTEST_POLL_S, slot_s / found.speed / 20)),
+    )
+
+
+def _settle(settings: Settings, store: Store, job: str, story: Sequence[Recorded]) -> None:
+    """What is to be kept of a job that is over, and what is not."""
+    from duetune.fleets.embedded.environment import SECRETS_FILE
+    from duetune.service.observations import record_observations
+
+    (settings.folder(job) / SECRETS_FILE).unlink(missing_ok=True)
+    record_observations(store, fleet_named(settings).site(), job, story)
+
+
+def run_controller(settings: Settings) -> None:
+    """The controller's process: until all jobs are over, or it is told to stop."""
+    check_names(settings)
+    store = opened_store(settings)
+    fleet = start_fleet(settings)
+    controller = make_controller(settings, store, fleet)
+    stopping: list[int] = []
+
+    def stop(number: int, _: FrameType | None) -> None:
+        stopping.append(number)
+        fleet.interrupt()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, stop)
+    log.info("controller of %s begins", settings.home)
+    controller.run(linger_s=LINGER_WALL_S * fleet.speed, stop=lambda: bool(stopping))
+    log.info("controller of %s ends", settings.home)
+
+
+def _revive(settings: Settings) -> None:
+    """Have a fleet that died started again, where that is our business."""
+    try:
+        fleet_named(settings).revive()
+    except (FleetError, InvalidInput) as error:
+        log.warning("the fleet cannot be started again: %s", error)
