@@ -19,7 +19,7 @@ from duetune.knowledge.model import KnowledgeModel
 from duetune.knowledge.observation import Outcome
 from duetune.knowledge.source import Limits, Objective
 from duetune.knowledge.sources.learned import HybridSource
-from duetune.knowledge.space import Space
+from duetune.knowledge.space_files import read_space
 from duetune.registry.sources import source_named
 from knowledge_data import groups, labelled_rows, peer_row, plausible_rows, table
 from knowledge_peers import COASTLINE, KAVIER, Unavailable, ask
@@ -199,7 +199,7 @@ def speed(name: str, notes: PeerNotes, *, install: bool, peers: bool) -> Speed:
     figures = json.loads(done.stdout.strip().splitlines()[-1])
     per_point: dict[str, float] = {}
     if peers:
-        points = Space.load("poster").points()
+        points = read_space("poster").points()
         chosen = np.random.default_rng(0).choice(len(points), TIMED_POINTS, replace=False)
         rows = [peer_row(each) for each in points.take(np.sort(chosen))]
         for peer, asked in (
@@ -218,7 +218,7 @@ def _measure(name: str, place: Path) -> dict[str, float]:
     """After loading: what is compiled is read from its cache, and history is at hand."""
 
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-    space = Space.load("poster")
+    space = read_space("poster")
     points = space.points()
     few = points.take(np.arange(0, len(points), max(1, len(points) // TIMED_POINTS))[:TIMED_POINTS])
     history = table(name)

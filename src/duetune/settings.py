@@ -48,9 +48,9 @@ class SiteSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     ``fleet`` and ``feed`` are names of the registry; ``feed = "fleet"`` is the fleet's own market.
     The embedded fleet replays ``market``, a synthetic kind, or ``trace``, a file that replaces it;
     ``history_slots`` of it are known before the replay begins. ``speed`` is market seconds per wall
-    second. ``emulated_microbatch_s`` makes every GPU take at least so long for a microbatch. ``startup_s``
-    and ``resize_s`` are what a first start and a change of the group are expected to take. Without
-    ``warm`` every worker loads its libraries itself, and none are kept in memory for it.
+    second. ``emulated_microbatch_s`` makes every GPU take at least so long for a microbatch.
+    ``startup_s`` and ``resize_s`` are what a first start and a change of the group are expected to
+    take. Without ``warm`` every worker loads its libraries itself, and none are kept in memory.
     """
 
     fleet: str = "embedded"

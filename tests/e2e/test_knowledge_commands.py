@@ -14,7 +14,7 @@ from duetune.knowledge.configuration import Configuration
 from duetune.knowledge.history import History
 from duetune.knowledge.history_files import read_history, write_history
 from duetune.knowledge.observation import Observation, Outcome
-from duetune.knowledge.space import Space
+from duetune.knowledge.space_files import read_space
 from duetune.registry import sources
 
 MODEL = "meta-llama/Llama-3.2-1B"
@@ -246,7 +246,7 @@ def test_recommend_as_json_has_candidates_reasons_and_assumptions(duetune):
 def test_recommend_writes_the_run_that_would_teach_most(duetune, tmp_path):
     status, out, _ = duetune(*ASKED, "--probe", "probe.yaml", "--gpus", "A100-80GB:1,L40S:1")
     assert status == 0
-    points = list(Space.load(tmp_path / "probe.yaml").points())
+    points = list(read_space(tmp_path / "probe.yaml").points())
     assert len(points) == 1
     assert points[0].num_gpus == 1
     assert "duetune profile probe.yaml" in out

@@ -13,6 +13,7 @@ from duetune.knowledge.configuration import Configuration, Configurations
 from duetune.knowledge.expressions import parse_expression
 from duetune.knowledge.rules import Constraint, broken
 from duetune.knowledge.space import Domain, Space
+from duetune.knowledge.space_sampling import sample
 
 NUMBERS = ("num_gpus", "batch_size", "tokens_per_sample", "num_nodes", "grad_accum", "fast_moe")
 values = st.lists(st.integers(1, 12), min_size=1, max_size=3, unique=True).map(tuple)
@@ -109,7 +110,7 @@ def test_a_sample_is_some_of_the_allowed_points_each_once(space, count, seed, sp
     allowed = {row.key for row in points.take(space.allowed(points))}
     count = min(count, len(allowed))
     method = "latin-hypercube" if spread else "random"
-    drawn = [row.key for row in space.sample(count, np.random.default_rng(seed), method)]
+    drawn = [row.key for row in sample(space, count, np.random.default_rng(seed), method)]
     assert len(set(drawn)) == len(drawn) == count
     assert set(drawn) <= allowed
 

@@ -18,7 +18,6 @@ from duetune.knowledge.rules import Constraint, broken
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
-    from pathlib import Path
 
     from numpy.typing import NDArray
 
@@ -64,13 +63,6 @@ class Space(msgspec.Struct, frozen=True, dict=True):
                     raise InvalidInput(field, value, f"{field_value(field, value)!r}")
         if self.combinations > _MOST:
             raise InvalidInput("space", self.combinations, f"at most {_MOST} combinations")
-
-    @staticmethod
-    def load(place: Path | str) -> Space:
-        """From a YAML file, or by the name of a space that comes with duetune: default, poster."""
-        from duetune.knowledge.space_files import read_space  # noqa: PLC0415 - it imports this
-
-        return read_space(place)
 
     def given(self, partial: Mapping[str, object]) -> Space:
         """With these fields as the user wants them, be they among the values here or not."""
@@ -164,16 +156,6 @@ class Space(msgspec.Struct, frozen=True, dict=True):
         sizes = [len(self.values[field]) for field in FIELDS]
         return self._build(_digits(index, FIELDS, sizes), len(index))
 
-    def sample(
-        self, count: int, rng: np.random.Generator, method: str = "random"
-    ) -> Configurations:
-        """Points that are allowed, each once; ``method`` is random or latin-hypercube, which has
-        every value of every field about equally often.
-        """
-        from duetune.knowledge.space_sampling import sample  # noqa: PLC0415 - it imports this
-
-        return sample(self, count, rng, method)
-
     def allowed(self, configurations: Configurations) -> NDArray[np.bool_]:
         """Where neither a rule nor a constraint is broken, whatever the values."""
         return (broken(configurations) < 0) & _all_hold(configurations, self.constraints)
@@ -220,12 +202,6 @@ class Space(msgspec.Struct, frozen=True, dict=True):
             groups = [group for group in groups if group not in tied]
             groups.append((set(fields), [*constraints, constraint]))
         return [([each for each in FIELDS if each in group[0]], group[1]) for group in groups]
-
-
-@functools.cache
-def default_space() -> Space:
-    """What a scheduler may choose when nobody says otherwise."""
-    return Space.load("default")
 
 
 def field_value(field: str, value: object) -> Value:

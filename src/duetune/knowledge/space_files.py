@@ -11,6 +11,7 @@ constraints:
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 
 import msgspec
@@ -36,7 +37,14 @@ class _Document(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     description: str = ""
 
 
+@functools.cache
+def default_space() -> Space:
+    """Return what a scheduler may choose from when nobody says otherwise."""
+    return read_space("default")
+
+
 def read_space(place: Path | str) -> Space:
+    """Return the space of a YAML file, or the one of that name: default, poster."""
     path = Path(place)
     packaged = _PACKAGED / f"{place}.yaml"
     if isinstance(place, str) and path.name == place and not path.suffix:

@@ -27,6 +27,11 @@ _ROUNDS = 200
 def sample(
     space: Space, count: int, rng: np.random.Generator, method: str = "random"
 ) -> Configurations:
+    """Return points of a space that are allowed, each once.
+
+    ``method`` is random or latin-hypercube, which has every value of every field about equally
+    often.
+    """
     if method not in METHODS:
         raise InvalidInput("method", method, f"one of {', '.join(METHODS)}")
     if count < 0:

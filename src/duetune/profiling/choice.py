@@ -11,6 +11,7 @@ from duetune.errors import InvalidInput
 from duetune.knowledge.configuration import Configurations
 from duetune.knowledge.described import facts_or_usual
 from duetune.knowledge.space import CHUNK
+from duetune.knowledge.space_sampling import sample
 from duetune.profiling.costs import start_seconds, trial_seconds
 from duetune.profiling.trials import Batch, group_of, unmeasurable
 
@@ -147,7 +148,7 @@ def drawn(space: Space, count: int, rng: np.random.Generator, method: str) -> Co
         points = points.take(space.allowed(points))
         if len(points) <= count:
             return points.take(rng.permutation(len(points)))
-    return space.sample(min(count, space.cardinality), rng, method)
+    return sample(space, min(count, space.cardinality), rng, method)
 
 
 def batches_of(rows: Iterable[tuple[Configuration, float]]) -> list[Batch]:

@@ -16,6 +16,7 @@ from duetune.errors import DuetuneError, InvalidInput, MissingExtra
 from duetune.knowledge.configuration import Configurations
 from duetune.knowledge.gpus import gpu_name
 from duetune.knowledge.space import Role, Space
+from duetune.knowledge.space_files import read_space
 from duetune.profiling.active import Active
 from duetune.profiling.batch_run import Running
 from duetune.profiling.campaign import Budget, Campaign, Label, Progress
@@ -86,12 +87,12 @@ def campaign_space(place: str, gpu: str, software: str) -> Space:
     """
     packaged = _PACKAGED / f"{place}.yaml"
     if packaged.is_file():
-        space = Space.load(packaged)
+        space = read_space(packaged)
     elif Path(place).name == place and not Path(place).suffix and not Path(place).is_file():
         known = ", ".join(sorted(each.stem for each in _PACKAGED.glob("*.yaml")))
         raise InvalidInput("space", place, f"a file, or one of {known}")
     else:
-        space = Space.load(Path(place))
+        space = read_space(Path(place))
     gpus = [str(each) for each in space.values["gpu_model"]]
     if gpus and gpu not in gpus and gpu != "cpu":
         raise InvalidInput("gpu_model", ", ".join(gpus), f"{gpu}, the GPU of this machine")

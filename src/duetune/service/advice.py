@@ -16,7 +16,8 @@ from duetune.knowledge.model_facts import model_facts
 from duetune.knowledge.prices import prices_for
 from duetune.knowledge.rules import Constraint
 from duetune.knowledge.source import Limits, Objective
-from duetune.knowledge.space import Domain, Role, Space, default_space
+from duetune.knowledge.space import Domain, Role, Space
+from duetune.knowledge.space_files import default_space
 from duetune.quote.plan import held_out_rows
 from duetune.quote.recipe import LARGEST_USUAL_BATCH, USUAL
 from duetune.service.wishes import seconds_until

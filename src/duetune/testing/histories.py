@@ -11,6 +11,7 @@ from duetune.knowledge.history import History
 from duetune.knowledge.observation import Observation, Outcome
 from duetune.knowledge.rules import Constraint
 from duetune.knowledge.space import Domain, Role, Space
+from duetune.knowledge.space_sampling import sample
 
 if TYPE_CHECKING:
     from duetune.knowledge.configuration import Configuration
@@ -76,7 +77,7 @@ def synthetic_history(count: int = 150, seed: int = 1) -> History:
         ("tokens_per_sample", (512, 1024, 2048, 4096)),
     ):
         whole = whole.with_values(field, values)
-    points = whole.sample(count, rng, "latin-hypercube")
+    points = sample(whole, count, rng, "latin-hypercube")
     noise = rng.normal(0.0, 0.03, count).tolist()
     return History(
         synthetic_run(each, off, 60.0 * minute)

@@ -26,7 +26,7 @@ from duetune.knowledge.observation import Observation, Origin, Outcome
 from duetune.knowledge.prices import USUAL_PRICES, prices_for
 from duetune.knowledge.source import Candidate, Limits, Objective
 from duetune.knowledge.sources.analytic import AnalyticSource
-from duetune.knowledge.space import default_space
+from duetune.knowledge.space_files import default_space
 
 SMALL = Configuration(model="llama3.2-1b", gpu_model="A100-80GB", batch_size=4)
 LARGE = SMALL.replace(model="llama3.1-8b", method="full", batch_size=8, tokens_per_sample=4096)

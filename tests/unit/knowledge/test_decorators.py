@@ -13,7 +13,7 @@ from duetune.knowledge.sources.analytic import AnalyticSource
 from duetune.knowledge.sources.blind import DefaultSource
 from duetune.knowledge.sources.decorators import Cached, Noisy, Partial, Stale
 from duetune.knowledge.sources.history import HistorySource, OracleSource
-from duetune.knowledge.space import default_space
+from duetune.knowledge.space_files import default_space
 from duetune.registry.sources import source_named
 from duetune.testing.histories import small_space, synthetic_history, synthetic_run
 

@@ -18,7 +18,7 @@ from duetune.knowledge.model import KnowledgeModel
 from duetune.knowledge.model_facts import model_facts
 from duetune.knowledge.observation import Observation, Outcome
 from duetune.knowledge.quality import IMPLAUSIBLE, SATURATED
-from duetune.knowledge.space import Space, default_space
+from duetune.knowledge.space_files import default_space, read_space
 from duetune.market.datasets import data_folder
 from synthetic_history import TRUTH, drawn, measured
 
@@ -391,7 +391,7 @@ def test_common_sense_stays_with_public_tables(shipped):
 @pytest.mark.parametrize("which", ["poster", "default"])
 def test_every_point_of_the_packaged_spaces_has_an_answer(model, which):
     if which == "poster":
-        space = Space.load("poster")
+        space = read_space("poster")
         rows = space.at(np.arange(0, space.combinations, 7))
     else:
         space = default_space().given({"model": "meta-llama/Llama-3.1-8B"})

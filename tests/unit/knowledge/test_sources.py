@@ -18,7 +18,8 @@ from duetune.knowledge.sources.history import HistorySource, OracleSource
 from duetune.knowledge.sources.learned import HybridSource, RegressionSource
 from duetune.knowledge.sources.measured import Encoder, Measured
 from duetune.knowledge.sources.nearest import Metric, NearestSource
-from duetune.knowledge.space import Domain, default_space
+from duetune.knowledge.space import Domain
+from duetune.knowledge.space_files import default_space
 from duetune.registry.sources import SOURCE_GROUP, source_named, sources_listed
 from duetune.testing.histories import small_space, synthetic_history, synthetic_run
 

@@ -14,6 +14,7 @@ from duetune.knowledge.described import card_bytes
 from duetune.knowledge.estimate import EXTRAPOLATED, Estimates
 from duetune.knowledge.observation import Observation, Outcome
 from duetune.knowledge.space import Domain, Space
+from duetune.knowledge.space_sampling import sample
 from duetune.profiling.active import Active, information
 from duetune.profiling.caps import near_caps
 from duetune.profiling.choice import BATCH, Costs, Drawn, Room, check_measurable, fitting
@@ -326,7 +327,7 @@ def campaign_history(count, seed=0):
     rng = np.random.default_rng(seed)
     there = space(model=(SMALL, MIDDLE, LARGE), batch_size=(1, 2, 4, 8, 16, 32, 64))
     rows = []
-    for each in there.sample(count, rng):
+    for each in sample(there, count, rng):
         tokens = each.batch_size * each.tokens_per_sample
         pace = 2e5 * tokens / (tokens + 2000) * (0.7 if each.grad_checkpoint else 1.0)
         peak = 3.0 + tokens / 3000

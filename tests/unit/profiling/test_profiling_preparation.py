@@ -13,6 +13,7 @@ import pytest
 from duetune.errors import InvalidInput
 from duetune.knowledge.configuration import Configuration
 from duetune.knowledge.model_facts import model_facts
+from duetune.knowledge.space_sampling import sample
 from duetune.profiling import preparation
 from duetune.profiling.models import model_config
 from duetune.profiling.preparation import NoGpu, Prepared, Wish, campaign_space, found_gpu
@@ -36,7 +37,7 @@ def gpu(monkeypatch):
 def test_the_campaign_for_an_h200_is_large_and_can_be_measured():
     space = campaign_space(*H200)
     assert space.cardinality > 72_000
-    rows = list(space.sample(500, np.random.default_rng(0)))
+    rows = list(sample(space, 500, np.random.default_rng(0)))
     assert all(unmeasurable(each) is None for each in rows)
     varying = [
         field

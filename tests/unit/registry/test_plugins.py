@@ -39,7 +39,7 @@ from duetune.wiring import (
 if TYPE_CHECKING:
     from pathlib import Path
 
-PLUGIN = '''
+PLUGIN = """
 from duetune.core.cluster import Plan
 from duetune.core.decision import Allocation, Decision, Forecast
 from duetune.core.fleet import FleetReport, MarketReport
@@ -98,7 +98,7 @@ class Wall:
 
 def fleet(settings, region="here"):
     return Connected(Mine(region), Prices(settings), Wall(), speed=3.0)
-'''
+"""
 GROUPS = {
     "duetune.policies": {
         "idle": "plug:Idle",
@@ -267,7 +267,7 @@ class TestFleets:
 
     def test_a_host_of_its_own_is_taken_as_it_is(self, tmp_path, monkeypatch):
         class Host:
-            running = start = revive = feed = site = lambda self: None
+            running = start = revive = feed = site = lambda _: None
 
         module = __import__("plug")
         monkeypatch.setattr(module, "fleet", lambda _: Host())

@@ -12,15 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import duetune
-from duetune.core.ports import Policy
 from duetune.errors import InvalidInput
 from duetune.policies.ahanp import Ahanp
 from duetune.policies.ahap import Ahap
 from duetune.policies.baselines import MaximalSpot, OnDemandOnly, UniformProgress
-from duetune.policies.guard import CompiledGuard, PolicyGuard, deadline_guard
+from duetune.policies.guard import CompiledGuard, deadline_guard
 from duetune.policies.pool import baselines, default_pool, paper_pool
 from duetune.registry.markets import SYNTHETIC_SLOTS, market_named, markets_listed
-from duetune.registry.policies import policies_listed, policies_named, policy_named
+from duetune.registry.policies import policies_named, policy_named
 from duetune.registry.selectors import selector_named
 from duetune.selection import AdaHedge, FixedShare, Hedge
 

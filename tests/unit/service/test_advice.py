@@ -12,7 +12,7 @@ from duetune.knowledge.kept_model import KEPT
 from duetune.knowledge.model import FORMAT, KnowledgeModel
 from duetune.knowledge.observation import Observation, Outcome
 from duetune.knowledge.source import Objective
-from duetune.knowledge.space import Space
+from duetune.knowledge.space_files import read_space
 from duetune.knowledge.tables import Imported
 from duetune.profiling.trials import unmeasurable
 from duetune.registry.sources import (
@@ -181,7 +181,7 @@ def test_amounts_inventories_and_prices_as_people_write_them():
 def test_a_probe_is_one_run_that_can_be_measured(tmp_path):
     path = tmp_path / "probe.yaml"
     write_probe(str(path), probe_text(ONE.replace(software="torch 9")))
-    points = list(Space.load(path).points())
+    points = list(read_space(path).points())
     assert points == [ONE]
     assert unmeasurable(points[0]) is None
     with pytest.raises(InvalidInput, match="a file to write"):
