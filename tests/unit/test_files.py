@@ -46,9 +46,14 @@ def test_a_draft_keeps_the_suffix_and_is_hidden_beside_its_place(tmp_path):
 def test_a_block_that_fails_leaves_the_old_file(tmp_path, error):
     path = tmp_path / "a"
     path.write_text("old")
-    with pytest.raises(type(error)), whole_file(path) as draft:
-        draft.write_text("half")
-        raise error
+
+    def half():
+        with whole_file(path) as draft:
+            draft.write_text("half")
+            raise error
+
+    with pytest.raises(type(error)):
+        half()
     assert path.read_text() == "old"
     assert names(tmp_path) == ["a"]
 

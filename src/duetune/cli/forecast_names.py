@@ -14,9 +14,12 @@ class NamingForecasters(click.Command):
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         from duetune.forecast.source import ALLOWED
+        from duetune.registry.forecasters import FORECASTERS, forecasters_listed
 
+        others = ", ".join(each.name for each in forecasters_listed()[len(FORECASTERS) :])
+        registered = f" Registered by others: {others}." if others else ""
         with formatter.section("Forecasters"):
-            formatter.write_text(f"{ALLOWED}. perfect and noisy know the future.")
+            formatter.write_text(f"{ALLOWED}. perfect and noisy know the future.{registered}")
 
 
 def usual_forecaster() -> str:
