@@ -19,7 +19,7 @@ hours of a slot and the texts behind the name, and returns a forecaster that has
 FORECASTERS = (
     Listed("last", "what is now stays"),
     Listed("seasonal:SLOTS", "what was so many slots ago comes again"),
-    Listed("markov", "states of the market and how they follow each other, as seen"),
+    Listed("markov", "counts by a semi-Markov model, prices by momentum"),
     Listed("combined", "several forecasters, each with the weight that it has earned"),
     Listed("ets", "exponential smoothing; needs duetune[forecast]"),
     Listed("arima", "autoregression; needs duetune[forecast]"),
