@@ -34,14 +34,13 @@ def forecast_named(text: str, *, seed: int) -> ForecastSource:
     from duetune.forecast.source import ALLOWED, ForecastSource
     from duetune.forecast.stepped import SteppedForecast
 
-    own = {each.name.partition(":")[0] for each in FORECASTERS}
     name = text.strip()
-    others = KIND.listed()[len(FORECASTERS) :]
-    if name.partition(":")[0] in own or not others:
+    head = name.partition(":")[0]
+    if head in {each.name.partition(":")[0] for each in FORECASTERS}:
         return ForecastSource.parse(text, seed=seed)
-    if name.partition(":")[0] not in {each.name for each in others}:
-        names = ", ".join(each.name for each in others)
-        raise InvalidInput("forecast", text, f"{ALLOWED}; or registered: {names}")
+    others = [each.name for each in KIND.listed()[len(FORECASTERS) :]]
+    if head not in others:
+        raise InvalidInput("forecast", text, ", ".join([ALLOWED, *others]))
     # One that cannot be made is refused now, not in the middle of a simulation.
     KIND.plugged(name, (1.0,))
     return SteppedForecast(

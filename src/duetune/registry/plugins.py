@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
-from duetune.errors import InvalidInput
+from duetune.errors import DuetuneError, InvalidInput
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -63,11 +63,11 @@ class Kind(NamedTuple, Generic[Thing]):
             # A class has the attributes of its instances, so it would pass for one of them.
             if isinstance(found, type) or self.checked(found) is None:
                 found = found(*given, *texts)
-        except InvalidInput:
+        except DuetuneError:
             raise
         except (Exception, SystemExit) as error:
-            problem = f"{type(error).__name__}: {error}"
-            allowed = f"{point.value} to make one ({problem})"
+            problem = " ".join(f"{type(error).__name__}: {error}".split())
+            allowed = f"a plug-in that works; {point.value} fails with {problem}"
             raise InvalidInput(self.field, name, allowed) from error
         thing = self.checked(found)
         if thing is None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from duetune.cli import main
 from duetune.core.decision import Forecast
 from duetune.core.fleet import FleetReport, MarketReport
 from duetune.core.job import Job, linear_throughput
@@ -162,8 +163,8 @@ MAKERS = {
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("gone", "no_such_module:Thing to make one .ModuleNotFoundError"),
-        ("less", "plug:no_such_name to make one .AttributeError"),
+        ("gone", "no_such_module:Thing fails with ModuleNotFoundError"),
+        ("less", "plug:no_such_name fails with AttributeError"),
         ("leaves", "SystemExit: no licence"),
         ("thing", "plug:thing to return a"),
     ],
@@ -275,6 +276,22 @@ class TestFleets:
 
     def test_without_interrupt_a_signal_waits_for_the_clock(self):
         assert Connected(None, None, None).interrupt() is None
+
+    def test_the_command_line_asks_it(self, tmp_path, monkeypatch, capsys):
+        home = tmp_path / "home"
+        home.mkdir()
+        (home / "config.toml").write_text('[site]\nfleet = "mine"\nfeed = "prices:8"\n')
+        monkeypatch.setenv("DUETUNE_HOME", str(home))
+        assert main(["fleet", "status"]) == 0
+        assert "on demand $8.00 per GPU and hour" in capsys.readouterr().out
+        assert main(["fleet", "start", "--speed", "2"]) == 2
+        assert "site.fleet is 'mine'" in capsys.readouterr().err
+        assert main(["fleet", "stop"]) == 2
+        (home / "config.toml").write_text('[site]\nfleet = "nope"\n')
+        assert main(["fleet", "status"]) == 2
+        assert "site.fleet: 'nope'" in capsys.readouterr().err
+        assert main(["markets"]) == 0
+        assert "registered by plug:fleet" in capsys.readouterr().out
 
 
 class TestFeeds:
