@@ -12,8 +12,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "control"))
 
 from chances import Adventure
 
-from duetune import bootstrap
 from duetune.engine.engine import Engine
+from duetune.registry.policies import policy_named
 
 
 class Drawn:

@@ -30,6 +30,7 @@ from duetune.core.job import Job, linear_throughput
 from duetune.core.market import Slot
 from duetune.core.progress import Phase, Progress
 from duetune.engine.engine import Engine
+from duetune.registry.policies import policy_named
 from duetune.simulate.journal import redecided, state_of
 from duetune.store.codec import decode_event, encode_event
 

@@ -31,9 +31,9 @@ class JobState(msgspec.Struct):
     present slot must be decided (again), since the terms have changed. ``watched`` is the market
     as it was observed. ``share`` of ``wish`` GPUs are what the queue leaves the job, None
     if all; ``waited`` if that was too few to run at any time of the slot. The plans in ``memo``
-    were made for at most ``memo_gpus``. ``progress_at_slot`` is the work done before the slot. ``reason``
-    says why the status is what it is, or why the job holds what it holds. ``updated_at`` is the
-    moment of the latest event, ``loss`` the last one that was reported. ``ended`` is the job's end,
+    were made for at most ``memo_gpus``. ``progress_at_slot`` is the work done before the slot.
+    ``reason`` says why the status is what it is, or why the job holds what it holds. ``updated_at``
+    is the moment of the latest event, ``loss`` the last one that was reported. ``ended`` is the job's end,
     and ``learned_at`` when the selector learned from it.
     """
 

@@ -11,6 +11,7 @@ from duetune.core.job import Job, linear_throughput
 from duetune.core.market import Slot
 from duetune.core.progress import Phase, Progress
 from duetune.engine.engine import Engine
+from duetune.registry.policies import policy_named
 
 SLOT_S = 1800.0
 ORIGIN = 1_700_000_000.0

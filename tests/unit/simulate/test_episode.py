@@ -3,7 +3,6 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from duetune import bootstrap
 from duetune.core.decision import Allocation, Decision
 from duetune.core.events import Ended, Status
 from duetune.core.job import Job, Reconfiguration, linear_throughput
@@ -12,6 +11,7 @@ from duetune.errors import InvalidInput
 from duetune.forecast.source import ForecastSource
 from duetune.policies.ahap import Ahap
 from duetune.policies.baselines import MaximalSpot
+from duetune.registry.policies import policy_named
 from duetune.simulate.cases import Case
 from duetune.simulate.episode import Episode, simulate
 from duetune.simulate.journal import market_lived, redecided, state_of
@@ -165,7 +165,7 @@ def stories():
     hopeless = Job(work=400, deadline=6, value=9, throughput=linear_throughput(4))
     for task in (hurried, hopeless):
         for name in ("ahap", "ahanp", "maximal_spot", "uniform_progress", "rubato"):
-            yield Episode(task, random_market(3, 80, most=4), bootstrap.policy_named(name), LAST)
+            yield Episode(task, random_market(3, 80, most=4), policy_named(name), LAST)
 
 
 def test_an_episode_is_a_journal_from_which_every_decision_comes_out_again():

@@ -5,11 +5,11 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from duetune import bootstrap
 from duetune.core.events import Reported
 from duetune.core.fleet import NodeKind, NodeState
 from duetune.core.job import Job, Reconfiguration, ReconfigurationKey, linear_throughput
 from duetune.forecast.source import ForecastSource
+from duetune.registry.policies import policy_named
 from duetune.simulate.episode import Episode
 from duetune.testing import Restless, random_market
 
@@ -86,7 +86,7 @@ def test_nodes_that_are_granted_at_once_change_nothing(name, seed, key):
         throughput=linear_throughput(4),
         reconfiguration=Reconfiguration(key=key),
     )
-    policy = Restless(seed) if name == "restless" else bootstrap.policy_named(name)
+    policy = Restless(seed) if name == "restless" else policy_named(name)
     trace = random_market(seed, 60, most=4)
     with_nodes, without = (each(job, trace, policy, LAST) for each in (NodeEpisode, Episode))
     outcome = with_nodes.run()
