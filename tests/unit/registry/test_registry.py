@@ -13,11 +13,13 @@ from hypothesis import strategies as st
 
 import duetune
 from duetune.errors import InvalidInput
+from duetune.forecast.source import ForecastKind
 from duetune.policies.ahanp import Ahanp
 from duetune.policies.ahap import Ahap
 from duetune.policies.baselines import MaximalSpot, OnDemandOnly, UniformProgress
 from duetune.policies.guard import CompiledGuard, deadline_guard
 from duetune.policies.pool import baselines, default_pool, paper_pool
+from duetune.registry.forecasters import FORECASTERS
 from duetune.registry.markets import SYNTHETIC_SLOTS, market_named, markets_listed
 from duetune.registry.policies import policies_named, policy_named
 from duetune.registry.selectors import selector_named
@@ -170,6 +172,10 @@ def test_an_unknown_market_is_refused():
         market_named("bull", seed=0)
     with pytest.raises(InvalidInput, match="seed: -1"):
         market_named("diurnal", seed=-1)
+
+
+def test_every_forecaster_is_listed():
+    assert {each.name.partition(":")[0] for each in FORECASTERS} == set(ForecastKind)
 
 
 def test_the_public_names_exist():
