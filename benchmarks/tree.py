@@ -1,0 +1,151 @@
+"""How large and how clear the source tree is, beside an earlier revision of it.
+
+    python benchmarks/tree.py --base REVISION
+
+Files, lines, names that exist twice and docstrings are counted in the sources. Then two programs
+run, one simulated decision and one ``duetune plan``, and the modules are counted of which at least
+one function was called.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import os
+import subprocess
+import sys
+import tarfile
+import tempfile
+from collections import Counter
+from pathlib import Path
+
+from reporting import arguments, finish, markdown_table, publish
+
+ROOT = Path(__file__).resolve().parents[1]
+REVIEWED = "e0f369b"
+"""The revision that the review of the tree was about."""
+
+DECISION = """
+import duetune
+job = duetune.Job(work=3.0, deadline=2, value=40.0, throughput=duetune.linear_throughput(4))
+market = duetune.synthetic_market("price_spike", slots=64, seed=1)
+policy = duetune.Ahap()
+started = True
+duetune.simulate_job(job, market, policy, start=24)
+"""
+PLAN = """
+from duetune.cli import main
+started = True
+main(["plan", "examples/jobs/own-command.yaml", "--json"])
+"""
+PROBE = """
+import contextlib, io, sys
+seen, space = set(), {"started": False}
+def watch(frame, event, arg):
+    # Bodies of modules and classes run on import: only functions count.
+    if event == "call" and frame.f_code.co_flags & 1 and space["started"]:
+        name = frame.f_globals.get("__name__", "")
+        if name.startswith("duetune"):
+            seen.add(name)
+sys.setprofile(watch)
+with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit):
+    exec(sys.argv[1], space)
+sys.setprofile(None)
+print(len(seen))
+"""
+
+
+def main() -> None:
+    parser = arguments(__doc__ or "")
+    parser.add_argument("--base", default=REVIEWED, help="the git revision to compare with")
+    given = parser.parse_args()
+    after = figures(ROOT, quick=given.quick)
+    with tempfile.TemporaryDirectory() as folder:
+        archive = subprocess.run(
+            ["git", "archive", given.base, "src", "examples"],
+            cwd=ROOT,
+            check=True,
+            capture_output=True,
+        ).stdout
+        with tarfile.open(fileobj=io.BytesIO(archive)) as tree:
+            tree.extractall(folder, filter="data")
+        before = figures(Path(folder), quick=given.quick)
+    rows = [[name, before[name], after[name]] for name in after]
+    table = markdown_table(["", f"before ({given.base})", "now"], rows)
+    publish(
+        "tree.md",
+        "The source tree",
+        "python benchmarks/tree.py",
+        [table],
+        write=not given.no_write,
+    )
+    finish({"before": before, "now": after})
+
+
+def figures(tree: Path, *, quick: bool) -> dict[str, float]:
+    package = tree / "src" / "duetune"
+    files = sorted(package.rglob("*.py"))
+    rooms = [
+        each for each in package.iterdir() if each.is_dir() and (each / "__init__.py").is_file()
+    ]
+    stems = Counter(each.stem for each in files if not each.stem.startswith("__"))
+    classes: Counter[str] = Counter()
+    lines = code = documented = silent = 0
+    for path in files:
+        text = path.read_text(encoding="utf-8")
+        module = ast.parse(text)
+        prose = docstring_lines(module)
+        filled = sum(bool(line.strip()) for line in text.splitlines())
+        comments = sum(line.strip().startswith("#") for line in text.splitlines())
+        lines += len(text.splitlines())
+        code += filled - comments - prose
+        documented += prose
+        for node in module.body:
+            if not isinstance(node, ast.ClassDef | ast.FunctionDef) or node.name.startswith("_"):
+                continue
+            classes[node.name] += isinstance(node, ast.ClassDef)
+            silent += ast.get_docstring(node) is None
+    measured: dict[str, float] = {
+        "packages": len(rooms),
+        "files": len(files),
+        "lines": lines,
+        "lines of code": code,
+        "public class names that exist twice": sum(count > 1 for count in classes.values()),
+        "module names that exist twice": sum(count > 1 for count in stems.values()),
+        "docstring lines per line of code": round(documented / code, 3),
+        "public classes and functions without a docstring": silent,
+    }
+    if not quick:
+        measured["modules that a first decision runs through"] = touched(tree, DECISION)
+        measured["modules that `duetune plan` runs through"] = touched(tree, PLAN)
+    return measured
+
+
+def docstring_lines(module: ast.Module) -> int:
+    """Lines of docstrings, those below constants included."""
+    return sum(
+        (node.end_lineno or node.lineno) - node.lineno + 1
+        for node in ast.walk(module)
+        if isinstance(node, ast.Expr)
+        and isinstance(node.value, ast.Constant)
+        and isinstance(node.value.value, str)
+    )
+
+
+def touched(tree: Path, program: str) -> int:
+    """How many modules of ``tree`` run a function while ``program`` runs."""
+    with tempfile.TemporaryDirectory() as home:
+        environment = os.environ | {"PYTHONPATH": str(tree / "src"), "DUETUNE_HOME": home}
+        done = subprocess.run(
+            [sys.executable, "-c", PROBE, program],
+            cwd=tree,
+            env=environment,
+            check=True,
+            capture_output=True,
+            text=True,
+        )
+    return int(done.stdout.splitlines()[-1])
+
+
+if __name__ == "__main__":
+    main()
