@@ -26,15 +26,15 @@ class Ending(msgspec.Struct, frozen=True):
 
 
 class JobState(msgspec.Struct):
-    """``position`` events have been handled. ``wanted`` is the standing decision, ``releasing``
-    are nodes to be given back; ``confirmed`` those the fleet has told us about. ``due``: the
-    present slot must be decided (again), since the terms have changed. ``watched`` is the market
-    as it was observed. ``share`` of ``wish`` GPUs are what the queue leaves the job, None
-    if all; ``waited`` if that was too few to run at any time of the slot. The plans in ``memo``
-    were made for at most ``memo_gpus``. ``progress_at_slot`` is the work done before the slot.
-    ``reason`` says why the status is what it is, or why the job holds what it holds. ``updated_at``
-    is the moment of the latest event, ``loss`` the last one that was reported. ``ended`` is the job's end,
-    and ``learned_at`` when the selector learned from it.
+    """``position`` events have been handled. ``wanted`` is the standing decision, ``releasing`` are
+    nodes to be given back; ``confirmed`` those the fleet has told us about. ``due``: the
+    present slot must be decided (again), since the terms have changed. ``watched`` is the
+    market as it was observed. ``share`` of ``wish`` GPUs are what the queue leaves the job,
+    None if all; ``waited`` if that was too few to run at any time of the slot. The plans in
+    ``memo`` were made for at most ``memo_gpus``. ``progress_at_slot`` is the work done before
+    the slot. ``reason`` says why the status is what it is, or why the job holds what it holds.
+    ``updated_at`` is the moment of the latest event, ``loss`` the last one that was reported.
+    ``ended`` is the job's end, and ``learned_at`` when the selector learned from it.
     """
 
     stream: str
