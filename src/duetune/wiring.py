@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from duetune.fleets.host import Connected
     from duetune.knowledge.source import KnowledgeSource
     from duetune.quote.site import Site
+    from duetune.quote.trainer import trainer_software
     from duetune.service.submission import Desk
     from duetune.settings import QueueSettings, Settings, SiteSettings
     from duetune.store.store import Store
@@ -94,10 +95,9 @@ def desk(settings: Settings) -> Desk:
 
 def desk_site(settings: Settings) -> Site:
     """What the home's fleet sells, as the quote wants to know it."""
-    from duetune.profiling.wire import installed_software
     from duetune.quote.site import Site
 
-    return Site.of(fleet_named(settings).site(), installed_software())
+    return Site.of(fleet_named(settings).site(), trainer_software())
 
 
 def live_knowledge(settings: Settings, store: Store) -> KnowledgeSource:

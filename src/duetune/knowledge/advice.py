@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-from collections import Counter
 from enum import StrEnum
 from importlib.resources import files
 from pathlib import Path
@@ -16,7 +15,6 @@ from duetune.knowledge.configuration import Configuration, Method, Precision, Sh
 from duetune.knowledge.estimate import EXTRAPOLATED, Cause, Estimate
 from duetune.knowledge.gpus import GPUS, gpu_name
 from duetune.knowledge.model_facts import model_facts
-from duetune.knowledge.observation import Origin
 from duetune.knowledge.registry import model_name
 from duetune.knowledge.source import Candidate, Limits, Neighbour, Objective, Term
 from duetune.knowledge.space import Space, Value
@@ -173,20 +171,6 @@ def _near(text: str, names: dict[str, str], cutoff: float) -> tuple[str, ...]:
     folded = {name.casefold(): known for name, known in names.items()}
     found = difflib.get_close_matches(text.casefold(), folded, n=4, cutoff=cutoff)
     return tuple(dict.fromkeys(folded[each] for each in found))
-
-
-def usual_software(history: History, gpu: str = "", method: str = "") -> str:
-    """What most runs of this method were measured with, on this GPU if there are any on it. Where
-    the method was never measured: what most runs of campaigns and jobs were, since what others
-    published may be of a trainer that has nothing to do with it.
-    """
-    history = history.plausible
-    rows = [each.configuration for each in history]
-    alike = [each for each in rows if not method or each.method == method]
-    own = [each.configuration for each in history if each.origin is not Origin.IMPORT]
-    here = [each for each in alike if each.gpu_model == gpu]
-    counts = Counter(each.software for each in here or alike or own or rows)
-    return max(counts, key=lambda each: (counts[each], each)) if counts else ""
 
 
 def estimate_assumptions(

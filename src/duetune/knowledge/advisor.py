@@ -7,18 +7,17 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from duetune.knowledge.advice import GIVEN, Advice, Choice, estimate_assumptions, usual_software
+from duetune.knowledge.advice import GIVEN, Advice, Choice, estimate_assumptions
 from duetune.knowledge.configuration import Method
 from duetune.knowledge.estimate import CAUSES, Cause
 from duetune.knowledge.fits import Fitting
 from duetune.knowledge.lessons import best_lesson
 from duetune.knowledge.ranking import SURE_ENOUGH, rank, unavailable
-from duetune.knowledge.rules import Constraint
 from duetune.knowledge.source import Objective
-from duetune.knowledge.space import Domain, Role, Space
+from duetune.knowledge.space import Role
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from duetune.knowledge.advice import Fit, Request
     from duetune.knowledge.configuration import Configuration, Configurations
@@ -50,17 +49,10 @@ class Advisor:
         self._fitting = Fitting(source, history)
 
     def fit(self, configuration: Configuration) -> Fit:
-        """With the software of most measured runs like it, unless it is said."""
-        one = configuration
-        software = one.software or usual_software(self.history, one.gpu_model, one.method)
-        fit = self._fitting.fit(one.replace(software=software))
-        if software == one.software:
-            return fit
-        told = f"run with {software}, as most measured runs"
-        return msgspec.structs.replace(fit, assumptions=(told, *fit.assumptions))
+        """Return whether a configuration fits, why, and what would change that."""
+        return self._fitting.fit(configuration)
 
     def recommend(self, request: Request) -> Advice:
-        request = self._with_software(request)
         limits = request.limits
         wide = msgspec.structs.replace(limits, top=max(RANKED, limits.top))
         ranking = self.source.complete(request.given, request.space, request.objective, wide)
@@ -109,36 +101,6 @@ class Advisor:
             assumptions=tuple(dict.fromkeys((*advice.assumptions, *told))),
         )
 
-    def _with_software(self, request: Request) -> Request:
-        """As if run with what most runs of the method were measured with on each GPU, unless it is
-        said. GPUs are looked at one by one: what is said of one depends on no other.
-        """
-        if "software" in request.given or not len(self.history):
-            return request
-        values = request.space.given(request.given).values
-        method = str(values["method"][0]) if len(values["method"]) == 1 else ""
-        by_software: dict[str, list[str]] = {}
-        for gpu in map(str, values["gpu_model"]):
-            by_software.setdefault(usual_software(self.history, gpu, method), []).append(gpu)
-        names = tuple(by_software)
-        if names in {(), ("",)}:
-            return request
-        request = msgspec.structs.replace(
-            request,
-            reasons={**request.reasons, "software": "that of most measured runs"},
-            assumptions=(*request.assumptions, _software_words(by_software)),
-        )
-        if len(names) == 1:
-            given = {**request.given, "software": names[0]}
-            return msgspec.structs.replace(request, given=given)
-        ties = (
-            Constraint(f"(gpu_model in {(*gpus,)!r}) == (software == {name!r})", "as measured")
-            for name, gpus in by_software.items()
-        )
-        domains = {**request.space.domains, "software": Domain(names, Role.FIXED)}
-        space = Space(domains, (*request.space.constraints, *ties))
-        return msgspec.structs.replace(request, space=space)
-
     def _with_nearest_miss(
         self, advice: Advice, points: Configurations, estimates: Estimates
     ) -> Advice:
@@ -179,13 +141,6 @@ class Advisor:
             if _worth_showing(field, configuration, reason):
                 found.append(Choice(field=field, value=_plain(value), reason=reason))
         return tuple(found)
-
-
-def _software_words(by_software: Mapping[str, Sequence[str]]) -> str:
-    if len(by_software) == 1:
-        return f"run with {next(iter(by_software))}, as most measured runs"
-    each = (f"{name or 'unsaid software'} on {', '.join(on)}" for name, on in by_software.items())
-    return f"run with {'; with '.join(each)}: as most measured runs"
 
 
 def _plain(value: Value) -> Value:

@@ -22,6 +22,11 @@ class Cause(StrEnum):
 
 
 CAUSES = tuple(Cause)
+FITS = 0.8
+"""With this probability a configuration is said to fit, recommended and planned with; with what is
+left of one it is said not to fit.
+"""
+
 LOW, MIDDLE, HIGH = 0.05, 0.5, 0.95
 """The quantiles that every interval names: 90% lies between the first and the last."""
 

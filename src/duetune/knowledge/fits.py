@@ -10,11 +10,13 @@ import numpy as np
 from duetune.knowledge.advice import Change, Fit, MemoryPart, Verdict, estimate_assumptions
 from duetune.knowledge.configuration import Attention, Configurations, Method, Optimiser, Sharding
 from duetune.knowledge.described import Described
+from duetune.knowledge.estimate import FITS
 from duetune.knowledge.features import Physics, Reckoned
 from duetune.knowledge.gpus import GPUS, gpu_name
 from duetune.knowledge.model_facts import model_facts
 from duetune.knowledge.physics import GB, peak_bytes
 from duetune.knowledge.rules import RULES, broken
+from duetune.knowledge.sources.decorators import Decorator
 from duetune.knowledge.sources.learned import RegressionSource
 from duetune.knowledge.sources.nearest import NearestSource
 
@@ -24,9 +26,6 @@ if TYPE_CHECKING:
     from duetune.knowledge.configuration import Configuration
     from duetune.knowledge.history import History
     from duetune.knowledge.source import KnowledgeSource, Neighbour
-
-SURE = 0.8
-"""With this probability it is said to fit, and not to with what is left of one."""
 
 EVIDENCE = 3
 FAR = 3.5
@@ -134,19 +133,19 @@ class Fitting:
             ),
         ]
         told = self._told(options)
-        return next((change for change in told if change.p_valid >= SURE), told[-1])
+        return next((change for change in told if change.p_valid >= FITS), told[-1])
 
     def _most(self, options: Sequence[tuple[str, Configuration]]) -> Change | None:
         """The last of those that fit from the first on."""
         told = self._told(options)
         fitting = next(
-            (place for place, change in enumerate(told) if change.p_valid < SURE), len(told)
+            (place for place, change in enumerate(told) if change.p_valid < FITS), len(told)
         )
         return told[fitting - 1] if fitting else None
 
     def _first(self, options: Sequence[tuple[str, Configuration]]) -> list[Change]:
         told = self._told(options)
-        return [change for change in told if change.p_valid >= SURE][:1]
+        return [change for change in told if change.p_valid >= FITS][:1]
 
     def _told(self, options: Sequence[tuple[str, Configuration]]) -> list[Change]:
         if not options:
@@ -167,8 +166,8 @@ class Fitting:
 
     def _parts(self, configuration: Configuration, peak_gb: float) -> tuple[MemoryPart, ...]:
         """What physics says; what measurements add to it or take from it is a part of its own."""
-        physics = physics_of(self._source)
-        it = Described(Configurations.of([configuration]))
+        physics, rows = _physics_of(self._source, Configurations.of([configuration]))
+        it = Described(rows)
         terms = Reckoned(it, physics).memory
         peak = float(peak_bytes(it, terms)[0])
         parts = []
@@ -187,15 +186,21 @@ class Fitting:
         return tuple(parts)
 
 
-def physics_of(source: KnowledgeSource) -> Physics:
-    """The constants that a source has fitted; those of experience where it has not."""
-    return source.model.physics if isinstance(source, RegressionSource) else Physics()
+def _physics_of(source: KnowledgeSource, rows: Configurations) -> tuple[Physics, Configurations]:
+    """The constants that a source has fitted, and the rows as it sees them; those of experience
+    where it has not.
+    """
+    while isinstance(source, Decorator):
+        source, rows = source.source, source.asked(rows)
+    if isinstance(source, RegressionSource):
+        return source.model.physics, source.model.alike(rows)
+    return Physics(), rows
 
 
 def _verdict(p_valid: float) -> Verdict:
-    if p_valid >= SURE:
+    if p_valid >= FITS:
         return Verdict.YES
-    return Verdict.NO if p_valid <= 1.0 - SURE else Verdict.UNSURE
+    return Verdict.NO if p_valid <= 1.0 - FITS else Verdict.UNFITS
 
 
 def _memory(gpu: str) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import zipfile
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,7 @@ import numpy as np
 
 from duetune.errors import InvalidInput
 from duetune.files import write_whole
+from duetune.knowledge.configuration import Configurations
 from duetune.knowledge.conformal import Widths
 from duetune.knowledge.described import Described
 from duetune.knowledge.estimate import CAUSES, EXTRAPOLATED, Cause, Estimates
@@ -30,7 +32,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from duetune.knowledge.configuration import Configurations
     from duetune.knowledge.history import History
 
     Column = NDArray[np.float64]
@@ -114,8 +115,19 @@ class KnowledgeModel:
         # Of what breaks a rule there is nothing to reckon: a batch of none, say.
         rows = np.flatnonzero(~rule)
         if len(rows):
-            self._reckon(configurations.take(rows), estimates, rows)
+            self._reckon(self.alike(configurations.take(rows)), estimates, rows)
         return estimates
+
+    def alike(self, configurations: Configurations) -> Configurations:
+        """Return the rows with software that was never measured called by what was: the newest of
+        the same packages in another version, if there is any.
+        """
+        seen = self.performance.seen["software"]
+        words = configurations.labels["software"]
+        known = tuple(_measured_like(word, seen) for word in words)
+        if known == words:
+            return configurations
+        return Configurations(configurations.columns, {**configurations.labels, "software": known})
 
     def _reckon(
         self, configurations: Configurations, into: Estimates, rows: NDArray[np.int64]
@@ -236,6 +248,19 @@ class _Told(msgspec.Struct, frozen=True, kw_only=True):
     performance: _PerformanceNumbers
     validity: _ValidityNumbers
     support: list[str]
+
+
+def _measured_like(software: str, seen: frozenset[str]) -> str:
+    same = [each for each in seen if _packages(each) == _packages(software)]
+    return software if software in seen or not same else max(same, key=_versions)
+
+
+def _packages(software: str) -> list[str]:
+    return [part.split(" ")[0] for part in software.split(", ")]
+
+
+def _versions(software: str) -> list[int]:
+    return [int(number) for number in re.findall(r"\d+", software)]
 
 
 def _in_order(history: History) -> History:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 import msgspec
 
 from duetune.knowledge.configuration import Configuration
-from duetune.knowledge.estimate import Estimate, Interval
+from duetune.knowledge.estimate import FITS, Estimate, Interval
 from duetune.knowledge.observation import Observation
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     start_up_s: float = 60.0
     inventory: dict[str, int] = {}
     price: dict[str, float] = {}
-    min_p_valid: float = 0.8
+    min_p_valid: float = FITS
     ran_out: tuple[Configuration, ...] = ()
     top: int = 10
 

@@ -179,11 +179,13 @@ def started_line(trial: Trial) -> str:
     return json.dumps({"event": "started", "id": trial.id})
 
 
+PACKAGES = ("torch", "transformers", "peft")
+
+
 def installed_software() -> str:
     """What a worker of this interpreter runs with, as it stands in every configuration."""
-    names = ("torch", "transformers", "peft")
-    found = [f"{name} {version.split('+')[0]}" for name in names if (version := version_of(name))]
-    return ", ".join(found)
+    versions = ((name, version_of(name).split("+")[0]) for name in PACKAGES)
+    return ", ".join(f"{name} {version}" for name, version in versions if version)
 
 
 def version_of(name: str) -> str:

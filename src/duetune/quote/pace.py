@@ -16,8 +16,8 @@ from duetune.training.task import EXACT_BYTES, Method
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from duetune.knowledge.estimate import Estimate
     from duetune.knowledge.model_facts import ModelFacts
-    from duetune.quote.prospects import Prospect
     from duetune.quote.site import Site
     from duetune.quote.trainer import Recipe
 
@@ -106,7 +106,7 @@ def step_seconds(
     recipe: Recipe,
     max_gpus: int,
     measured: Sequence[MeasuredPace],
-    prospect: Prospect | None = None,
+    prospect: Estimate | None = None,
 ) -> Pace:
     """``measured`` are runs of the same model, method and length on the same GPU, ``prospect`` what
     is known of the recipe where nothing was measured here.
@@ -148,7 +148,7 @@ def step_seconds(
     return _sure(steps(rule_of_thumb_s(model, recipe, tflops)), Basis.RULE)
 
 
-def microbatch_seconds(recipe: Recipe, prospect: Prospect) -> Interval:
+def microbatch_seconds(recipe: Recipe, prospect: Estimate) -> Interval:
     """Of examples of the usual length, on one GPU."""
     tokens = recipe.microbatch * usual_length(recipe)
     slow, middle, quick = prospect.tokens_per_s

@@ -13,13 +13,17 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from duetune.errors import InvalidInput
+from duetune.knowledge.advice import GIVEN
+from duetune.knowledge.described import UNKNOWN_PARAMETERS
 from duetune.knowledge.estimate import Interval
 from duetune.knowledge.model_facts import usual_model
 from duetune.knowledge.sources.analytic import AnalyticSource
 from duetune.knowledge.sources.known_names import known_gpu
 from duetune.quote.pace import Basis, step_seconds
 from duetune.quote.prospects import Prospects, known, usual_length
-from duetune.quote.recipe import GIVEN, USUAL, choose_recipe
+from duetune.quote.question import USUAL_GPUS
+from duetune.quote.recipe import choose_recipe
+from duetune.quote.trainer import USUAL
 from duetune.spec.durations import written_deadline
 from duetune.training.task import Method
 
@@ -27,10 +31,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from duetune.knowledge.configuration import Configuration
+    from duetune.knowledge.estimate import Estimate
     from duetune.knowledge.model_facts import ModelFacts
     from duetune.knowledge.source import KnowledgeSource
     from duetune.quote.pace import MeasuredPace, Pace
-    from duetune.quote.prospects import Prospect
     from duetune.quote.recipe import Chosen
     from duetune.quote.site import Site
     from duetune.quote.trainer import Recipe
@@ -38,8 +42,6 @@ if TYPE_CHECKING:
 
 OWN_COMMAND = "own command"
 PERCENT = 100
-USUAL_GPUS = 8
-UNKNOWN_PARAMETERS = 7e9
 ASSUMED_SHARE = 0.5
 """An own command of which nothing is known is taken to need this share of its time."""
 
@@ -160,7 +162,7 @@ def configure(
             None if model is None or not known(prospect.memory_gb) else prospect.memory_gb.middle
         ),
         memory_terms={} if model is None else prospects.memory_terms(recipe),
-        p_fits=None if model is None or site.memory is None else prospect.p_fits,
+        p_fits=None if model is None or site.memory is None else prospect.p_valid,
         step_s=pace.step_s[: max_gpus + 1],
         step_s_quick=pace.quick_s[: max_gpus + 1],
         step_s_slow=pace.slow_s[: max_gpus + 1],
@@ -242,7 +244,7 @@ def _pace_reason(
     site: Site,
     model: ModelFacts | None,
     pace: Pace,
-    prospect: Prospect,
+    prospect: Estimate,
     runs: int,
     recipe: Recipe,
 ) -> str:
@@ -261,7 +263,7 @@ def _pace_reason(
     return reason if recipe.usual_length else f"{reason}, half of what they may have"
 
 
-def _evidence(spec: JobSpec, site: Site, prospect: Prospect) -> str:
+def _evidence(spec: JobSpec, site: Site, prospect: Estimate) -> str:
     """The pace of one GPU, how sure it is, and what it rests on."""
     low, middle, high = prospect.tokens_per_s
     pace = f"{site.accelerator}: {middle:,.0f} tokens/s ({low:,.0f} to {high:,.0f})"

@@ -3,50 +3,33 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from duetune.knowledge.configuration import Configurations
-from duetune.knowledge.ranking import exceeding
-from duetune.quote.trainer import configuration_of
+from duetune.knowledge.estimate import FITS
+from duetune.knowledge.ranking import rank
+from duetune.knowledge.source import Limits, Objective
+from duetune.quote.trainer import TrainerKnowledge, configuration_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from duetune.knowledge.configuration import Configuration
-    from duetune.knowledge.estimate import Interval
+    from duetune.knowledge.estimate import Estimate, Estimates, Interval
     from duetune.knowledge.source import KnowledgeSource
     from duetune.quote.site import Site
     from duetune.quote.trainer import Recipe
 
-FITS = 0.8
-"""What fits with this probability is planned with."""
-
 FILL = 0.5
 """Examples of which nothing is known are shorter than the longest allowed, by half."""
 
+NEARLY = 0.02
+"""Of recipes whose paces differ by less than this share the smallest in memory is taken."""
+
 _SIZES = 300
 _SMALLEST = 1e7
-
-
-class Prospect(NamedTuple):
-    """Of one recipe. ``memory_gb`` is for the longest examples, ``tokens_per_s`` those of one GPU
-    for examples of the usual length; NaN where the source does not know. ``ran_out``: a run that
-    needed no more did.
-    """
-
-    p_fits: float
-    ran_out: bool
-    memory_gb: Interval
-    tokens_per_s: Interval
-    support: int
-    extrapolated: tuple[str, ...]
-    measured: bool
-
-    @property
-    def fits(self) -> bool:
-        return self.p_fits >= FITS
 
 
 def usual_length(recipe: Recipe) -> int:
@@ -56,7 +39,7 @@ def usual_length(recipe: Recipe) -> int:
 
 class Prospects:
     """Asks ``source`` about a model on a site, on one GPU: every GPU of duetune's own trainer holds
-    all of the model. ``ran_out`` are configurations, of one GPU each, that ran out of memory here.
+    all of the model. ``ran_out`` are configurations that ran out of memory here.
     """
 
     def __init__(
@@ -66,40 +49,50 @@ class Prospects:
         site: Site,
         ran_out: Sequence[Configuration] = (),
     ) -> None:
-        self.source = source
+        self.source = TrainerKnowledge(source, site.software, ran_out)
         self._model = model
         self._site = site
-        self._ran_out = tuple(ran_out)
 
-    def of(self, recipes: Sequence[Recipe]) -> list[Prospect]:
+    def of(self, recipes: Sequence[Recipe]) -> Estimates:
+        """Return for each recipe whether its longest examples fit, and the pace of one GPU with
+        examples of the usual length.
+        """
         model, site, count = self._model, self._site, len(recipes)
         longest = [configuration_of(each, model, site) for each in recipes]
         usual = [configuration_of(each, model, site, length=usual_length(each)) for each in recipes]
-        asked = Configurations.of([*longest, *usual])
-        estimates = self.source.query(asked)
-        ran_out = exceeding(asked, self._ran_out)
-        found = []
-        for place in range(count):
-            fit, pace = estimates[place], estimates[count + place]
-            out = bool(ran_out[place])
-            found.append(
-                Prospect(
-                    p_fits=0.0 if out else fit.p_valid,
-                    ran_out=out,
-                    memory_gb=fit.memory_gb,
-                    tokens_per_s=pace.tokens_per_s,
-                    support=pace.support,
-                    extrapolated=pace.extrapolated,
-                    measured=fit.measured,
-                )
-            )
+        asked = self.source.query(Configurations.of([*longest, *usual]))
+        found, pace = asked.take(np.arange(count)), asked.take(np.arange(count, 2 * count))
+        for name in ("tokens_per_s", "support", "extrapolated"):
+            setattr(found, name, getattr(pace, name))
         return found
 
-    def one(self, recipe: Recipe) -> Prospect:
+    def fastest(self, recipes: Sequence[Recipe], estimates: Estimates) -> int | None:
+        """Return the place of the fastest, of those nearly as fast the one that needs the least
+        memory; None where no pace is known.
+        """
+        asked = [configuration_of(each, self._model, self._site) for each in recipes]
+        limits = Limits(min_p_valid=0.0, top=len(asked))
+        ranking = rank(Configurations.of(asked), estimates, Objective.FASTEST, limits)
+        if not ranking.candidates:
+            return None
+        enough = (1 - NEARLY) * ranking.candidates[0].score
+        best = min(
+            (each for each in ranking.candidates if each.score >= enough),
+            key=lambda each: np.nan_to_num(each.estimate.memory_gb.middle, nan=math.inf),
+        )
+        return asked.index(best.configuration)
+
+    def one(self, recipe: Recipe) -> Estimate:
+        """Return what is known of one recipe."""
         return self.of([recipe])[0]
 
     def fits(self, recipe: Recipe) -> bool:
-        return self.one(recipe).fits
+        """Whether the recipe is likely enough to fit."""
+        return self.one(recipe).p_valid >= FITS
+
+    def ran_out(self, recipe: Recipe) -> bool:
+        """Whether a run that needed no more memory ran out of it here."""
+        return self.source.ran_out(configuration_of(recipe, self._model, self._site))
 
     def memory_terms(self, recipe: Recipe) -> dict[str, float]:
         """Gigabytes by what they are for; not all of them are needed at the same time."""

@@ -1,28 +1,64 @@
-"""What duetune's own trainer does, in the words of configuration knowledge."""
+"""What duetune's own trainer does, in the words of configuration knowledge.
+
+This is the one place that says it: the defaults of every field, how weights and optimiser are kept,
+and how the GPUs of a job share the work. ``fits``, ``recommend``, ``plan`` and ``launch`` all ask
+``TrainerKnowledge`` about configurations that are made here, so that they give the same answer.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 import msgspec
+import numpy as np
 
 from duetune.knowledge.configuration import (
     LORA_TARGETS,
+    Attention,
     Configuration,
+    Configurations,
     Interconnect,
+    Optimiser,
     Precision,
     Sharding,
 )
 from duetune.knowledge.configuration import Method as Known
+from duetune.knowledge.ranking import exceeding
 from duetune.knowledge.registry import model_name
-from duetune.training.task import Method
+from duetune.knowledge.sources.assembly import MEMORY, RULE
+from duetune.knowledge.sources.decorators import Decorator
+from duetune.profiling.wire import PACKAGES, installed_software
+from duetune.training.task import Method, TrainingTask
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from duetune.knowledge.estimate import Estimates
+    from duetune.knowledge.source import KnowledgeSource
     from duetune.quote.site import Site
 
+USUAL = TrainingTask(model="", dataset="")
+"""The defaults of everything that a job may say about training."""
+
 ATTENTION, ALL_LINEAR = LORA_TARGETS
+_ATTENTION_LAYERS = frozenset(("q_proj", "k_proj", "v_proj", "o_proj", "qkv_proj", "c_attn"))
 _NO_RANK = 8
 """Where nothing is adapted: one value, so that equal configurations are equal."""
+
+_FROZEN = {"bf16": Precision.BF16, "fp16": Precision.FP16, "fp32": Precision.FP32}
+_TRAINED = {"bf16": Precision.BF16_MIXED, "fp16": Precision.FP16_MIXED, "fp32": Precision.FP32}
+_OPTIONS: dict[str, tuple[str, ...]] = {
+    "method": tuple(Method),
+    "sharding": (Sharding.NONE, Sharding.DDP),
+    "optimiser": (Optimiser.ADAMW,),
+    "attention": (Attention.SDPA,),
+}
+"""All that the trainer can do, of the words that configurations may have."""
+
+_GRADIENTS_HELD = 2
+"""Microbatches of a step, where gradients are there from its beginning."""
 
 
 class Recipe(msgspec.Struct, frozen=True):
@@ -41,57 +77,150 @@ class Recipe(msgspec.Struct, frozen=True):
     usual_length: int = 0
 
 
+def trainer_software() -> str:
+    """Return what the trainer runs with here; its packages without versions where it is not
+    installed.
+    """
+    return installed_software() or ", ".join(PACKAGES)
+
+
+def precision_kept(method: str, computed: str) -> Precision:
+    """Return how weights are kept that are computed with in bf16, fp16 or fp32: what is trained in
+    32 bits, the frozen weights beside adapters as they are computed with.
+    """
+    return (_TRAINED if method == Known.FULL else _FROZEN)[computed]
+
+
+def adapted_layers(modules: str | Sequence[str] | None) -> str:
+    """Return "attention" if only layers of attention are adapted, else "all-linear"."""
+    chosen = modules or USUAL.lora_target_modules
+    names = {chosen} if isinstance(chosen, str) else set(chosen)
+    return ATTENTION if names <= {*_ATTENTION_LAYERS, ATTENTION} else ALL_LINEAR
+
+
 def rounds(accumulation: int, gpus: int) -> int:
     """Microbatches one after the other in a step: the busiest GPU's share."""
     return -(-accumulation // gpus)
 
 
+def placement(gpus: int) -> dict[str, str | int]:
+    """Return the fields that say how GPUs share the work: one to a node, each with all of the
+    model.
+    """
+    several = gpus > 1
+    return {
+        "num_gpus": gpus,
+        "num_nodes": gpus,
+        "sharding": Sharding.DDP if several else Sharding.NONE,
+        "interconnect": Interconnect.TCP if several else Interconnect.AUTO,
+    }
+
+
 def configuration_of(
     recipe: Recipe, model: str, site: Site, *, gpus: int = 1, length: int | None = None
 ) -> Configuration:
-    """One GPU to a node, each with all of the model; microbatches are shared out in rounds.
+    """Return what the recipe is on so many GPUs; microbatches are shared out in rounds.
 
     ``length`` is that of the examples, if they are not as long as they may be.
     """
     adapters = recipe.method is Method.LORA
-    return Configuration(
-        model=model_name(model),
-        method=Known(recipe.method.value),
-        gpu_model=site.gpu_model,
-        num_gpus=gpus,
-        num_nodes=gpus,
-        batch_size=recipe.microbatch * gpus,
-        tokens_per_sample=recipe.max_length if length is None else length,
-        grad_accum=rounds(recipe.accumulation, gpus),
-        precision=_precision(recipe),
-        sharding=Sharding.DDP if gpus > 1 else Sharding.NONE,
-        grad_checkpoint=recipe.gradient_checkpointing,
-        lora_rank=recipe.lora_r if adapters else _NO_RANK,
-        lora_targets=recipe.lora_targets if adapters else ATTENTION,
-        interconnect=Interconnect.TCP if gpus > 1 else Interconnect.AUTO,
-        memory_cap_gb=site.memory_cap_gb,
-        software=site.software,
+    fields = {
+        "model": model_name(model),
+        "method": recipe.method.value,
+        "gpu_model": site.gpu_model,
+        "batch_size": recipe.microbatch * gpus,
+        "tokens_per_sample": recipe.max_length if length is None else length,
+        "grad_accum": rounds(recipe.accumulation, gpus),
+        "precision": precision_kept(recipe.method, recipe.precision),
+        "grad_checkpoint": recipe.gradient_checkpointing,
+        "lora_rank": recipe.lora_r if adapters else _NO_RANK,
+        "lora_targets": recipe.lora_targets if adapters else ATTENTION,
+        "memory_cap_gb": site.memory_cap_gb,
+        "software": site.software,
+    }
+    return msgspec.convert({**fields, **placement(gpus)}, Configuration)
+
+
+def foreign_fields(configuration: Configuration) -> tuple[str, ...]:
+    """Return what duetune's trainer does not do of a configuration, as "field value"; empty if it
+    can be launched.
+    """
+    precisions = (_TRAINED if configuration.method == Known.FULL else _FROZEN).values()
+    options = {**_OPTIONS, "precision": tuple(precisions)}
+    return tuple(
+        f"{field} {getattr(configuration, field)}"
+        for field, words in options.items()
+        if getattr(configuration, field) not in words
     )
 
 
-def on_one_gpu(configuration: Configuration) -> Configuration:
-    """What one GPU of the group needs: no less than if it were alone."""
-    return configuration.replace(
-        num_gpus=1,
-        num_nodes=1,
-        batch_size=max(1, configuration.batch_size // configuration.num_gpus),
-        sharding=Sharding.NONE,
-        interconnect=Interconnect.AUTO,
-    )
+class TrainerKnowledge(Decorator):
+    """Asks ``source`` whether configurations fit as the trainer runs them: each GPU holds all of
+    the model, and the gradients of what is trained from the first microbatch on, so one GPU needs
+    the same memory in a group of any size. ``ran_out`` are configurations that ran out of memory
+    here; what needs as much does not fit. Rows that are not the trainer's, by what they do or by
+    ``software``, are answered as they are.
+    """
+
+    def __init__(
+        self, source: KnowledgeSource, software: str, ran_out: Sequence[Configuration] = ()
+    ) -> None:
+        super().__init__(source, "trainer")
+        self._software = software
+        self._ran_out = tuple(_alone(Configurations.of(ran_out))) if ran_out else ()
+
+    @property
+    def name(self) -> str:
+        return self.source.name
+
+    def query(self, configurations: Configurations) -> Estimates:
+        found = self.source.query(configurations)
+        own = np.flatnonzero(self._own(configurations) & (found.cause != RULE))
+        if not len(own):
+            return found
+        alone = _alone(configurations.take(own))
+        fit = self.source.query(alone)
+        out = exceeding(alone, self._ran_out)
+        result = found.take(np.arange(len(found)))
+        result.p_valid[own] = np.where(out, 0.0, fit.p_valid)
+        result.cause[own] = np.where(out, MEMORY, fit.cause)
+        result.memory_gb[own] = fit.memory_gb
+        result.measured[own] &= fit.measured
+        return result
+
+    def asked(self, configurations: Configurations) -> Configurations:
+        return _alone(configurations) if self._own(configurations).all() else configurations
+
+    def ran_out(self, configuration: Configuration) -> bool:
+        """Whether a run that needed no more memory ran out of it."""
+        return bool(exceeding(_alone(Configurations.of([configuration])), self._ran_out)[0])
+
+    def _own(self, rows: Configurations) -> NDArray[np.bool_]:
+        found = rows.is_("software", self._software)
+        for field, words in _OPTIONS.items():
+            found &= rows.is_(field, *words)
+        full = rows.is_("method", Known.FULL)
+        kept = np.where(
+            full,
+            rows.is_("precision", *_TRAINED.values()),
+            rows.is_("precision", *_FROZEN.values()),
+        )
+        return found & kept & (rows.number("fast_kernels") + rows.number("fast_moe") == 0)
 
 
-def _precision(recipe: Recipe) -> Precision:
-    """What is trained is kept in 32 bits, the frozen weights beside adapters in 16."""
-    frozen = recipe.method is not Method.FULL
-    match recipe.precision:
-        case "bf16":
-            return Precision.BF16 if frozen else Precision.BF16_MIXED
-        case "fp16":
-            return Precision.FP16 if frozen else Precision.FP16_MIXED
-        case _:
-            return Precision.FP32
+def _alone(rows: Configurations) -> Configurations:
+    """One GPU of each, as if it were the only one. The gradients of adapters are too small to
+    matter, and what was measured without them counts.
+    """
+    one, first = np.ones(len(rows)), np.zeros(len(rows), np.int64)
+    full = rows.is_("method", Known.FULL)
+    columns = {
+        "num_gpus": one,
+        "num_nodes": one,
+        "batch_size": np.maximum(1.0, np.floor(rows.per_gpu_batch)),
+        "grad_accum": np.where(full, float(_GRADIENTS_HELD), 1.0),
+        "sharding": first,
+        "interconnect": first,
+    }
+    labels = {"sharding": (Sharding.NONE,), "interconnect": (Interconnect.AUTO,)}
+    return Configurations({**rows.columns, **columns}, {**rows.labels, **labels})

@@ -10,10 +10,9 @@ from duetune.errors import InvalidInput
 from duetune.knowledge.observation import Observation, Origin, Outcome
 from duetune.knowledge.quality import ASSUMED_LENGTH, EMULATED, noted
 from duetune.knowledge.registry import model_name
-from duetune.profiling.wire import installed_software
 from duetune.quote.pace import MeasuredPace
 from duetune.quote.site import Site
-from duetune.quote.trainer import ALL_LINEAR, ATTENTION, Recipe, configuration_of, on_one_gpu
+from duetune.quote.trainer import Recipe, adapted_layers, configuration_of, trainer_software
 from duetune.simulate.journal import state_of
 from duetune.training.task import read_task
 
@@ -96,9 +95,9 @@ def measured_paces(observations: Iterable[Observation], spec: JobSpec) -> tuple[
 
 
 def ran_out_of_memory(observations: Iterable[Observation]) -> tuple[Configuration, ...]:
-    """What jobs could not be run with, as one GPU of each saw it."""
+    """Return the configurations that jobs ran out of memory with."""
     return tuple(
-        on_one_gpu(each.configuration)
+        each.configuration
         for each in observations
         if each.origin is Origin.PRODUCTION and each.outcome is Outcome.OOM
     )
@@ -132,7 +131,7 @@ def _measured(
 
 def _configuration(task: TrainingTask, site: SiteSettings, gpus: int) -> Configuration:
     """An emulated GPU is told as such: its speed is made up."""
-    sold = Site.of(site, installed_software())
+    sold = Site.of(site, trainer_software())
     found = configuration_of(_recipe(task), task.model, sold, gpus=gpus)
     return found if task.emulated_microbatch_s is None else found.replace(gpu_model=EMULATED)
 
@@ -146,5 +145,5 @@ def _recipe(task: TrainingTask) -> Recipe:
         gradient_checkpointing=task.gradient_checkpointing,
         lora_r=task.lora_r,
         accumulation=task.microbatches,
-        lora_targets=ALL_LINEAR if task.lora_target_modules == ALL_LINEAR else ATTENTION,
+        lora_targets=adapted_layers(task.lora_target_modules),
     )

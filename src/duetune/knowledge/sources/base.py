@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from duetune.knowledge.observation import Observation
     from duetune.knowledge.space import Space, Value
 
-CODE = "1"
+CODE = "2"
 """Of the versions of all sources here; to be raised when any of them answers otherwise."""
 
 

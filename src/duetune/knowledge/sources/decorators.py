@@ -68,6 +68,10 @@ class Decorator:
     def query(self, configurations: Configurations) -> Estimates:
         return self.source.query(configurations)
 
+    def asked(self, configurations: Configurations) -> Configurations:
+        """Return the rows whose memory the source is asked for in place of these."""
+        return configurations
+
     def complete(
         self, partial: Mapping[str, object], space: Space, objective: Objective, limits: Limits
     ) -> Ranking:

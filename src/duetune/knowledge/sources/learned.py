@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
+from duetune.knowledge.configuration import Configurations
 from duetune.knowledge.estimate import Estimate, Estimates
 from duetune.knowledge.frontier import INVALID, VALID, Frontier
 from duetune.knowledge.history import History
@@ -21,7 +22,7 @@ from duetune.knowledge.sources.nearest import NearestSource, from_neighbours
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from duetune.knowledge.configuration import Configuration, Configurations
+    from duetune.knowledge.configuration import Configuration
     from duetune.knowledge.source import Term
 
 REFIT_EVERY = 25
@@ -80,7 +81,8 @@ class RegressionSource(NearestSource):
         return self.model.estimate(configurations)
 
     def terms(self, configuration: Configuration) -> tuple[tuple[Term, ...], tuple[Term, ...]]:
-        return reckoned_terms(configuration, self.model.physics)
+        (one,) = self.model.alike(Configurations.of([configuration]))
+        return reckoned_terms(one, self.model.physics)
 
 
 def learnt_of(
