@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from duetune.fleets.host import Connected
     from duetune.knowledge.source import KnowledgeSource
     from duetune.quote.site import Site
-    from duetune.quote.trainer import trainer_software
     from duetune.service.submission import Desk
     from duetune.settings import QueueSettings, Settings, SiteSettings
     from duetune.store.store import Store
@@ -96,6 +95,7 @@ def desk(settings: Settings) -> Desk:
 def desk_site(settings: Settings) -> Site:
     """What the home's fleet sells, as the quote wants to know it."""
     from duetune.quote.site import Site
+    from duetune.quote.trainer import trainer_software
 
     return Site.of(fleet_named(settings).site(), trainer_software())
 

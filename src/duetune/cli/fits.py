@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING
 
 import click
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from duetune.knowledge.configuration import Configuration
 
 DOES_NOT_FIT = 1
+OTHER = " [dim](with another trainer)[/]"
 
 
 class FitsAnswer(Answer, frozen=True, kw_only=True):
@@ -25,21 +27,22 @@ class FitsAnswer(Answer, frozen=True, kw_only=True):
 @click.command()
 @click.argument("model", metavar="MODEL")
 @click.option("--gpu", required=True, metavar="NAME", help="Such as A100-80GB, H100 or L40S.")
-@click.option("--seq", type=int, default=1024, show_default=True, help="Tokens of each sequence.")
+@click.option("--seq", type=int, help="Tokens of each sequence.  [default: 1024]")
 @click.option(
     "--batch", type=int, metavar="N", help="Sequences at once, over all GPUs.  [default: one each]"
 )
 @click.option(
     "--method",
-    default="lora",
-    show_default=True,
-    help="full, lora, qlora, gptq-lora or pt (prompt tuning).",
+    help="full, lora, qlora, gptq-lora or pt (prompt tuning).  [default: lora, full below 1B "
+    "parameters]",
 )
 @click.option("--gpus", type=int, default=1, show_default=True, help="How many of them.")
-@click.option("--sharding", metavar="HOW", help="ddp, fsdp, ...  [default: fsdp if there are more]")
+@click.option(
+    "--sharding", metavar="HOW", help="ddp, fsdp, ...  [default: ddp, as duetune's trainer]"
+)
 @click.option(
     "--precision",
-    help="bf16, fp16, fp32, bf16-mixed or fp16-mixed.  [default: bf16 if the GPU has it]",
+    help="bf16, fp16, fp32, bf16-mixed or fp16-mixed.  [default: what duetune's trainer does]",
 )
 @click.option(
     "--optimiser",
@@ -53,11 +56,10 @@ class FitsAnswer(Answer, frozen=True, kw_only=True):
     show_default=True,
     help="Whether activations are computed again instead of kept.",
 )
-@click.option("--rank", type=int, default=16, show_default=True, help="Of adapters.")
-@click.option(
-    "--targets", default="all-linear", show_default=True, help="Of adapters: or attention."
-)
+@click.option("--rank", type=int, help="Of adapters.  [default: 16]")
+@click.option("--targets", help="Of adapters: all-linear or attention.  [default: all-linear]")
 @click.option("--attention", default="sdpa", show_default=True, help="sdpa, flash or eager.")
+@click.option("--software", metavar="NAME", help="What trains.  [default: duetune's trainer]")
 @click.option(
     "--memory-gb", type=float, default=0.0, metavar="GB", help="If not all of the card is free."
 )
@@ -65,89 +67,33 @@ class FitsAnswer(Answer, frozen=True, kw_only=True):
 def fits(model: str, as_json: bool, **chosen: object) -> int:
     """Does it fit? Whether MODEL can be fine-tuned so, what takes the memory, what would help.
 
-    MODEL is a known name (llama3.1-8b, Qwen/Qwen3-8B), a folder with a config.json, that file, or a
-    name with a size in it. Nothing is started. The exit status is 0 if it fits, 1 if it does not or
-    is not sure.
+    What is not said is as duetune's trainer does it: the answer is that of 'duetune plan'. MODEL is
+    a known name (llama3.1-8b, Qwen/Qwen3-8B), a folder with a config.json, that file, or a name
+    with a size in it. Nothing is started. The exit status is 0 if it fits, 1 if it does not or is
+    not sure.
     """
     import msgspec
 
     from duetune.cli.knowing import known_advisor
-    from duetune.knowledge.advice import Verdict, asked_gpu, asked_model
-    from duetune.knowledge.space import field_value
+    from duetune.knowledge.advice import Verdict
+    from duetune.service.single import Single, asked_configuration
 
-    gpu = asked_gpu(str(chosen["gpu"]))
-    _check_counts(chosen)
-    precision, told = _precision(chosen, gpu)
-    fields = {
-        "model": asked_model(model),
-        "gpu_model": gpu,
-        "method": chosen["method"],
-        "num_gpus": chosen["gpus"],
-        "batch_size": chosen["gpus"] if chosen["batch"] is None else chosen["batch"],
-        "tokens_per_sample": chosen["seq"],
-        "precision": precision,
-        "optimiser": chosen["optimiser"],
-        "grad_checkpoint": chosen["checkpointing"],
-        "lora_rank": chosen["rank"],
-        "lora_targets": chosen["targets"],
-        "attention": chosen["attention"],
-        "memory_cap_gb": chosen["memory_gb"],
-        "sharding": chosen["sharding"] or ("none" if chosen["gpus"] == 1 else "fsdp"),
-    }
-    checked = {field: field_value(field, value) for field, value in fields.items()}
-    _check_targets(str(checked["lora_targets"]))
-    configuration = _configuration(checked)
-    advisor, notes = known_advisor(Home())
+    wish = msgspec.convert({"model": model, **chosen}, Single)
+    home = Home()
+    known = functools.cache(lambda: known_advisor(home))
+
+    def whole_fits(one: Configuration) -> bool:
+        return known()[0].fits(one)
+
+    configuration, told = asked_configuration(wish, whole_fits)
+    advisor, notes = known()
     fit = advisor.fit(configuration)
-    if told:
-        fit = msgspec.structs.replace(fit, assumptions=(told, *fit.assumptions))
+    fit = msgspec.structs.replace(fit, assumptions=(*told, *fit.assumptions))
     if as_json:
         print_answer(FitsAnswer(command="fits", fits=fit, notes=notes))
     else:
         _show(fit, notes)
     return 0 if fit.verdict is Verdict.YES else DOES_NOT_FIT
-
-
-def _check_counts(chosen: dict[str, object]) -> None:
-    """By the names of the options, which are not those of the fields."""
-    from duetune.errors import InvalidInput
-
-    for option in ("seq", "batch", "gpus", "rank"):
-        count = chosen[option]
-        if isinstance(count, int) and count < 1:
-            raise InvalidInput(option, count, "a whole number, one or more")
-
-
-def _precision(chosen: dict[str, object], gpu: str) -> tuple[object, str]:
-    """The one to use, and what is to be said of it. In 16 bits alone, float16 cannot train all
-    weights.
-    """
-    from duetune.knowledge.gpus import GPUS
-
-    if chosen["precision"] is not None:
-        return chosen["precision"], ""
-    if GPUS[gpu].bf16:
-        return "bf16", ""
-    precision = "fp16-mixed" if chosen["method"] == "full" else "fp16"
-    return precision, f"{precision}: a {gpu} cannot compute in bfloat16"
-
-
-def _check_targets(targets: str) -> None:
-    from duetune.errors import InvalidInput
-    from duetune.knowledge.configuration import LORA_TARGETS
-
-    if targets not in LORA_TARGETS:
-        raise InvalidInput("targets", targets, " or ".join(LORA_TARGETS))
-
-
-def _configuration(checked: dict[str, str | bool | int | float]) -> Configuration:
-    import msgspec
-
-    from duetune.knowledge.configuration import Configuration
-
-    gpus = int(checked["num_gpus"])
-    nodes = max(1, gpus // 8) if gpus % 8 == 0 else 1
-    return msgspec.convert({**checked, "num_nodes": nodes}, Configuration)
 
 
 def _show(fit: Fit, notes: tuple[str, ...]) -> None:
@@ -198,6 +144,7 @@ def show_fit(screen: Console, fit: Fit) -> None:
     from rich.markup import escape
 
     from duetune.cli.knowing import evidence_table, parts_table
+    from duetune.knowledge.estimate import FITS
 
     screen.print(parts_table(fit))
     screen.print()
@@ -208,7 +155,7 @@ def show_fit(screen: Console, fit: Fit) -> None:
         screen.print("There is no room for a larger batch or longer sequences.\n")
     if fit.nearest is not None:
         near = fit.nearest
-        fits_so = near.p_valid >= 0.8
+        fits_so = near.p_valid >= FITS
         screen.print(
             f"No single change makes it fit. {escape(near.what[:1].upper() + near.what[1:])} "
             f"(checkpointing, one sequence a GPU, {near.configuration.method}): "
@@ -228,12 +175,13 @@ def _changes(title: str, fit: Fit) -> object:
 
     from duetune.cli.knowing import chance
     from duetune.cli.tables import new_table
+    from duetune.quote.trainer import foreign_fields
 
     table = new_table(title, "fits", "peak GB", "of", left=(title,))
     each: Change
     for each in fit.changes or fit.room:
         table.add_row(
-            escape(each.what),
+            escape(each.what) + (OTHER if foreign_fields(each.configuration) else ""),
             chance(each.p_valid),
             f"{each.memory_gb:.1f}",
             f"{each.capacity_gb:.1f}",

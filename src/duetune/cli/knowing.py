@@ -25,10 +25,14 @@ NARROW = 80
 
 
 def known_advisor(home: Home, source: str = "hybrid") -> tuple[Advisor, tuple[str, ...]]:
-    """The advisor, and what could not be asked. Nothing is made in the home but a model's file."""
+    """Return the advisor on what duetune's trainer does, and what could not be asked. Nothing is
+    made in the home but a model's file.
+    """
     from duetune.errors import StoreError
     from duetune.knowledge.advisor import Advisor
+    from duetune.quote.trainer import TrainerKnowledge, trainer_software
     from duetune.registry.sources import site_history, site_source
+    from duetune.service.observations import ran_out_of_memory
     from duetune.store.home_store import existing_store
 
     notes: tuple[str, ...] = ()
@@ -39,7 +43,9 @@ def known_advisor(home: Home, source: str = "hybrid") -> tuple[Advisor, tuple[st
         history = site_history(None)
         notes = (f"only what comes with duetune is known: {error}",)
     with waiting(FITTING):
-        return Advisor(site_source(home.settings, history, source), history), notes
+        known = site_source(home.settings, history, source)
+        ran_out = ran_out_of_memory(history)
+        return Advisor(TrainerKnowledge(known, trainer_software(), ran_out), history), notes
 
 
 def shortly(configuration: Configuration, *, gpu: bool = True) -> str:
@@ -72,7 +78,9 @@ def between(interval: Interval, form: str = "") -> str:
 
 
 def chance(share: float) -> str:
-    colour = "green" if share >= 0.8 else "yellow" if share > 0.2 else "red"
+    from duetune.knowledge.estimate import FITS
+
+    colour = "green" if share >= FITS else "yellow" if share > 1 - FITS else "red"
     return f"[{colour}]{percentage(share)}[/]"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING
 
 import click
@@ -10,7 +11,8 @@ from duetune.cli.home import Answer, Home, print_answer
 
 if TYPE_CHECKING:
     from duetune.knowledge.advice import Advice
-    from duetune.service.advice import Site
+    from duetune.knowledge.configuration import Configuration
+    from duetune.quote.site import Site
     from duetune.settings import Settings
     from duetune.spec.schema import JobSpec
 
@@ -32,9 +34,9 @@ class RecommendAnswer(Answer, frozen=True, kw_only=True):
 @click.command()
 @click.argument("spec", metavar="[JOB.YAML]", required=False)
 @click.option("--model", metavar="MODEL", help="Instead of a job spec, or another than it has.")
-@click.option("--method", help="full, lora, qlora, ...  [default: lora]")
+@click.option("--method", help="full, lora, qlora, ...  [default: lora, full below 1B parameters]")
 @click.option("--seq", type=int, metavar="TOKENS", help="Of each sequence.  [default: 1024]")
-@click.option("--batch", type=int, metavar="N", help="Sequences of one step of the optimiser.")
+@click.option("--batch", type=int, metavar="N", help="Sequences of one step.  [default: 16]")
 @click.option(
     "--objective",
     metavar="WHAT",
@@ -45,10 +47,14 @@ class RecommendAnswer(Answer, frozen=True, kw_only=True):
 @click.option("--price", metavar="LIST", help="Dollars per GPU and hour: A100-80GB=1.2,L40S=0.8.")
 @click.option("--tokens", metavar="N", help="The work: 2e8, 200M.  [default: from the dataset]")
 @click.option("--deadline", metavar="WHEN", help="6h, 2d, or a moment.")
-@click.option("--precision", help="bf16, fp16, fp32, bf16-mixed or fp16-mixed.")
 @click.option(
-    "--sharding", metavar="HOW", help="any, ddp, fsdp.  [default: ddp for a job spec, else any]"
+    "--precision",
+    help="bf16, fp16, fp32, bf16-mixed or fp16-mixed.  [default: what duetune's trainer does]",
 )
+@click.option(
+    "--sharding", metavar="HOW", help="any, ddp, fsdp.  [default: ddp, as duetune's trainer]"
+)
+@click.option("--software", metavar="NAME", help="What trains.  [default: duetune's trainer]")
 @click.option("--top", type=int, default=5, show_default=True, help="How many alternatives.")
 @click.option(
     "--source",
@@ -79,8 +85,13 @@ def recommend(
     home = Home()
     job = _job(spec)
     wanted = msgspec.convert(chosen, Wanted)
-    asked = request(wanted, job, _site(home.settings))
-    advisor, notes = known_advisor(home, source)
+    known = functools.cache(lambda: known_advisor(home, source))
+
+    def fits(one: Configuration) -> bool:
+        return known()[0].fits(one)
+
+    asked = request(wanted, job, *_site(home.settings), fits)
+    advisor, notes = known()
     advice = advisor.recommend(asked)
     text = None if advice.lesson is None else probe_text(advice.lesson.run)
     if probe is not None and text is not None:
@@ -110,12 +121,12 @@ def _job(spec: str | None) -> JobSpec | None:
     return None if spec is None else load_checked(spec)
 
 
-def _site(settings: Settings) -> Site:
-    """The site's GPUs and their price, if it names them."""
-    from duetune.service.advice import Site, site_gpus
-
+def _site(settings: Settings) -> tuple[Site | None, float | None]:
+    """The site and the price of its GPUs, if it names them."""
     if settings.site.accelerator is None:
-        return Site()
+        return None, None
+    from duetune.quote.site import Site
+    from duetune.quote.trainer import trainer_software
     from duetune.wiring import on_demand_usd_h
 
-    return site_gpus(settings.site, on_demand_usd_h(settings))
+    return Site.of(settings.site, trainer_software()), on_demand_usd_h(settings)

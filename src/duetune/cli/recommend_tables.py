@@ -19,6 +19,7 @@ from duetune.cli.knowing import (
     shortly,
 )
 from duetune.cli.tables import console, new_table
+from duetune.knowledge.ranking import SURE_ENOUGH
 from duetune.simulate.summary import dollars
 
 if TYPE_CHECKING:
@@ -121,7 +122,7 @@ def _row(place: int, each: Candidate, columns: list[str]) -> list[str]:
 
 
 def _on_time(share: float) -> str:
-    colour = "green" if share >= 0.9 else "yellow" if share >= 0.5 else "red"
+    colour = "green" if share >= SURE_ENOUGH else "yellow" if share >= 0.5 else "red"
     return f"[{colour}]{percentage(share)}[/]"
 
 

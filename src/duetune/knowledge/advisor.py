@@ -8,8 +8,8 @@ import msgspec
 import numpy as np
 
 from duetune.knowledge.advice import GIVEN, Advice, Choice, estimate_assumptions
-from duetune.knowledge.configuration import Method
-from duetune.knowledge.estimate import CAUSES, Cause
+from duetune.knowledge.configuration import Configurations, Method
+from duetune.knowledge.estimate import CAUSES, FITS, Cause
 from duetune.knowledge.fits import Fitting
 from duetune.knowledge.lessons import best_lesson
 from duetune.knowledge.ranking import SURE_ENOUGH, rank, unavailable
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from duetune.knowledge.advice import Fit, Request
-    from duetune.knowledge.configuration import Configuration, Configurations
+    from duetune.knowledge.configuration import Configuration
     from duetune.knowledge.estimate import Estimates
     from duetune.knowledge.history import History
     from duetune.knowledge.source import Candidate, KnowledgeSource
@@ -51,6 +51,10 @@ class Advisor:
     def fit(self, configuration: Configuration) -> Fit:
         """Return whether a configuration fits, why, and what would change that."""
         return self._fitting.fit(configuration)
+
+    def fits(self, configuration: Configuration) -> bool:
+        """Whether a configuration is likely enough to fit."""
+        return bool(self.source.query(Configurations.of([configuration])).p_valid[0] >= FITS)
 
     def recommend(self, request: Request) -> Advice:
         limits = request.limits

@@ -191,7 +191,7 @@ def _physics_of(source: KnowledgeSource, rows: Configurations) -> tuple[Physics,
     where it has not.
     """
     while isinstance(source, Decorator):
-        source, rows = source.source, source.asked(rows)
+        rows, source = source.asked(rows), source.source
     if isinstance(source, RegressionSource):
         return source.model.physics, source.model.alike(rows)
     return Physics(), rows
@@ -200,7 +200,7 @@ def _physics_of(source: KnowledgeSource, rows: Configurations) -> tuple[Physics,
 def _verdict(p_valid: float) -> Verdict:
     if p_valid >= FITS:
         return Verdict.YES
-    return Verdict.NO if p_valid <= 1.0 - FITS else Verdict.UNFITS
+    return Verdict.NO if p_valid <= 1.0 - FITS else Verdict.UNSURE
 
 
 def _memory(gpu: str) -> float:

@@ -88,7 +88,11 @@ class Prospects:
 
     def fits(self, recipe: Recipe) -> bool:
         """Whether the recipe is likely enough to fit."""
-        return self.one(recipe).p_valid >= FITS
+        return self.allows(configuration_of(recipe, self._model, self._site))
+
+    def allows(self, configuration: Configuration) -> bool:
+        """Whether a configuration is likely enough to fit."""
+        return bool(self.source.query(Configurations.of([configuration])).p_valid[0] >= FITS)
 
     def ran_out(self, recipe: Recipe) -> bool:
         """Whether a run that needed no more memory ran out of it here."""

@@ -14,12 +14,20 @@ import msgspec
 from duetune.errors import InvalidInput
 from duetune.knowledge.advice import GIVEN
 from duetune.knowledge.configuration import Method, Precision
-from duetune.quote.trainer import USUAL, adapted_layers, precision_kept
+from duetune.quote.trainer import (
+    USUAL,
+    Recipe,
+    adapted_layers,
+    configuration_of,
+    precision_kept,
+)
 from duetune.spec.schema import Method as Asked
+from duetune.training.task import Method as Training
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
+    from duetune.knowledge.configuration import Configuration
     from duetune.knowledge.model_facts import ModelFacts
     from duetune.quote.site import Site
     from duetune.spec.schema import JobSpec
@@ -118,10 +126,14 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
         return adapted_layers(self.lora_targets), GIVEN if self.lora_targets else "the usual ones"
 
     def chosen_method(
-        self, model: ModelFacts | None, whole_fits: Callable[[], bool] | None
+        self,
+        model: str,
+        facts: ModelFacts | None,
+        sites: Iterable[Site],
+        fits: Callable[[Configuration], bool] | None,
     ) -> tuple[str, str]:
-        """Return what is trained; ``whole_fits`` says whether all weights could be, and is None
-        where the memory of the GPU is not known.
+        """Return what is trained. ``fits`` is asked only whether all weights of a small model could
+        be on one of the ``sites``; it is None where the memory of a GPU is not known.
         """
         if self.method is not None:
             if self.method not in set(Method):
@@ -129,11 +141,20 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
             return self.method, GIVEN
         if self.adapters:
             return Method.LORA.value, "the spec says how to adapt"
-        if model is None or whole_fits is None:
+        if facts is None or fits is None:
             return Method.LORA.value, "adapters need the least memory, and it is not known"
-        if model.parameters >= SMALL_MODEL:
+        if facts.parameters >= SMALL_MODEL:
             return Method.LORA.value, "adapters: the model has a billion parameters or more"
-        if not whole_fits():
+        length, _ = self.length(facts)
+        wholes = (
+            configuration_of(
+                Recipe(Training.FULL, self.computed_in(site)[0], 1, length, False, 0),
+                model,
+                site,
+            )
+            for site in sites
+        )
+        if not any(map(fits, wholes)):
             return Method.LORA.value, "adapters: all weights would need more than the GPU's memory"
         return Method.FULL.value, "the model is small: all weights are trained"
 

@@ -89,12 +89,12 @@ class _Choice:
                 usual_length=round(min(self.tokens_per_row or 0.0, length)),
             )
         )
-        whole = self._with(first, method=Method.FULL)
+        allows = self.prospects.allows if self.limited else None
         method, reasons["method"] = asked.chosen_method(
-            self.model, (lambda: self.prospects.fits(whole)) if self.limited else None
+            self.spec.model or "", self.model, [self.site], allows
         )
         if method == Method.FULL:
-            first = whole
+            first = self._with(first, method=Method.FULL)
             del reasons["lora_r"]
         recipe, estimate = self._best(first)
         self._say_accumulation()

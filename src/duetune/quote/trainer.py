@@ -196,16 +196,17 @@ class TrainerKnowledge(Decorator):
         return bool(exceeding(_alone(Configurations.of([configuration])), self._ran_out)[0])
 
     def _own(self, rows: Configurations) -> NDArray[np.bool_]:
-        found = rows.is_("software", self._software)
+        found: NDArray[np.bool_] = rows.is_("software", self._software)
         for field, words in _OPTIONS.items():
             found &= rows.is_(field, *words)
         full = rows.is_("method", Known.FULL)
-        kept = np.where(
+        found &= np.where(
             full,
             rows.is_("precision", *_TRAINED.values()),
             rows.is_("precision", *_FROZEN.values()),
         )
-        return found & kept & (rows.number("fast_kernels") + rows.number("fast_moe") == 0)
+        found &= rows.number("fast_kernels") + rows.number("fast_moe") == 0
+        return found
 
 
 def _alone(rows: Configurations) -> Configurations:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import math
-import re
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from duetune.errors import InvalidInput
 from duetune.knowledge.advice import GIVEN, Request, asked_gpu, asked_model
-from duetune.knowledge.configuration import Method, Precision, Sharding
-from duetune.knowledge.gpus import GPUS, gpu_name
+from duetune.knowledge.configuration import Interconnect, Sharding
 from duetune.knowledge.model_facts import model_facts
 from duetune.knowledge.prices import prices_for
 from duetune.knowledge.rules import Constraint
@@ -19,25 +17,32 @@ from duetune.knowledge.source import Limits, Objective
 from duetune.knowledge.space import Domain, Role, Space
 from duetune.knowledge.space_files import default_space
 from duetune.quote.plan import held_out_rows
-from duetune.quote.recipe import LARGEST_USUAL_BATCH, USUAL
+from duetune.quote.question import USUAL_GPUS, Question
+from duetune.quote.site import Site
+from duetune.quote.trainer import USUAL, trainer_software
+from duetune.service.inventory import (
+    NODE,
+    gpu_counts,
+    parsed_amount,
+    parsed_inventory,
+    parsed_prices,
+)
 from duetune.service.wishes import seconds_until
 from duetune.spec.places import is_path
 from duetune.spec.schema import JobSpec
-from duetune.spec.schema import Method as SpecMethod
 from duetune.training.data import check_dataset
+from duetune.training.task import Method
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable
 
+    from duetune.knowledge.configuration import Configuration
     from duetune.knowledge.space import Value
-    from duetune.settings import SiteSettings
+
+    Fits = Callable[[Configuration], bool]
 
 ANY = "any"
-NODE = 8
-MOST_GPUS = 8
-_AMOUNT = re.compile(r"(\d+(?:\.\d+)?(?:e\d+)?) *([kmbt]?)", re.IGNORECASE)
-_UNITS = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
-_ATTENTION = frozenset(("q_proj", "k_proj", "v_proj", "o_proj", "qkv_proj", "c_attn"))
+_OWN = "what duetune's trainer does"
 
 
 class Wanted(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,60 +61,92 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     deadline: str | None = None
     precision: str | None = None
     sharding: str | None = None
+    software: str | None = None
     top: int = 5
 
-
-class Site(msgspec.Struct, frozen=True):
-    """What the site has: its GPUs, and what they cost on demand."""
-
-    inventory: dict[str, int] = {}
-    price: dict[str, float] = {}
-
-
-def site_gpus(site: SiteSettings, price: float | None) -> Site:
-    """Of a site that names its GPUs; one that does not has no say."""
-    name = None if site.accelerator is None else gpu_name(site.accelerator)
-    if name is None:
-        return Site()
-    return Site({name: site.max_gpus}, {} if price is None else {name: price})
+    def question(self, spec: JobSpec | None) -> Question:
+        """Return what the spec says, with what was typed in its place."""
+        typed = {
+            "method": self.method,
+            "max_length": self.seq,
+            "batch": self.batch,
+            "precision": self.precision,
+        }
+        said = {field: value for field, value in typed.items() if value is not None}
+        return msgspec.structs.replace(Question() if spec is None else Question.of(spec), **said)
 
 
-def request(wanted: Wanted, spec: JobSpec | None = None, site: Site | None = None) -> Request:
-    """What is wrong is refused here, before anything is computed."""
-    return _Asking(wanted, spec, site or Site()).request()
+def request(
+    wanted: Wanted,
+    spec: JobSpec | None = None,
+    site: Site | None = None,
+    price: float | None = None,
+    fits: Fits | None = None,
+) -> Request:
+    """Return what the advisor is asked; what is wrong is refused here, before anything is computed.
+
+    ``site`` is where jobs run, if it names its GPU, at ``price`` dollars per GPU and hour on
+    demand. ``fits`` is only asked whether all weights of a small model could be trained.
+    """
+    return _Asking(wanted, spec, site, price, fits).request()
 
 
 class _Asking:
-    def __init__(self, wanted: Wanted, spec: JobSpec | None, site: Site) -> None:
+    def __init__(
+        self,
+        wanted: Wanted,
+        spec: JobSpec | None,
+        site: Site | None,
+        price: float | None,
+        fits: Fits | None,
+    ) -> None:
         if spec is not None and spec.run is not None:
             raise InvalidInput("run", spec.run, "a job of the built-in trainer, to advise on")
-        self.wanted, self.spec, self.site = wanted, spec, site
-        self.training = None if spec is None else spec.training
+        for field, number in (("top", wanted.top), ("seq", wanted.seq), ("batch", wanted.batch)):
+            if number is not None and number < 1:
+                raise InvalidInput(field, number, "a whole number, one or more")
+        if wanted.sharding not in {None, ANY, *Sharding}:
+            raise InvalidInput("sharding", wanted.sharding, f"any, or one of {', '.join(Sharding)}")
+        self.wanted, self.spec, self.fits = wanted, spec, fits
+        self.asked = wanted.question(spec)
+        self.site = None if site is None or site.gpu is None else site
+        self.site_price = {} if price is None or site is None else {site.gpu_model: price}
         self.given: dict[str, Value] = {}
         self.reasons: dict[str, str] = {}
         self.assumptions: list[str] = []
         self.constraints: list[Constraint] = []
+        self.domains: dict[str, Domain] = {}
 
     def request(self) -> Request:
-        if self.wanted.top < 1:
-            raise InvalidInput("top", self.wanted.top, "one or more")
-        self._model()
-        self._method()
+        place = self.wanted.model or (None if self.spec is None else self.spec.model)
+        if place is None:
+            raise InvalidInput("model", None, "a job spec or --model")
+        self._set("model", asked_model(place))
+        self.facts = model_facts(place)
+        self._set("tokens_per_sample", *self.asked.length(self.facts))
         inventory = self._inventory()
-        space = self._batch(self._gpus(default_space(), inventory))
-        space = self._precision(space, tuple(inventory))
+        sites = self._sites(inventory)
         deadline_s = self._deadline()
         objective = self._objective(deadline_s)
         price, usual = prices_for(
-            tuple(inventory), {**self.site.price, **parsed_prices(self.wanted.price)}
+            tuple(inventory), {**self.site_price, **parsed_prices(self.wanted.price)}
         )
         if usual:
             self.assumptions.append("usual prices on demand; --price says what you pay")
-        tokens = self._tokens()
+        rows = self._rows()
+        self.step = self.asked.step(max(inventory.values()), rows)
+        tokens = self._tokens(rows)
         if self.wanted.deadline is not None and self.spec is None and tokens is None:
             raise InvalidInput(
                 "deadline", self.wanted.deadline, "also --tokens: how much is to be done by then"
             )
+        self._gpus(inventory)
+        self._batch()
+        self._method(sites)
+        self._precision(sites)
+        self._sharding()
+        software = self.wanted.software
+        self._set("software", software or trainer_software(), GIVEN if software else _OWN)
         limits = Limits(
             tokens=tokens,
             deadline_s=deadline_s,
@@ -119,7 +156,7 @@ class _Asking:
         )
         return Request(
             given=self.given,
-            space=Space(space.domains, (*space.constraints, *self.constraints)),
+            space=Space({**default_space().domains, **self.domains}, tuple(self.constraints)),
             objective=objective,
             limits=limits,
             reasons=self.reasons,
@@ -131,167 +168,142 @@ class _Asking:
         if reason != GIVEN:
             self.reasons[field] = reason
 
-    def _model(self) -> None:
-        place = self.wanted.model or (None if self.spec is None else self.spec.model)
-        if place is None:
-            raise InvalidInput("model", None, "a job spec or --model")
-        self._set("model", asked_model(place))
-        facts = model_facts(place)
-        context = None if facts is None else facts.context
-        length = self.wanted.seq
-        if length is None and self.training is not None:
-            length = self.training.max_length
-        if length is not None:
-            if length < 1:
-                raise InvalidInput("seq", length, "one or more tokens")
-            self._set("tokens_per_sample", length)
-        elif context is not None and context < USUAL.max_length:
-            self._set("tokens_per_sample", context, "all that the model can take")
-        else:
-            self._set("tokens_per_sample", USUAL.max_length, "the usual length")
-
-    def _method(self) -> None:
-        training = self.training
-        wish = self.wanted.method
-        if wish is None and self.spec is not None and self.spec.method is not SpecMethod.AUTO:
-            wish = self.spec.method.value
-        if wish is not None:
-            if wish not in set(Method):
-                raise InvalidInput("method", wish, f"one of {', '.join(Method)}")
-            self._set("method", wish)
-        else:
-            self._set("method", Method.LORA.value, "adapters, unless you say full")
-        if self.given["method"] == Method.FULL:
-            return
-        rank = None if training is None else training.lora_r
-        modules = None if training is None else training.lora_target_modules
-        self._set("lora_rank", rank or USUAL.lora_r, GIVEN if rank else "the usual rank")
-        names = {modules} if isinstance(modules, str) else set(modules or ())
-        attention = bool(names) and names <= _ATTENTION
-        targets = "attention" if attention else "all-linear"
-        self._set("lora_targets", targets, GIVEN if names else "the usual ones")
-
     def _inventory(self) -> dict[str, int]:
         if self.wanted.gpus is not None:
-            self.reasons["gpu_model"] = ""
             return parsed_inventory(self.wanted.gpus)
-        name = None if self.spec is None else self.spec.gpus[0]
-        most = None if self.spec is None else self.spec.gpus[2]
+        name, _, most = (None, 1, None) if self.spec is None else self.spec.gpus
+        site = self.site
+        if site is not None and (name is None or site.sells(name)):
+            return {site.gpu_model: min(most or site.max_gpus, site.max_gpus)}
         if name is not None:
-            return {asked_gpu(name, "resources.accelerators"): most or MOST_GPUS}
-        if self.site.inventory:
-            return {gpu: min(most or count, count) for gpu, count in self.site.inventory.items()}
-        self.assumptions.append(f"up to {most or MOST_GPUS} of any usual GPU; --gpus says yours")
+            return {asked_gpu(name, "resources.accelerators"): most or USUAL_GPUS}
+        self.assumptions.append(f"up to {most or USUAL_GPUS} of any usual GPU; --gpus says yours")
         values = default_space().values["gpu_model"]
-        return {str(gpu): most or MOST_GPUS for gpu in values}
+        return {str(gpu): most or USUAL_GPUS for gpu in values}
 
-    def _gpus(self, space: Space, inventory: Mapping[str, int]) -> Space:
+    def _sites(self, inventory: dict[str, int]) -> dict[str, Site]:
+        """What is known of each GPU; of the site's own, what its settings say."""
+        sites = {gpu: Site(accelerator=gpu, software=trainer_software()) for gpu in inventory}
+        if self.site is not None and self.wanted.gpus is None and self.site.gpu_model in sites:
+            sites[self.site.gpu_model] = self.site
+            if self.site.memory_cap_gb:
+                self._set("memory_cap_gb", self.site.memory_cap_gb, "what the site has")
+        return sites
+
+    def _gpus(self, inventory: dict[str, int]) -> None:
         least = 1 if self.spec is None else self.spec.gpus[1]
         most = max(inventory.values())
         if least > most:
             raise InvalidInput("resources.accelerators", least, f"at most {most}, all there are")
-        counts = [count for count in _counts(most) if count >= least] or [most]
-        space = space.with_values("gpu_model", tuple(inventory))
-        space = space.with_values("num_gpus", tuple(counts))
-        nodes = sorted({max(1, count // NODE) for count in counts})
-        domains = {**space.domains, "num_nodes": Domain(tuple(nodes), Role.FIXED)}
-        self.reasons.pop("gpu_model", None)
-        if len(inventory) == 1:
-            self._set("gpu_model", next(iter(inventory)), self._why_gpu())
-        if len(counts) == 1:
-            self._set("num_gpus", counts[0], self._why_gpu())
-        wish = self.wanted.sharding or ("ddp" if self.spec is not None else ANY)
-        if wish != ANY:
-            if wish not in set(Sharding):
-                raise InvalidInput("sharding", wish, f"any, or one of {', '.join(Sharding)}")
-            domains["sharding"] = Domain(tuple(dict.fromkeys(("none", wish))), Role.FIXED)
-            own = "what duetune's trainer does" if self.wanted.sharding is None else GIVEN
-            self.reasons["sharding"] = own
-        return Space(domains, space.constraints)
-
-    def _why_gpu(self) -> str:
+        self.counts = [count for count in gpu_counts(most) if count >= least] or [most]
+        self.domains["gpu_model"] = Domain(tuple(inventory))
+        self.domains["num_gpus"] = Domain(tuple(self.counts))
         named = self.wanted.gpus is not None or (self.spec is not None and self.spec.gpus[0])
-        return GIVEN if named else "what the site has"
+        why = GIVEN if named else "what the site has"
+        if len(inventory) == 1:
+            self._set("gpu_model", next(iter(inventory)), why)
+        if len(self.counts) == 1:
+            self._set("num_gpus", self.counts[0], why)
 
-    def _batch(self, space: Space) -> Space:
-        """``accumulation`` counts, as in a spec, the microbatches of a step over all GPUs."""
-        training = self.training
-        each = None if training is None else training.per_device_train_batch_size
-        accumulation = None if training is None else training.gradient_accumulation_steps
-        whole = self.wanted.batch
-        if training is not None and training.gradient_checkpointing is not None:
-            self._set("grad_checkpoint", training.gradient_checkpointing)
-        if whole is not None and whole < 1:
-            raise InvalidInput("batch", whole, "one or more sequences")
-        counts = [int(count) for count in space.values["num_gpus"]]
-        if whole is None and each is not None and accumulation is not None:
-            whole = each * accumulation
-        batches = [2**power for power in range(LARGEST_USUAL_BATCH.bit_length())]
-        if each is not None:
-            batches = sorted({each * count for count in counts})
-            self.constraints.append(
-                Constraint(f"batch_size == {each} * num_gpus", f"each GPU has {each} sequences")
-            )
-        elif whole is not None:
-            batches = _divisors(whole)
-        domains = dict(space.domains)
-        if whole is not None:
-            domains["grad_accum"] = Domain(tuple(_divisors(whole)), Role.FIXED)
-            batches = [size for size in batches if whole % size == 0]
-            self.constraints.append(
-                Constraint(f"grad_accum * batch_size == {whole}", f"{whole} sequences a step")
-            )
-            self.reasons["grad_accum"] = f"{whole} sequences a step of the optimiser"
-        elif each is None:
-            self.assumptions.append(
-                f"up to {LARGEST_USUAL_BATCH} sequences a step, since the batch is not given; "
-                "--batch says how many"
-            )
-        if not batches:
-            raise InvalidInput("batch", whole, f"a multiple of {each}, the batch of one GPU")
-        domains["batch_size"] = Domain(tuple(batches))
-        return Space(domains, space.constraints)
+    def _sharding(self) -> None:
+        """As the trainer does it, unless another way was asked for: one GPU to a node."""
+        own = self.given["method"] in set(Method)
+        wish = self.wanted.sharding or (Sharding.DDP.value if own else ANY)
+        alone = Constraint('(num_gpus == 1) == (sharding == "none")', "one GPU shares nothing")
+        if wish != ANY:
+            self.domains["sharding"] = Domain(tuple(dict.fromkeys(("none", wish))), Role.FIXED)
+            self.reasons["sharding"] = GIVEN if self.wanted.sharding else _OWN
+        if wish not in {Sharding.DDP, Sharding.NONE}:
+            nodes = sorted({max(1, count // NODE) for count in self.counts})
+            self.domains["num_nodes"] = Domain(tuple(nodes), Role.FIXED)
+            self.constraints += default_space().constraints
+            return
+        self.domains["num_nodes"] = Domain(tuple(self.counts), Role.FIXED)
+        links = (Interconnect.AUTO.value, Interconnect.TCP.value)
+        self.domains["interconnect"] = Domain(links, Role.FIXED)
+        self.reasons["num_nodes"] = self.reasons["interconnect"] = "one GPU to a node"
+        self.constraints += (
+            alone,
+            Constraint("num_nodes == num_gpus", "one GPU to a node"),
+            Constraint('(num_gpus == 1) == (interconnect == "auto")', "nodes are linked by TCP"),
+        )
 
-    def _precision(self, space: Space, gpus: Sequence[str]) -> Space:
-        training, wish = self.training, self.wanted.precision
-        if wish is not None:
-            if wish not in set(Precision):
-                raise InvalidInput("precision", wish, f"one of {', '.join(Precision)}")
-            self._set("precision", wish)
-            return space
-        mixed = "-mixed" if self.spec is not None and self.given["method"] == Method.FULL else ""
-        # In 16 bits alone, float16 cannot train all weights.
-        fp16 = "fp16-mixed" if self.given["method"] == Method.FULL else "fp16"
-        old = [gpu for gpu in gpus if gpu in GPUS and not GPUS[gpu].bf16]
-        if training is not None and (training.bf16 or training.fp16):
-            self._set("precision", ("bf16" if training.bf16 else "fp16") + mixed)
-            if training.bf16 and len(old) == len(gpus):
-                allowed = f"fp16: {' and '.join(old)} cannot compute in bfloat16"
-                raise InvalidInput("training.bf16", True, allowed)
-            if training.bf16 and old:
-                self._exclude(old)
-            return space
-        if training is not None and training.bf16 is False and training.fp16 is False:
-            self._set("precision", "fp32")
-            return space
-        if not old or len(old) == len(gpus):
-            why = "the GPU has no bfloat16" if old else "the GPU computes in bfloat16"
-            self._set("precision", fp16 if old else f"bf16{mixed}", why)
-            return space
+    def _batch(self) -> None:
+        """A step is cut into microbatches as the trainer does it, in rounds over all GPUs."""
+        step, least = self.step, self.counts[0]
+        if self.asked.checkpointing is not None:
+            self._set("grad_checkpoint", self.asked.checkpointing)
+        if step.accumulation is not None and step.microbatch is None:
+            # So many microbatches of any size.
+            sizes, most = step.microbatches, step.accumulation
+            counted, told = "num_gpus", f"{most} microbatches a step"
+            self.constraints.append(Constraint(f"batch_size <= {sizes[0]} * num_gpus", told))
+        else:
+            size = step.microbatch or 1
+            most = size * step.accumulated(size)
+            sizes = [each for each in range(1, most + 1) if most % each == 0]
+            counted, told = "batch_size", f"{most} sequences a step"
+            if step.microbatch is not None:
+                sizes, each_has = [size], f"each GPU has {size} sequences"
+                self.constraints.append(Constraint(f"batch_size == {size} * num_gpus", each_has))
+                if step.exact and step.batch % size:
+                    allowed = f"a multiple of {size}, the batch of one GPU"
+                    raise InvalidInput("batch", step.batch, allowed)
+            elif not step.exact:
+                self.assumptions.append(f"{told}, as launch takes; --batch says how many")
+        if least * sizes[-1 if counted == "num_gpus" else 0] > most:
+            allowed = (
+                f"at least {least}, the fewest GPUs that the job may run on: each needs a share"
+            )
+            raise InvalidInput("batch", most, allowed)
+        batches = sorted({size * count for size in sizes for count in self.counts})
+        rounds = sorted({-(-most // each) for each in (*batches, *self.counts)})
+        self.domains["batch_size"] = Domain(tuple(batches))
+        self.domains["grad_accum"] = Domain(tuple(rounds), Role.FIXED)
+        self.reasons["grad_accum"] = f"{told} of the optimiser"
+        # Where the GPUs cannot share a step evenly, some of them wait in its last round.
         self.constraints.append(
             Constraint(
-                f'(gpu_model in ({_names(old)})) == (precision == "{fp16}")',
-                "bfloat16 where the GPU has it",
+                f"{counted} <= {most} and (grad_accum * {counted} == {most} or {most} % num_gpus"
+                f" != 0 and grad_accum * {counted} >= {most}"
+                f" and (grad_accum - 1) * {counted} < {most})",
+                told,
             )
         )
-        self.reasons["precision"] = "bfloat16 where the GPU has it, else float16"
-        values = (f"bf16{mixed}", fp16)
-        return Space({**space.domains, "precision": Domain(values, Role.FIXED)}, space.constraints)
 
-    def _exclude(self, gpus: Sequence[str]) -> None:
-        """Those that cannot compute in bfloat16."""
-        self.constraints.append(
-            Constraint(f"gpu_model not in ({_names(gpus)})", "the GPU computes in bfloat16")
+    def _method(self, sites: dict[str, Site]) -> None:
+        method, reason = self.asked.chosen_method(
+            str(self.given["model"]), self.facts, sites.values(), self.fits
+        )
+        self._set("method", method, reason)
+        if method != Method.FULL:
+            self._set("lora_rank", *self.asked.rank())
+            self._set("lora_targets", *self.asked.layers())
+
+    def _precision(self, sites: dict[str, Site]) -> None:
+        """That of the trainer on each GPU; GPUs that cannot compute as was asked are left out."""
+        old = [gpu for gpu, site in sites.items() if site.gpu is not None and not site.gpu.bf16]
+        if self.asked.bf16 and self.asked.precision is None and old:
+            if len(old) == len(sites):
+                allowed = f"fp16: {' and '.join(old)} cannot compute in bfloat16"
+                raise InvalidInput("training.bf16", True, allowed)
+            excluded = f"gpu_model not in {(*old,)!r}"
+            self.constraints.append(Constraint(excluded, "the GPU computes in bfloat16"))
+        method = str(self.given["method"])
+        kept = {gpu: self.asked.kept_in(method, site) for gpu, site in sites.items()}
+        values = tuple(dict.fromkeys(precision for precision, _ in kept.values()))
+        if len(values) == 1:
+            self._set("precision", *next(iter(kept.values())))
+            return
+        self.domains["precision"] = Domain(values, Role.FIXED)
+        self.reasons["precision"] = "bfloat16 where the GPU has it, else float16"
+        self.constraints += (
+            Constraint(
+                f"(gpu_model in {(*(gpu for gpu in kept if kept[gpu][0] == value),)!r})"
+                f" == (precision == {value!r})",
+                "bfloat16 where the GPU has it",
+            )
+            for value in values
         )
 
     def _deadline(self) -> float | None:
@@ -310,85 +322,37 @@ class _Asking:
             raise InvalidInput("deadline", None, "a time such as 6h, for the objective deadline")
         return Objective(wish)
 
-    def _tokens(self) -> float | None:
-        if self.wanted.tokens is not None:
-            return parsed_amount("tokens", self.wanted.tokens)
-        if self.spec is None or self.training is None or self.spec.dataset is None:
-            return None
-        length = int(self.given["tokens_per_sample"])
-        steps = self.training.max_steps
-        if steps is not None:
-            each = self.training.per_device_train_batch_size or USUAL.per_device_train_batch_size
-            share = self.training.gradient_accumulation_steps
-            batch = self.wanted.batch or each * (share or USUAL.gradient_accumulation_steps)
-            self.assumptions.append(f"{steps:,} steps of {batch} sequences of {length:,} tokens")
-            return float(steps * batch * length)
-        place = self.spec.dataset
-        if not is_path(place):
-            self.assumptions.append(f"how much there is to do in {place} is not known: --tokens")
+    def _rows(self) -> int | None:
+        """Examples that are trained on, and how long they are, if the dataset is here."""
+        self.tokens_per_row = 0.0
+        place = None if self.spec is None else self.spec.dataset
+        if self.spec is None or place is None or not is_path(place):
             return None
         dataset = check_dataset(place)
-        trained = dataset.rows - held_out_rows(self.spec, dataset.rows)
-        epochs = self.training.num_train_epochs or USUAL.num_train_epochs
-        usual = min(float(length), dataset.tokens_per_row)
+        self.tokens_per_row = dataset.tokens_per_row
+        return dataset.rows - held_out_rows(self.spec, dataset.rows)
+
+    def _tokens(self, rows: int | None) -> float | None:
+        if self.wanted.tokens is not None:
+            return parsed_amount("tokens", self.wanted.tokens)
+        if self.spec is None:
+            return None
+        length, training = int(self.given["tokens_per_sample"]), self.spec.training
+        if training.max_steps is not None:
+            microbatch = self.step.microbatches[0]
+            batch = microbatch * self.step.accumulated(microbatch)
+            told = f"{training.max_steps:,} steps of {batch} sequences of {length:,} tokens"
+            self.assumptions.append(told)
+            return float(training.max_steps * batch * length)
+        if rows is None:
+            self.assumptions.append(
+                f"how much there is to do in {self.spec.dataset} is not known: --tokens"
+            )
+            return None
+        epochs = training.num_train_epochs or USUAL.num_train_epochs
+        usual = min(float(length), self.tokens_per_row)
         self.assumptions.append(
-            f"{epochs:g} passes over {trained:,} examples of about {usual:,.0f} tokens each,"
+            f"{epochs:g} passes over {rows:,} examples of about {usual:,.0f} tokens each,"
             " by their characters"
         )
-        return float(max(1, math.ceil(trained * epochs)) * usual)
-
-
-def parsed_amount(field: str, text: str) -> float:
-    """``2e8``, ``200M``, ``1.5B``."""
-    found = _AMOUNT.fullmatch(text.strip().replace(",", "").replace("_", ""))
-    number = float(found[1]) * _UNITS[found[2].casefold()] if found else 0.0
-    if not 0 < number < 1e18:
-        raise InvalidInput(field, text, "a number above 0, such as 2e8, 200M or 1.5B")
-    return number
-
-
-def parsed_inventory(text: str) -> dict[str, int]:
-    """``A100-80GB:8,L40S:4``; without a number there are eight."""
-    found: dict[str, int] = {}
-    for part in filter(None, (each.strip() for each in text.split(","))):
-        name, _, count = part.partition(":")
-        if count and not (count.isdecimal() and 1 <= int(count) <= 4096):
-            raise InvalidInput("gpus", part, "a GPU and how many, such as A100-80GB:8")
-        found[asked_gpu(name.strip(), "gpus")] = int(count or MOST_GPUS)
-    if not found:
-        raise InvalidInput("gpus", text, "GPUs and how many of each: A100-80GB:8,L40S:4")
-    return found
-
-
-def parsed_prices(text: str | None) -> dict[str, float]:
-    """``A100-80GB=1.2,L40S=0.8``: dollars per GPU and hour."""
-    found: dict[str, float] = {}
-    for part in filter(None, (each.strip() for each in (text or "").split(","))):
-        name, _, amount = part.partition("=")
-        try:
-            price = float(amount.strip().removeprefix("$"))
-        except ValueError:
-            price = math.nan
-        if not 0 < price < 1e6:
-            raise InvalidInput("price", part, "dollars per GPU and hour, such as A100-80GB=1.2")
-        found[asked_gpu(name.strip(), "price")] = price
-    return found
-
-
-def _counts(most: int) -> list[int]:
-    """Powers of two and all there are, in a node; whole nodes beyond."""
-    inside = min(most, NODE)
-    counts = {2**power for power in range(inside.bit_length()) if 2**power <= inside} | {inside}
-    nodes = 2
-    while nodes * NODE <= most:
-        counts.add(nodes * NODE)
-        nodes *= 2
-    return sorted(counts)
-
-
-def _names(gpus: Sequence[str]) -> str:
-    return "".join(f'"{gpu}",' for gpu in gpus)
-
-
-def _divisors(number: int) -> list[int]:
-    return [each for each in range(1, number + 1) if number % each == 0]
+        return float(max(1, math.ceil(rows * epochs)) * usual)

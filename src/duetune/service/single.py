@@ -1,0 +1,102 @@
+"""One configuration to ask about, as ``duetune fits`` is asked."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from duetune.errors import InvalidInput
+from duetune.knowledge.advice import GIVEN, asked_gpu, asked_model
+from duetune.knowledge.configuration import LORA_TARGETS, Configuration
+from duetune.knowledge.model_facts import model_facts
+from duetune.knowledge.space import field_value
+from duetune.quote.question import Question
+from duetune.quote.site import Site
+from duetune.quote.trainer import (
+    foreign_fields,
+    placement,
+    trainer_software,
+)
+from duetune.service.inventory import NODE
+from duetune.training.task import Method
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class Single(msgspec.Struct, frozen=True, kw_only=True):
+    """What was typed; None is what was not. ``batch`` are the sequences of all GPUs at once."""
+
+    model: str
+    gpu: str
+    gpus: int = 1
+    seq: int | None = None
+    batch: int | None = None
+    method: str | None = None
+    sharding: str | None = None
+    precision: str | None = None
+    optimiser: str = "adamw"
+    checkpointing: bool = True
+    rank: int | None = None
+    targets: str | None = None
+    attention: str = "sdpa"
+    software: str | None = None
+    memory_gb: float = 0.0
+
+
+def asked_configuration(
+    wish: Single, fits: Callable[[Configuration], bool]
+) -> tuple[Configuration, tuple[str, ...]]:
+    """Return the configuration that is meant, and what was assumed: where nothing is said it is
+    what duetune's trainer would do, with the least memory. ``fits`` is only asked whether all
+    weights of a small model could be trained.
+    """
+    for option in ("seq", "batch", "gpus", "rank"):
+        count = getattr(wish, option)
+        if count is not None and count < 1:
+            raise InvalidInput(option, count, "a whole number, one or more")
+    if wish.targets not in {None, *LORA_TARGETS}:
+        raise InvalidInput("targets", wish.targets, " or ".join(LORA_TARGETS))
+    memory = field_value("memory_cap_gb", wish.memory_gb)
+    software = wish.software or trainer_software()
+    site = Site(accelerator=asked_gpu(wish.gpu), memory_gb=float(memory) or None, software=software)
+    asked = Question(
+        method=wish.method,
+        max_length=wish.seq,
+        precision=wish.precision,
+        lora_r=wish.rank,
+        lora_targets=wish.targets,
+        adapters=wish.rank is not None or wish.targets is not None,
+    )
+    model, facts = asked_model(wish.model), model_facts(wish.model)
+    method, _ = asked.chosen_method(model, facts, [site], fits)
+    precision, reason = asked.kept_in(method, site)
+    fields: dict[str, object] = {
+        **placement(wish.gpus),
+        "model": model,
+        "gpu_model": site.gpu_model,
+        "tokens_per_sample": asked.length(facts)[0],
+        "software": software,
+        "method": method,
+        "batch_size": wish.batch or wish.gpus,
+        "precision": precision,
+        "optimiser": wish.optimiser,
+        "attention": wish.attention,
+        "grad_checkpoint": wish.checkpointing,
+        "memory_cap_gb": site.memory_cap_gb,
+    }
+    if method != Method.FULL:
+        fields |= {"lora_rank": asked.rank()[0], "lora_targets": asked.layers()[0]}
+    if wish.sharding is not None and wish.sharding != fields["sharding"]:
+        nodes = max(1, wish.gpus // NODE) if wish.gpus % NODE == 0 else 1
+        fields |= {"sharding": wish.sharding, "num_nodes": nodes, "interconnect": "auto"}
+    checked = {field: field_value(field, value) for field, value in fields.items()}
+    found = msgspec.convert(checked, Configuration)
+    told = []
+    if site.gpu is not None and not site.gpu.bf16 and reason != GIVEN:
+        told.append(f"{precision}: a {site.accelerator} cannot compute in bfloat16")
+    other = (*foreign_fields(found), *((f"software {software}",) if wish.software else ()))
+    if other:
+        told.append(f"another trainer than duetune's: {', '.join(other)}")
+    return found, tuple(told)
