@@ -302,7 +302,7 @@ def test_one_bad_file_leaves_the_history_as_it_was(duetune, tmp_path):
 def test_what_is_imported_is_what_answers_rest_on(duetune):
     write_history("runs.csv", runs())
     duetune("history", "import", "runs.csv")
-    asked = (*FITS, "--rank", "8", "--targets", "attention")
+    asked = (*FITS, "--rank", "8", "--targets", "attention", "--software", "x 1")
     status, out, _ = duetune(*asked, "--json")
     estimate = json.loads(out)["fits"]["estimate"]
     assert status == 0

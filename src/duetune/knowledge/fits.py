@@ -8,7 +8,14 @@ import msgspec
 import numpy as np
 
 from duetune.knowledge.advice import Change, Fit, MemoryPart, Verdict, estimate_assumptions
-from duetune.knowledge.configuration import Attention, Configurations, Method, Optimiser, Sharding
+from duetune.knowledge.configuration import (
+    Attention,
+    Configurations,
+    Method,
+    Optimiser,
+    Precision,
+    Sharding,
+)
 from duetune.knowledge.described import Described
 from duetune.knowledge.estimate import FITS
 from duetune.knowledge.features import Physics, Reckoned
@@ -36,6 +43,9 @@ _LONGEST = 2**17
 # Every number of sequences that is usual, and powers of two with three between beyond.
 _SEQUENCES = sorted({*range(1, 65), *(round(2 ** (power / 4)) for power in range(24, 53))})
 _LENGTHS = sorted({max(64, round(2 ** (power / 8)) // 64 * 64) for power in range(48, 137)})
+_FROZEN = {Precision.BF16_MIXED: Precision.BF16, Precision.FP16_MIXED: Precision.FP16}
+"""Weights that are not trained need not be kept in 32 bits."""
+
 _SMALLER = {Method.FULL: Method.LORA, Method.LORA: Method.QLORA}
 
 
@@ -113,6 +123,7 @@ class Fitting:
             least = least.replace(
                 grad_checkpoint=True,
                 method=changed.method,
+                precision=changed.precision,
                 optimiser=changed.optimiser,
                 attention=changed.attention,
             )
@@ -238,9 +249,13 @@ def _savings(configuration: Configuration) -> list[tuple[str, Configuration]]:
         found.append((f"optimiser {changed.optimiser}", changed))
     smaller = _SMALLER.get(each.method)
     if smaller is not None:
-        rank = max(1, each.lora_rank)
+        changed = each.replace(
+            method=smaller,
+            lora_rank=max(1, each.lora_rank),
+            precision=_FROZEN.get(each.precision, each.precision),
+        )
         what = "adapters" if smaller is Method.LORA else "frozen weights in four bits"
-        found.append((f"method {smaller}: {what}", each.replace(method=smaller, lora_rank=rank)))
+        found.append((f"method {smaller}: {what}", changed))
     return found
 
 

@@ -220,8 +220,14 @@ def _alone(rows: Configurations) -> Configurations:
         "num_nodes": one,
         "batch_size": np.maximum(1.0, np.floor(rows.per_gpu_batch)),
         "grad_accum": np.where(full, float(_GRADIENTS_HELD), 1.0),
+        "lora_rank": np.where(full, float(_NO_RANK), rows.number("lora_rank")),
+        "lora_targets": (rows.is_("lora_targets", ALL_LINEAR) & ~full).astype(np.int64),
         "sharding": first,
         "interconnect": first,
     }
-    labels = {"sharding": (Sharding.NONE,), "interconnect": (Interconnect.AUTO,)}
+    labels: dict[str, tuple[str, ...]] = {
+        "lora_targets": (ATTENTION, ALL_LINEAR),
+        "sharding": (Sharding.NONE,),
+        "interconnect": (Interconnect.AUTO,),
+    }
     return Configurations({**rows.columns, **columns}, {**rows.labels, **labels})

@@ -293,7 +293,11 @@ class _Asking:
         kept = {gpu: self.asked.kept_in(method, site) for gpu, site in sites.items()}
         values = tuple(dict.fromkeys(precision for precision, _ in kept.values()))
         if len(values) == 1:
-            self._set("precision", *next(iter(kept.values())))
+            reason = next(iter(kept.values()))[1]
+            several = reason != GIVEN and len(kept) > 1
+            self._set(
+                "precision", values[0], "what all of the GPUs compute in" if several else reason
+            )
             return
         self.domains["precision"] = Domain(values, Role.FIXED)
         self.reasons["precision"] = "bfloat16 where the GPU has it, else float16"

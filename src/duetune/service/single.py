@@ -19,7 +19,6 @@ from duetune.quote.trainer import (
     trainer_software,
 )
 from duetune.service.inventory import NODE
-from duetune.training.task import Method
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -84,10 +83,10 @@ def asked_configuration(
         "optimiser": wish.optimiser,
         "attention": wish.attention,
         "grad_checkpoint": wish.checkpointing,
+        "lora_rank": asked.rank()[0],
+        "lora_targets": asked.layers()[0],
         "memory_cap_gb": site.memory_cap_gb,
     }
-    if method != Method.FULL:
-        fields |= {"lora_rank": asked.rank()[0], "lora_targets": asked.layers()[0]}
     if wish.sharding is not None and wish.sharding != fields["sharding"]:
         nodes = max(1, wish.gpus // NODE) if wish.gpus % NODE == 0 else 1
         fields |= {"sharding": wish.sharding, "num_nodes": nodes, "interconnect": "auto"}

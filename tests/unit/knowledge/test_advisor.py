@@ -13,16 +13,13 @@ from duetune.knowledge.advice import (
     Verdict,
     asked_gpu,
     asked_model,
-    usual_software,
 )
 from duetune.knowledge.advisor import Advisor
 from duetune.knowledge.configuration import Configuration, Configurations
-from duetune.knowledge.estimate import Cause, Estimate, Interval
-from duetune.knowledge.fits import SURE
+from duetune.knowledge.estimate import FITS, Cause, Estimate, Interval
 from duetune.knowledge.gpus import GPUS
 from duetune.knowledge.history import History
 from duetune.knowledge.lessons import best_lesson, one_gpu
-from duetune.knowledge.observation import Observation, Origin, Outcome
 from duetune.knowledge.prices import USUAL_PRICES, prices_for
 from duetune.knowledge.source import Candidate, Limits, Objective
 from duetune.knowledge.sources.analytic import AnalyticSource
@@ -55,8 +52,8 @@ def test_what_fits_is_told_with_the_room_there_is():
     assert not fit.changes
     batch = next(each for each in fit.room if each.what.startswith("batch"))
     assert batch.configuration.batch_size > SMALL.batch_size
-    assert chance(batch.configuration) == batch.p_valid >= SURE
-    assert chance(SMALL.replace(batch_size=2 * batch.configuration.batch_size)) < SURE
+    assert chance(batch.configuration) == batch.p_valid >= FITS
+    assert chance(SMALL.replace(batch_size=2 * batch.configuration.batch_size)) < FITS
 
 
 def test_a_smaller_card_is_named_only_if_it_is_smaller():
@@ -74,7 +71,7 @@ def test_what_does_not_fit_is_told_with_changes_that_make_it_fit():
     assert not fit.room
     assert {each.what.split()[0] for each in fit.changes} >= {"batch", "sequences", "GPU"}
     for each in fit.changes:
-        assert chance(each.configuration) == each.p_valid >= SURE
+        assert chance(each.configuration) == each.p_valid >= FITS
         assert each.configuration.model == LARGE.model
     tight = LARGE.replace(gpu_model="A10G", batch_size=1, tokens_per_sample=512)
     assert {each.what.split(":")[0] for each in ADVISOR.fit(tight).changes} >= {"method lora"}
@@ -84,7 +81,7 @@ def test_where_no_single_change_helps_the_nearest_is_named():
     fit = ADVISOR.fit(LARGE.replace(model="llama3.1-405b", gpu_model="L4"))
     assert not fit.changes
     assert fit.nearest is not None
-    assert fit.nearest.p_valid > fit.estimate.p_valid or fit.nearest.p_valid < SURE
+    assert fit.nearest.p_valid > fit.estimate.p_valid or fit.nearest.p_valid < FITS
 
 
 def test_the_parts_at_the_peak_are_the_peak():
@@ -217,73 +214,6 @@ def test_where_nothing_fits_the_nearest_miss_and_what_to_change_are_told():
     assert advice.fit.verdict is not Verdict.YES
     assert advice.fit.configuration.gpu_model == "L4"
     assert advice.fit.changes or advice.fit.nearest is not None
-
-
-def test_runs_are_taken_to_have_the_software_of_most_measured_ones():
-    runs = [
-        Observation(
-            configuration=SMALL.replace(software=name, batch_size=size, gpu_model=gpu),
-            outcome=Outcome.VALID,
-            tokens_per_s=1000.0,
-            measured_at=size,
-        )
-        for name, size, gpu in (
-            *(("new", 1, "H200"), ("new", 2, "H200"), ("old", 4, "A100-80GB")),
-            *(("new", 8, "H200"), ("old", 16, "A100-80GB")),
-        )
-    ]
-    history = History(runs)
-    assert usual_software(history) == "new"
-    assert usual_software(history, "A100-80GB") == "old"
-    advisor = Advisor(SOURCE, history)
-    for gpu, name in (("L40S", "new"), ("A100-80GB", "old")):
-        advice = advisor.recommend(request(inventory={gpu: 1}))
-        assert advice.chosen.configuration.software == name
-        assert f"run with {name}, as most measured runs" in advice.assumptions
-        fit = advisor.fit(SMALL.replace(gpu_model=gpu))
-        assert fit.configuration.software == name
-        assert f"run with {name}, as most measured runs" in fit.assumptions
-
-
-def measured(software, count, **fields):
-    return [
-        Observation(
-            configuration=SMALL.replace(software=software, batch_size=2**size, **fields),
-            outcome=Outcome.VALID,
-            tokens_per_s=1000.0,
-            origin=Origin.CAMPAIGN if software == "own" else Origin.IMPORT,
-        )
-        for size in range(count)
-    ]
-
-
-def test_software_that_only_trained_otherwise_is_not_assumed():
-    full = measured("foundry", 9, method="full", gpu_model="H100")
-    history = History([*full, *measured("own", 2, gpu_model="H200")])
-    assert usual_software(history, "H100", "lora") == "own"
-    assert usual_software(history, "H100", "full") == "foundry"
-    # Never measured at all: what ran here is likelier than what somebody published.
-    assert usual_software(history, "H100", "pt") == "own"
-
-
-def test_what_is_said_of_a_gpu_does_not_depend_on_what_else_there_is():
-    history = History(
-        [
-            *measured('one\'s "own"', 3, gpu_model="A100-80GB"),
-            *measured("two", 5, gpu_model="L40S"),
-            *measured("three", 9, gpu_model="H100", method="full"),
-        ]
-    )
-    advisor = Advisor(AnalyticSource(), history)
-    given = {"method": "lora", "tokens_per_sample": 1024}
-    kinds = ("A100-80GB", "L40S", "H100")
-    both = advisor.recommend(request(given=given, inventory=dict.fromkeys(kinds, 4), top=50))
-    for gpu in kinds:
-        alone = advisor.recommend(request(given=given, inventory={gpu: 4}, top=50))
-        mine = next(each for each in both.candidates if each.configuration.gpu_model == gpu)
-        assert mine.configuration == alone.chosen.configuration
-        assert mine.estimate == alone.chosen.estimate
-    assert any("two on L40S, H100" in each for each in both.assumptions)
 
 
 def candidate(pace, width, *, gpus=1, p_valid=0.99):

@@ -11,13 +11,12 @@ from duetune.cli.tables import console
 from duetune.core.fleet import MarketReport
 from duetune.core.market import Slot
 from duetune.errors import InvalidInput
-from duetune.knowledge.estimate import EXTRAPOLATED, Estimates
+from duetune.knowledge.estimate import EXTRAPOLATED, FITS, Estimates
 from duetune.knowledge.model_facts import model_facts
 from duetune.knowledge.source import Term
 from duetune.knowledge.sources.base import Source
 from duetune.quote.pace import STEP_S, Basis
 from duetune.quote.plan import TrainingPlan, configure
-from duetune.quote.prospects import FITS
 from duetune.quote.site import Site
 from duetune.quote.terms import job_terms
 from duetune.quote.trainer import Recipe, configuration_of

@@ -15,24 +15,18 @@ from duetune.knowledge.source import Objective
 from duetune.knowledge.space_files import read_space
 from duetune.knowledge.tables import Imported
 from duetune.profiling.trials import unmeasurable
+from duetune.quote.site import Site
 from duetune.registry.sources import (
     FOLDER,
     shipped_history,
     site_history,
     site_source,
 )
-from duetune.service.advice import (
-    Site,
-    Wanted,
-    parsed_amount,
-    parsed_inventory,
-    parsed_prices,
-    request,
-    site_gpus,
-)
+from duetune.service.advice import Wanted, request
 from duetune.service.advice_files import probe_text, write_probe
 from duetune.service.intake import take_in
-from duetune.settings import Settings, SiteSettings
+from duetune.service.inventory import parsed_amount, parsed_inventory, parsed_prices
+from duetune.settings import Settings
 from duetune.spec.schema import JobSpec
 from duetune.store import open_store
 from duetune.store.home_store import existing_store
@@ -95,24 +89,24 @@ def test_a_step_of_so_many_sequences_is_split_as_is_best():
 
 
 def test_gpus_come_from_the_options_then_the_spec_then_the_site(tmp_path):
-    site = site_gpus(SiteSettings(accelerator="L40S", max_gpus=3), 0.7)
+    site = Site(accelerator="L40S", max_gpus=3)
     resources = {"accelerators": "H100:2..4"}
     named = spec(tmp_path, resources=resources)
-    assert request(Wanted(gpus="A10G:2"), named, site).limits.inventory == {"A10G": 2}
-    from_spec = request(Wanted(), named, site)
+    assert request(Wanted(gpus="A10G:2"), named, site, 0.7).limits.inventory == {"A10G": 2}
+    from_spec = request(Wanted(), named, site, 0.7)
     assert from_spec.limits.inventory == {"H100": 4}
     assert from_spec.space.values["num_gpus"] == (2, 4)
-    from_site = request(Wanted(), spec(tmp_path), site)
+    from_site = request(Wanted(), spec(tmp_path), site, 0.7)
     assert from_site.limits.inventory == {"L40S": 3}
     assert from_site.limits.price == {"L40S": 0.7}
     assert from_site.reasons["gpu_model"] == "what the site has"
-    anything = request(Wanted(), spec(tmp_path), Site())
+    anything = request(Wanted(), spec(tmp_path))
     assert len(anything.limits.inventory) > 5
     assert any("--gpus" in each for each in anything.assumptions)
 
 
 def test_more_gpus_than_a_node_has_are_whole_nodes():
-    asked = request(Wanted(model="qwen2.5-7b", gpus="H100:32", batch=64))
+    asked = request(Wanted(model="qwen2.5-7b", gpus="H100:32", batch=64, sharding="any"))
     points = list(asked.space.given(asked.given).points())
     assert {(each.num_gpus, each.num_nodes) for each in points} == {
         *((1, 1), (2, 1), (4, 1), (8, 1), (16, 2), (32, 4)),
