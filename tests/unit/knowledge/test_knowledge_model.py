@@ -212,6 +212,23 @@ def test_what_was_never_seen_is_named_and_less_sure(model):
         assert wide > usual
 
 
+def test_another_version_of_measured_software_is_taken_to_need_as_much():
+    rows = [
+        each.replace(software=("a 1.9, b 2", "a 1.10, b 2", "c")[place % 3])
+        for place, each in enumerate(drawn(60, 5))
+    ]
+    learned = KnowledgeModel.fit(measured(Configurations.of(rows), 6))
+    newest = one(learned, software="a 1.10, b 2")
+    for other in ("a 3, b 4", "a, b"):
+        told = one(learned, software=other)
+        assert told.memory_gb == newest.memory_gb
+        assert told.p_valid == newest.p_valid
+        assert told.tokens_per_s.middle == newest.tokens_per_s.middle
+        assert told.extrapolated == ("software",)
+    assert one(learned, software="a 1.9, b 2").memory_gb != newest.memory_gb
+    assert one(learned, software="d").memory_gb != newest.memory_gb
+
+
 def test_support_counts_runs_that_fitted_or_did_not_near_by(model):
     for row in list(FRESH)[:60:7]:
         near = [
