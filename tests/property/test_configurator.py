@@ -54,7 +54,7 @@ def cases(draw):
         "accumulation": gpus * draw(st.integers(1, 4)),
         "length": draw(st.sampled_from([None, 128, 1000, 4096])),
         "checkpointing": draw(st.booleans()),
-        "rank": draw(st.sampled_from([None, 8, 64])),
+        "rank": draw(st.sampled_from([None, 8, 64, 256])),
         "targets": draw(st.sampled_from([None, "attention", "all-linear"])),
         "fp16": draw(st.booleans()),
         "memory_gb": draw(st.sampled_from([None, 8.0, 12.0])),

@@ -60,6 +60,11 @@ _OPTIONS: dict[str, tuple[str, ...]] = {
 _GRADIENTS_HELD = 2
 """Microbatches of a step, where gradients are there from its beginning."""
 
+_SMALL_RANK = 64
+"""Gradients of adapters up to this rank, the largest that was measured, are too small to matter:
+what was measured without them counts.
+"""
+
 
 class Recipe(msgspec.Struct, frozen=True):
     """How one job is trained. A step takes ``accumulation`` microbatches over all GPUs together.
@@ -210,16 +215,16 @@ class TrainerKnowledge(Decorator):
 
 
 def _alone(rows: Configurations) -> Configurations:
-    """One GPU of each, as if it were the only one. The gradients of adapters are too small to
-    matter, and what was measured without them counts.
-    """
+    """One GPU of each, as if it were the only one, with its gradients."""
     one, first = np.ones(len(rows)), np.zeros(len(rows), np.int64)
     full = rows.is_("method", Known.FULL)
     columns = {
         "num_gpus": one,
         "num_nodes": one,
         "batch_size": np.maximum(1.0, np.floor(rows.per_gpu_batch)),
-        "grad_accum": np.where(full, float(_GRADIENTS_HELD), 1.0),
+        "grad_accum": np.where(
+            full | (rows.number("lora_rank") > _SMALL_RANK), float(_GRADIENTS_HELD), 1.0
+        ),
         "lora_rank": np.where(full, float(_NO_RANK), rows.number("lora_rank")),
         "lora_targets": (rows.is_("lora_targets", ALL_LINEAR) & ~full).astype(np.int64),
         "sharding": first,
