@@ -61,6 +61,14 @@ class Step(msgspec.Struct, frozen=True):
         size = _power_down(max(1, self.batch // (self.accumulation or self.gpus)))
         return [2**power for power in range(size.bit_length() - 1, -1, -1)]
 
+    def cuts(self, gpus: int) -> list[tuple[int, int]]:
+        """Return microbatches, with how many there are in a step, for exactly so many GPUs; where
+        they cannot share a step evenly, some of them wait in its last round.
+        """
+        sizes = msgspec.structs.replace(self, gpus=gpus).microbatches
+        found = [(size, count) for size in sizes if (count := self.accumulated(size)) >= gpus]
+        return [cut for cut in found if cut[1] % gpus == 0] or found
+
     def accumulated(self, microbatch: int) -> int:
         """Return the microbatches of a step over all GPUs."""
         if self.accumulation is not None:
@@ -145,15 +153,7 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
             return Method.LORA.value, "adapters need the least memory, and it is not known"
         if facts.parameters >= SMALL_MODEL:
             return Method.LORA.value, "adapters: the model has a billion parameters or more"
-        length, _ = self.length(facts)
-        wholes = (
-            configuration_of(
-                Recipe(Training.FULL, self.computed_in(site)[0], 1, length, False, 0),
-                model,
-                site,
-            )
-            for site in sites
-        )
+        wholes = (self.configuration(Method.FULL, model, facts, site) for site in sites)
         if not any(map(fits, wholes)):
             return Method.LORA.value, "adapters: all weights would need more than the GPU's memory"
         return Method.FULL.value, "the model is small: all weights are trained"
@@ -183,6 +183,33 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
             return self.precision, GIVEN
         word, reason = self.computed_in(site)
         return precision_kept(method, word).value, reason
+
+    def configuration(
+        self,
+        method: str,
+        model: str,
+        facts: ModelFacts | None,
+        site: Site,
+        *,
+        gpus: int = 1,
+        microbatch: int = 1,
+        accumulation: int = 1,
+        checkpointing: bool = False,
+    ) -> Configuration:
+        """Return the configuration that is asked about, of any method."""
+        recipe = Recipe(
+            method=Training.FULL if method == Method.FULL else Training.LORA,
+            precision=self.computed_in(site)[0],
+            microbatch=microbatch,
+            max_length=self.length(facts)[0],
+            gradient_checkpointing=checkpointing,
+            lora_r=self.rank()[0],
+            accumulation=accumulation,
+            lora_targets=self.layers()[0],
+        )
+        precision, _ = self.kept_in(method, site)
+        found = configuration_of(recipe, model, site, gpus=gpus)
+        return found.replace(method=method, precision=precision)
 
     def step(self, gpus: int, rows: int | None = None) -> Step:
         """Return how a step on up to ``gpus`` GPUs may be cut, with ``rows`` training examples."""

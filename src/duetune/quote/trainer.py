@@ -42,6 +42,9 @@ if TYPE_CHECKING:
 USUAL = TrainingTask(model="", dataset="")
 """The defaults of everything that a job may say about training."""
 
+NODE = 8
+"""GPUs of one machine, where other trainers run."""
+
 ATTENTION, ALL_LINEAR = LORA_TARGETS
 _ATTENTION_LAYERS = frozenset(("q_proj", "k_proj", "v_proj", "o_proj", "qkv_proj", "c_attn"))
 _NO_RANK = 8
@@ -108,16 +111,16 @@ def rounds(accumulation: int, gpus: int) -> int:
     return -(-accumulation // gpus)
 
 
-def placement(gpus: int) -> dict[str, str | int]:
-    """Return the fields that say how GPUs share the work: one to a node, each with all of the
-    model.
+def placement(gpus: int, sharding: str | None = None) -> dict[str, str | int]:
+    """Return the fields that say how GPUs share the work: as the trainer does it, one to a node and
+    each with all of the model, or in another way and in nodes of eight.
     """
-    several = gpus > 1
+    own, several = sharding is None, gpus > 1
     return {
         "num_gpus": gpus,
-        "num_nodes": gpus,
-        "sharding": Sharding.DDP if several else Sharding.NONE,
-        "interconnect": Interconnect.TCP if several else Interconnect.AUTO,
+        "num_nodes": gpus if own else gpus // NODE if gpus % NODE == 0 else 1,
+        "sharding": (sharding or Sharding.DDP) if several else Sharding.NONE,
+        "interconnect": Interconnect.TCP if own and several else Interconnect.AUTO,
     }
 
 

@@ -9,19 +9,17 @@ import msgspec
 
 from duetune.errors import InvalidInput
 from duetune.knowledge.advice import GIVEN, Request, asked_gpu, asked_model
-from duetune.knowledge.configuration import Interconnect, Sharding
+from duetune.knowledge.configuration import Sharding
+from duetune.knowledge.listing import Listing
 from duetune.knowledge.model_facts import model_facts
 from duetune.knowledge.prices import prices_for
-from duetune.knowledge.rules import Constraint
 from duetune.knowledge.source import Limits, Objective
-from duetune.knowledge.space import Domain, Role, Space
 from duetune.knowledge.space_files import default_space
 from duetune.quote.plan import held_out_rows
 from duetune.quote.question import USUAL_GPUS, Question
 from duetune.quote.site import Site
-from duetune.quote.trainer import USUAL, trainer_software
+from duetune.quote.trainer import USUAL, placement, trainer_software
 from duetune.service.inventory import (
-    NODE,
     gpu_counts,
     parsed_amount,
     parsed_inventory,
@@ -114,8 +112,6 @@ class _Asking:
         self.given: dict[str, Value] = {}
         self.reasons: dict[str, str] = {}
         self.assumptions: list[str] = []
-        self.constraints: list[Constraint] = []
-        self.domains: dict[str, Domain] = {}
 
     def request(self) -> Request:
         place = self.wanted.model or (None if self.spec is None else self.spec.model)
@@ -140,13 +136,11 @@ class _Asking:
             raise InvalidInput(
                 "deadline", self.wanted.deadline, "also --tokens: how much is to be done by then"
             )
-        self._gpus(inventory)
-        self._batch()
-        self._method(sites)
-        self._precision(sites)
-        self._sharding()
-        software = self.wanted.software
-        self._set("software", software or trainer_software(), GIVEN if software else _OWN)
+        counts = self._counts(inventory)
+        method, reason = self.asked.chosen_method(place, self.facts, sites.values(), self.fits)
+        self._set("method", method, reason)
+        self._say(method, sites)
+        points = self._points(method, sites, counts)
         limits = Limits(
             tokens=tokens,
             deadline_s=deadline_s,
@@ -156,7 +150,7 @@ class _Asking:
         )
         return Request(
             given=self.given,
-            space=Space({**default_space().domains, **self.domains}, tuple(self.constraints)),
+            space=Listing.of(points),
             objective=objective,
             limits=limits,
             reasons=self.reasons,
@@ -182,133 +176,90 @@ class _Asking:
         return {str(gpu): most or USUAL_GPUS for gpu in values}
 
     def _sites(self, inventory: dict[str, int]) -> dict[str, Site]:
-        """What is known of each GPU; of the site's own, what its settings say."""
-        sites = {gpu: Site(accelerator=gpu, software=trainer_software()) for gpu in inventory}
+        """What is known of each GPU that computes as was asked; of the site's own, its settings."""
+        software = self.wanted.software or trainer_software()
+        sites = {gpu: Site(accelerator=gpu, software=software) for gpu in inventory}
         if self.site is not None and self.wanted.gpus is None and self.site.gpu_model in sites:
-            sites[self.site.gpu_model] = self.site
-            if self.site.memory_cap_gb:
-                self._set("memory_cap_gb", self.site.memory_cap_gb, "what the site has")
-        return sites
+            sites[self.site.gpu_model] = msgspec.structs.replace(self.site, software=software)
+        if not self.asked.bf16 or self.asked.precision is not None:
+            return sites
+        able = {gpu: site for gpu, site in sites.items() if site.gpu is None or site.gpu.bf16}
+        if not able:
+            allowed = f"fp16: {' and '.join(sites)} cannot compute in bfloat16"
+            raise InvalidInput("training.bf16", True, allowed)
+        return able
 
-    def _gpus(self, inventory: dict[str, int]) -> None:
+    def _counts(self, inventory: dict[str, int]) -> list[int]:
+        """Numbers of GPUs to choose from."""
         least = 1 if self.spec is None else self.spec.gpus[1]
         most = max(inventory.values())
         if least > most:
             raise InvalidInput("resources.accelerators", least, f"at most {most}, all there are")
-        self.counts = [count for count in gpu_counts(most) if count >= least] or [most]
-        self.domains["gpu_model"] = Domain(tuple(inventory))
-        self.domains["num_gpus"] = Domain(tuple(self.counts))
+        counts = [count for count in gpu_counts(most) if count >= least] or [most]
         named = self.wanted.gpus is not None or (self.spec is not None and self.spec.gpus[0])
         why = GIVEN if named else "what the site has"
         if len(inventory) == 1:
             self._set("gpu_model", next(iter(inventory)), why)
-        if len(self.counts) == 1:
-            self._set("num_gpus", self.counts[0], why)
+        if len(counts) == 1:
+            self._set("num_gpus", counts[0], why)
+        return counts
 
-    def _sharding(self) -> None:
-        """As the trainer does it, unless another way was asked for: one GPU to a node."""
-        own = self.given["method"] in set(Method)
+    def _points(
+        self, method: str, sites: dict[str, Site], counts: list[int]
+    ) -> list[Configuration]:
+        """All that the trainer can do, or what was asked for of another one."""
+        own = method in set(Method)
         wish = self.wanted.sharding or (Sharding.DDP.value if own else ANY)
-        alone = Constraint('(num_gpus == 1) == (sharding == "none")', "one GPU shares nothing")
-        if wish != ANY:
-            self.domains["sharding"] = Domain(tuple(dict.fromkeys(("none", wish))), Role.FIXED)
+        ways: tuple[str | None, ...] = (None if wish == Sharding.DDP else wish,)
+        if wish == ANY:
+            ways = (Sharding.FSDP, Sharding.DDP)
+        else:
             self.reasons["sharding"] = GIVEN if self.wanted.sharding else _OWN
-        if wish not in {Sharding.DDP, Sharding.NONE}:
-            nodes = sorted({max(1, count // NODE) for count in self.counts})
-            self.domains["num_nodes"] = Domain(tuple(nodes), Role.FIXED)
-            self.constraints += default_space().constraints
-            return
-        self.domains["num_nodes"] = Domain(tuple(self.counts), Role.FIXED)
-        links = (Interconnect.AUTO.value, Interconnect.TCP.value)
-        self.domains["interconnect"] = Domain(links, Role.FIXED)
-        self.reasons["num_nodes"] = self.reasons["interconnect"] = "one GPU to a node"
-        self.constraints += (
-            alone,
-            Constraint("num_nodes == num_gpus", "one GPU to a node"),
-            Constraint('(num_gpus == 1) == (interconnect == "auto")', "nodes are linked by TCP"),
-        )
+        said = self.asked.checkpointing
+        points = [
+            self.asked.configuration(
+                method,
+                str(self.given["model"]),
+                self.facts,
+                site,
+                gpus=count,
+                microbatch=microbatch,
+                accumulation=accumulation,
+                checkpointing=checkpointing,
+            ).replace(**placement(count, way))
+            for site in sites.values()
+            for count in counts
+            for microbatch, accumulation in self.step.cuts(count)
+            for checkpointing in ((True, False) if said is None else (said,))
+            for way in (ways if count > 1 else ways[:1])
+        ]
+        if not points:
+            allowed = f"at least {counts[0]} microbatches: each GPU needs a share of a step"
+            raise InvalidInput("batch", self.step.batch, allowed)
+        return points
 
-    def _batch(self) -> None:
-        """A step is cut into microbatches as the trainer does it, in rounds over all GPUs."""
-        step, least = self.step, self.counts[0]
+    def _say(self, method: str, sites: dict[str, Site]) -> None:
+        """Why fields are what they are that are the same for all."""
+        step = self.step
         if self.asked.checkpointing is not None:
             self._set("grad_checkpoint", self.asked.checkpointing)
-        if step.accumulation is not None and step.microbatch is None:
-            # So many microbatches of any size.
-            sizes, most = step.microbatches, step.accumulation
-            counted, told = "num_gpus", f"{most} microbatches a step"
-            self.constraints.append(Constraint(f"batch_size <= {sizes[0]} * num_gpus", told))
-        else:
-            size = step.microbatch or 1
-            most = size * step.accumulated(size)
-            sizes = [each for each in range(1, most + 1) if most % each == 0]
-            counted, told = "batch_size", f"{most} sequences a step"
-            if step.microbatch is not None:
-                sizes, each_has = [size], f"each GPU has {size} sequences"
-                self.constraints.append(Constraint(f"batch_size == {size} * num_gpus", each_has))
-                if step.exact and step.batch % size:
-                    allowed = f"a multiple of {size}, the batch of one GPU"
-                    raise InvalidInput("batch", step.batch, allowed)
-            elif not step.exact:
-                self.assumptions.append(f"{told}, as launch takes; --batch says how many")
-        if least * sizes[-1 if counted == "num_gpus" else 0] > most:
-            allowed = (
-                f"at least {least}, the fewest GPUs that the job may run on: each needs a share"
-            )
-            raise InvalidInput("batch", most, allowed)
-        batches = sorted({size * count for size in sizes for count in self.counts})
-        rounds = sorted({-(-most // each) for each in (*batches, *self.counts)})
-        self.domains["batch_size"] = Domain(tuple(batches))
-        self.domains["grad_accum"] = Domain(tuple(rounds), Role.FIXED)
-        self.reasons["grad_accum"] = f"{told} of the optimiser"
-        # Where the GPUs cannot share a step evenly, some of them wait in its last round.
-        self.constraints.append(
-            Constraint(
-                f"{counted} <= {most} and (grad_accum * {counted} == {most} or {most} % num_gpus"
-                f" != 0 and grad_accum * {counted} >= {most}"
-                f" and (grad_accum - 1) * {counted} < {most})",
-                told,
-            )
-        )
-
-    def _method(self, sites: dict[str, Site]) -> None:
-        method, reason = self.asked.chosen_method(
-            str(self.given["model"]), self.facts, sites.values(), self.fits
-        )
-        self._set("method", method, reason)
         if method != Method.FULL:
             self._set("lora_rank", *self.asked.rank())
             self._set("lora_targets", *self.asked.layers())
-
-    def _precision(self, sites: dict[str, Site]) -> None:
-        """That of the trainer on each GPU; GPUs that cannot compute as was asked are left out."""
-        old = [gpu for gpu, site in sites.items() if site.gpu is not None and not site.gpu.bf16]
-        if self.asked.bf16 and self.asked.precision is None and old:
-            if len(old) == len(sites):
-                allowed = f"fp16: {' and '.join(old)} cannot compute in bfloat16"
-                raise InvalidInput("training.bf16", True, allowed)
-            excluded = f"gpu_model not in {(*old,)!r}"
-            self.constraints.append(Constraint(excluded, "the GPU computes in bfloat16"))
-        method = str(self.given["method"])
-        kept = {gpu: self.asked.kept_in(method, site) for gpu, site in sites.items()}
-        values = tuple(dict.fromkeys(precision for precision, _ in kept.values()))
-        if len(values) == 1:
-            reason = next(iter(kept.values()))[1]
-            several = reason != GIVEN and len(kept) > 1
-            self._set(
-                "precision", values[0], "what all of the GPUs compute in" if several else reason
-            )
-            return
-        self.domains["precision"] = Domain(values, Role.FIXED)
-        self.reasons["precision"] = "bfloat16 where the GPU has it, else float16"
-        self.constraints += (
-            Constraint(
-                f"(gpu_model in {(*(gpu for gpu in kept if kept[gpu][0] == value),)!r})"
-                f" == (precision == {value!r})",
-                "bfloat16 where the GPU has it",
-            )
-            for value in values
-        )
+        kept = [self.asked.kept_in(method, site) for site in sites.values()]
+        if len({precision for precision, _ in kept}) == len(kept) == 1 or kept[0][1] == GIVEN:
+            self._set("precision", *kept[0])
+        else:
+            self.reasons["precision"] = "bfloat16 where the GPU has it, else float16"
+        self.reasons |= dict.fromkeys(("num_nodes", "interconnect"), _OWN)
+        self.reasons["software"] = GIVEN if self.wanted.software else _OWN
+        if step.exact and step.microbatch and step.batch % step.microbatch:
+            allowed = f"a multiple of {step.microbatch}, the batch of one GPU"
+            raise InvalidInput("batch", step.batch, allowed)
+        whole = f"{step.batch} sequences a step"
+        if step.microbatch is None and step.accumulation is None and not step.exact:
+            self.assumptions.append(f"{whole}, as launch takes; --batch says how many")
+        self.reasons["grad_accum"] = "so that GPUs share a step of the optimiser"
 
     def _deadline(self) -> float | None:
         if self.wanted.deadline is not None:

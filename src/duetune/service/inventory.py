@@ -8,8 +8,8 @@ import re
 from duetune.errors import InvalidInput
 from duetune.knowledge.advice import asked_gpu
 from duetune.quote.question import USUAL_GPUS
+from duetune.quote.trainer import NODE
 
-NODE = 8
 _AMOUNT = re.compile(r"(\d+(?:\.\d+)?(?:e\d+)?) *([kmbt]?)", re.IGNORECASE)
 _UNITS = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from duetune.errors import InvalidInput
-from duetune.knowledge.advice import GIVEN, asked_gpu, asked_model
-from duetune.knowledge.configuration import LORA_TARGETS, Configuration
+from duetune.knowledge.advice import asked_gpu, asked_model
+from duetune.knowledge.configuration import LORA_TARGETS
 from duetune.knowledge.model_facts import model_facts
 from duetune.knowledge.space import field_value
 from duetune.quote.question import Question
@@ -18,10 +18,11 @@ from duetune.quote.trainer import (
     placement,
     trainer_software,
 )
-from duetune.service.inventory import NODE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from duetune.knowledge.configuration import Configuration
 
 
 class Single(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,31 +71,21 @@ def asked_configuration(
     )
     model, facts = asked_model(wish.model), model_facts(wish.model)
     method, _ = asked.chosen_method(model, facts, [site], fits)
-    precision, reason = asked.kept_in(method, site)
-    fields: dict[str, object] = {
-        **placement(wish.gpus),
-        "model": model,
-        "gpu_model": site.gpu_model,
-        "tokens_per_sample": asked.length(facts)[0],
-        "software": software,
-        "method": method,
+    found = asked.configuration(
+        method, model, facts, site, gpus=wish.gpus, checkpointing=wish.checkpointing
+    )
+    changes: dict[str, object] = {
         "batch_size": wish.batch or wish.gpus,
-        "precision": precision,
         "optimiser": wish.optimiser,
         "attention": wish.attention,
-        "grad_checkpoint": wish.checkpointing,
         "lora_rank": asked.rank()[0],
         "lora_targets": asked.layers()[0],
-        "memory_cap_gb": site.memory_cap_gb,
+        **placement(wish.gpus, None if wish.sharding == "ddp" else wish.sharding),
     }
-    if wish.sharding is not None and wish.sharding != fields["sharding"]:
-        nodes = max(1, wish.gpus // NODE) if wish.gpus % NODE == 0 else 1
-        fields |= {"sharding": wish.sharding, "num_nodes": nodes, "interconnect": "auto"}
-    checked = {field: field_value(field, value) for field, value in fields.items()}
-    found = msgspec.convert(checked, Configuration)
+    found = found.replace(**{field: field_value(field, each) for field, each in changes.items()})
     told = []
-    if site.gpu is not None and not site.gpu.bf16 and reason != GIVEN:
-        told.append(f"{precision}: a {site.accelerator} cannot compute in bfloat16")
+    if site.gpu is not None and not site.gpu.bf16 and wish.precision is None:
+        told.append(f"{found.precision}: a {site.accelerator} cannot compute in bfloat16")
     other = (*foreign_fields(found), *((f"software {software}",) if wish.software else ()))
     if other:
         told.append(f"another trainer than duetune's: {', '.join(other)}")
