@@ -151,7 +151,7 @@ def test_fits_recommend_and_plan_say_the_same(case):
     assert fit.verdict is Verdict.YES
     assert plan.method == fit.configuration.method
     assert (plan.memory_gb, plan.p_fits) == (middle, fit.estimate.p_valid)
-    prospects = Prospects(known, case["model"], site_of(case))
+    prospects = Prospects(TrainerKnowledge(known, trainer_software()))
     facts = model_facts(case["model"])
     chosen = choose_recipe(told(case), site_of(case), facts, case["gpus"], None, prospects)
     assert chosen.estimate.memory_gb == (low, middle, high)

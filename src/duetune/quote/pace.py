@@ -8,18 +8,19 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
+from duetune.knowledge.configuration import Method
 from duetune.knowledge.estimate import Interval
-from duetune.quote.prospects import known, usual_length
+from duetune.quote.prospects import known
 from duetune.quote.trainer import rounds
-from duetune.training.task import EXACT_BYTES, Method
+from duetune.training.task import EXACT_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from duetune.knowledge.configuration import Configuration
     from duetune.knowledge.estimate import Estimate
     from duetune.knowledge.model_facts import ModelFacts
     from duetune.quote.site import Site
-    from duetune.quote.trainer import Recipe
 
 UTILISATION = 0.35
 """Of a GPU's arithmetic by its data sheet, this share is usual in fine-tuning."""
@@ -90,12 +91,12 @@ def reduction_s(trained: int, accumulation: int, gpus: int, network_gb_s: float)
     return 2 * (gpus - 1) / gpus * size / (network_gb_s * 1e9)
 
 
-def rule_of_thumb_s(model: ModelFacts, recipe: Recipe, tflops: float) -> float:
+def rule_of_thumb_s(model: ModelFacts, one: Configuration, length: int, tflops: float) -> float:
     """Seconds per microbatch: arithmetic at the usual utilisation."""
     # Forth 2, back 2 for activations and 2 for weights that are trained, 2 more to recompute.
-    per_token = 6 if recipe.method is Method.FULL else 4
-    per_token += 2 if recipe.gradient_checkpointing else 0
-    tokens = recipe.microbatch * usual_length(recipe)
+    per_token = 6 if one.method is Method.FULL else 4
+    per_token += 2 if one.grad_checkpoint else 0
+    tokens = one.batch_size * length
     arithmetic = per_token * model.parameters * tokens / (UTILISATION * tflops * 1e12)
     return arithmetic + LAYER_S * model.layers
 
@@ -103,54 +104,53 @@ def rule_of_thumb_s(model: ModelFacts, recipe: Recipe, tflops: float) -> float:
 def step_seconds(
     site: Site,
     model: ModelFacts,
-    recipe: Recipe,
+    one: Configuration,
+    length: int,
     max_gpus: int,
     measured: Sequence[MeasuredPace],
     prospect: Estimate | None = None,
 ) -> Pace:
     """``measured`` are runs of the same model, method and length on the same GPU, ``prospect`` what
-    is known of the recipe where nothing was measured here.
+    is known of the configuration where nothing was measured here.
     """
-    trained = trainable(model, recipe.method, recipe.lora_r)
-    accumulation = recipe.accumulation
+    trained = trainable(model, one.method, one.lora_rank)
+    accumulation, microbatch = one.grad_accum, one.batch_size
 
     def beside(count: int, gpus: int) -> float:
         return STEP_S + reduction_s(trained, count, gpus, site.network_gb_s)
 
-    def steps(one: float) -> tuple[float, ...]:
+    def steps(microbatch_s: float) -> tuple[float, ...]:
         found = [0.0]
         for gpus in range(1, max_gpus + 1):
             same = [
                 run.step_s
                 for run in measured
-                if (run.gpus, run.accumulation, run.microbatch)
-                == (gpus, accumulation, recipe.microbatch)
+                if (run.gpus, run.accumulation, run.microbatch) == (gpus, accumulation, microbatch)
             ]
-            derived = rounds(accumulation, gpus) * one + beside(accumulation, gpus)
+            derived = rounds(accumulation, gpus) * microbatch_s + beside(accumulation, gpus)
             found.append(median(same) if same else derived)
         return tuple(found)
 
     if measured:
-        one = median(
+        microbatch_s = median(
             max(run.step_s - beside(run.accumulation, run.gpus), 0.1 * run.step_s)
             / rounds(run.accumulation, run.gpus)
-            * (recipe.microbatch / run.microbatch if site.emulated_microbatch_s is None else 1.0)
+            * (microbatch / run.microbatch if site.emulated_microbatch_s is None else 1.0)
             for run in measured
         )
-        return _sure(steps(one), Basis.MEASURED)
+        return _sure(steps(microbatch_s), Basis.MEASURED)
     if site.emulated_microbatch_s is not None:
         return _sure(steps(site.emulated_microbatch_s), Basis.EMULATED)
     if prospect is not None and known(prospect.tokens_per_s):
-        quick, middle, slow = microbatch_seconds(recipe, prospect)
+        quick, middle, slow = microbatch_seconds(microbatch * length, prospect)
         basis = Basis.PHYSICS if "gpu_model" in prospect.extrapolated else Basis.KNOWLEDGE
         return Pace(steps(middle), steps(quick), steps(slow), basis)
     tflops = CPU_TFLOPS if site.gpu is None else site.gpu.tflops
-    return _sure(steps(rule_of_thumb_s(model, recipe, tflops)), Basis.RULE)
+    return _sure(steps(rule_of_thumb_s(model, one, length, tflops)), Basis.RULE)
 
 
-def microbatch_seconds(recipe: Recipe, prospect: Estimate) -> Interval:
-    """Of examples of the usual length, on one GPU."""
-    tokens = recipe.microbatch * usual_length(recipe)
+def microbatch_seconds(tokens: int, prospect: Estimate) -> Interval:
+    """Of so many tokens, on one GPU."""
     slow, middle, quick = prospect.tokens_per_s
     return Interval(tokens / quick, tokens / middle, tokens / slow)
 

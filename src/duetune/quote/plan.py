@@ -14,18 +14,18 @@ import msgspec
 
 from duetune.errors import InvalidInput
 from duetune.knowledge.advice import GIVEN
+from duetune.knowledge.configuration import Method
 from duetune.knowledge.described import UNKNOWN_PARAMETERS
 from duetune.knowledge.estimate import Interval
 from duetune.knowledge.model_facts import usual_model
 from duetune.knowledge.sources.analytic import AnalyticSource
 from duetune.knowledge.sources.known_names import known_gpu
 from duetune.quote.pace import Basis, step_seconds
-from duetune.quote.prospects import Prospects, known, usual_length
+from duetune.quote.prospects import Prospects, known
 from duetune.quote.question import USUAL_GPUS
 from duetune.quote.recipe import choose_recipe
-from duetune.quote.trainer import USUAL
+from duetune.quote.trainer import USUAL, TrainerKnowledge
 from duetune.spec.durations import written_deadline
-from duetune.training.task import Method
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -35,9 +35,7 @@ if TYPE_CHECKING:
     from duetune.knowledge.model_facts import ModelFacts
     from duetune.knowledge.source import KnowledgeSource
     from duetune.quote.pace import MeasuredPace, Pace
-    from duetune.quote.recipe import Chosen
     from duetune.quote.site import Site
-    from duetune.quote.trainer import Recipe
     from duetune.spec.schema import JobSpec
 
 OWN_COMMAND = "own command"
@@ -117,43 +115,44 @@ def configure(
     wanted = min(site.max_gpus, most or max(least, USUAL_GPUS))
     trained = None if rows is None else rows - held_out_rows(spec, rows)
     asked = source() if site.measurable else AnalyticSource()
-    prospects = Prospects(asked, spec.model or "", site, ran_out)
-    chosen = choose_recipe(spec, site, model, wanted, trained, prospects, tokens_per_row)
-    recipe, prospect, reasons = chosen
-    accumulation = recipe.accumulation
+    prospects = Prospects(TrainerKnowledge(asked, site.software, ran_out), tokens_per_row)
+    one, prospect, reasons = choose_recipe(spec, site, model, wanted, trained, prospects)
+    microbatch, accumulation = one.batch_size, one.grad_accum
     if accumulation < least:
         raise InvalidInput(
             "training.gradient_accumulation_steps",
             accumulation,
             f"at least {least}, the fewest GPUs that the job may run on: each needs a share",
         )
-    epochs, total_steps = _length_of_run(spec, trained, recipe.microbatch * accumulation, reasons)
+    epochs, total_steps = _length_of_run(spec, trained, microbatch * accumulation, reasons)
     facts = model or usual_model(UNKNOWN_PARAMETERS, "")
-    alike = [run for run in measured if _alike(run, spec, site, chosen)]
+    alike = [run for run in measured if _alike(run, spec, site, one)]
     most_gpus = min(wanted, accumulation)
+    length = prospects.usual_length(one)
     knowing = prospect if site.measurable else None
-    pace = step_seconds(site, facts, recipe, most_gpus, alike, knowing)
+    pace = step_seconds(site, facts, one, length, most_gpus, alike, knowing)
     # The fewest that are quickest: more would wait for each other, or for the network.
     max_gpus = min(range(least, most_gpus + 1), key=pace.step_s.__getitem__)
-    adapted = recipe.method is Method.LORA
+    adapted = one.method is Method.LORA
     alpha = spec.training.lora_alpha
     if adapted:
         reasons["lora_alpha"] = "the usual scale" if alpha is None else GIVEN
     reasons |= _other_reasons(spec, model, max_gpus)
-    reasons["step_s"] = _pace_reason(spec, site, model, pace, prospect, len(alike), recipe)
+    reasons["step_s"] = _pace_reason(spec, site, model, pace, prospect, len(alike))
+    reasons["step_s"] += _length_reason(pace.basis, length, known=tokens_per_row is not None)
     rests = pace.basis in {Basis.KNOWLEDGE, Basis.PHYSICS}
     return TrainingPlan(
         accelerator=site.accelerator,
         min_gpus=least,
         max_gpus=max_gpus,
-        method=recipe.method.value,
-        microbatch=recipe.microbatch,
+        method=one.method.value,
+        microbatch=microbatch,
         accumulation=accumulation,
-        global_batch=recipe.microbatch * accumulation,
-        precision=recipe.precision,
-        gradient_checkpointing=recipe.gradient_checkpointing,
-        max_length=recipe.max_length,
-        lora_r=recipe.lora_r if adapted else 0,
+        global_batch=microbatch * accumulation,
+        precision=one.precision.removesuffix("-mixed"),
+        gradient_checkpointing=one.grad_checkpoint,
+        max_length=one.tokens_per_sample,
+        lora_r=one.lora_rank if adapted else 0,
         lora_alpha=(alpha or USUAL.lora_alpha) if adapted else 0.0,
         epochs=epochs,
         total_steps=total_steps,
@@ -161,7 +160,7 @@ def configure(
         memory_gb=(
             None if model is None or not known(prospect.memory_gb) else prospect.memory_gb.middle
         ),
-        memory_terms={} if model is None else prospects.memory_terms(recipe),
+        memory_terms={} if model is None else prospects.memory_terms(one),
         p_fits=None if model is None or site.memory is None else prospect.p_valid,
         step_s=pace.step_s[: max_gpus + 1],
         step_s_quick=pace.quick_s[: max_gpus + 1],
@@ -216,14 +215,13 @@ def _length_of_run(
     return epochs, max(1, math.ceil(epochs * trained / batch))
 
 
-def _alike(run: MeasuredPace, spec: JobSpec, site: Site, chosen: Chosen) -> bool:
-    recipe = chosen.recipe
+def _alike(run: MeasuredPace, spec: JobSpec, site: Site, one: Configuration) -> bool:
     return (
         run.subject == spec.model
         and known_gpu(run.accelerator) == site.gpu_model
-        and run.method == recipe.method.value
-        and run.max_length == recipe.max_length
-        and run.gradient_checkpointing == recipe.gradient_checkpointing
+        and run.method == one.method.value
+        and run.max_length == one.tokens_per_sample
+        and run.gradient_checkpointing == one.grad_checkpoint
     )
 
 
@@ -246,7 +244,6 @@ def _pace_reason(
     pace: Pace,
     prospect: Estimate,
     runs: int,
-    recipe: Recipe,
 ) -> str:
     match pace.basis:
         case Basis.MEASURED:
@@ -259,8 +256,14 @@ def _pace_reason(
             reason = f"the arithmetic of the model on {site.accelerator}"
     if model is None:
         reason += f", taken to have {UNKNOWN_PARAMETERS / 1e9:g} billion parameters"
-    reason += f"; examples of about {usual_length(recipe):,} tokens"
-    return reason if recipe.usual_length else f"{reason}, half of what they may have"
+    return reason
+
+
+def _length_reason(basis: Basis, length: int, *, known: bool) -> str:
+    if basis in {Basis.MEASURED, Basis.EMULATED}:
+        return ""
+    half = "" if known else ", half of what they may have"
+    return f"; examples of about {length:,} tokens{half}"
 
 
 def _evidence(spec: JobSpec, site: Site, prospect: Estimate) -> str:

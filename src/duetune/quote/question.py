@@ -13,21 +13,21 @@ import msgspec
 
 from duetune.errors import InvalidInput
 from duetune.knowledge.advice import GIVEN
-from duetune.knowledge.configuration import Method, Precision
+from duetune.knowledge.configuration import Configuration, Method, Precision
+from duetune.knowledge.registry import model_name
 from duetune.quote.trainer import (
+    ATTENTION,
+    NO_RANK,
     USUAL,
-    Recipe,
     adapted_layers,
-    configuration_of,
+    on_gpus,
     precision_kept,
 )
 from duetune.spec.schema import Method as Asked
-from duetune.training.task import Method as Training
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from duetune.knowledge.configuration import Configuration
     from duetune.knowledge.model_facts import ModelFacts
     from duetune.quote.site import Site
     from duetune.spec.schema import JobSpec
@@ -196,20 +196,25 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
         accumulation: int = 1,
         checkpointing: bool = False,
     ) -> Configuration:
-        """Return the configuration that is asked about, of any method."""
-        recipe = Recipe(
-            method=Training.FULL if method == Method.FULL else Training.LORA,
-            precision=self.computed_in(site)[0],
-            microbatch=microbatch,
-            max_length=self.length(facts)[0],
-            gradient_checkpointing=checkpointing,
-            lora_r=self.rank()[0],
-            accumulation=accumulation,
-            lora_targets=self.layers()[0],
+        """Return the configuration that is asked about, of any method; ``accumulation`` counts the
+        microbatches of a step over all GPUs.
+        """
+        whole = method == Method.FULL
+        one = Configuration(
+            model=model_name(model),
+            method=Method(method),
+            gpu_model=site.gpu_model,
+            batch_size=microbatch,
+            tokens_per_sample=self.length(facts)[0],
+            grad_accum=accumulation,
+            precision=Precision(self.kept_in(method, site)[0]),
+            grad_checkpoint=checkpointing,
+            lora_rank=NO_RANK if whole else self.rank()[0],
+            lora_targets=ATTENTION if whole else self.layers()[0],
+            memory_cap_gb=site.memory_cap_gb,
+            software=site.software,
         )
-        precision, _ = self.kept_in(method, site)
-        found = configuration_of(recipe, model, site, gpus=gpus)
-        return found.replace(method=method, precision=precision)
+        return one if gpus == 1 else on_gpus(one, gpus)
 
     def step(self, gpus: int, rows: int | None = None) -> Step:
         """Return how a step on up to ``gpus`` GPUs may be cut, with ``rows`` training examples."""

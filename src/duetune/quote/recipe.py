@@ -5,20 +5,19 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, NamedTuple
 
-import msgspec
 import numpy as np
 
 from duetune.errors import InvalidInput
 from duetune.knowledge.advice import GIVEN
+from duetune.knowledge.configuration import Method
 from duetune.knowledge.estimate import FITS
 from duetune.quote.prospects import known
 from duetune.quote.question import Question
-from duetune.quote.trainer import Recipe
-from duetune.training.task import Method
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from duetune.knowledge.configuration import Configuration
     from duetune.knowledge.estimate import Estimate
     from duetune.knowledge.model_facts import ModelFacts
     from duetune.quote.prospects import Prospects
@@ -29,9 +28,11 @@ SHORTEST = 128
 
 
 class Chosen(NamedTuple):
-    """A recipe, what is known of it, and why each of its fields is what it is."""
+    """How to train, as one GPU does it with all microbatches of a step; what is known of that, and
+    why each field is what it is.
+    """
 
-    recipe: Recipe
+    one: Configuration
     estimate: Estimate
     reasons: dict[str, str]
 
@@ -43,13 +44,12 @@ def choose_recipe(
     gpus: int,
     rows: int | None,
     prospects: Prospects,
-    tokens_per_row: float | None = None,
 ) -> Chosen:
     """For a group of up to ``gpus`` GPUs and ``rows`` training examples, if they are known.
 
     A model of which nothing is known is taken to fit.
     """
-    return _Choice(spec, site, model, gpus, rows, prospects, tokens_per_row).made()
+    return _Choice(spec, site, model, gpus, rows, prospects).made()
 
 
 class _Choice:
@@ -61,52 +61,36 @@ class _Choice:
         gpus: int,
         rows: int | None,
         prospects: Prospects,
-        tokens_per_row: float | None,
     ) -> None:
         self.spec, self.site, self.model = spec, site, model
         self.asked = Question.of(spec)
         self.step = self.asked.step(gpus, rows)
-        self.tokens_per_row = tokens_per_row
         self.prospects = prospects
         self.limited = model is not None and site.memory is not None
         self.reasons: dict[str, str] = {}
 
     def made(self) -> Chosen:
-        asked, reasons = self.asked, self.reasons
-        precision, reasons["precision"] = asked.computed_in(self.site)
-        lora_r, reasons["lora_r"] = asked.rank()
-        length, reasons["max_length"] = asked.length(self.model)
-        targets, _ = asked.layers()
-        first = self._with(
-            Recipe(
-                method=Method.LORA,
-                precision=precision,
-                microbatch=1,
-                max_length=length,
-                gradient_checkpointing=False,
-                lora_r=lora_r,
-                lora_targets=targets,
-                usual_length=round(min(self.tokens_per_row or 0.0, length)),
-            )
-        )
-        allows = self.prospects.allows if self.limited else None
-        method, reasons["method"] = asked.chosen_method(
-            self.spec.model or "", self.model, [self.site], allows
-        )
-        if method == Method.FULL:
-            first = self._with(first, method=Method.FULL)
-            del reasons["lora_r"]
-        recipe, estimate = self._best(first)
+        asked, reasons, name = self.asked, self.reasons, self.spec.model or ""
+        _, reasons["precision"] = asked.computed_in(self.site)
+        _, reasons["max_length"] = asked.length(self.model)
+        fits = self.prospects.fits if self.limited else None
+        method, reasons["method"] = asked.chosen_method(name, self.model, [self.site], fits)
+        if method == Method.LORA:
+            _, reasons["lora_r"] = asked.rank()
+        one, estimate = self._best(self._with(self._of(method)))
         self._say_accumulation()
-        return Chosen(recipe, estimate, reasons)
+        return Chosen(one, estimate, reasons)
 
-    def _best(self, first: Recipe) -> tuple[Recipe, Estimate]:
+    def _of(self, method: str) -> Configuration:
+        return self.asked.configuration(method, self.spec.model or "", self.model, self.site)
+
+    def _best(self, first: Configuration) -> tuple[Configuration, Estimate]:
         """The fastest that fits; cutting examples is the last resort."""
-        lengths = [first.max_length]
+        lengths = [first.tokens_per_sample]
         while self.asked.max_length is None and lengths[-1] // 2 >= SHORTEST:
             lengths.append(lengths[-1] // 2)
         for length in lengths:
-            tried = self._candidates(self._with(first, max_length=length))
+            tried = self._candidates(first.replace(tokens_per_sample=length))
             found = self.prospects.of(tried)
             rows = np.flatnonzero(found.p_valid >= (FITS if self.limited else 0.0))
             if len(rows):
@@ -117,50 +101,47 @@ class _Choice:
                 return fitting[place or 0], estimates[place or 0]
         raise self._refusal(first)
 
-    def _candidates(self, first: Recipe) -> list[Recipe]:
+    def _candidates(self, first: Configuration) -> list[Configuration]:
         """In the order of preference where nothing is known of their paces: recomputing is dearer
         than a small microbatch.
         """
         given = self.asked.checkpointing
         return [
-            self._with(first, gradient_checkpointing=checkpointing, microbatch=microbatch)
+            self._with(first, grad_checkpoint=checkpointing, batch_size=microbatch)
             for checkpointing in ((False, True) if given is None else (given,))
             for microbatch in self.step.microbatches
         ]
 
-    def _fits(self, recipe: Recipe) -> bool:
-        return not self.limited or self.prospects.fits(recipe)
+    def _fits(self, one: Configuration) -> bool:
+        return not self.limited or self.prospects.fits(one)
 
-    def _say_recipe(self, first: Recipe, recipe: Recipe, fitting: list[Recipe]) -> None:
+    def _say_recipe(
+        self, first: Configuration, one: Configuration, fitting: list[Configuration]
+    ) -> None:
         reasons, asked = self.reasons, self.asked
-        if recipe.max_length < first.max_length:
+        if one.tokens_per_sample < first.tokens_per_sample:
             reasons["max_length"] = "the longest that fits in the GPU's memory"
-        sizes = {
-            each.microbatch
-            for each in fitting
-            if each.gradient_checkpointing == recipe.gradient_checkpointing
-        }
+        sizes = {each.batch_size for each in fitting if each.grad_checkpoint == one.grad_checkpoint}
         if asked.microbatch is not None:
             reasons["microbatch"] = GIVEN
-        elif recipe.microbatch < max(sizes):
+        elif one.batch_size < max(sizes):
             reasons["microbatch"] = "the fastest of those that fit"
-        elif recipe.microbatch < self.step.microbatches[0]:
+        elif one.batch_size < self.step.microbatches[0]:
             reasons["microbatch"] = "the most that fits in the GPU's memory"
         else:
             reasons["microbatch"] = "so many that every GPU has its share of a step"
         if asked.checkpointing is not None:
             reasons["gradient_checkpointing"] = GIVEN
-        elif not recipe.gradient_checkpointing:
+        elif not one.grad_checkpoint:
             reasons["gradient_checkpointing"] = "the GPU's memory is large enough without"
-        elif all(each.gradient_checkpointing for each in fitting):
+        elif all(each.grad_checkpoint for each in fitting):
             reasons["gradient_checkpointing"] = "without it the GPU's memory is too small"
         else:
             reasons["gradient_checkpointing"] = "faster: there is room for a larger microbatch"
 
-    def _with(self, recipe: Recipe, **changes: object) -> Recipe:
-        changed = msgspec.structs.replace(recipe, **changes)
-        accumulation = self.step.accumulated(changed.microbatch)
-        return msgspec.structs.replace(changed, accumulation=accumulation)
+    def _with(self, one: Configuration, **changes: object) -> Configuration:
+        changed = one.replace(**changes)
+        return changed.replace(grad_accum=self.step.accumulated(changed.batch_size))
 
     def _say_accumulation(self) -> None:
         if self.asked.accumulation is not None:
@@ -170,7 +151,7 @@ class _Choice:
         else:
             self.reasons["accumulation"] = "so many that every GPU has its share of a step"
 
-    def _refusal(self, first: Recipe) -> InvalidInput:
+    def _refusal(self, first: Configuration) -> InvalidInput:
         """The field that could be changed so that it fits, and to what."""
         model, memory = self.model, self.site.memory
         assert model is not None  # else everything fits
@@ -179,24 +160,31 @@ class _Choice:
         given = self.step.microbatches[-1]
         tried = self._with(
             first,
-            microbatch=given,
-            gradient_checkpointing=self.asked.checkpointing is not False,
+            batch_size=given,
+            grad_checkpoint=self.asked.checkpointing is not False,
         )
-        needs = f"{given} x {first.max_length} tokens {self._needs(tried)}"
-        smaller = _largest(given, lambda size: self._fits(self._with(tried, microbatch=size)))
+        needs = f"{given} x {first.tokens_per_sample} tokens {self._needs(tried)}"
+        smaller = _largest(given, lambda size: self._fits(self._with(tried, batch_size=size)))
         if smaller:
             field = "training.per_device_train_batch_size"
             return InvalidInput(field, given, f"at most {smaller} {where}; {needs}")
-        if self._fits(self._with(tried, gradient_checkpointing=True)):
+        if self._fits(self._with(tried, grad_checkpoint=True)):
             return InvalidInput("training.gradient_checkpointing", False, f"true {where}; {needs}")
         shorter = _largest(
-            first.max_length, lambda size: self._fits(self._with(tried, max_length=size))
+            first.tokens_per_sample,
+            lambda size: self._fits(self._with(tried, tokens_per_sample=size)),
         )
         if shorter >= SHORTEST:
             return InvalidInput(
-                "training.max_length", first.max_length, f"at most {shorter} {where}; {needs}"
+                "training.max_length",
+                first.tokens_per_sample,
+                f"at most {shorter} {where}; {needs}",
             )
-        if first.method is Method.FULL and self._fits(self._with(tried, method=Method.LORA)):
+        if first.method is Method.FULL and self._fits(
+            self._of(Method.LORA).replace(
+                batch_size=tried.batch_size, grad_checkpoint=tried.grad_checkpoint
+            )
+        ):
             return InvalidInput("method", "full", f"lora {where}; with full {needs}")
         parameters = self.prospects.largest_model(tried, model.parameters)
         most = f"at most about {parameters / 1e9:.2g} billion parameters" if parameters else "none"
@@ -207,10 +195,10 @@ class _Choice:
             f"this one has {model.parameters / 1e9:.3g} billion: {needs}",
         )
 
-    def _needs(self, recipe: Recipe) -> str:
-        if self.prospects.ran_out(recipe):
+    def _needs(self, one: Configuration) -> str:
+        if self.prospects.source.ran_out(one):
             return "ran out of memory in an earlier job"
-        estimate = self.prospects.one(recipe)
+        estimate = self.prospects.one(one)
         if not known(estimate.memory_gb):
             return f"fit with a probability of {estimate.p_valid:.0%} only"
         likely = f"need {estimate.memory_gb.middle:.1f} GB"

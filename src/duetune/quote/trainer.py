@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import msgspec
 import numpy as np
 
 from duetune.knowledge.configuration import (
@@ -24,7 +23,6 @@ from duetune.knowledge.configuration import (
 )
 from duetune.knowledge.configuration import Method as Known
 from duetune.knowledge.ranking import exceeding
-from duetune.knowledge.registry import model_name
 from duetune.knowledge.sources.assembly import MEMORY, RULE
 from duetune.knowledge.sources.decorators import Decorator
 from duetune.profiling.wire import PACKAGES, installed_software
@@ -37,7 +35,6 @@ if TYPE_CHECKING:
 
     from duetune.knowledge.estimate import Estimates
     from duetune.knowledge.source import KnowledgeSource
-    from duetune.quote.site import Site
 
 USUAL = TrainingTask(model="", dataset="")
 """The defaults of everything that a job may say about training."""
@@ -47,7 +44,7 @@ NODE = 8
 
 ATTENTION, ALL_LINEAR = LORA_TARGETS
 _ATTENTION_LAYERS = frozenset(("q_proj", "k_proj", "v_proj", "o_proj", "qkv_proj", "c_attn"))
-_NO_RANK = 8
+NO_RANK = 8
 """Where nothing is adapted: one value, so that equal configurations are equal."""
 
 _FROZEN = {"bf16": Precision.BF16, "fp16": Precision.FP16, "fp32": Precision.FP32}
@@ -67,22 +64,6 @@ _SMALL_RANK = 64
 """Gradients of adapters up to this rank, the largest that was measured, are too small to matter:
 what was measured without them counts.
 """
-
-
-class Recipe(msgspec.Struct, frozen=True):
-    """How one job is trained. A step takes ``accumulation`` microbatches over all GPUs together.
-    ``usual_length`` is that of its examples, which may be up to ``max_length`` long; 0: not known.
-    """
-
-    method: Method
-    precision: str
-    microbatch: int
-    max_length: int
-    gradient_checkpointing: bool
-    lora_r: int
-    accumulation: int = 1
-    lora_targets: str = ALL_LINEAR
-    usual_length: int = 0
 
 
 def trainer_software() -> str:
@@ -124,29 +105,12 @@ def placement(gpus: int, sharding: str | None = None) -> dict[str, str | int]:
     }
 
 
-def configuration_of(
-    recipe: Recipe, model: str, site: Site, *, gpus: int = 1, length: int | None = None
-) -> Configuration:
-    """Return what the recipe is on so many GPUs; microbatches are shared out in rounds.
-
-    ``length`` is that of the examples, if they are not as long as they may be.
+def on_gpus(one: Configuration, gpus: int) -> Configuration:
+    """Return what a configuration of one GPU is on so many, with the same microbatch; those of a
+    step are shared out in rounds.
     """
-    adapters = recipe.method is Method.LORA
-    fields = {
-        "model": model_name(model),
-        "method": recipe.method.value,
-        "gpu_model": site.gpu_model,
-        "batch_size": recipe.microbatch * gpus,
-        "tokens_per_sample": recipe.max_length if length is None else length,
-        "grad_accum": rounds(recipe.accumulation, gpus),
-        "precision": precision_kept(recipe.method, recipe.precision),
-        "grad_checkpoint": recipe.gradient_checkpointing,
-        "lora_rank": recipe.lora_r if adapters else _NO_RANK,
-        "lora_targets": recipe.lora_targets if adapters else ATTENTION,
-        "memory_cap_gb": site.memory_cap_gb,
-        "software": site.software,
-    }
-    return msgspec.convert({**fields, **placement(gpus)}, Configuration)
+    size, count = one.batch_size * gpus, rounds(one.grad_accum, gpus)
+    return one.replace(batch_size=size, grad_accum=count, **placement(gpus))
 
 
 def foreign_fields(configuration: Configuration) -> tuple[str, ...]:
@@ -228,7 +192,7 @@ def _alone(rows: Configurations) -> Configurations:
         "grad_accum": np.where(
             full | (rows.number("lora_rank") > _SMALL_RANK), float(_GRADIENTS_HELD), 1.0
         ),
-        "lora_rank": np.where(full, float(_NO_RANK), rows.number("lora_rank")),
+        "lora_rank": np.where(full, float(NO_RANK), rows.number("lora_rank")),
         "lora_targets": (rows.is_("lora_targets", ALL_LINEAR) & ~full).astype(np.int64),
         "sharding": first,
         "interconnect": first,

@@ -11,8 +11,9 @@ from duetune.knowledge.observation import Observation, Origin, Outcome
 from duetune.knowledge.quality import ASSUMED_LENGTH, EMULATED, noted
 from duetune.knowledge.registry import model_name
 from duetune.quote.pace import MeasuredPace
+from duetune.quote.question import Question
 from duetune.quote.site import Site
-from duetune.quote.trainer import Recipe, adapted_layers, configuration_of, trainer_software
+from duetune.quote.trainer import trainer_software
 from duetune.simulate.journal import state_of
 from duetune.training.task import read_task
 
@@ -131,19 +132,21 @@ def _measured(
 
 def _configuration(task: TrainingTask, site: SiteSettings, gpus: int) -> Configuration:
     """An emulated GPU is told as such: its speed is made up."""
-    sold = Site.of(site, trainer_software())
-    found = configuration_of(_recipe(task), task.model, sold, gpus=gpus)
-    return found if task.emulated_microbatch_s is None else found.replace(gpu_model=EMULATED)
-
-
-def _recipe(task: TrainingTask) -> Recipe:
-    return Recipe(
-        method=task.method,
-        precision="bf16" if task.bf16 else "fp16" if task.fp16 else "fp32",
-        microbatch=task.per_device_train_batch_size,
+    asked = Question(
         max_length=task.max_length,
-        gradient_checkpointing=task.gradient_checkpointing,
+        bf16=task.bf16,
+        fp16=task.fp16,
         lora_r=task.lora_r,
-        accumulation=task.microbatches,
-        lora_targets=adapted_layers(task.lora_target_modules),
+        lora_targets=task.lora_target_modules,
     )
+    found = asked.configuration(
+        task.method,
+        task.model,
+        None,
+        Site.of(site, trainer_software()),
+        gpus=gpus,
+        microbatch=task.per_device_train_batch_size,
+        accumulation=task.microbatches,
+        checkpointing=task.gradient_checkpointing,
+    )
+    return found if task.emulated_microbatch_s is None else found.replace(gpu_model=EMULATED)

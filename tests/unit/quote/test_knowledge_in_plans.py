@@ -17,11 +17,10 @@ from duetune.knowledge.source import Term
 from duetune.knowledge.sources.base import Source
 from duetune.quote.pace import STEP_S, Basis
 from duetune.quote.plan import TrainingPlan, configure
+from duetune.quote.question import Question
 from duetune.quote.site import Site
 from duetune.quote.terms import job_terms
-from duetune.quote.trainer import Recipe, configuration_of
 from duetune.spec.schema import JobSpec
-from duetune.training.task import Method
 
 SITE = Site(accelerator="H200", max_gpus=4, software="torch 2")
 MODEL = "Qwen/Qwen2.5-7B"
@@ -111,9 +110,10 @@ def each_gpu(plan):
 def test_the_source_is_asked_about_what_the_trainer_will_do():
     source = Told()
     plan = planned(source, training={"per_device_train_batch_size": 2, "lora_r": 32})
-    recipe = Recipe(Method.LORA, "bf16", 2, 1024, False, 32, plan.accumulation)
     assert not plan.gradient_checkpointing
-    longest = configuration_of(recipe, MODEL, SITE)
+    longest = Question(lora_r=32).configuration(
+        "lora", MODEL, None, SITE, microbatch=2, accumulation=plan.accumulation
+    )
     assert longest in source.asked
     assert longest.replace(tokens_per_sample=512) in source.asked
     assert (longest.gpu_model, longest.software) == ("H200", "torch 2")
@@ -240,10 +240,9 @@ def test_a_pace_that_may_be_too_slow_for_the_deadline_is_noted():
 
 def test_what_ran_out_of_memory_is_not_tried_again():
     first = planned(Told())
-    recipe = Recipe(
-        Method.LORA, "bf16", first.microbatch, 1024, False, first.lora_r, first.accumulation
+    failed = Question().configuration(
+        "lora", MODEL, None, SITE, microbatch=first.microbatch, accumulation=first.accumulation
     )
-    failed = configuration_of(recipe, MODEL, SITE)
     again = planned(Told(), ran_out=[failed])
     assert (again.microbatch, again.gradient_checkpointing) == (4, True)
     frugal = failed.replace(grad_checkpoint=True)

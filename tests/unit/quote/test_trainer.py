@@ -11,10 +11,8 @@ from duetune.profiling import wire
 from duetune.quote.question import Question
 from duetune.quote.site import Site
 from duetune.quote.trainer import (
-    Recipe,
     TrainerKnowledge,
     adapted_layers,
-    configuration_of,
     foreign_fields,
     precision_kept,
     trainer_software,
@@ -28,8 +26,16 @@ KNOWN = TrainerKnowledge(AnalyticSource(), "torch 9")
 
 
 def made(method=Method.LORA, gpus=1, accumulation=8, microbatch=2):
-    recipe = Recipe(method, "bf16", microbatch, 1024, True, 16, accumulation)
-    return configuration_of(recipe, MODEL, SITE, gpus=gpus)
+    return Question().configuration(
+        method,
+        MODEL,
+        model_facts(MODEL),
+        SITE,
+        gpus=gpus,
+        microbatch=microbatch,
+        accumulation=accumulation,
+        checkpointing=True,
+    )
 
 
 def asked(source, *rows):
@@ -115,9 +121,9 @@ def single(**fields):
 
 def test_where_nothing_is_said_it_is_what_the_trainer_does():
     one, told = single(gpus=4)
-    recipe = Recipe(Method.LORA, "bf16", 1, 1024, True, 16)
-    site = Site(accelerator="A100-80GB", software=trainer_software())
-    assert one == configuration_of(recipe, MODEL, site, gpus=4)
+    assert one == made(gpus=4, accumulation=1, microbatch=1).replace(software=trainer_software())
+    assert (one.batch_size, one.tokens_per_sample, one.lora_rank) == (4, 1024, 16)
+    assert (one.num_nodes, one.sharding, one.precision) == (4, "ddp", "bf16")
     assert told == ()
     assert single(model="HuggingFaceTB/SmolLM2-135M")[0].method == "full"
 

@@ -22,8 +22,8 @@ from duetune.knowledge.sources.history import HistorySource
 from duetune.profiling.wire import installed_software
 from duetune.quote.pace import Basis
 from duetune.quote.plan import configure
+from duetune.quote.question import Question
 from duetune.quote.site import Site
-from duetune.quote.trainer import Recipe, configuration_of
 from duetune.service.observations import (
     measured_paces,
     ran_out_of_memory,
@@ -235,24 +235,20 @@ def task_of(plan):
     )
 
 
-def recipe_of(task):
-    return Recipe(
-        method=task.method,
-        precision="bf16",
-        microbatch=task.per_device_train_batch_size,
-        max_length=task.max_length,
-        gradient_checkpointing=task.gradient_checkpointing,
-        lora_r=task.lora_r,
-        accumulation=task.microbatches,
-    )
-
-
 @pytest.mark.parametrize("method", list(Trained))
 def test_what_ran_is_found_again_by_whoever_plans_the_same(store, tmp_path, method):
     task = msgspec.structs.replace(TASK, method=method)
     record_observations(store, SITE, "tuning-1", lived(tmp_path / "job", task=task))
     source = HistorySource(store.observations.history())
-    asked = configuration_of(recipe_of(task), task.model, Site.of(SITE, installed_software()))
+    asked = Question(max_length=task.max_length, bf16=True).configuration(
+        method,
+        task.model,
+        None,
+        Site.of(SITE, installed_software()),
+        microbatch=task.per_device_train_batch_size,
+        accumulation=task.microbatches,
+        checkpointing=task.gradient_checkpointing,
+    )
     assert asked.precision is (Precision.BF16 if method is Trained.LORA else Precision.BF16_MIXED)
     found = source.query(Configurations.of([asked]))[0]
     assert found.measured
