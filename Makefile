@@ -44,7 +44,7 @@ test-more: venv
 	@DUETUNE_TEST_MORE=1 $(BIN)/pytest tests/property
 
 soak: venv
-	@$(BIN)/python benchmarks/soak.py
+	@PYTHONPATH=tests $(BIN)/python benchmarks/soak.py
 
 bench: venv
 	$(BIN)/python benchmarks/optimum.py

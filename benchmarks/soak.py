@@ -6,6 +6,8 @@ fails prints its number, and ``--round N`` lives through it again.
 A job is *lost* if it is not over, ended more than once, or failed although it was easy; *leaked*
 counts nodes that live on after their job; *unaccounted* are jobs whose bill is not the journal's
 to the last bit, or whose decisions do not come out of it again.
+
+``make soak`` runs it with ``tests`` on the Python path: its rooms are those of the tests.
 """
 
 from __future__ import annotations
@@ -16,18 +18,13 @@ import math
 import sys
 import time
 import traceback
-from pathlib import Path
 
 import numpy as np
 
-from reporting import finish
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "unit" / "control"))
-
-from chances import Adventure, Seeded
-from rooms import Status
-
 from duetune.core.events import Ended
+from reporting import finish
+from support.fuzz import Adventure, Seeded
+from support.harness import Status
 
 
 def main() -> None:

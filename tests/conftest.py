@@ -5,6 +5,8 @@ import os
 
 from hypothesis import HealthCheck, settings
 
+pytest_plugins = ["support.postgres"]
+
 # Tests run side by side: threads of a library would wait for each other, and for them.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -18,10 +20,6 @@ COMMON = {
 settings.register_profile("duetune", derandomize=True, print_blob=False, max_examples=40, **COMMON)
 settings.register_profile("more", max_examples=300, print_blob=True, **COMMON)
 settings.load_profile("more" if "DUETUNE_TEST_MORE" in os.environ else "duetune")
-
-
-def pytest_configure(config):
-    config.addinivalue_line("markers", "torch: needs torch, which takes seconds to import")
 
 
 def pytest_collection_modifyitems(config, items):

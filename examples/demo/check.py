@@ -66,7 +66,6 @@ def losses(model: Path, adapter: Path) -> tuple[float, float]:
 
 def fresh_rows() -> list[str]:
     """Of the same kind, from another seed, and none that is in the dataset."""
-    sys.path.insert(0, str(Path(__file__).parent))
     import make_dataset  # noqa: PLC0415
 
     known = set(Path(__file__).with_name("support.jsonl").read_text("utf-8").splitlines())

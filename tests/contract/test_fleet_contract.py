@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from discovery import classes_with
 
 import duetune.fleets
 from duetune.core.fleet import NodeState, Task
@@ -16,6 +15,7 @@ from duetune.core.market import MarketTrace
 from duetune.fleets.embedded import EmbeddedFleet, FleetSettings, start_provider, stop_provider
 from duetune.testing import FleetContract, MarketFeedContract, MemoryFleet, constant_market
 from duetune.testing.fleet_contract import SPOT
+from support.discovery import classes_with
 
 pytestmark = pytest.mark.live
 

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import pytest
-from discovery import classes_with
 
 import duetune.forecast
 from duetune.errors import MissingExtra
@@ -14,6 +13,7 @@ from duetune.testing import (
     random_market,
 )
 from duetune.testing.forecaster_contract import DistributionForecasterContract
+from support.discovery import classes_with
 
 ORACLES = {ForecastKind.PERFECT, ForecastKind.NOISY}
 SOURCES = [

@@ -3,15 +3,13 @@ from __future__ import annotations
 import functools
 
 import pytest
-from discovery import classes_with
 
 import duetune.store
 from duetune.store import MemoryJournal, open_store
 from duetune.store.journal import DatabaseJournal
 from duetune.testing import JournalContract
 from duetune.testing.events import decision
-
-pytest_plugins = ["postgres"]
+from support.discovery import classes_with
 
 
 def open_journal(place):

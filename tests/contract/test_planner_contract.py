@@ -2,13 +2,13 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from discovery import classes_with
 
 import duetune.cluster
 from duetune.cluster.queues import Queue
 from duetune.core.cluster import Plan
 from duetune.registry.planners import PLANNERS, planner_named
 from duetune.testing import PlannerContract
+from support.discovery import classes_with
 
 IMPLEMENTATIONS = [
     each for each in classes_with(duetune.cluster, "plan") if not each.__name__.startswith("_")

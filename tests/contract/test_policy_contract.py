@@ -3,14 +3,13 @@ from __future__ import annotations
 import contextlib
 import itertools
 
-from discovery import classes_with
-
 import duetune.policies
 from duetune.errors import InvalidInput
 from duetune.policies.baselines import MaximalSpot
 from duetune.policies.compiled_policy import CompiledPolicy
 from duetune.policies.guard import CompiledGuard, PolicyGuard
 from duetune.testing import Idle, PolicyContract, Restless
+from support.discovery import classes_with
 
 ABSTRACT = {CompiledPolicy}
 IMPLEMENTATIONS = [

@@ -1,10 +1,9 @@
 from __future__ import annotations
 
-from discovery import classes_with
-
 import duetune.selection
 from duetune.selection import Play
 from duetune.testing import SelectorContract
+from support.discovery import classes_with
 
 IMPLEMENTATIONS = classes_with(duetune.selection, "choose", "learn")
 

@@ -5,7 +5,6 @@ import functools
 import msgspec
 import numpy as np
 import pytest
-from discovery import classes_with
 
 import duetune.knowledge.sources
 from duetune.knowledge.model import KnowledgeModel
@@ -16,6 +15,7 @@ from duetune.knowledge.sources.history import HistorySource, Remembering
 from duetune.knowledge.sources.learned import HybridSource, RegressionSource
 from duetune.registry.sources import SOURCES, source_named
 from duetune.testing.source_contract import SourceContract
+from support.discovery import classes_with
 
 ABSTRACT = {Source, Blind, Remembering, Decorator}
 IMPLEMENTATIONS = [

@@ -8,20 +8,19 @@ import json
 import os
 import re
 import shutil
-from pathlib import Path
 
 import click
 import pytest
-from test_documentation import EXAMPLE, printed
 
 from duetune.cli import main
 from duetune.cli.cluster import cluster
 from duetune.errors import InvalidInput
 from duetune.registry import clusters
 from duetune.simulate import plots_cluster
-from small_cluster import MODEL, STOCK, small_world
+from support.examples import EXAMPLE, printed
+from support.places import ROOT
+from support.small_cluster import MODEL, STOCK, small_world
 
-ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "reference" / "cli.md"
 HOW_TO = ROOT / "docs" / "how-to" / "simulate-a-cluster.md"
 NODES = ("--nodes", "large=2x4:A100-80GB", "--nodes", "small=2x2:L40S")

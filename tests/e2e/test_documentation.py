@@ -8,21 +8,18 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
-from pathlib import Path
 
 import click
 import pytest
 
-from duetune.cli import main
 from duetune.cli.app import COMMANDS, app
 from duetune.cli.documents import read_document
 from duetune.core.job import Job
+from support.examples import EXAMPLE, printed
+from support.places import ROOT
 
-ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "reference" / "cli.md"
 README = ROOT / "README.md"
-EXAMPLE = re.compile(r"```console\n\$ duetune(?P<arguments>[^\n]*)\n(?P<output>.*?)```", re.DOTALL)
 TEXT = PAGE.read_text(encoding="utf-8")
 EXAMPLES = [
     (page, found)
@@ -34,13 +31,6 @@ PYTHON = [
     for page in (README, *sorted((ROOT / "docs").rglob("*.md")))
     for code in re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
 ]
-
-
-def printed(arguments: str, capsys: pytest.CaptureFixture[str]) -> str:
-    status = main(shlex.split(arguments))
-    captured = capsys.readouterr()
-    lines = (captured.out if status == 0 else captured.err).rstrip().splitlines()
-    return "\n".join(line.rstrip() for line in lines) + "\n"
 
 
 @pytest.mark.parametrize(

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from elastic_job import ElasticJob, Nursery
 
 from duetune.core.contract import DONE, HOPELESS, LEFT
 from duetune.core.progress import Phase
 from duetune.training.checkpoint import CheckpointStore
 from duetune.training.task import Method, TrainingTask
-from later import later
+from support.elastic_job import ElasticJob, Nursery
+from support.later import later
 
 for name in ("torch", "torchft", "peft"):
     later(name)

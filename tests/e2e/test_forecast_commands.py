@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-from pathlib import Path
 
 import click
 import numpy as np
@@ -13,8 +12,9 @@ import pytest
 from duetune.cli import main
 from duetune.cli.forecast import forecast
 from duetune.testing.markets import random_market
+from support.places import ROOT
 
-PAGE = Path(__file__).parents[2] / "docs" / "reference" / "cli.md"
+PAGE = ROOT / "docs" / "reference" / "cli.md"
 QUICK = ("--forecasters", "last,seasonal:48", "--jobs", "4", "--horizons", "1,6")
 
 

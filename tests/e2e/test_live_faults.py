@@ -7,14 +7,14 @@ import signal
 
 import msgspec
 import pytest
-from live_home import LEFT_RUNNING, LiveHome
-from test_live_jobs import accounted, never_two_at_once
 
 from duetune.core.fleet import NodeState
 from duetune.fleets.embedded import FleetSettings, start_provider
 from duetune.fleets.embedded.settings import FleetFaults
 from duetune.registry.embedded_fleet import SITE_FILE, site_market
 from duetune.settings import SiteSettings
+from support.accounts import accounted, never_two_at_once
+from support.live_home import LEFT_RUNNING, LiveHome
 
 pytestmark = [pytest.mark.live, pytest.mark.filterwarnings(LEFT_RUNNING)]
 

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import signal
 
 import pytest
-from live_home import LEFT_RUNNING, LiveHome
 
-from duetune.core.events import Decided, Ended, Learned, Requested
+from duetune.core.events import Decided, Learned
 from duetune.core.fleet import NodeState
 from duetune.registry.policies import policy_named
 from duetune.simulate.journal import redecided
+from support.accounts import accounted, never_two_at_once
+from support.live_home import LEFT_RUNNING, LiveHome
 
 pytestmark = [pytest.mark.live, pytest.mark.filterwarnings(LEFT_RUNNING)]
 
@@ -26,32 +26,6 @@ def home(tmp_path):
     home = LiveHome(tmp_path)
     yield home
     home.close()
-
-
-def accounted(home, job):
-    """The journal's bill is the fleet's, to the last digit; nothing lives on; nothing ran twice."""
-    story = [recorded.event for recorded in home.story(job)]
-    ends = [event for event in story if isinstance(event, Ended)]
-    assert len(ends) == 1
-    nodes = home.fleet().fleet.observe(job).nodes
-    assert not [node for node in nodes if node.state.alive]
-    assert ends[0].cost == pytest.approx(sum(node.billed for node in nodes), abs=1e-12)
-    with home.store() as store:
-        charged = sum(charge.dollars for charge in store.charges(job))
-    assert charged == pytest.approx(ends[0].cost, abs=1e-12)
-    asked = [
-        launch.node for event in story if isinstance(event, Requested) for launch in event.launches
-    ]
-    assert len(asked) == len(set(asked))
-    assert {node.id for node in nodes} <= set(asked)
-    return nodes
-
-
-def never_two_at_once(nodes):
-    spans = sorted(
-        (node.started_at, node.ended_at) for node in nodes if node.started_at is not None
-    )
-    return all(end <= start + 1e-6 for (_, end), (start, _) in itertools.pairwise(spans))
 
 
 def test_a_job_runs_through_preemptions_and_leaves_a_bill_and_reasons(home):

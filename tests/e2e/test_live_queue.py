@@ -5,16 +5,16 @@ from __future__ import annotations
 import json
 
 import pytest
-from live_home import LEFT_RUNNING, LiveHome
-from test_live_jobs import accounted
-from test_live_training import progress, spec
 
 from duetune.core.events import Decided, Ended, Observed
 from duetune.registry.policies import policy_named
 from duetune.settings import load_settings
 from duetune.simulate.journal import redecided
 from duetune.training.tiny import build_tiny_model
-from later import later
+from support.accounts import accounted
+from support.later import later
+from support.live_home import LEFT_RUNNING, LiveHome
+from support.tuning import progress, spec
 
 later("torchft")
 

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 from contextlib import contextmanager
 
 import pytest
-from live_home import LEFT_RUNNING, LiveHome
-from test_live_jobs import accounted
 
 from duetune.cli import main
-from duetune.core.events import Reported
 from duetune.training.tiny import build_tiny_model
-from later import later
+from support.accounts import accounted
+from support.later import later
+from support.live_home import LEFT_RUNNING, LiveHome
+from support.tuning import ROWS, progress, spec
 
 later("torchft")
 peft = later("peft")
@@ -24,7 +23,6 @@ pytestmark = [pytest.mark.live, pytest.mark.torch, pytest.mark.filterwarnings(LE
 SPOT = ((0.9, 2),)
 COMES_AND_GOES = ((0.9, 2), (0.9, 2), (0.9, 2), (0.9, 0))
 LONG = {"training": "{max_steps: 500000, per_device_train_batch_size: 4}", "deadline": "90d"}
-ROWS = [{"prompt": f"Say {n}.", "completion": f" {n}, as you wish."} for n in range(48)]
 
 
 @pytest.fixture(scope="module")
@@ -37,39 +35,6 @@ def home(tmp_path):
     home = LiveHome(tmp_path)
     yield home
     home.close()
-
-
-def spec(home, model, *, rows=ROWS, **fields):
-    dataset = home.folder / "rows.jsonl"
-    dataset.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    training = {
-        "max_steps": 30,
-        "per_device_train_batch_size": 2,
-        "gradient_accumulation_steps": 4,
-        "learning_rate": 0.01,
-        "max_length": 64,
-        "eval_fraction": 0.2,
-    }
-    path = home.folder / "job.yaml"
-    lines = {
-        "name": "tune",
-        "model": model,
-        "dataset": dataset,
-        "deadline": "10h",
-        "policy": "maximal_spot",
-        "training": json.dumps(training),
-        **fields,
-    }
-    path.write_text("".join(f"{name}: {value}\n" for name, value in lines.items()))
-    return path
-
-
-def progress(home, job):
-    return [
-        each.event.progress
-        for each in home.story(job)
-        if isinstance(each.event, Reported) and each.event.progress is not None
-    ]
 
 
 def test_a_fine_tune_survives_silent_preemptions_and_a_truncated_checkpoint(home, model):

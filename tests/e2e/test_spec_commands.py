@@ -20,8 +20,9 @@ import yaml
 from duetune.cli import main
 from duetune.spec.load import load_spec
 from duetune.spec.schema import spec_json_schema
+from support.places import ROOT
 
-HOW_TO = Path(__file__).parents[2] / "docs" / "how-to" / "import-export.md"
+HOW_TO = ROOT / "docs" / "how-to" / "import-export.md"
 TASK = "name: t\nresources: {accelerators: 'L4:2', use_spot: true}\nrun: |\n  python train.py\n"
 JOB = "model: Qwen/Qwen3-0.6B\ndataset: data.jsonl\ndeadline: 8h\n"
 

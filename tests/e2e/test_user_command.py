@@ -18,10 +18,10 @@ from duetune.spec.load import load_spec
 from duetune.training.checkpoint import CheckpointStore
 from duetune.training.progress import read_progress
 from duetune.training.tiny import build_tiny_model
+from support.places import ROOT
 
 pytestmark = pytest.mark.live
 
-ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "trl-sft"
 PAGE = (ROOT / "docs" / "how-to" / "own-command.md").read_text(encoding="utf-8")
 FOREVER = 1_000_000

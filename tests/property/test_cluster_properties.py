@@ -20,7 +20,7 @@ from duetune.core.cluster import JobView, Partition, Stock, Tenure
 from duetune.registry.clusters import world_source
 from duetune.registry.planners import planner_named
 from duetune.testing.markets import random_market
-from small_cluster import STOCK, small_world, watched
+from support.small_cluster import STOCK, small_world, watched
 
 PLANNERS = ("fifo", "fifo:backfill", "srt", "edf", "sia", "tutti")
 world = functools.cache(small_world)

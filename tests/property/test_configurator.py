@@ -26,7 +26,7 @@ from duetune.quote.trainer import TrainerKnowledge, foreign_fields, precision_ke
 from duetune.service.advice import Wanted, request
 from duetune.service.single import Single, asked_configuration
 from duetune.spec.schema import JobSpec
-from synthetic_history import drawn, measured
+from support.synthetic_history import drawn, measured
 
 MODELS = ("HuggingFaceTB/SmolLM2-135M", "meta-llama/Llama-3.1-8B", "Qwen/Qwen2.5-7B", "my-own-3b")
 CARDS = sorted(set(GPUS) - {"A100", "H100-SXM"})

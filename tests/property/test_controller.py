@@ -2,34 +2,12 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "control"))
-
-from chances import Adventure
-
 from duetune.engine.engine import Engine
 from duetune.registry.policies import policy_named
-
-
-class Drawn:
-    """Chance as Hypothesis has it, so that what fails is made small."""
-
-    def __init__(self, data):
-        self._data = data
-
-    def whole(self, low, high):
-        return self._data.draw(st.integers(low, high))
-
-    def pick(self, options):
-        return self._data.draw(st.sampled_from(options))
-
-    def happens(self, percent):
-        return self._data.draw(st.integers(1, 100)) <= percent
+from support.fuzz import Adventure, Drawn
 
 
 @settings(max_examples=60)

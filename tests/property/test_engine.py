@@ -9,7 +9,6 @@ import numpy as np
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from strategies import decimals, reconfigurations
 
 from duetune.core.decision import Forecast, Outlook
 from duetune.core.events import (
@@ -33,6 +32,7 @@ from duetune.engine.engine import Engine
 from duetune.registry.policies import policy_named
 from duetune.simulate.journal import redecided, state_of
 from duetune.store.codec import decode_event, encode_event
+from support.strategies import decimals, reconfigurations
 
 ORIGIN, SLOT_S = 1_700_000_000.0, 1800.0
 POLICIES = ["ahap", "ahanp", "maximal_spot", "on_demand", "uniform_progress"]

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from strategies import COMPOSITION, TOTAL, job_on_market, jobs
 
 from duetune.core.decision import Allocation, Decision
 from duetune.core.job import Job, Reconfiguration, ValueShape, linear_throughput
@@ -21,6 +20,7 @@ from duetune.policies.baselines import MaximalSpot, OnDemandOnly, UniformProgres
 from duetune.policies.guard import deadline_guard
 from duetune.simulate.episode import simulate
 from duetune.testing import FixedPlan, Idle, Restless, constant_market, market_of
+from support.strategies import COMPOSITION, TOTAL, job_on_market, jobs
 
 LAST, PERFECT = ForecastSource.parse("last"), ForecastSource.parse("perfect")
 BUILT_IN = [

@@ -9,7 +9,6 @@ import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from strategies import jobs
 
 from duetune.core.events import Event, Recorded, Submitted, Wish, Wished
 from duetune.core.fleet import NodeKind, NodeState
@@ -17,8 +16,7 @@ from duetune.core.job import Job
 from duetune.store import Charge, CostBy, MemoryJournal, open_store
 from duetune.store.costs import cost_lines
 from duetune.store.projection import Follower
-
-pytest_plugins = ["postgres"]
+from support.strategies import jobs
 
 BILLS = st.floats(0, 1e6)
 TIMES = st.floats(0, 4e9)

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from strategies import COMPOSITION, TOTAL, job_on_market, jobs, markets
 
 from duetune.core.job import Job, Reconfiguration, ReconfigurationKey, ValueShape
 from duetune.core.market import MarketTrace, MarketWindow
@@ -19,6 +18,7 @@ from duetune.optimise.dynamic import offline_optimum
 from duetune.optimise.grid import progress_grid
 from duetune.optimise.milp import milp_optimum
 from duetune.testing import market_of
+from support.strategies import COMPOSITION, TOTAL, job_on_market, jobs, markets
 
 if TYPE_CHECKING:
     from duetune.optimise.optimum import Optimum

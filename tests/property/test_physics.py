@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from strategies import COMPOSITION, TOTAL, decimals, job_on_market, jobs, keys
 
 from duetune.core.job import Job, Reconfiguration
 from duetune.core.physics import (
@@ -29,6 +28,7 @@ from duetune.forecast.source import ForecastSource
 from duetune.optimise.dynamic import offline_optimum
 from duetune.simulate.episode import simulate
 from duetune.testing import Idle, Restless, constant_market
+from support.strategies import COMPOSITION, TOTAL, decimals, job_on_market, jobs, keys
 
 counts = st.integers(0, 5)
 prices = decimals(0, 2, 0.05)

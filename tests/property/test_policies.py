@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from strategies import TOTAL, job_on_market, jobs, markets
 
 from duetune.core.job import Job, ValueShape
 from duetune.core.market import MarketTrace
@@ -25,6 +24,7 @@ from duetune.simulate.cases import Case
 from duetune.simulate.episode import simulate
 from duetune.simulate.tournament import run_tournament
 from duetune.testing import Idle, Restless
+from support.strategies import TOTAL, job_on_market, jobs, markets
 
 BARE = (
     OnDemandOnly(),

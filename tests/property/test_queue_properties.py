@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "control"))
-
-from chances import Adventure
-from test_controller import Drawn
 
 from duetune.control.shares import Queue
 from duetune.core.events import Observed
 from duetune.registry.planners import planner_named
+from support.fuzz import Adventure, Drawn
 
 PLANNERS = ("fifo", "fifo:backfill", "srt", "edf", "sia", "tutti")
 PROJECTS = ("", "vision", "speech")

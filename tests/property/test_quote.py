@@ -6,7 +6,6 @@ import msgspec
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from strategies import decimals, jobs, markets
 
 from duetune.core.fleet import MarketReport
 from duetune.core.job import Job, Reconfiguration, ReconfigurationKey, linear_throughput
@@ -22,6 +21,7 @@ from duetune.quote.document import Role
 from duetune.quote.lines import settled
 from duetune.simulate.episode import simulate
 from duetune.spec.schema import JobSpec
+from support.strategies import decimals, jobs, markets
 
 SLOT_S = 1800.0
 POOL = (UniformProgress(), Ahap(), Ahanp(), MaximalSpot(), OnDemandOnly())

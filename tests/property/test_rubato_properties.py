@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from strategies import COMPOSITION, TOTAL, job_on_market, keys, markets
 
 from duetune.core.job import Job, Reconfiguration, ValueShape
 from duetune.core.market import MarketChain, MarketTrace
@@ -19,6 +18,7 @@ from duetune.optimise.stochastic import fill_tables
 from duetune.optimise.stochastic_mix import fill_mix_tables, mixes
 from duetune.policies.rubato import Rubato
 from duetune.simulate.episode import simulate
+from support.strategies import COMPOSITION, TOTAL, job_on_market, keys, markets
 
 # --- The tables
 

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from strategies import decimals, markets
 
 from duetune.core.market import MarketTrace, Slot
 from duetune.errors import InvalidInput
 from duetune.market.scenarios import ENOUGH_HOURS, scenarios
 from duetune.market.synthetic import MarketKind, synthetic_market
+from support.strategies import decimals, markets
 
 
 def same(one: MarketTrace, other: MarketTrace) -> bool:

@@ -2,16 +2,9 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import msgspec
 import numpy as np
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "control"))
-
-from rooms import SLOT_S, Room
 
 from duetune.control.crash_points import CrashPlan
 from duetune.core.events import Amend, Cancel, Decided, Observed, Pause, Recorded, Resume
@@ -28,6 +21,7 @@ from duetune.simulate.journal import (
 )
 from duetune.store.codec import decode_event, encode_event
 from duetune.testing import constant_market, market_of, random_market
+from support.harness import SLOT_S, Room
 
 POLICIES = (
     "ahap",

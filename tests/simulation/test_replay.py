@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import subprocess
 import sys
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -47,13 +48,10 @@ def test_another_seed_gives_other_bytes():
 
 
 def test_another_process_gives_the_same_bytes():
-    code = (
-        f"import sys; sys.path[:0] = {sys.path!r}\n"
-        "from test_replay import digest_of_everything\n"
-        "print(digest_of_everything(3))"
-    )
+    here = Path(__file__)
+    code = f"from {here.stem} import digest_of_everything; print(digest_of_everything(3))"
     there = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        [sys.executable, "-c", code], cwd=here.parent, capture_output=True, text=True, check=True
     ).stdout.strip()
     assert there == digest_of_everything(3)
 

@@ -13,7 +13,7 @@ from duetune.registry.clusters import (
 )
 from duetune.settings import QueueSettings, load_settings
 from duetune.wiring import QueueFile, live_queue
-from small_cluster import STOCK, small_world
+from support.small_cluster import STOCK, small_world
 
 GOOD = """
 partitions:

@@ -21,7 +21,7 @@ from duetune.core.market import MarketTrace
 from duetune.errors import InvalidInput
 from duetune.knowledge.history import History
 from duetune.knowledge.sources.blind import DefaultSource, RandomSource
-from small_cluster import MODEL, STOCK, changes, pace_of, small_world, watched
+from support.small_cluster import MODEL, STOCK, changes, pace_of, small_world, watched
 
 WORLD = small_world()
 ONE_NODE = Stock(

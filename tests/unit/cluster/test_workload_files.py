@@ -9,7 +9,7 @@ from duetune.cluster.workload import poisson_arrivals, workload
 from duetune.cluster.workload_files import read_workload, write_workload
 from duetune.core.cluster import Partition, Stock
 from duetune.errors import InvalidInput
-from small_cluster import MODEL, small_world
+from support.small_cluster import MODEL, small_world
 
 KINDS = small_world().kinds
 OWN = "name,submitted_s,model,method,tokens_per_sample,tokens,deadline_s,priority,project\n"

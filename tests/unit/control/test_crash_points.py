@@ -6,8 +6,6 @@ import subprocess
 import sys
 
 import pytest
-from rooms import Lessons, Room, Status
-from verdicts import check_over
 
 from duetune.control.crash_points import (
     BETWEEN_COMMANDS,
@@ -31,6 +29,8 @@ from duetune.errors import InvalidInput
 from duetune.store import MemoryJournal, open_store
 from duetune.testing import MemoryFleet
 from duetune.testing.fleets import FleetSettings
+from support.harness import Lessons, Room, Status
+from support.invariants import check_over
 
 UNSTEADY = FleetSettings(grant_delay_s=90.0, notice_s=120.0, silent_share=0.5, preload="")
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 
 import pytest
-from rooms import SLOT_S, Lessons, Room, Status
-from verdicts import check_over, check_story, check_turn
 
 from duetune.core.events import Decided, Observed, Reported, Requested
 from duetune.core.fleet import Launch, NodeKind, NodeState, Release, Task
@@ -14,6 +12,8 @@ from duetune.core.progress import Phase, Progress
 from duetune.errors import FleetError, InvalidInput
 from duetune.testing import constant_market, market_of
 from duetune.testing.fleets import FleetFaults, FleetSettings
+from support.harness import SLOT_S, Lessons, Room, Status
+from support.invariants import check_over, check_story, check_turn
 
 PLENTY = constant_market(spot_price=0.3, available=8)
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 
 import pytest
-from rooms import SLOT_S, Lessons, Room, Status
-from verdicts import check_over, check_story
 
 from duetune.control.crash_points import CRASH_POINTS, Crash, CrashPlan
 from duetune.core.events import Amend, Cancel, Pause
@@ -14,6 +12,8 @@ from duetune.core.fleet import Limit
 from duetune.errors import StaleController
 from duetune.testing import constant_market
 from duetune.testing.fleets import FleetSettings
+from support.harness import SLOT_S, Lessons, Room, Status
+from support.invariants import check_over, check_story
 
 PLENTY = constant_market(spot_price=0.3, available=8)
 SLOW = FleetSettings(grant_delay_s=200.0, notice_s=0.0, preload="")

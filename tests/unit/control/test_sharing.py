@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from rooms import SLOT_S, Room, Status, market_of
 
 from duetune.control.crash_points import CRASH_POINTS, CrashPlan
 from duetune.control.shares import Contender, Queue, shares
@@ -18,6 +17,7 @@ from duetune.service.explanation import explained
 from duetune.simulate.journal import redecided
 from duetune.testing import constant_market
 from duetune.testing.fleets import FleetSettings
+from support.harness import SLOT_S, Room, Status, market_of
 
 PLENTY = constant_market(available=16)
 TWO = linear_throughput(2, slope=3.0)

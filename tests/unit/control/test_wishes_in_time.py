@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from rooms import SLOT_S, Lessons, Room, Status
-from verdicts import check_over, check_turn
 
 from duetune.control.crash_points import CrashPlan
 from duetune.core.decision import Allocation
 from duetune.core.events import Amend, Cancel, Decided, Observed, Pause, Resume, Wished
 from duetune.testing import constant_market, market_of
+from support.harness import SLOT_S, Lessons, Room, Status
+from support.invariants import check_over, check_turn
 
 PLENTY = constant_market(spot_price=0.3, available=8)
 TIMES = [0.0, 0.013, 0.5, 1.0, 1.02, 2.37, 4.99]

@@ -4,7 +4,6 @@ import itertools
 import math
 
 import pytest
-from stories import SLOT_S, Story, moment
 
 from duetune.core.decision import Allocation
 from duetune.core.events import (
@@ -26,6 +25,7 @@ from duetune.engine.effects import STALL_SLOTS
 from duetune.engine.engine import Engine
 from duetune.errors import Bug, NotFound
 from duetune.registry.policies import policy_named
+from support.stories import SLOT_S, Story, moment
 
 RUNNING, REQUESTED = NodeState.RUNNING, NodeState.REQUESTED
 LOST, RELEASED, REFUSED = NodeState.LOST, NodeState.RELEASED, NodeState.REFUSED

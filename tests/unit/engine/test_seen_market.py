@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import msgspec
 import pytest
-from stories import SLOT_S, Story, moment
 
 from duetune.core.events import Event, Past, Submitted
 from duetune.engine.engine import Engine
 from duetune.engine.seen import highest_price
 from duetune.registry.policies import policy_named
+from support.places import JOURNALS
+from support.stories import SLOT_S, Story, moment
 
-JOURNAL = Path(__file__).parents[2] / "assets" / "journals" / "schema-1.jsonl"
+JOURNAL = JOURNALS / "schema-1.jsonl"
 PAST = Past(spot_price=(0.2, 0.7, 0.4), available=(1, 2, 3))
 
 

@@ -20,7 +20,7 @@ from duetune.knowledge.observation import Observation, Outcome
 from duetune.knowledge.quality import IMPLAUSIBLE, SATURATED
 from duetune.knowledge.space_files import default_space, read_space
 from duetune.market.datasets import data_folder
-from synthetic_history import TRUTH, drawn, measured
+from support.synthetic_history import TRUTH, drawn, measured
 
 COLUMNS = ("p_valid", "cause", "tokens_per_s", "memory_gb", "support", "extrapolated")
 SIZE = 110

@@ -13,7 +13,7 @@ from duetune.knowledge.memory import MemoryModel, fit_memory
 from duetune.knowledge.pace import CONSTANTS as TIME_CONSTANTS
 from duetune.knowledge.pace import PaceModel, fit_pace
 from duetune.knowledge.physics import MemoryConstants, TimeConstants
-from synthetic_history import TRUTH, drawn
+from support.synthetic_history import TRUTH, drawn
 
 ROWS = Described(drawn(120, 1))
 FRESH = Described(drawn(100, 2))

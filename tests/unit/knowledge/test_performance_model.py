@@ -12,7 +12,7 @@ from duetune.knowledge.features import Physics, Reckoned, feature_matrix, seen_l
 from duetune.knowledge.forest import sortable
 from duetune.knowledge.pace import PaceModel, fit_pace
 from duetune.knowledge.performance import FEWEST, TRANSFER, fit_performance
-from synthetic_history import TRUTH, drawn, measured
+from support.synthetic_history import TRUTH, drawn, measured
 
 ROOMY = {"model": ("HuggingFaceTB/SmolLM2-135M", "meta-llama/Llama-3.2-1B"), "num_gpus": (1, 2)}
 """Small enough for all to fit, so that every row has a pace."""

@@ -13,7 +13,7 @@ import pytest
 from duetune.errors import InvalidInput
 from duetune.knowledge.history import History
 from duetune.knowledge.model import KnowledgeModel
-from synthetic_history import drawn, measured
+from support.synthetic_history import drawn, measured
 
 COLUMNS = ("p_valid", "cause", "tokens_per_s", "memory_gb", "support", "extrapolated")
 FRESH = drawn(60, 2, method=("full", "lora", "qlora"), gpu_model=("A100-80GB", "L40S", "H200"))

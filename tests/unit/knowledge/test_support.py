@@ -7,7 +7,7 @@ import pytest
 
 from duetune.knowledge.configuration import Configuration, Configurations
 from duetune.knowledge.support import Support
-from synthetic_history import drawn
+from support.synthetic_history import drawn
 
 RUN = Configuration(model="a", gpu_model="L40S", num_gpus=4, batch_size=16, tokens_per_sample=1024)
 

@@ -12,7 +12,7 @@ from duetune.knowledge.features import Physics, Reckoned, feature_matrix, seen_l
 from duetune.knowledge.forest import constant_forest, sortable
 from duetune.knowledge.memory import fit_memory
 from duetune.knowledge.validity import SUREST, Odds, Validity, _logistic_fit, fit_validity
-from synthetic_history import TRUTH, drawn
+from support.synthetic_history import TRUTH, drawn
 
 TIGHT = {"batch_size": (4, 8, 16, 32), "tokens_per_sample": (1024, 2048, 4096), "num_gpus": (1,)}
 """About as many fit as not."""

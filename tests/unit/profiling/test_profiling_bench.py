@@ -23,7 +23,7 @@ from duetune.profiling.wire import (
     computed_dtype,
     weight_dtype,
 )
-from later import later
+from support.later import later
 
 pytestmark = pytest.mark.torch
 

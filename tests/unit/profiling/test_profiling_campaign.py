@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import msgspec
@@ -21,10 +20,12 @@ from duetune.profiling.campaign import Budget, Campaign, Label
 from duetune.profiling.journal import Journal, read_observations
 from duetune.profiling.trials import Batch, write_batch
 from duetune.profiling.wire import Result, Timing
+from support.patience import PATIENCE_S, until
+from support.places import SUPPORT
 
 pytestmark = pytest.mark.live
 
-PRETEND = (sys.executable, str(Path(__file__).with_name("pretend_worker.py")))
+PRETEND = (sys.executable, str(SUPPORT / "pretend_worker.py"))
 DIES, RUNS_OUT, HANGS, POISONS, SLOW = 13, 17, 19, 23, 29
 
 
@@ -213,9 +214,8 @@ def test_what_a_killed_campaign_had_measured_is_found_again(tmp_path):
 
 _DRIVER = """
 import sys
-sys.path.insert(0, {folder!r})
 from pathlib import Path
-from test_profiling_campaign import *
+from {this} import *
 rows = [configuration(SLOW, batch) for batch in range(1, 60)]
 try:
     run(Path({out!r}), batch_of(*rows))
@@ -228,12 +228,13 @@ except KeyboardInterrupt:
 def driver(tmp_path):
     """A campaign of many slow trials as a process, once its first result is written."""
     out = tmp_path / "rows.jsonl"
-    code = _DRIVER.format(folder=str(Path(__file__).parent), out=str(out))
-    process = subprocess.Popen([sys.executable, "-c", code])
-    for _ in range(600):
-        if out.exists() and out.read_bytes().count(b"\n") >= 1:
-            break
-        time.sleep(0.05)
+    here = Path(__file__)
+    process = subprocess.Popen(
+        [sys.executable, "-c", _DRIVER.format(this=here.stem, out=str(out))],
+        cwd=here.parent,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    until(lambda: out.exists() and out.read_bytes().count(b"\n") >= 1, "the first result")
     yield process, out
     process.kill()
     process.wait()
@@ -242,7 +243,7 @@ def driver(tmp_path):
 def test_ctrl_c_leaves_a_good_file_and_no_worker(driver):
     process, out = driver
     process.send_signal(signal.SIGINT)
-    assert process.wait(30) == 130
+    assert process.wait(PATIENCE_S) == 130
     found = read_observations(out)
     assert found
     assert out.read_bytes().endswith(b"\n")

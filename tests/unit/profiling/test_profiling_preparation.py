@@ -19,7 +19,7 @@ from duetune.profiling.models import model_config
 from duetune.profiling.preparation import NoGpu, Prepared, Wish, campaign_space, found_gpu
 from duetune.profiling.trials import read_batch, unmeasurable, write_batch
 from duetune.profiling.wire import Header, Timing, Trial
-from later import later
+from support.later import later
 
 torch = later("torch")
 transformers = later("transformers")

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from test_terms import SITE, spec_with, terms_of
 
 from duetune.errors import InvalidInput
 from duetune.quote import configure
 from duetune.settings import QueueSettings, load_settings
+from support.quoted import SITE, spec_with, terms_of
 
 QUEUE = QueueSettings(gpus=3, quotas={"vision": 2, "large": 9})
 

@@ -6,38 +6,14 @@ from datetime import timedelta
 import msgspec
 import pytest
 
-from duetune.core.fleet import MarketReport
 from duetune.core.job import ReconfigurationKey
-from duetune.core.market import Slot
 from duetune.core.physics import job_physics
 from duetune.errors import InvalidInput
 from duetune.policies.baselines import OnDemandOnly
-from duetune.quote.plan import configure
-from duetune.quote.site import Site
-from duetune.quote.terms import Terms, job_terms
 from duetune.simulate.episode import simulate
 from duetune.spec.durations import parse_duration
-from duetune.spec.schema import JobSpec
 from duetune.testing.markets import constant_market
-
-HOUR = 3600.0
-ORIGIN = 1_800_000_000.0
-SITE = Site(max_gpus=4, emulated_microbatch_s=9.0, startup_s=2.0)
-
-
-def spec_with(**fields):
-    given = {"model": "a/b", "dataset": "c/d", "deadline": "8h", "training": {"max_steps": 200}}
-    return JobSpec.model_validate(given | fields)
-
-
-def market_at(gone_s=0.0, slot_s=1800.0, price=1.5):
-    slot = Slot(spot_price=0.5, available=4, on_demand_price=price)
-    return MarketReport(at=ORIGIN + gone_s, index=7, slot_began=ORIGIN, slot_s=slot_s, slot=slot)
-
-
-def terms_of(spec, market=None, site=SITE) -> Terms:
-    market = market or market_at()
-    return job_terms(spec, configure(spec, site, now=market.at), site, market, market.at)
+from support.quoted import HOUR, ORIGIN, SITE, market_at, spec_with, terms_of
 
 
 def test_a_job_is_steps_and_slots():

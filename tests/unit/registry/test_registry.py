@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 import tomllib
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -24,8 +23,7 @@ from duetune.registry.markets import SYNTHETIC_SLOTS, market_named, markets_list
 from duetune.registry.policies import policies_named, policy_named
 from duetune.registry.selectors import selector_named
 from duetune.selection import AdaHedge, FixedShare, Hedge
-
-ROOT = Path(__file__).parents[3]
+from support.places import ROOT
 
 # Names carry six significant digits.
 shares = st.integers(0, 10_000).map(lambda number: number / 10_000)

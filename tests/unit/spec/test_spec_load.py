@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from duetune.errors import InvalidInput
@@ -12,6 +10,7 @@ from duetune.spec.durations import DEADLINE, DURATION
 from duetune.spec.load import check_paths, load_checked, load_spec, load_text
 from duetune.spec.places import DATASET, MODEL
 from duetune.spec.schema import JobSpec
+from support.places import ROOT
 
 START = "model: gpt2\ndataset: imdb\ndeadline: 8h\n"
 OWN = "run: python train.py\ndeadline: 8h\n"
@@ -454,7 +453,7 @@ class TestPaths:
         assert error.value.field == "dataset"
 
 
-EXAMPLES = sorted((Path(__file__).parents[3] / "examples" / "jobs").glob("*.yaml"))
+EXAMPLES = sorted((ROOT / "examples" / "jobs").glob("*.yaml"))
 
 
 def test_there_are_examples():

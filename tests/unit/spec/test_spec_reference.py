@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -22,8 +21,9 @@ from duetune.spec.training import SCHEDULES, Training
 from duetune.spec.training_names import UNSUPPORTED
 from duetune.training.task import Method as TaskMethod
 from duetune.training.task import Schedule, TrainingTask
+from support.places import ROOT
 
-REFERENCE = Path(__file__).parents[3] / "docs" / "reference"
+REFERENCE = ROOT / "docs" / "reference"
 
 
 @pytest.mark.parametrize(

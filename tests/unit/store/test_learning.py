@@ -11,8 +11,6 @@ from duetune.knowledge.history import History
 from duetune.knowledge.observation import Observation, Origin, Outcome
 from duetune.store.observations import _key
 
-pytest_plugins = ["postgres"]
-
 OBSERVATION = Observation(
     configuration=Configuration(
         model="org/model", gpu_model="A100-80GB", num_gpus=2, batch_size=8, software="größe \0"

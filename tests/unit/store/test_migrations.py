@@ -18,10 +18,7 @@ from duetune.store import StoreError, open_store, schema
 from duetune.store import store as store_module
 from duetune.store.tables import REVISIONS, VERSION_TABLE, metadata
 from duetune.testing.events import decision
-
-pytest_plugins = ["postgres"]
-
-ASSETS = Path(__file__).parents[2] / "assets" / "journals"
+from support.places import JOURNALS
 
 
 def test_the_migrations_make_the_tables_of_the_code(store):
@@ -69,7 +66,7 @@ def test_a_migration_that_fails_leaves_nothing_behind(place, monkeypatch):
 def test_a_database_of_every_schema_there_was_still_opens(revision, tmp_path):
     path = tmp_path / "old.db"
     connection = sqlite3.connect(path)
-    connection.executescript((ASSETS / f"database-{revision}.sql").read_text())
+    connection.executescript((JOURNALS / f"database-{revision}.sql").read_text())
     connection.close()
     with open_store(path) as store:
         (row,) = store.jobs()

@@ -16,8 +16,6 @@ from duetune.errors import InvalidInput, MissingExtra
 from duetune.store import StoreError, open_store
 from duetune.testing.events import decision, story
 
-pytest_plugins = ["postgres"]
-
 NOBODY = 65534
 
 # Children of a clean process that has imported what they need.

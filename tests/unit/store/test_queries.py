@@ -9,8 +9,6 @@ from duetune.errors import InvalidInput, NotFound
 from duetune.store import CostBy
 from duetune.testing.events import story, submission
 
-pytest_plugins = ["postgres"]
-
 DAY = 86_400.0
 RUNNING = next(event for event in story() if isinstance(event, Observed))
 

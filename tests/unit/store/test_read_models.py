@@ -28,8 +28,6 @@ from duetune.store.projection import Follower
 from duetune.testing import Idle
 from duetune.testing.events import decision, story, submission
 
-pytest_plugins = ["postgres"]
-
 SUBMITTED = submission(name="tuning", spec='{"model": "org/model", "tags": {"team": "nlp"}}')
 T = SUBMITTED.origin
 SLOT = Observed(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import get_args
 
 import msgspec
@@ -12,10 +11,7 @@ from sqlalchemy import insert
 from duetune.core.events import SCHEMA, Decided, Event, Status
 from duetune.errors import InvalidInput
 from duetune.store import tables
-
-pytest_plugins = ["postgres"]
-
-ASSETS = Path(__file__).parents[2] / "assets" / "journals"
+from support.places import JOURNALS
 
 
 class Line(msgspec.Struct, forbid_unknown_fields=True):
@@ -29,7 +25,7 @@ class Line(msgspec.Struct, forbid_unknown_fields=True):
 
 def recorded(schema):
     return msgspec.json.decode(
-        b"[" + b",".join((ASSETS / f"schema-{schema}.jsonl").read_bytes().splitlines()) + b"]",
+        b"[" + b",".join((JOURNALS / f"schema-{schema}.jsonl").read_bytes().splitlines()) + b"]",
         type=list[Line],
     )
 

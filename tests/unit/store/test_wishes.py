@@ -7,8 +7,6 @@ from duetune.errors import InvalidInput, StaleController
 from duetune.store import open_store
 from duetune.testing.events import decision, submission
 
-pytest_plugins = ["postgres"]
-
 
 def test_wishes_wait_in_order(store):
     wishes = [("a", Pause()), ("b", Cancel()), ("a", Amend(deadline=5.5)), ("a", Resume())]

@@ -15,7 +15,7 @@ from duetune.errors import InvalidInput
 from duetune.training.checkpoint import CheckpointStore
 from duetune.training.hazard import write_hazard
 from duetune.training.progress import read_progress
-from later import later
+from support.later import later
 
 pytestmark = pytest.mark.torch
 

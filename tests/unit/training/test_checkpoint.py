@@ -14,7 +14,7 @@ import pytest
 from duetune.errors import InvalidInput
 from duetune.training.checkpoint import CheckpointStore, Damaged, StaleEpoch
 from duetune.training.fence import Fence
-from later import later
+from support.later import later
 
 pytestmark = pytest.mark.torch
 

@@ -12,8 +12,9 @@ import pytest
 from duetune.core import contract as words
 from duetune.errors import InvalidInput
 from duetune.training.contract import Contract, Notice
+from support.places import ROOT
 
-PAGE = Path(__file__).parents[3] / "docs" / "how-to" / "own-command.md"
+PAGE = ROOT / "docs" / "how-to" / "own-command.md"
 
 
 def environment(folder, **others):

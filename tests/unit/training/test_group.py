@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from duetune.training.native import lighthouse_server
-from later import later
+from support.later import later
 
 pytestmark = pytest.mark.torch
 

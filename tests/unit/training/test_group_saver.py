@@ -10,7 +10,7 @@ import pytest
 from duetune.training import saver as saving
 from duetune.training.checkpoint import CheckpointStore
 from duetune.training.saver import Saver
-from later import later
+from support.later import later
 
 pytestmark = pytest.mark.torch
 

@@ -12,7 +12,7 @@ from duetune.training.data import Message, Row
 from duetune.training.task import Reduction, Schedule, TrainingTask
 from duetune.training.tiny import build_tiny_model
 from duetune.training.tokens import tokenized, tokenized_dataset
-from later import later
+from support.later import later
 
 pytestmark = pytest.mark.torch
 

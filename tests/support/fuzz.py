@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import contextlib
 
-from rooms import SLOT_S, Lessons, Room, Status
-from verdicts import check_over, check_turn
+from hypothesis import strategies as st
 
 from duetune.control.crash_points import CRASH_POINTS, WRITES, Crash
 from duetune.core.events import Amend, Cancel, Pause, Resume, Wished
@@ -17,6 +16,8 @@ from duetune.core.job import linear_throughput
 from duetune.errors import FleetError, StaleController
 from duetune.testing import market_of
 from duetune.testing.fleets import FleetFaults, FleetSettings
+from support.harness import SLOT_S, Lessons, Room, Status
+from support.invariants import check_over, check_turn
 
 POLICIES = (
     "ahap",
@@ -52,6 +53,22 @@ class Seeded:
 
     def happens(self, percent):
         return self.whole(1, 100) <= percent
+
+
+class Drawn:
+    """Chance as Hypothesis has it, so that what fails is made small."""
+
+    def __init__(self, data):
+        self._data = data
+
+    def whole(self, low, high):
+        return self._data.draw(st.integers(low, high))
+
+    def pick(self, options):
+        return self._data.draw(st.sampled_from(options))
+
+    def happens(self, percent):
+        return self._data.draw(st.integers(1, 100)) <= percent
 
 
 class Wire:

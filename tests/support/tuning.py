@@ -1,0 +1,42 @@
+"""A real fine-tune of a tiny model on a live home, and what it reported."""
+
+from __future__ import annotations
+
+import json
+
+from duetune.core.events import Reported
+
+ROWS = [{"prompt": f"Say {n}.", "completion": f" {n}, as you wish."} for n in range(48)]
+
+
+def spec(home, model, *, rows=ROWS, **fields):
+    dataset = home.folder / "rows.jsonl"
+    dataset.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    training = {
+        "max_steps": 30,
+        "per_device_train_batch_size": 2,
+        "gradient_accumulation_steps": 4,
+        "learning_rate": 0.01,
+        "max_length": 64,
+        "eval_fraction": 0.2,
+    }
+    path = home.folder / "job.yaml"
+    lines = {
+        "name": "tune",
+        "model": model,
+        "dataset": dataset,
+        "deadline": "10h",
+        "policy": "maximal_spot",
+        "training": json.dumps(training),
+        **fields,
+    }
+    path.write_text("".join(f"{name}: {value}\n" for name, value in lines.items()))
+    return path
+
+
+def progress(home, job):
+    return [
+        each.event.progress
+        for each in home.story(job)
+        if isinstance(each.event, Reported) and each.event.progress is not None
+    ]
