@@ -19,6 +19,7 @@ from duetune.training.checkpoint import CheckpointStore
 from duetune.training.task import Method, TrainingTask
 from support.elastic_job import ElasticJob, Nursery
 from support.later import later
+from support.patience import slowness, until
 
 for name in ("torch", "torchft", "peft"):
     later(name)
@@ -54,7 +55,7 @@ def task(nursery, tmp_path_factory):
         warmup_steps=3,
         eval_fraction=0.2,
         checkpoint_every_s=0.5,
-        emulated_microbatch_s=0.03,
+        emulated_microbatch_s=0.03 * slowness(),
         logging_steps=5,
     )
 
@@ -147,7 +148,7 @@ def test_a_notice_file_alone_makes_a_member_leave(job):
     given = job()
     given.launch("n1")
     given.reach(2)
-    (given.folder / "notice-n1.json").write_text(json.dumps({"taken_at": time.time() + 30}))
+    (given.folder / "notice-n1.json").write_text(json.dumps({"taken_at": time.time() + 600}))
     assert given.code("n1") == LEFT
     step = CheckpointStore(given.folder / "checkpoints", epoch=0).latest().step
     assert step >= given.progress.step
@@ -222,7 +223,5 @@ def test_the_coordinator_ends_with_whoever_started_it(tmp_path):
         check=True,
     )
     assert (tmp_path / "address").read_text().startswith("http://127.0.0.1:")
-    limit = time.monotonic() + 30
-    while Path(f"/proc/{int(done.stdout)}/cmdline").exists():
-        assert time.monotonic() < limit
-        time.sleep(0.05)
+    coordinator = Path(f"/proc/{int(done.stdout)}/cmdline")
+    until(lambda: not coordinator.exists(), "the end of the coordinator")

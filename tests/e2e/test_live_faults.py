@@ -29,7 +29,7 @@ def home(tmp_path):
 def start_faulty(home, faults, *, slot_wall_s=2.0):
     """As ``duetune fleet start`` does, with faults that the command line does not offer."""
     site = SiteSettings(
-        trace=str(home.market((0.9, 2))), speed=1800 / slot_wall_s, history_slots=0, warm=False
+        trace=str(home.market((0.9, 2))), speed=home.speed(slot_wall_s), history_slots=0, warm=False
     )
     home.settings.fleet.mkdir(parents=True, mode=0o700)
     settings = FleetSettings(
@@ -57,7 +57,7 @@ def test_jobs_go_on_where_they_were_when_the_fleet_has_died_or_was_stopped(home,
     monkeypatch.chdir(home.folder)
     home.start_fleet("market.csv", max_gpus=1)
     monkeypatch.chdir("/")
-    job = home.launch(home.spec(steps=30, policy="on_demand", deadline="48h"))
+    job = home.launch(home.spec(steps=30, policy="on_demand"))
     home.until_step(job, 2)
     first = home.json("fleet", "status")
     os.kill(first["pid"], signal.SIGKILL)

@@ -30,7 +30,7 @@ def home(tmp_path):
 
 def test_a_job_runs_through_preemptions_and_leaves_a_bill_and_reasons(home):
     home.start_fleet(home.market(*PREEMPTING), notice=0.5, silent=0, run=home.run_program)
-    done = home.run_program("launch", home.spec(steps=25), "--yes")
+    done = home.run_program("launch", home.spec(steps=25, deadline="24h"), "--yes")
     job = home.json("queue", "--all")["jobs"][0]["id"]
     row = home.job(job)
     assert row.status == "SUCCEEDED"

@@ -58,14 +58,13 @@ def test_a_fine_tune_makes_room_for_a_more_urgent_one_and_goes_on_from_its_check
     )
     batch = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4}
     training = json.dumps({"max_steps": 24, **batch})
-    first = home.launch(spec(home, model, name="first", deadline="60h", training=training))
+    first = home.launch(spec(home, model, name="first", training=training))
     home.until_step(first, 3)
     urgent = home.launch(
         spec(
             home,
             model,
             name="urgent",
-            deadline="60h",
             priority=10,
             training=json.dumps({"max_steps": 10, **batch}),
             resources='{accelerators: "CPU:2"}',

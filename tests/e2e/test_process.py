@@ -7,28 +7,31 @@ import os
 import signal
 import subprocess
 import sys
-import time
+from pathlib import Path
 
 import pytest
+
+from support.patience import PATIENCE_S, until
 
 PROGRAM = [sys.executable, "-m", "duetune.cli"]
 
 
 def run(*arguments, **options):
     return subprocess.run(
-        [*PROGRAM, *arguments], capture_output=True, text=True, check=False, timeout=120, **options
+        [*PROGRAM, *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=PATIENCE_S,
+        **options,
     )
 
 
-def test_help_starts_fast_and_lists_every_command():
-    began = time.perf_counter()
+def test_help_lists_every_command():
     done = run("--help")
-    seconds = time.perf_counter() - began
     assert done.returncode == 0
     for command in ("simulate", "optimum", "tournament", "select", "policies", "markets"):
         assert command in done.stdout
-    # It takes 0.07 s; the rest is for a machine that is busy with other tests.
-    assert seconds < 1.0
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["simulate", "--help"], ["select", "--help"]])
@@ -78,7 +81,13 @@ def test_a_reader_that_has_enough_is_no_error():
     ) as process:
         process.stdout.close()
         assert process.stderr.read() == b""
-        assert process.wait(60) in {0, 1}
+        assert process.wait(PATIENCE_S) in {0, 1}
+
+
+def cpu_seconds(pid):
+    """What a process has computed for: the machine may have had others to serve."""
+    times = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
+    return sum(map(int, times)) / os.sysconf("SC_CLK_TCK")
 
 
 def test_an_interrupt_ends_it_quietly(tmp_path):
@@ -92,8 +101,8 @@ def test_an_interrupt_ends_it_quietly(tmp_path):
             env=os.environ | {"PYTHONUNBUFFERED": "1"},
         ) as process,
     ):
-        time.sleep(3)
+        until(lambda: cpu_seconds(process.pid) > 3, "it to be at work")
         process.send_signal(signal.SIGINT)
-        status = process.wait(30)
+        status = process.wait(PATIENCE_S)
     assert status == 130
     assert "Traceback" not in log.read_text()

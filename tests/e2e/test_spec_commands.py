@@ -11,7 +11,6 @@ import signal
 import stat
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -20,6 +19,7 @@ import yaml
 from duetune.cli import main
 from duetune.spec.load import load_spec
 from duetune.spec.schema import spec_json_schema
+from support.patience import PATIENCE_S, until
 from support.places import ROOT
 
 HOW_TO = ROOT / "docs" / "how-to" / "import-export.md"
@@ -293,7 +293,7 @@ class TestScripts:
     def test_one_worker_per_gpu_with_the_contract_of_a_node(self, duetune, machine, tmp_path):
         job = JOB + "name: mine\nresources: {accelerators: 'L4:2'}\nenvs: {X: \"it's $(x) `y`\"}\n"
         script = script_of(duetune, job + "training: {max_steps: 3}\n")
-        assert subprocess.run(["bash", script], timeout=60, check=False).returncode == 0
+        assert subprocess.run(["bash", script], timeout=PATIENCE_S, check=False).returncode == 0
         first = environment(machine / "here-0")
         folder = tmp_path / "home" / "duetune" / "mine"
         assert first["X"] == "it's $(x) `y`"
@@ -313,13 +313,13 @@ class TestScripts:
     def test_the_gpus_that_were_given_are_used(self, duetune, machine, monkeypatch):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,7")
         script = script_of(duetune, JOB + "resources: {accelerators: 'L4:2'}\n")
-        assert subprocess.run(["bash", script], timeout=60, check=False).returncode == 0
+        assert subprocess.run(["bash", script], timeout=PATIENCE_S, check=False).returncode == 0
         assert environment(machine / "here-7")["CUDA_VISIBLE_DEVICES"] == "7"
 
     def test_a_failure_is_the_status_of_the_script(self, duetune, machine, monkeypatch):
         monkeypatch.setenv("CODE", "78")
         script = script_of(duetune, JOB + "resources: {accelerators: 'L4:2'}\n")
-        assert subprocess.run(["bash", script], timeout=60, check=False).returncode == 78
+        assert subprocess.run(["bash", script], timeout=PATIENCE_S, check=False).returncode == 78
         assert (machine / "here-1").exists()
 
     def test_every_worker_is_told_to_leave_and_waited_for(self, duetune, machine, monkeypatch):
@@ -328,7 +328,7 @@ class TestScripts:
         process = subprocess.Popen(["bash", script])
         wait_for(machine / "ready-here-0", machine / "ready-here-1")
         process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=60) != 0
+        assert process.wait(timeout=PATIENCE_S) != 0
         assert (machine / "left-here-0").exists()
         assert (machine / "left-here-1").exists()
 
@@ -338,7 +338,7 @@ class TestScripts:
         process = subprocess.Popen(["bash", script])
         wait_for(machine / "ready-here")
         process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=60) == 75
+        assert process.wait(timeout=PATIENCE_S) == 75
 
     def test_an_own_command_in_its_folder_and_its_own_words(self, duetune, tmp_path, machine):
         Path("my src").mkdir()
@@ -348,7 +348,7 @@ class TestScripts:
             "envs: {A: 'a \"b\" $c'}\n"
         )
         script = script_of(duetune, job.replace("'it''s'", "it\\'s"))
-        assert subprocess.run(["bash", script], timeout=60, check=False).returncode == 3
+        assert subprocess.run(["bash", script], timeout=PATIENCE_S, check=False).returncode == 3
         assert (machine / "pwd").read_text().strip() == str(tmp_path / "my src")
         assert (machine / "said").read_text() == 'it\'s a "b" $c\n'
         assert Path("my src/set-up").exists()
@@ -362,8 +362,5 @@ class TestScripts:
 
 
 def wait_for(*paths):
-    for _ in range(1200):
-        if all(path.exists() for path in paths):
-            return
-        time.sleep(0.05)
+    until(lambda: all(path.exists() for path in paths), paths)
     pytest.fail(f"not there after a minute: {paths}")

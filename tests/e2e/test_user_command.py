@@ -18,6 +18,7 @@ from duetune.spec.load import load_spec
 from duetune.training.checkpoint import CheckpointStore
 from duetune.training.progress import read_progress
 from duetune.training.tiny import build_tiny_model
+from support.patience import PATIENCE_S, until
 from support.places import ROOT
 
 pytestmark = pytest.mark.live
@@ -75,18 +76,18 @@ class Node:
         return CheckpointStore(self.folder / "checkpoints", 0).latest()
 
     def until(self, condition):
-        end = time.monotonic() + 120
-        while not ((found := self.progress) is not None and condition(found)):
+        def holds():
             assert self.process.poll() is None, self.log
-            assert time.monotonic() < end, self.log
-            time.sleep(0.01)
+            return (found := self.progress) is not None and condition(found)
+
+        until(holds, story=lambda: self.log, every_s=0.01)
 
     def give_notice(self):
-        self.notice.write_text(json.dumps({"taken_at": time.time() + 30}))
+        self.notice.write_text(json.dumps({"taken_at": time.time() + 600}))
         self.process.send_signal(signal.SIGTERM)
 
     def status(self):
-        status = self.process.wait(timeout=120)
+        status = self.process.wait(timeout=PATIENCE_S)
         assert status in {0, 75, -signal.SIGKILL}, self.log
         return status
 

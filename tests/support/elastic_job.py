@@ -7,12 +7,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 from duetune.core.progress import Phase
 from duetune.training.progress import read_progress
 from duetune.training.publication import published
 from duetune.training.task import write_task
+from support.patience import PATIENCE_S, until
 
 NURSERY = """
 import json, os, sys, traceback
@@ -48,7 +48,6 @@ for line in sys.stdin:
             os._exit(code)
     print(json.dumps(pid), flush=True)
 """
-LIMIT_S = 120
 
 
 class Nursery:
@@ -77,7 +76,7 @@ class Nursery:
 
     def close(self):
         self._process.stdin.close()
-        self._process.wait(30)
+        self._process.wait(PATIENCE_S)
         self._process.stdout.close()
 
     def _ask(self, order):
@@ -195,9 +194,8 @@ class ElasticJob:
             self.lose_coordinator()
 
     def _until(self, condition, what):
-        limit = time.monotonic() + LIMIT_S
-        while not condition():
-            if time.monotonic() > limit:
-                logs = "\n".join(f"{name}:\n{self.log(name)}" for name in self._pids)
-                raise AssertionError(f"{what} did not come; {self.progress}\n{logs}")
-            time.sleep(0.01)
+        def story():
+            logs = "\n".join(f"{name}:\n{self.log(name)}" for name in self._pids)
+            return f"{self.progress}\n{logs}"
+
+        until(condition, what, story=story, every_s=0.01)

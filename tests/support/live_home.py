@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from contextlib import redirect_stderr, redirect_stdout, suppress
 from pathlib import Path
 from unittest.mock import patch
@@ -18,10 +17,13 @@ from duetune.service import submission
 from duetune.settings import load_settings
 from duetune.store.home_store import opened_store
 from duetune.wiring import running_fleet
+from support.patience import PATIENCE_S, slowness, until
 
 PROGRAM = [sys.executable, "-m", "duetune.cli"]
 TRAINER = Path(__file__).with_name("pretend_trainer.py")
-TIMEOUT_S = 90
+# Slots of half an hour take seconds, so this is minutes: far more than any job here needs. Quotes
+# of longer jobs take long.
+DISTANT = "48h"
 # What is started here goes on when nobody holds its handle any more, as it should.
 LEFT_RUNNING = "ignore:subprocess .* is still running:ResourceWarning"
 
@@ -37,6 +39,7 @@ class LiveHome:
             "OMP_NUM_THREADS": "1",
         }
         self.settings = load_settings(self.environment)
+        self.slowness = slowness()
 
     def run(self, *arguments, status=0, **more):
         """A command, in this process: to start the program takes longer than most commands do, and
@@ -64,7 +67,7 @@ class LiveHome:
             [*PROGRAM, *map(str, arguments)],
             capture_output=True,
             text=True,
-            timeout=TIMEOUT_S,
+            timeout=PATIENCE_S,
             check=False,
             env={**self.environment, **more},
             stdin=subprocess.DEVNULL,
@@ -92,21 +95,27 @@ class LiveHome:
         path.write_text("\n".join(lines) + "\n")
         return path
 
+    def speed(self, slot_wall_s):
+        """Of a market whose slots take so many seconds on a machine that is not busy."""
+        return 1800 / (slot_wall_s * self.slowness)
+
     def start_fleet(self, market, *, slot_wall_s=2.0, warm=False, run=None, **options):
+        if "emulated_microbatch" in options:
+            options["emulated_microbatch"] *= self.slowness
         flags = [
             word
-            for name, value in {"speed": 1800 / slot_wall_s, "history": 0, **options}.items()
+            for name, value in {"speed": self.speed(slot_wall_s), "history": 0, **options}.items()
             for word in (f"--{name.replace('_', '-')}", value)
         ]
         temperature = "--warm" if warm else "--cold"
         (run or self.run)("fleet", "start", "--trace", market, temperature, *flags)
+        if warm:  # who waits for the libraries in slots that count seems to hang
+            self.until(lambda: self.fleet().status().warm == "ready", "the libraries")
 
-    def spec(self, *, steps=20, step_s=0.2, deadline="24h", **fields):
-        """A job that runs the pretend trainer. Hours are seconds here, so it has much time: on a
-        busy machine all takes longer.
-        """
+    def spec(self, *, steps=20, step_s=0.2, deadline=DISTANT, **fields):
+        """A job that runs the pretend trainer, with much more time than it needs."""
         path = self.folder / "job.yaml"
-        command = self.command(steps, step_s)
+        command = self.command(steps, step_s * self.slowness)
         lines = {
             "name": "pretend",
             "deadline": deadline,
@@ -142,14 +151,8 @@ class LiveHome:
     def fleet(self):
         return running_fleet(self.settings)
 
-    def until(self, condition, what, timeout_s=TIMEOUT_S):
-        end = time.monotonic() + timeout_s
-        while time.monotonic() < end:
-            found = condition()
-            if found:
-                return found
-            time.sleep(0.1)
-        raise AssertionError(f"{what} did not come\n{self.logs()}")
+    def until(self, condition, what):
+        return until(condition, what, story=self.logs, every_s=0.1)
 
     def until_over(self, job):
         def over():

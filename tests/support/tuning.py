@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 from duetune.core.events import Reported
+from support.live_home import DISTANT
 
 ROWS = [{"prompt": f"Say {n}.", "completion": f" {n}, as you wish."} for n in range(48)]
 
@@ -25,7 +26,7 @@ def spec(home, model, *, rows=ROWS, **fields):
         "name": "tune",
         "model": model,
         "dataset": dataset,
-        "deadline": "10h",
+        "deadline": DISTANT,
         "policy": "maximal_spot",
         "training": json.dumps(training),
         **fields,

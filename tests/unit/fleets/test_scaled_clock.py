@@ -10,6 +10,7 @@ from duetune.core.ports import Clock
 from duetune.errors import FleetError, InvalidInput
 from duetune.fleets.embedded import FleetSettings, ScaledClock
 from duetune.fleets.embedded.clock import PROVIDER_FILE, Anchor, ProviderFile
+from support.patience import PATIENCE_S
 
 SETTINGS = FleetSettings(preload="")
 
@@ -46,7 +47,7 @@ def test_a_wait_can_be_interrupted_before_and_while_it_lasts(tmp_path):
     waiter = threading.Thread(target=clock.wait_until, args=(clock.now() + 10_000,))
     waiter.start()
     clock.interrupt()
-    waiter.join(20)
+    waiter.join(PATIENCE_S)
     assert not waiter.is_alive()
 
 

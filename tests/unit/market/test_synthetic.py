@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import numpy as np
 import pytest
 
@@ -86,19 +84,6 @@ def test_slow_prices_move_over_months_and_differ_between_markets():
     six_hours = np.log(traces[0].spot_price[0])[::12]
     assert 0.002 < np.diff(six_hours).std() < 0.03
     assert 0.5 < (np.diff(six_hours) != 0).mean() < 0.85
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_generation_is_fast(kind):
-    synthetic_market(kind, seed=0)
-    best = min(_seconds(kind) for _ in range(5))
-    assert best < 0.02
-
-
-def _seconds(kind):
-    begin = time.perf_counter()
-    synthetic_market(kind, seed=1, slots=10_000)
-    return time.perf_counter() - begin
 
 
 @pytest.mark.parametrize("kind", KINDS)

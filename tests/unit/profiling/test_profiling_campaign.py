@@ -20,7 +20,7 @@ from duetune.profiling.campaign import Budget, Campaign, Label
 from duetune.profiling.journal import Journal, read_observations
 from duetune.profiling.trials import Batch, write_batch
 from duetune.profiling.wire import Result, Timing
-from support.patience import PATIENCE_S, until
+from support.patience import PATIENCE_S, slowness, until
 from support.places import SUPPORT
 
 pytestmark = pytest.mark.live
@@ -117,7 +117,8 @@ def test_a_lost_gpu_ends_the_worker_and_another_does_the_rest(tmp_path):
 
 def test_a_worker_that_hangs_is_killed_and_its_configuration_fails(tmp_path):
     out = tmp_path / "rows.jsonl"
-    done = run(out, batch_of(*(configuration(tokens) for tokens in (8, HANGS, 64))), hang_s=1.0)
+    rows = batch_of(*(configuration(tokens) for tokens in (8, HANGS, 64)))
+    done = run(out, rows, hang_s=1.0 * slowness())
     assert (done.valid, done.failed) == (2, 1)
     (culprit,) = [each for each in read_observations(out) if each.outcome is Outcome.FAILED]
     assert culprit.error.startswith("Hang")
@@ -131,10 +132,11 @@ def test_workers_that_never_start_end_the_campaign_with_their_last_words(tmp_pat
 
 def test_time_that_is_up_lets_the_current_trial_end_and_starts_no_other(tmp_path):
     out = tmp_path / "rows.jsonl"
-    slow = [configuration(SLOW, batch) for batch in range(1, 9)]
+    slow = [configuration(SLOW, batch) for batch in range(1, 101)]
+    time_s = 2.5 * slowness()  # the worker has to start within it; a trial takes a second
     # Believed to be quick, so that the campaign does not leave them out beforehand.
-    done = run(out, batch_of(*slow, seconds=0.01), budget=Budget(seconds=2.5))
-    assert 1 <= done.done <= 4
+    done = run(out, batch_of(*slow, seconds=0.001), budget=Budget(seconds=time_s))
+    assert 1 <= done.done <= time_s + 1
     assert len(read_observations(out)) == done.done
 
 

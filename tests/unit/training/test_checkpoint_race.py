@@ -9,6 +9,7 @@ import time
 import pytest
 
 from duetune.training.checkpoint import CheckpointStore, StaleEpoch
+from support.patience import PATIENCE_S
 
 # Publishes step after step until another takes over; then says how far it came.
 WRITER = """
@@ -74,7 +75,7 @@ def test_nothing_of_the_old_writer_appears_after_a_claim(tmp_path, source, attem
     store = CheckpointStore(folder, 6, keep=3)
     epoch = store.claim()
     there = {path.name for path in folder.glob("step-*")}
-    said, _ = writer.communicate(timeout=60)
+    said, _ = writer.communicate(timeout=PATIENCE_S)
     assert {path.name for path in folder.glob("step-*")} == there
     old, step = map(int, said.split())
     assert (old, epoch) == (5, 6)
@@ -90,7 +91,7 @@ def test_rivals_never_share_an_epoch_and_never_mix(tmp_path):
     rivals = [
         started(RIVAL, folder, tmp_path / f"source-{number}", number + 1) for number in range(2)
     ]
-    said = [rival.communicate(timeout=120)[0] for rival in rivals]
+    said = [rival.communicate(timeout=PATIENCE_S)[0] for rival in rivals]
     assert [rival.returncode for rival in rivals] == [0, 0]
     lines = [line.split() for text in said for line in text.splitlines()]
     epochs = [int(epoch) for epoch, _ in lines]
@@ -114,6 +115,6 @@ def test_a_reader_beside_a_busy_writer_always_finds_one(tmp_path, source):
         assert latest.step >= step
         step = latest.step
     store.claim()
-    writer.communicate(timeout=60)
+    writer.communicate(timeout=PATIENCE_S)
     with pytest.raises(StaleEpoch):
         CheckpointStore(folder, 1).claim(alone=True)
