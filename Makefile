@@ -4,7 +4,7 @@ BIN := .venv/bin
 # Byte code is kept: the tests start many processes.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: venv postgres demo test test-more check warm soak bench bench-quick clean
+.PHONY: venv hooks postgres demo test test-more check warm wheel snapshots soak bench bench-quick clean
 
 venv: .venv/.ready
 
@@ -13,6 +13,10 @@ venv: .venv/.ready
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	@$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[dev]'
 	@touch $@
+
+# Lint, format and types before every commit.
+hooks: venv
+	@$(BIN)/pre-commit install
 
 # Tests start a server of their own; where PostgreSQL cannot be installed they skip, and say so.
 postgres:
@@ -36,12 +40,30 @@ warm: venv
 	@$(BIN)/python benchmarks/decision.py --warm
 	@$(BIN)/pytest -n 0 --collect-only >/dev/null
 
+# SlipCover takes its probes out once they were hit, so that coverage costs a few seconds. It would
+# put them into compiled functions too: their modules are left out. What runs in processes that the
+# tests start does not count.
 test: venv
 	@$(MAKE) --no-print-directory -j 2 check warm postgres
-	@$(BIN)/pytest
+	@mkdir -p out
+	@$(BIN)/python -m slipcover --source src/duetune --json --out out/coverage.json \
+		--omit "$$(grep -rlE '^@compiled|import compiled|import numba' --include='*.py' src/duetune | paste -sd,)" \
+		-m pytest
+	@$(BIN)/python -c 'import json; all = json.load(open("out/coverage.json"))["summary"]; \
+		print("coverage: {percent_covered:.1f}% of lines; {missing_lines:,} are not run".format(**all))'
 
 test-more: venv
 	@DUETUNE_TEST_MORE=1 $(BIN)/pytest tests/property
+
+# Built, installed where the source is not, and tried; `make test` does the same.
+wheel: venv
+	@$(BIN)/python -m hatchling build --target wheel --directory dist
+	@$(BIN)/pytest -n 0 tests/e2e/test_wheel.py
+
+# After an intended change of the public surface.
+snapshots: venv
+	@DUETUNE_UPDATE_SNAPSHOTS=1 $(BIN)/pytest -n 0 tests/unit/test_public_surface.py
+	@git status --short tests/assets/snapshots
 
 soak: venv
 	@PYTHONPATH=tests $(BIN)/python benchmarks/soak.py
@@ -75,4 +97,4 @@ bench-quick: venv
 	$(BIN)/python benchmarks/decision.py --quick
 
 clean:
-	rm -rf .venv out .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv out dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
