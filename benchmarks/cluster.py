@@ -40,7 +40,7 @@ from cluster_words_planning import Content
 from cluster_worlds import EMULATED, MARKETS, REPLAY, SETTINGS, missing, prepared
 from duetune.errors import InvalidInput, NotFound
 from duetune.market.datasets import data_file
-from duetune.simulate.plots_style import save_figure
+from duetune.plots.style import save_figure
 from reporting import RESULTS, arguments, finish, publish
 
 PARTS = ("e7", "e8", "e9", "e10", "learning", "settings", "market", "e11")

@@ -21,7 +21,7 @@ from cluster_experiments import (
     sources_at,
 )
 from cluster_trials import Trial, mean_of, over_seeds
-from duetune.simulate.plots_style import (
+from duetune.plots.style import (
     BLUE,
     GREEN,
     GREY,

@@ -16,18 +16,18 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from duetune.cluster.assignment import program_of
-from duetune.cluster.program import solve
-from duetune.cluster.sia import Sia
-from duetune.core.cluster import JobView, Partition, Stock
+from duetune.core.planning import JobView, Partition, Stock
+from duetune.planners.assignment import program_of
+from duetune.planners.round_program import solve
+from duetune.planners.sia import Sia
 from duetune.registry.planners import planner_named
 from knowledge_peers import Peer, Unavailable, environment, variables
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from duetune.cluster.program import Pairs, Solution
     from duetune.core.ports import Planner
+    from duetune.planners.round_program import Pairs, Solution
 
 PEER = Peer("cvxpy", ("cvxpy==1.9.3", "cvxopt==1.3.3", "cylp==0.94.1"), "sia_peer.py")
 SOLVERS = ("CBC", "GLPK_MI")

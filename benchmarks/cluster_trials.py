@@ -17,11 +17,11 @@ from rich.console import Console
 from rich.progress import Progress
 
 from cluster_worlds import MARKETS, Prepared, half_stock, spot_markets, spot_stock
-from duetune.cluster.outcome import Figures
-from duetune.cluster.trial import Cluster, interval, redrawn
-from duetune.cluster.workload import poisson_arrivals, workload
-from duetune.cluster.world import usual_stock
 from duetune.registry.planners import planner_named
+from duetune.simulate.cluster.cluster_outcome import Figures
+from duetune.simulate.cluster.cluster_world import usual_stock
+from duetune.simulate.cluster.trial import Cluster, interval, redrawn
+from duetune.simulate.cluster.workload import poisson_arrivals, workload
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from duetune.cluster.outcome import ClusterOutcome
-    from duetune.knowledge.source import KnowledgeSource
+    from duetune.knowledge.sources.knowledge_source import KnowledgeSource
+    from duetune.simulate.cluster.cluster_outcome import ClusterOutcome
 
 PROCESSES = 2
 

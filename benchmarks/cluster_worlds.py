@@ -8,13 +8,11 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from duetune.cluster.simulate import Delays, Truth
-from duetune.cluster.world import EMULATED_MODELS, World, emulated, replayed, usual_stock
-from duetune.core.cluster import Partition, Stock, Tenure
+from duetune.core.planning import Partition, Stock, Tenure
 from duetune.errors import NotFound
+from duetune.knowledge.facts.prices import USUAL_PRICES
 from duetune.knowledge.history import History
-from duetune.knowledge.observation import Outcome
-from duetune.knowledge.prices import USUAL_PRICES
+from duetune.knowledge.observation import RunOutcome
 from duetune.knowledge.sources.analytic import AnalyticSource
 from duetune.knowledge.sources.blind import DefaultSource, RandomSource
 from duetune.knowledge.sources.decorators import Noisy, Partial
@@ -22,12 +20,20 @@ from duetune.knowledge.sources.learned import HybridSource
 from duetune.knowledge.sources.proportional import ProportionalSource
 from duetune.market.datasets import spot_traces_slots
 from duetune.market.synthetic import synthetic_market
+from duetune.simulate.cluster.cluster_world import (
+    EMULATED_MODELS,
+    ClusterWorld,
+    emulated,
+    replayed,
+    usual_stock,
+)
+from duetune.simulate.cluster.rounds import Delays, Truth
 from knowledge_data import absent, table
 
 if TYPE_CHECKING:
     from duetune.core.market import MarketTrace
     from duetune.knowledge.observation import Observation
-    from duetune.knowledge.source import KnowledgeSource
+    from duetune.knowledge.sources.knowledge_source import KnowledgeSource
 
 REPLAY, EMULATED = "replay", "emulated"
 REPLAY_ALL = "replay of both tables"
@@ -85,12 +91,12 @@ class Prepared:
     k has draw k of them, in turn.
     """
 
-    def __init__(self, setting: Setting, worlds: tuple[World, ...]) -> None:
+    def __init__(self, setting: Setting, worlds: tuple[ClusterWorld, ...]) -> None:
         self.setting, self.worlds = setting, worlds
         self._sources: dict[tuple[str, int], KnowledgeSource] = {}
         self._truths: dict[int, Truth] = {}
 
-    def world(self, seed: int) -> World:
+    def world(self, seed: int) -> ClusterWorld:
         return self.worlds[seed % len(self.worlds)]
 
     def truth(self, seed: int) -> Truth:
@@ -118,7 +124,7 @@ class Prepared:
                 rows = self.world(draw).space.rows
                 self.source(name, draw).query(rows.take(np.arange(min(1, len(rows)))))
 
-    def _made(self, name: str, world: World, seed: int) -> KnowledgeSource:
+    def _made(self, name: str, world: ClusterWorld, seed: int) -> KnowledgeSource:
         match name.split(":"):
             case ["default"]:
                 return DefaultSource()
@@ -154,14 +160,14 @@ def prepared(name: str, draws: int, seed: int) -> Prepared:
     return Prepared(setting, worlds)
 
 
-def profiled(world: World) -> History:
+def profiled(world: ClusterWorld) -> History:
     """What Sia measures, of every batch size and for free: each cell and GPU type on as few GPUs as
     work, mostly one.
     """
     runs = world.truth.history  # type: ignore[attr-defined] # that of an oracle
     fewest: dict[tuple[object, ...], int] = {}
     for each in runs:
-        if each.outcome is Outcome.VALID:
+        if each.outcome is RunOutcome.VALID:
             cell, count = _cell(each), each.configuration.num_gpus
             fewest[cell] = min(count, fewest.get(cell, count))
     return History(

@@ -19,10 +19,10 @@ from duetune.core.job import Job, Reconfiguration, ReconfigurationKey, linear_th
 from duetune.core.market import MarketWindow
 from duetune.errors import SolverStopped
 from duetune.market.synthetic import synthetic_market
-from duetune.optimise.milp import milp_optimum
-from duetune.policies.prospect import best_plan
 from duetune.policies.rubato import Rubato
+from duetune.policies.rubato_tables import best_plan
 from duetune.policies.single_instance import SingleInstance
+from duetune.policies.solve.milp import milp_optimum
 from duetune.simulate.episode import simulate
 from reporting import arguments, finish, markdown_table, publish
 

@@ -11,13 +11,13 @@ import numpy as np
 from rich.console import Console
 from rich.progress import Progress
 
-from duetune.forecast import recipes
-from duetune.forecast.boosted import BoostedCounts, BoostedPrices, BoostedQuantiles
-from duetune.forecast.calibration import CalibratedCounts, CalibratedPrices
-from duetune.forecast.empirical import CountErrors, Last, PriceErrors, Season
-from duetune.forecast.markov import SemiMarkov
-from duetune.forecast.refitted import Arima, Ets
-from duetune.simulate.plots_style import save_figure
+from duetune.market.forecast import named_forecasters
+from duetune.market.forecast.boosted import BoostedCounts, BoostedPrices, BoostedQuantiles
+from duetune.market.forecast.calibration import CalibratedCounts, CalibratedPrices
+from duetune.market.forecast.empirical import CountErrors, Last, PriceErrors, Season
+from duetune.market.forecast.markov import SemiMarkov
+from duetune.market.forecast.statistical import Arima, Ets
+from duetune.plots.style import save_figure
 from forecast_data import families
 from forecast_figures import coverage_figure, covered_by_part, skill_figure
 from forecast_scores import CONTROL, OURS, PLAIN, score
@@ -27,7 +27,7 @@ from reporting import RESULTS, arguments, finish, publish
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from duetune.forecast.distribution import SeriesModel
+    from duetune.market.forecast.distribution import SeriesModel
     from forecast_data import Family
     from forecast_scores import Scores
 
@@ -40,20 +40,20 @@ def models(family: Family) -> dict[str, Callable[[], SeriesModel]]:
     hours = family.slot_hours
     if family.counts:
         return {
-            CONTROL: partial(recipes.persistence_counts, hours),
+            CONTROL: partial(named_forecasters.persistence_counts, hours),
             PLAIN: lambda: CountErrors(Last()),
-            OURS: partial(recipes.combined_counts, hours),
+            OURS: partial(named_forecasters.combined_counts, hours),
         }
     return {
-        CONTROL: recipes.persistence_prices,
+        CONTROL: named_forecasters.persistence_prices,
         PLAIN: lambda: PriceErrors(Last()),
-        OURS: recipes.combined_prices,
+        OURS: named_forecasters.combined_prices,
     }
 
 
 def slower(family: Family) -> dict[str, Callable[[], SeriesModel]]:
     """Those measured on a few series, beside the control and ours on the same ones."""
-    day = recipes.slots_per_day(family.slot_hours)
+    day = named_forecasters.slots_per_day(family.slot_hours)
     calibrated = partial(CalibratedCounts, slot_hours=family.slot_hours)
     every = models(family)
     few = {CONTROL: every[CONTROL], OURS: every[OURS]}
@@ -66,7 +66,7 @@ def slower(family: Family) -> dict[str, Callable[[], SeriesModel]]:
             "boosted": lambda: calibrated(BoostedCounts(BoostedQuantiles(day))),
         }
     return few | {
-        "momentum": recipes.momentum_prices,
+        "momentum": named_forecasters.momentum_prices,
         "seasonal": lambda: CalibratedPrices(PriceErrors(Season(day))),
         "arima": lambda: CalibratedPrices(PriceErrors(Arima())),
         "ets": lambda: CalibratedPrices(PriceErrors(Ets())),

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from duetune.simulate.plots_style import (
+from duetune.plots.style import (
     BLUE,
     GREEN,
     GREY,

@@ -9,12 +9,12 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from duetune.forecast.distribution import LEVELS, PLACES, count_quantiles, widened
+from duetune.market.forecast.distribution import LEVELS, PLACES, count_quantiles, widened
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from duetune.forecast.distribution import SeriesModel
+    from duetune.market.forecast.distribution import SeriesModel
     from forecast_data import Family
 
 _LEVELS = np.array(LEVELS)

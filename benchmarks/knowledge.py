@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from duetune.simulate.plots_style import save_figure
+from duetune.plots.style import save_figure
 from knowledge_anomalies import anomalies
 from knowledge_baselines import (
     ALONE,

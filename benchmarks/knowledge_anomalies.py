@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from duetune.knowledge.observation import Outcome
-from duetune.knowledge.quality import implied_mfu
-from duetune.knowledge.rules import broken
+from duetune.knowledge.configurations.configuration_rules import broken
+from duetune.knowledge.model.quality import implied_mfu
+from duetune.knowledge.observation import RunOutcome
 from knowledge_data import groups, table, valid_rows
 
 if TYPE_CHECKING:
@@ -108,11 +108,11 @@ def _falling(history: History) -> list[str]:
 
 def _sample(history: History) -> list[str]:
     passing = broken(history.configurations) < 0
-    rejected = history.outcome == Outcome.REJECTED
+    rejected = history.outcome == RunOutcome.REJECTED
     group = groups(
         history, "model", "method", "gpu_model", "num_gpus", "tokens_per_sample", "batch_size"
     )
-    valid = history.outcome == Outcome.VALID
+    valid = history.outcome == RunOutcome.VALID
     conflicts = [name for name in np.unique(group) if len(np.unique(valid[group == name])) > 1]
     return [
         (
@@ -126,7 +126,7 @@ def _sample(history: History) -> list[str]:
 
 def _own(history: History) -> list[str]:
     odd = len(history.quarantined)
-    failed = int(np.sum(history.outcome == Outcome.FAILED))
+    failed = int(np.sum(history.outcome == RunOutcome.FAILED))
     return [
         (
             f"Our own table: {len(history)} rows, {odd} of them implausible, {failed} failed for "

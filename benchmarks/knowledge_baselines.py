@@ -9,11 +9,11 @@ import numpy as np
 from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
 from sklearn.neighbors import KNeighborsRegressor
 
-from duetune.knowledge.configuration import CATEGORIES
+from duetune.knowledge.configurations.configuration import CATEGORIES
+from duetune.knowledge.configurations.configuration_rules import broken
 from duetune.knowledge.estimate import Estimates
-from duetune.knowledge.model import KnowledgeModel
-from duetune.knowledge.observation import Outcome
-from duetune.knowledge.rules import broken
+from duetune.knowledge.model.learned_model import KnowledgeModel
+from duetune.knowledge.observation import RunOutcome
 from duetune.knowledge.sources.analytic import AnalyticSource
 from duetune.knowledge.sources.learned import HybridSource
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from duetune.knowledge.configuration import Configurations
+    from duetune.knowledge.configurations.configuration import Configurations
     from duetune.knowledge.history import History
 
     Estimator = Callable[[Configurations], Estimates]
@@ -183,9 +183,9 @@ def _targets(
     left out: all subjects apply the rules before anything else.
     """
     pace = np.where(np.isfinite(history.tokens_per_s), history.tokens_per_s, 1.0)
-    valid = history.outcome == Outcome.VALID
+    valid = history.outcome == RunOutcome.VALID
     known = valid & np.isfinite(history.tokens_per_s)
-    labelled = (valid | (history.outcome == Outcome.OOM)) & (broken(history.configurations) < 0)
+    labelled = (valid | (history.outcome == RunOutcome.OOM)) & (broken(history.configurations) < 0)
     return pace, known, labelled, valid
 
 

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 import numpy as np
 
-from duetune.knowledge.configuration import Configurations
-from duetune.knowledge.model import KnowledgeModel
-from duetune.knowledge.observation import Outcome
-from duetune.knowledge.source import Limits, Objective
+from duetune.knowledge.configurations.configuration import Configurations
+from duetune.knowledge.configurations.space_files import read_space
+from duetune.knowledge.model.learned_model import KnowledgeModel
+from duetune.knowledge.observation import RunOutcome
+from duetune.knowledge.sources.knowledge_source import Limits, Objective
 from duetune.knowledge.sources.learned import HybridSource
-from duetune.knowledge.space_files import read_space
 from duetune.registry.sources import source_named
 from knowledge_data import groups, labelled_rows, peer_row, plausible_rows, table
 from knowledge_peers import COASTLINE, KAVIER, Unavailable, ask
@@ -27,7 +27,7 @@ from knowledge_peers import COASTLINE, KAVIER, Unavailable, ask
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from duetune.knowledge.configuration import Configuration
+    from duetune.knowledge.configurations.configuration import Configuration
     from duetune.knowledge.history import History
     from knowledge_errors import PeerNotes
     from knowledge_trials import Workers
@@ -93,12 +93,12 @@ def run_choices(task: ChoiceTask) -> list[Choice]:
 
 def _believable(history: History) -> Index:
     """Without rows that ask for more arithmetic than there is: each would be the best."""
-    failed = np.flatnonzero(history.outcome != Outcome.VALID)
+    failed = np.flatnonzero(history.outcome != RunOutcome.VALID)
     return np.union1d(plausible_rows(history), failed)
 
 
 def _best(history: History, rows: Index) -> float | None:
-    pace = history.tokens_per_s[rows][history.outcome[rows] == Outcome.VALID]
+    pace = history.tokens_per_s[rows][history.outcome[rows] == RunOutcome.VALID]
     pace = pace[np.isfinite(pace)]
     return float(pace.max()) if len(pace) else None
 
@@ -128,7 +128,7 @@ def _choice(
         return Choice(task.source, candidates, float("nan"), "undecided")
     row = measured[ranking.candidates[0].configuration]
     outcome = str(history.outcome[row])
-    valid = outcome == Outcome.VALID
+    valid = outcome == RunOutcome.VALID
     regret = 1.0 - float(history.tokens_per_s[row]) / best if valid else float("nan")
     return Choice(task.source, candidates, regret, outcome)
 
@@ -154,7 +154,7 @@ def choices(name: str, label: str, workers: Workers, *, repeats: int) -> list[Ch
                     choices=len(decided),
                     median_regret=float(np.median(regrets)) if regrets else float("nan"),
                     mean_regret=float(np.mean(regrets)) if regrets else float("nan"),
-                    invalid=_share([each.outcome != Outcome.VALID for each in decided]),
+                    invalid=_share([each.outcome != RunOutcome.VALID for each in decided]),
                     undecided=1.0 - len(decided) / len(mine),
                 )
             )

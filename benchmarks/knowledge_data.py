@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from duetune.interop.import_runs.recognise import import_history
 from duetune.knowledge.history import History
-from duetune.knowledge.importing.recognise import import_history
-from duetune.knowledge.observation import Outcome
+from duetune.knowledge.observation import RunOutcome
 from duetune.market.datasets import data_folder
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from duetune.knowledge.configuration import Configuration
+    from duetune.knowledge.configurations.configuration import Configuration
 
 ROOT = Path(__file__).resolve().parent.parent
 OWN = ROOT / "src" / "duetune" / "knowledge" / "data"
@@ -62,7 +62,7 @@ def _places(name: str) -> list[Path]:
 
 def valid_rows(history: History) -> NDArray[np.int64]:
     """Those whose throughput was measured."""
-    fitted = history.outcome == Outcome.VALID
+    fitted = history.outcome == RunOutcome.VALID
     return np.flatnonzero(fitted & np.isfinite(history.tokens_per_s))
 
 
@@ -75,7 +75,7 @@ def plausible_rows(history: History) -> NDArray[np.int64]:
 
 def labelled_rows(history: History) -> NDArray[np.int64]:
     """Those that say whether the configuration works."""
-    labels = (Outcome.VALID, Outcome.OOM, Outcome.REJECTED)
+    labels = (RunOutcome.VALID, RunOutcome.OOM, RunOutcome.REJECTED)
     return np.flatnonzero(np.isin(history.outcome, labels))
 
 
@@ -121,7 +121,7 @@ def peer_rows(name: str) -> list[dict[str, object]]:
         row = peer_row(each.configuration)
         written = raw[int(each.provenance.rsplit(":", 1)[1]) - 1]
         row["model_name"] = written.get("model_name") or written["model_name_or_path"]
-        row["is_valid"] = int(each.outcome is Outcome.VALID)
+        row["is_valid"] = int(each.outcome is RunOutcome.VALID)
         row["dataset_tokens_per_second"] = each.tokens_per_s
         row["train_runtime"] = each.runtime_s
         rows.append(row)

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from duetune.knowledge.observation import Outcome
-from duetune.knowledge.rules import broken
+from duetune.knowledge.configurations.configuration_rules import broken
+from duetune.knowledge.observation import RunOutcome
 from knowledge_baselines import OURS
 from knowledge_data import (
     groups,
@@ -274,7 +274,7 @@ def _validity(
 ) -> list[ValidityLine]:
     history = table(name)
     test = np.concatenate([each.test for each in splits])
-    valid = history.outcome[test] == Outcome.VALID
+    valid = history.outcome[test] == RunOutcome.VALID
     passing = broken(history.configurations)[test] < 0
     lines = []
     for rows, mask in (("all", np.ones(len(test), np.bool_)), ("rule-passing", passing)):
@@ -317,7 +317,8 @@ def _refit_validity(
             int(starts[part.table] + row)
             for part in (Part("sample", each.train), *_known("sample", each))
             for row in part.rows.tolist()
-            if table(part.table)[row].outcome in {Outcome.VALID, Outcome.OOM, Outcome.REJECTED}
+            if table(part.table)[row].outcome
+            in {RunOutcome.VALID, RunOutcome.OOM, RunOutcome.REJECTED}
         ]
         for splits in asked.values()
         for each in splits

@@ -8,9 +8,9 @@ import msgspec
 import numpy as np
 
 from duetune.knowledge.history import History
+from duetune.knowledge.measure.active import information
+from duetune.knowledge.measure.diversity import positions, spread_out
 from duetune.knowledge.observation import Origin
-from duetune.profiling.active import information
-from duetune.profiling.diversity import positions, spread_out
 from duetune.registry.sources import source_named
 from knowledge_baselines import OURS, SUBJECTS
 from knowledge_data import groups, table

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from duetune.knowledge.observation import Outcome
+from duetune.knowledge.observation import RunOutcome
 from knowledge_baselines import OURS, OURS_UNFILTERED
 from knowledge_data import plausible_rows, table, valid_rows
 
@@ -90,7 +90,7 @@ class Population(msgspec.Struct, frozen=True):
     @property
     def tried(self) -> NDArray[np.int64]:
         """With those that ran out of memory."""
-        return np.union1d(self.rows, np.flatnonzero(table(self.table).outcome == Outcome.OOM))
+        return np.union1d(self.rows, np.flatnonzero(table(self.table).outcome == RunOutcome.OOM))
 
 
 ALL_LABEL, PLAUSIBLE_LABEL, OWN_LABEL = "ibm, all rows", "ibm, plausible rows", "own H200"

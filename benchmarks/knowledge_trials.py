@@ -12,9 +12,9 @@ import numpy as np
 from rich.console import Console
 from rich.progress import Progress
 
-from duetune.knowledge.described import Described
+from duetune.knowledge.configurations.configuration_table import Described
 from duetune.knowledge.history import History
-from duetune.knowledge.observation import Outcome
+from duetune.knowledge.observation import RunOutcome
 from knowledge_baselines import SUBJECTS
 from knowledge_data import table
 
@@ -78,7 +78,7 @@ def run_trial(trial: Trial) -> dict[str, Said]:
             likely=np.array(found.p_valid),
             tokens_per_s=np.array(found.tokens_per_s),
             filled=found.memory_gb[:, 1] * 1e9 / capacity,
-            valid=np.array(test.outcome == Outcome.VALID),
+            valid=np.array(test.outcome == RunOutcome.VALID),
             measured=np.array(test.tokens_per_s),
             seconds_to_fit=seconds,
         )

@@ -17,9 +17,9 @@ from rich.progress import track
 from duetune.core.job import Job, linear_throughput
 from duetune.errors import SolverStopped
 from duetune.market.synthetic import SYNTHETIC_MARKETS, synthetic_market
-from duetune.optimise.dynamic import offline_optimum
-from duetune.optimise.grid import progress_grid
-from duetune.optimise.milp import milp_optimum
+from duetune.policies.solve.dynamic import offline_optimum
+from duetune.policies.solve.milp import milp_optimum
+from duetune.policies.solve.progress_grid import progress_grid
 from reporting import arguments, finish, markdown_table, publish
 
 TIME_LIMIT_S = 300.0

@@ -15,14 +15,14 @@ import numpy as np
 from rich.console import Console
 from rich.progress import Progress
 
+from duetune.plots.learning_curves import selection_figure
+from duetune.plots.style import save_figure
 from duetune.policies.ahanp import Ahanp
 from duetune.policies.ahap import Ahap
 from duetune.policies.baselines import MaximalSpot
 from duetune.policies.pool import baselines, compiled_pool, paper_pool
-from duetune.selection import AdaHedge, job_utility_range, normalised, run_selection
+from duetune.policies.select import AdaHedge, job_utility_range, normalised, run_selection
 from duetune.simulate.cases import draw_cases
-from duetune.simulate.plots_learning import selection_figure
-from duetune.simulate.plots_style import save_figure
 from duetune.simulate.tournament import run_tournament
 from paper_figures import sweep_figure
 from paper_regimes import SWEEPS, Regime, all_regimes

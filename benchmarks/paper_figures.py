@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from duetune.simulate.plots_style import (
+from duetune.plots.style import (
     BLUE,
     GREEN,
     INK,

@@ -6,9 +6,9 @@ import msgspec
 
 from duetune.core.job import Reconfiguration, ReconfigurationKey
 from duetune.core.market import MarketTrace
-from duetune.forecast.error import PAPER_REGIMES
-from duetune.forecast.source import ForecastSource
 from duetune.market.datasets import data_folder, h100_counts, spot_traces_slots, v100_paired
+from duetune.market.forecast.forecast_source import ForecastSource
+from duetune.market.forecast.noisy_oracle import PAPER_REGIMES
 from duetune.market.synthetic import SYNTHETIC_MARKETS, synthetic_market
 from duetune.simulate.cases import JobMix
 

@@ -20,8 +20,8 @@ from duetune.market.predictability import SeriesPredictability, series_predictab
 from duetune.market.predictability_skill import HORIZON_HOURS, Predictor
 from duetune.market.predictability_spells import Entropy, Survival, entropy, survival
 from duetune.market.statistics import market_statistics
-from duetune.simulate.plots_market import predictability_figure
-from duetune.simulate.plots_style import save_figure
+from duetune.plots.market_figures import predictability_figure
+from duetune.plots.style import save_figure
 from predictability_data import Series, all_series, paired_traces
 from predictability_figures import hazard_figure, pattern_figure, reach_figure
 from predictability_words import page

@@ -19,8 +19,8 @@ from duetune.market.datasets import (
     spot_traces_slots,
     v100_paired,
 )
-from duetune.market.grid import pieces
-from duetune.market.steps import Steps, step_grid, whole_slot_after
+from duetune.market.slot_grid import pieces
+from duetune.market.step_functions import Steps, step_grid, whole_slot_after
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from duetune.market.predictability_spells import AGE_HOURS
-from duetune.simulate.plots_style import (
+from duetune.plots.style import (
     BLUE,
     GREEN,
     GREY,

@@ -15,18 +15,23 @@ import numpy as np
 from rich.console import Console
 from rich.progress import Progress
 
-from duetune.forecast.source import ForecastSource
 from duetune.market.datasets import data_folder
+from duetune.market.forecast.forecast_source import ForecastSource
+from duetune.plots.style import save_figure
 from duetune.policies.ahanp import Ahanp
 from duetune.policies.ahap import Ahap
 from duetune.policies.baselines import MaximalSpot, OnDemandOnly, UniformProgress
 from duetune.policies.pool import default_pool
 from duetune.policies.rubato import Rubato
+from duetune.policies.select import AdaHedge, job_utility_range, normalised, run_selection
 from duetune.policies.single_instance import SingleInstance
-from duetune.selection import AdaHedge, job_utility_range, normalised, run_selection
 from duetune.simulate.cases import Case, draw_cases
-from duetune.simulate.plots_style import save_figure
-from duetune.simulate.single import SingleJob, SingleUniformProgress, run_single, single_optimum
+from duetune.simulate.single_episode import (
+    SingleJob,
+    SingleUniformProgress,
+    run_single,
+    single_optimum,
+)
 from duetune.simulate.tournament import run_tournament
 from real_markets_families import Family, families, single_markets
 from real_markets_figures import standings_figure

@@ -17,9 +17,9 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from duetune.training.batches import BatchPlan, share_of
-from duetune.training.model import load_model, load_tokenizer, summed_loss
 from duetune.training.task import read_task
 from duetune.training.tokens import tokenized_dataset
+from duetune.training.trained_model import load_model, load_tokenizer, summed_loss
 
 SAVE_EVERY = 5
 

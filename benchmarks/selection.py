@@ -12,15 +12,15 @@ import numpy as np
 from rich.console import Console
 from rich.progress import Progress
 
-from duetune.forecast.source import ForecastSource
+from duetune.market.forecast.forecast_source import ForecastSource
 from duetune.market.synthetic import SYNTHETIC_MARKETS, synthetic_market
+from duetune.plots.learning_curves import selection_figure
+from duetune.plots.style import save_figure
 from duetune.policies.pool import compiled_pool
-from duetune.selection import AdaHedge, FixedShare, Hedge
-from duetune.selection.ranges import UtilityRange, job_utility_range
-from duetune.selection.run import SelectionRun, recovery_jobs, run_selection
+from duetune.policies.select import AdaHedge, FixedShare, Hedge
+from duetune.policies.select.selection_run import SelectionRun, recovery_jobs, run_selection
+from duetune.policies.select.utility_ranges import UtilityRange, job_utility_range
 from duetune.simulate.cases import JobMix, draw_cases
-from duetune.simulate.plots_learning import selection_figure
-from duetune.simulate.plots_style import save_figure
 from duetune.simulate.tournament import Tournament, run_tournament
 from reporting import RESULTS, arguments, finish, markdown_table, publish
 

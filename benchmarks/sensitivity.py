@@ -17,18 +17,18 @@ from rich.console import Console
 from rich.progress import Progress
 
 from duetune.core.market import MarketTrace
-from duetune.forecast.error import ErrorRegime, better_than_it_is
-from duetune.forecast.source import ForecastSource
 from duetune.market.datasets import data_folder, h100_counts
+from duetune.market.forecast.forecast_source import ForecastSource
+from duetune.market.forecast.noisy_oracle import ErrorRegime, better_than_it_is
 from duetune.market.synthetic import synthetic_market
+from duetune.plots.style import save_figure
 from duetune.policies.ahanp import Ahanp
 from duetune.policies.ahap import Ahap
 from duetune.policies.baselines import MaximalSpot, UniformProgress
 from duetune.policies.pool import default_pool
 from duetune.policies.rubato import Rubato
-from duetune.selection import AdaHedge, job_utility_range, normalised, run_selection
+from duetune.policies.select import AdaHedge, job_utility_range, normalised, run_selection
 from duetune.simulate.cases import Case, JobMix, draw_cases
-from duetune.simulate.plots_style import save_figure
 from duetune.simulate.tournament import run_tournament
 from reporting import RESULTS, arguments, finish, publish
 from sensitivity_bound import BOUND_LEVELS, BoundPoint, bound_points

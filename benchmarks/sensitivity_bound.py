@@ -15,8 +15,8 @@ import numpy as np
 
 from duetune.core.market import MarketWindow
 from duetune.core.physics import job_physics, play
-from duetune.forecast.error import ErrorRegime, noisy_forecasts
-from duetune.optimise.dynamic import offline_optimum
+from duetune.market.forecast.noisy_oracle import ErrorRegime, noisy_forecasts
+from duetune.policies.solve.dynamic import offline_optimum
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

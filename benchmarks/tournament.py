@@ -14,7 +14,7 @@ import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from duetune.forecast.source import ForecastSource
+from duetune.market.forecast.forecast_source import ForecastSource
 from duetune.market.synthetic import SYNTHETIC_MARKETS, synthetic_market
 from duetune.policies.pool import paper_pool
 from duetune.simulate.cases import JobMix, draw_cases

@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from duetune.core.job import Job, linear_throughput
     from duetune.core.market import MarketTrace
-    from duetune.forecast.source import ForecastSource
+    from duetune.market.forecast.forecast_source import ForecastSource
     from duetune.market.synthetic import synthetic_market
     from duetune.market.traces import load_trace
-    from duetune.optimise.dynamic import offline_optimum
     from duetune.policies.ahanp import Ahanp
     from duetune.policies.ahap import Ahap
     from duetune.policies.baselines import MaximalSpot, OnDemandOnly, UniformProgress
     from duetune.policies.guard import deadline_guard
-    from duetune.selection.adaptive import AdaHedge, FixedShare
-    from duetune.selection.hedge import Hedge
+    from duetune.policies.select.adaptive import AdaHedge, FixedShare
+    from duetune.policies.select.hedge import Hedge
+    from duetune.policies.solve.dynamic import offline_optimum
     from duetune.simulate.episode import simulate as simulate_job
     from duetune.simulate.tournament import run_tournament
 
@@ -49,12 +49,12 @@ __all__ = [
 ]
 
 _HOMES = {
-    "AdaHedge": "duetune.selection.adaptive:AdaHedge",
+    "AdaHedge": "duetune.policies.select.adaptive:AdaHedge",
     "Ahanp": "duetune.policies.ahanp:Ahanp",
     "Ahap": "duetune.policies.ahap:Ahap",
-    "FixedShare": "duetune.selection.adaptive:FixedShare",
-    "ForecastSource": "duetune.forecast.source:ForecastSource",
-    "Hedge": "duetune.selection.hedge:Hedge",
+    "FixedShare": "duetune.policies.select.adaptive:FixedShare",
+    "ForecastSource": "duetune.market.forecast.forecast_source:ForecastSource",
+    "Hedge": "duetune.policies.select.hedge:Hedge",
     "Job": "duetune.core.job:Job",
     "MarketTrace": "duetune.core.market:MarketTrace",
     "MaximalSpot": "duetune.policies.baselines:MaximalSpot",
@@ -63,7 +63,7 @@ _HOMES = {
     "deadline_guard": "duetune.policies.guard:deadline_guard",
     "linear_throughput": "duetune.core.job:linear_throughput",
     "load_trace": "duetune.market.traces:load_trace",
-    "offline_optimum": "duetune.optimise.dynamic:offline_optimum",
+    "offline_optimum": "duetune.policies.solve.dynamic:offline_optimum",
     "run_tournament": "duetune.simulate.tournament:run_tournament",
     # Not "simulate": that name is the subpackage, and whichever came first would win.
     "simulate_job": "duetune.simulate.episode:simulate",

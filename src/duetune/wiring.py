@@ -22,14 +22,14 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from types import FrameType
 
-    from duetune.control.loop import Controller
-    from duetune.control.shares import Queue
+    from duetune.control.controller import Controller
+    from duetune.control.queue import Queue
     from duetune.core.events import Recorded
     from duetune.core.ports import Forecaster, MarketFeed, Policy
     from duetune.fleets.host import Connected
-    from duetune.knowledge.source import KnowledgeSource
-    from duetune.quote.site import Site
-    from duetune.service.submission import Desk
+    from duetune.jobs.site import Site
+    from duetune.jobs.submit import Submitter
+    from duetune.knowledge.sources.knowledge_source import KnowledgeSource
     from duetune.settings import QueueSettings, Settings, SiteSettings
     from duetune.store.store import Store
 
@@ -73,14 +73,14 @@ def on_demand_usd_h(settings: Settings) -> float:
     return report.slot.on_demand_price * 3600 / report.slot_s
 
 
-def desk(settings: Settings) -> Desk:
+def desk(settings: Settings) -> Submitter:
     """Return where jobs are prepared: on the running fleet, or on the one that would be started."""
-    from duetune.service.submission import Desk
+    from duetune.jobs.submit import Submitter
 
     check_names(settings)
     feed = market_feed(settings)
     market = feed.now()
-    return Desk(
+    return Submitter(
         site=desk_site(settings),
         market=market,
         history=feed.history(round(WEEK_HOURS * 3600 / market.slot_s)),
@@ -94,8 +94,8 @@ def desk(settings: Settings) -> Desk:
 
 def desk_site(settings: Settings) -> Site:
     """What the home's fleet sells, as the quote wants to know it."""
-    from duetune.quote.site import Site
-    from duetune.quote.trainer import trainer_software
+    from duetune.jobs.site import Site
+    from duetune.jobs.trainer_facts import trainer_software
 
     return Site.of(fleet_named(settings).site(), trainer_software())
 
@@ -123,7 +123,7 @@ def check_names(settings: Settings) -> None:
 
 def live_queue(queue: QueueSettings) -> Queue:
     """What jobs share."""
-    from duetune.control.shares import Queue
+    from duetune.control.queue import Queue
 
     try:
         planner = planner_named(queue.planner)
@@ -203,8 +203,8 @@ def make_controller(settings: Settings, store: Store, found: Connected) -> Contr
 
 def _settle(settings: Settings, store: Store, job: str, story: Sequence[Recorded]) -> None:
     """What is to be kept of a job that is over, and what is not."""
-    from duetune.fleets.embedded.environment import SECRETS_FILE
-    from duetune.service.observations import record_observations
+    from duetune.fleets.embedded.worker_environment import SECRETS_FILE
+    from duetune.jobs.measured_runs import record_observations
 
     (settings.folder(job) / SECRETS_FILE).unlink(missing_ok=True)
     record_observations(store, fleet_named(settings).site(), job, story)

@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import pytest
 
-import duetune.forecast
+import duetune.market.forecast
 from duetune.errors import MissingExtra
-from duetune.forecast import ErrorRegime, ForecastKind, ForecastSource
-from duetune.forecast.source import LEARNING
+from duetune.market.forecast import ErrorRegime, ForecastKind, ForecastSource
+from duetune.market.forecast.forecast_source import LEARNING
 from duetune.testing import (
     CausalForecasterContract,
     ForecasterContract,
@@ -40,7 +40,7 @@ def test_every_forecaster_of_the_package_runs_through_the_suite():
         for source in SOURCES
         if source.kind not in {ForecastKind.ARIMA, ForecastKind.ETS, ForecastKind.BOOSTED}
     }
-    assert set(classes_with(duetune.forecast, "observe", "forecast")) <= made
+    assert set(classes_with(duetune.market.forecast, "observe", "forecast")) <= made
 
 
 class _Learning(DistributionForecasterContract):

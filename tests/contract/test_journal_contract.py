@@ -6,9 +6,9 @@ import pytest
 
 import duetune.store
 from duetune.store import MemoryJournal, open_store
-from duetune.store.journal import DatabaseJournal
+from duetune.store.database_journal import DatabaseJournal
 from duetune.testing import JournalContract
-from duetune.testing.events import decision
+from duetune.testing.sample_events import decision
 from support.discovery import classes_with
 
 

@@ -3,15 +3,15 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-import duetune.cluster
-from duetune.cluster.queues import Queue
-from duetune.core.cluster import Plan
+import duetune.planners
+from duetune.core.planning import Plan
+from duetune.planners.queues import QueuePlanner
 from duetune.registry.planners import PLANNERS, planner_named
 from duetune.testing import PlannerContract
 from support.discovery import classes_with
 
 IMPLEMENTATIONS = [
-    each for each in classes_with(duetune.cluster, "plan") if not each.__name__.startswith("_")
+    each for each in classes_with(duetune.planners, "plan") if not each.__name__.startswith("_")
 ]
 NAMES = ("fifo", "fifo:backfill", "srt", "edf", "sia", "sia:0.5", "tutti", "tutti:2.5")
 
@@ -54,7 +54,7 @@ class Changed(msgspec.Struct, frozen=True):
         return "wrong"
 
     def plan(self, views, stock):
-        plan = Queue().plan(views, stock)
+        plan = QueuePlanner().plan(views, stock)
         shapes = dict(plan.shapes)
         if self.wrong == "greedy":
             shapes = {view.name: len(stock.shapes) - 1 for view in views}

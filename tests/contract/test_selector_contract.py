@@ -1,11 +1,11 @@
 from __future__ import annotations
 
-import duetune.selection
-from duetune.selection import Play
+import duetune.policies.select
+from duetune.policies.select import Play
 from duetune.testing import SelectorContract
 from support.discovery import classes_with
 
-IMPLEMENTATIONS = classes_with(duetune.selection, "choose", "learn")
+IMPLEMENTATIONS = classes_with(duetune.policies.select, "choose", "learn")
 
 
 def test_discovery_finds_the_selectors_of_the_issue():

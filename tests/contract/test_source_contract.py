@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 
 import duetune.knowledge.sources
-from duetune.knowledge.model import KnowledgeModel
-from duetune.knowledge.sources.base import Source
+from duetune.knowledge.model.learned_model import KnowledgeModel
 from duetune.knowledge.sources.blind import Blind
 from duetune.knowledge.sources.decorators import Cached, Decorator
-from duetune.knowledge.sources.history import HistorySource, Remembering
+from duetune.knowledge.sources.estimating import Source
 from duetune.knowledge.sources.learned import HybridSource, RegressionSource
+from duetune.knowledge.sources.past_runs import HistorySource, Remembering
 from duetune.registry.sources import SOURCES, source_named
 from duetune.testing.source_contract import SourceContract
 from support.discovery import classes_with

@@ -15,8 +15,8 @@ import pytest
 from duetune.cli import main
 from duetune.cli.cluster import cluster
 from duetune.errors import InvalidInput
+from duetune.plots import cluster_figures
 from duetune.registry import clusters
-from duetune.simulate import plots_cluster
 from support.examples import EXAMPLE, printed
 from support.places import ROOT
 from support.small_cluster import MODEL, STOCK, small_world
@@ -225,7 +225,7 @@ class TestSimulate:
         def broken(*_, **__):
             raise InvalidInput("picture", "x", "y")
 
-        monkeypatch.setattr(plots_cluster, "cluster_figure", broken)
+        monkeypatch.setattr(cluster_figures, "cluster_figure", broken)
         assert main(["cluster", *ONE, "--csv", "x.csv", "--plot", "x.png"]) == 2
         assert not list(tmp_path.iterdir())
 

@@ -13,7 +13,7 @@ import click
 import pytest
 
 from duetune.cli.app import COMMANDS, app
-from duetune.cli.documents import read_document
+from duetune.cli.json_output import read_document
 from duetune.core.job import Job
 from support.examples import EXAMPLE, printed
 from support.places import ROOT

@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from duetune.core.contract import DONE, HOPELESS, LEFT
+from duetune.core.node_contract import DONE, HOPELESS, LEFT
 from duetune.core.progress import Phase
 from duetune.training.checkpoint import CheckpointStore
 from duetune.training.task import Method, TrainingTask

@@ -11,7 +11,7 @@ import pytest
 
 from duetune.cli import main
 from duetune.cli.forecast import forecast
-from duetune.testing.markets import random_market
+from duetune.testing.small_markets import random_market
 from support.places import ROOT
 
 PAGE = ROOT / "docs" / "reference" / "cli.md"

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from duetune.cli import main
-from duetune.knowledge.configuration import Configuration
+from duetune.knowledge.configurations.configuration import Configuration
+from duetune.knowledge.configurations.space_files import read_space
 from duetune.knowledge.history import History
 from duetune.knowledge.history_files import read_history, write_history
-from duetune.knowledge.observation import Observation, Outcome
-from duetune.knowledge.space_files import read_space
+from duetune.knowledge.observation import Observation, RunOutcome
 from duetune.registry import sources
 
 MODEL = "meta-llama/Llama-3.2-1B"
@@ -47,7 +47,11 @@ def runs(count=4, **fields):
     found = []
     for power in range(count):
         one = Configuration(model=MODEL, gpu_model="A100-80GB", batch_size=2**power)
-        values = {"outcome": Outcome.VALID, "tokens_per_s": 9000.0 + power, "peak_memory_gb": 9.0}
+        values = {
+            "outcome": RunOutcome.VALID,
+            "tokens_per_s": 9000.0 + power,
+            "peak_memory_gb": 9.0,
+        }
         found.append(Observation(configuration=one.replace(software="x 1"), **(values | fields)))
     return found
 
@@ -262,7 +266,7 @@ def test_recommend_names_the_nearest_miss_where_nothing_fits(duetune):
 
 
 def test_history_is_taken_in_shown_and_written(duetune):
-    write_history("runs.csv", [*runs(), *runs(1, outcome=Outcome.OOM, tokens_per_s=None)])
+    write_history("runs.csv", [*runs(), *runs(1, outcome=RunOutcome.OOM, tokens_per_s=None)])
     status, out, _ = duetune("history", "import", "runs.csv")
     assert status == 0
     assert "5 rows, 5 new, 0 known already" in out

@@ -11,7 +11,7 @@ import pytest
 from duetune.core.events import Decided, Learned
 from duetune.core.fleet import NodeState
 from duetune.registry.policies import policy_named
-from duetune.simulate.journal import redecided
+from duetune.simulate.journal_replay import redecided
 from support.accounts import accounted, never_two_at_once
 from support.live_home import LEFT_RUNNING, LiveHome
 

@@ -9,7 +9,7 @@ import pytest
 from duetune.core.events import Decided, Ended, Observed
 from duetune.registry.policies import policy_named
 from duetune.settings import load_settings
-from duetune.simulate.journal import redecided
+from duetune.simulate.journal_replay import redecided
 from duetune.training.tiny import build_tiny_model
 from support.accounts import accounted
 from support.later import later

@@ -7,9 +7,9 @@ import json
 import pytest
 
 from duetune.cli import main
-from duetune.knowledge.observation import Outcome
-from duetune.profiling import preparation
-from duetune.profiling.journal import read_observations
+from duetune.knowledge.measure import preparation
+from duetune.knowledge.measure.campaign_file import read_observations
+from duetune.knowledge.observation import RunOutcome
 
 pytestmark = pytest.mark.live
 
@@ -94,7 +94,7 @@ def test_a_campaign_is_measured_and_goes_on_without_repeating_itself(duetune, sp
     assert out.read_bytes().startswith(first)
     rows = read_observations(out)
     assert len({each.configuration.key for each in rows}) == 4, "adamw-8bit cannot be run here"
-    assert {each.outcome for each in rows} == {Outcome.VALID}
+    assert {each.outcome for each in rows} == {RunOutcome.VALID}
     assert all(each.tokens_per_s > 0 and each.steps >= 3 for each in rows)
     assert {each.configuration.gpu_model for each in rows} == {"cpu"}
     assert all("torch" in each.configuration.software for each in rows)

@@ -17,8 +17,8 @@ import pytest
 import yaml
 
 from duetune.cli import main
-from duetune.spec.load import load_spec
-from duetune.spec.schema import spec_json_schema
+from duetune.jobs.spec.job_spec import spec_json_schema
+from duetune.jobs.spec.load import load_spec
 from support.patience import PATIENCE_S, until
 from support.places import ROOT
 

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from duetune.core.progress import Phase
-from duetune.spec.load import load_spec
+from duetune.jobs.spec.load import load_spec
 from duetune.training.checkpoint import CheckpointStore
-from duetune.training.progress import read_progress
+from duetune.training.progress_files import read_progress
 from duetune.training.tiny import build_tiny_model
 from support.patience import PATIENCE_S, until
 from support.places import ROOT

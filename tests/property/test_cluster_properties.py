@@ -12,14 +12,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from duetune.cluster.program import GAP
-from duetune.cluster.queues import Queue
-from duetune.cluster.sia import Sia
-from duetune.cluster.workload import poisson_arrivals, workload
-from duetune.core.cluster import JobView, Partition, Stock, Tenure
+from duetune.core.planning import JobView, Partition, Stock, Tenure
+from duetune.planners.queues import QueuePlanner
+from duetune.planners.round_program import GAP
+from duetune.planners.sia import Sia
 from duetune.registry.clusters import world_source
 from duetune.registry.planners import planner_named
-from duetune.testing.markets import random_market
+from duetune.simulate.cluster.workload import poisson_arrivals, workload
+from duetune.testing.small_markets import random_market
 from support.small_cluster import STOCK, small_world, watched
 
 PLANNERS = ("fifo", "fifo:backfill", "srt", "edf", "sia", "tutti")
@@ -205,13 +205,13 @@ def test_the_same_seed_gives_the_same_bytes(planner):
 @settings(max_examples=8)
 def test_first_come_first_served_is_just_that(seed):
     jobs = drawn_jobs(seed, 12, 240.0)
-    _, outcome = watched(jobs, Queue(), world().truth, world())
+    _, outcome = watched(jobs, QueuePlanner(), world().truth, world())
     starts = [each.first_s for each in outcome.jobs]
     assert starts == sorted(starts)
     assert all(each.restarts == 0 for each in outcome.jobs)
 
 
-class Promises(Queue, frozen=True):
+class Promises(QueuePlanner, frozen=True):
     """Notes for whom room is promised, and in how many minutes; ``made`` is by name."""
 
     made: dict[str, float] = msgspec.field(default_factory=dict)

@@ -9,23 +9,28 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from duetune.errors import InvalidInput
+from duetune.jobs.advice_request import Wanted, request
+from duetune.jobs.configure import configure
+from duetune.jobs.fit_question import FitQuestion, asked_configuration
+from duetune.jobs.recipe import choose_recipe
+from duetune.jobs.recipe_estimates import Prospects
+from duetune.jobs.site import Site
+from duetune.jobs.spec.job_spec import JobSpec
+from duetune.jobs.trainer_facts import (
+    TrainerKnowledge,
+    foreign_fields,
+    precision_kept,
+    trainer_software,
+)
 from duetune.knowledge.advice import Verdict
 from duetune.knowledge.advisor import Advisor
-from duetune.knowledge.configuration import Configurations
+from duetune.knowledge.configurations.configuration import Configurations
 from duetune.knowledge.estimate import FITS
-from duetune.knowledge.gpus import GPUS
+from duetune.knowledge.facts.gpus import GPUS
+from duetune.knowledge.facts.model_facts import model_facts
 from duetune.knowledge.history import History
-from duetune.knowledge.model_facts import model_facts
 from duetune.knowledge.sources.analytic import AnalyticSource
 from duetune.knowledge.sources.learned import HybridSource
-from duetune.quote.plan import configure
-from duetune.quote.prospects import Prospects
-from duetune.quote.recipe import choose_recipe
-from duetune.quote.site import Site
-from duetune.quote.trainer import TrainerKnowledge, foreign_fields, precision_kept, trainer_software
-from duetune.service.advice import Wanted, request
-from duetune.service.single import Single, asked_configuration
-from duetune.spec.schema import JobSpec
 from support.synthetic_history import drawn, measured
 
 MODELS = ("HuggingFaceTB/SmolLM2-135M", "meta-llama/Llama-3.1-8B", "Qwen/Qwen2.5-7B", "my-own-3b")
@@ -94,7 +99,7 @@ def site_of(case):
 
 
 def fit_by_fits(case, advisor, method):
-    wish = Single(
+    wish = FitQuestion(
         model=case["model"],
         gpu=case["gpu"],
         gpus=case["gpus"],
@@ -171,7 +176,7 @@ def test_what_recommend_chooses_can_be_launched_and_fits(case):
         assert one.num_nodes == one.num_gpus
         assert one.batch_size * one.grad_accum >= 16 > one.batch_size * (one.grad_accum - 1)
         assert each.estimate.p_valid >= FITS
-        wish = Single(
+        wish = FitQuestion(
             model=case["model"],
             gpu=case["gpu"],
             gpus=one.num_gpus,

@@ -22,7 +22,7 @@ from duetune.core.events import (
     Resume,
     Status,
     Submitted,
-    Wished,
+    UserRequested,
 )
 from duetune.core.fleet import Launch, Limit, Node, NodeEnd, NodeKind, NodeState, Release, Task
 from duetune.core.job import Job, linear_throughput
@@ -30,7 +30,7 @@ from duetune.core.market import Slot
 from duetune.core.progress import Phase, Progress
 from duetune.engine.engine import Engine
 from duetune.registry.policies import policy_named
-from duetune.simulate.journal import redecided, state_of
+from duetune.simulate.journal_replay import redecided, state_of
 from duetune.store.codec import decode_event, encode_event
 from support.strategies import decimals, reconfigurations
 
@@ -273,10 +273,10 @@ class EngineMachine(RuleBasedStateMachine):
         if isinstance(wish, Cancel) and self.now < ORIGIN + 3 * SLOT_S:
             return
         self.wishes += 1
-        self.happens(Wished(self.now, self.wishes, wish))
+        self.happens(UserRequested(self.now, self.wishes, wish))
         if again:
             before = msgspec.structs.replace(self.state)
-            self.happens(Wished(self.now, self.wishes, Cancel()))
+            self.happens(UserRequested(self.now, self.wishes, Cancel()))
             before.position += 1
             assert self.state == before
 
@@ -319,7 +319,7 @@ class EngineMachine(RuleBasedStateMachine):
 
     def drain(self):
         """Cancelled and left alone, every job ends, with every node gone and paid."""
-        self.happens(Wished(self.now, self.wishes + 1, Cancel()))
+        self.happens(UserRequested(self.now, self.wishes + 1, Cancel()))
         for _ in range(4):
             if not self.live:
                 break

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from duetune.core.market import MarketTrace
-from duetune.forecast import ErrorRegime, ForecastSource, forecast_table, table_by_steps
+from duetune.market.forecast import ErrorRegime, ForecastSource, forecast_table, table_by_steps
 
 causal_sources = st.one_of(
     st.just("last"), st.integers(1, 12).map(lambda period: f"seasonal:{period}")

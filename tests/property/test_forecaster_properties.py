@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from duetune.core.market import MarketTrace
-from duetune.forecast import ForecastSource, forecast_table, table_by_steps
-from duetune.forecast.markov import propagate
+from duetune.market.forecast import ForecastSource, forecast_table, table_by_steps
+from duetune.market.forecast.markov import propagate
 
 names = st.sampled_from(["last", "seasonal:5", "markov", "combined"])
 sources = names.map(ForecastSource.parse)

@@ -13,7 +13,7 @@ from duetune.core.job import Job, Reconfiguration, ValueShape, linear_throughput
 from duetune.core.market import MarketTrace
 from duetune.core.physics import job_physics, play
 from duetune.errors import InvalidInput
-from duetune.forecast.source import ForecastSource
+from duetune.market.forecast.forecast_source import ForecastSource
 from duetune.policies.ahanp import Ahanp
 from duetune.policies.ahap import Ahap
 from duetune.policies.baselines import MaximalSpot, OnDemandOnly, UniformProgress

@@ -6,11 +6,16 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from duetune.knowledge.configuration import Configuration, Method, Precision, Sharding
-from duetune.knowledge.gpus import GPUS
+from duetune.knowledge.configurations.configuration import (
+    Configuration,
+    Method,
+    Precision,
+    Sharding,
+)
+from duetune.knowledge.facts.gpus import GPUS
 from duetune.knowledge.history import History
 from duetune.knowledge.history_files import read_history, write_history
-from duetune.knowledge.observation import Observation, Origin, Outcome
+from duetune.knowledge.observation import Observation, Origin, RunOutcome
 
 words = st.text(st.characters(codec="utf-8", exclude_categories=["Cs"]), max_size=12)
 counts = st.integers(1, 1024)
@@ -32,7 +37,7 @@ configurations = st.builds(
 observations = st.builds(
     Observation,
     configuration=configurations,
-    outcome=st.sampled_from(Outcome),
+    outcome=st.sampled_from(RunOutcome),
     tokens_per_s=above_zero,
     step_s=st.none() | above_zero,
     peak_memory_gb=st.none() | st.floats(0.01, 12.0),

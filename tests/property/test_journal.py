@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from duetune.core.events import Event, Recorded, Submitted, Wish, Wished
+from duetune.core.events import Event, Recorded, Submitted, UserRequest, UserRequested
 from duetune.core.fleet import NodeKind, NodeState
 from duetune.core.job import Job
 from duetune.store import Charge, CostBy, MemoryJournal, open_store
@@ -113,7 +113,7 @@ def test_any_event_comes_back_as_it_was(journal, events):
 
 
 @keeps_its_journal
-@given(story=STORIES, data=st.data(), wishes=st.lists(any_of(*get_args(Wish)), max_size=4))
+@given(story=STORIES, data=st.data(), wishes=st.lists(any_of(*get_args(UserRequest)), max_size=4))
 def test_read_models_that_follow_are_those_that_are_rebuilt(store, story, data, wishes):
     job = f"job-{len(store.jobs())}"
     for wish in wishes:
@@ -127,7 +127,7 @@ def test_read_models_that_follow_are_those_that_are_rebuilt(store, story, data, 
     assert (store.jobs(), store.charges(), store.wishes.pending()) == (rows, charges, pending)
     row = store.job(job)
     assert row.events == len(story)
-    taken = {event.wish_id for event in story if isinstance(event, Wished)}
+    taken = {event.wish_id for event in story if isinstance(event, UserRequested)}
     assert not {wish.id for wish in store.wishes.pending(job)} & taken
 
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.ensemble import ExtraTreesClassifier, ExtraTreesRegressor
 
-from duetune.knowledge.configuration import (
+from duetune.knowledge.configurations.configuration import (
     CATEGORIES,
     FIELDS,
     Attention,
@@ -23,15 +23,15 @@ from duetune.knowledge.configuration import (
     Precision,
     Sharding,
 )
-from duetune.knowledge.described import Described, card_bytes
-from duetune.knowledge.features import Physics, Reckoned, feature_matrix
-from duetune.knowledge.forest import grow_classification, grow_regression, sortable
-from duetune.knowledge.frontier import INVALID, UNKNOWN, VALID, Frontier
-from duetune.knowledge.gpus import GPUS
+from duetune.knowledge.configurations.configuration_table import Described, card_bytes
+from duetune.knowledge.facts.gpus import GPUS
 from duetune.knowledge.history import History
-from duetune.knowledge.model import KnowledgeModel
-from duetune.knowledge.observation import Observation, Outcome
-from duetune.knowledge.support import Support
+from duetune.knowledge.model.features import Physics, Reckoned, feature_matrix
+from duetune.knowledge.model.forest import grow_classification, grow_regression, sortable
+from duetune.knowledge.model.frontier import INVALID, UNKNOWN, VALID, Frontier
+from duetune.knowledge.model.learned_model import KnowledgeModel
+from duetune.knowledge.model.support import Support
+from duetune.knowledge.observation import Observation, RunOutcome
 
 MODELS = (
     "HuggingFaceTB/SmolLM2-135M",
@@ -193,7 +193,7 @@ small = st.builds(
     memory_cap_gb=st.sampled_from([0.0, 24.0, 40.0]),
     software=st.sampled_from(["", "x"]),
 ).map(lambda row: row.replace())
-outcomes = st.sampled_from([Outcome.VALID, Outcome.OOM, Outcome.FAILED])
+outcomes = st.sampled_from([RunOutcome.VALID, RunOutcome.OOM, RunOutcome.FAILED])
 
 
 def cell(row):
@@ -212,8 +212,8 @@ def at_least(one, other):
 
 def follows(past, row):
     mine = [(run, outcome) for run, outcome in past if cell(run) == cell(row)]
-    fits = any(outcome is Outcome.VALID and at_least(run, row) for run, outcome in mine)
-    fails = any(outcome is Outcome.OOM and at_least(row, run) for run, outcome in mine)
+    fits = any(outcome is RunOutcome.VALID and at_least(run, row) for run, outcome in mine)
+    fails = any(outcome is RunOutcome.OOM and at_least(row, run) for run, outcome in mine)
     if fits == fails:
         return UNKNOWN
     return VALID if fits else INVALID

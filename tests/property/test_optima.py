@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 from duetune.core.job import Job, Reconfiguration, ReconfigurationKey, ValueShape
 from duetune.core.market import MarketTrace, MarketWindow
 from duetune.core.physics import job_physics, play
-from duetune.optimise.dynamic import offline_optimum
-from duetune.optimise.grid import progress_grid
-from duetune.optimise.milp import milp_optimum
+from duetune.policies.solve.dynamic import offline_optimum
+from duetune.policies.solve.milp import milp_optimum
+from duetune.policies.solve.progress_grid import progress_grid
 from duetune.testing import market_of
 from support.strategies import COMPOSITION, TOTAL, job_on_market, jobs, markets
 
 if TYPE_CHECKING:
-    from duetune.optimise.optimum import Optimum
+    from duetune.policies.solve.optimum import Optimum
 
 CLOSE = 1e-6
 

@@ -24,8 +24,8 @@ from duetune.core.physics import (
     resize_efficiency,
     value_of_finishing,
 )
-from duetune.forecast.source import ForecastSource
-from duetune.optimise.dynamic import offline_optimum
+from duetune.market.forecast.forecast_source import ForecastSource
+from duetune.policies.solve.dynamic import offline_optimum
 from duetune.simulate.episode import simulate
 from duetune.testing import Idle, Restless, constant_market
 from support.strategies import COMPOSITION, TOTAL, decimals, job_on_market, jobs, keys

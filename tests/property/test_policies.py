@@ -11,15 +11,15 @@ from hypothesis import strategies as st
 from duetune.core.job import Job, ValueShape
 from duetune.core.market import MarketTrace
 from duetune.core.physics import job_physics
-from duetune.forecast.source import ForecastSource
-from duetune.optimise.dynamic import offline_optimum
-from duetune.optimise.grid import progress_grid
+from duetune.market.forecast.forecast_source import ForecastSource
 from duetune.policies.ahanp import Ahanp
 from duetune.policies.ahap import Ahap
 from duetune.policies.baselines import MaximalSpot, OnDemandOnly, UniformProgress
 from duetune.policies.guard import deadline_guard
-from duetune.policies.horizon import PLANNING_STEPS
 from duetune.policies.pool import default_pool
+from duetune.policies.solve.dynamic import offline_optimum
+from duetune.policies.solve.progress_grid import progress_grid
+from duetune.policies.window_plan import PLANNING_STEPS
 from duetune.simulate.cases import Case
 from duetune.simulate.episode import simulate
 from duetune.simulate.tournament import run_tournament

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from duetune.control.shares import Queue
+from duetune.control.queue import Queue
 from duetune.core.events import Observed
 from duetune.registry.planners import planner_named
 from support.fuzz import Adventure, Drawn

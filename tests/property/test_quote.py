@@ -11,16 +11,19 @@ from duetune.core.fleet import MarketReport
 from duetune.core.job import Job, Reconfiguration, ReconfigurationKey, linear_throughput
 from duetune.core.market import MarketTrace
 from duetune.errors import InvalidInput
-from duetune.knowledge.model_facts import model_facts
+from duetune.jobs.configure import configure
+from duetune.jobs.quote import Quote, make_quote
+from duetune.jobs.quote_document import LineRole, QuoteDocument
+from duetune.jobs.quote_lines import settled
+from duetune.jobs.site import Site
+from duetune.jobs.spec.job_spec import JobSpec
+from duetune.jobs.terms import Terms, job_terms
+from duetune.knowledge.facts.model_facts import model_facts
 from duetune.market.synthetic import MarketKind, synthetic_market
 from duetune.policies.ahanp import Ahanp
 from duetune.policies.ahap import Ahap
 from duetune.policies.baselines import MaximalSpot, OnDemandOnly, UniformProgress
-from duetune.quote import Quote, QuoteDocument, Site, Terms, configure, job_terms, make_quote
-from duetune.quote.document import Role
-from duetune.quote.lines import settled
 from duetune.simulate.episode import simulate
-from duetune.spec.schema import JobSpec
 from support.strategies import decimals, jobs, markets
 
 SLOT_S = 1800.0
@@ -55,8 +58,8 @@ def test_a_quote_is_sound_on_any_job(job, market, seed):
             assert line.finish_slot <= line.finish_slot_late <= job.hard_deadline
     assert document.bound is not None
     assert quote.utilities.mean(axis=0).max() <= document.bound.utility + 1e-6
-    assert document.line(Role.SPOT_ONLY).spot_share in {0.0, 1.0}
-    assert document.line(Role.ON_DEMAND_ONLY).spot_share == 0.0
+    assert document.line(LineRole.SPOT_ONLY).spot_share in {0.0, 1.0}
+    assert document.line(LineRole.ON_DEMAND_ONLY).spot_share == 0.0
 
 
 @given(

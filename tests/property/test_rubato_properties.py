@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from duetune.core.job import Job, Reconfiguration, ValueShape
 from duetune.core.market import MarketChain, MarketTrace
 from duetune.core.physics import job_physics
-from duetune.optimise.dynamic import offline_optimum
-from duetune.optimise.stochastic import fill_tables
-from duetune.optimise.stochastic_mix import fill_mix_tables, mixes
 from duetune.policies.rubato import Rubato
+from duetune.policies.solve.dynamic import offline_optimum
+from duetune.policies.solve.stochastic import fill_tables
+from duetune.policies.solve.stochastic_mix import fill_mix_tables, mixes
 from duetune.simulate.episode import simulate
 from support.strategies import COMPOSITION, TOTAL, job_on_market, keys, markets
 

@@ -10,7 +10,7 @@ from hypothesis.extra.numpy import arrays
 
 from duetune.core.job import Job, Reconfiguration, ReconfigurationKey
 from duetune.core.market import MarketTrace
-from duetune.selection import (
+from duetune.policies.select import (
     AdaHedge,
     FixedShare,
     Hedge,

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from duetune.core.market import MarketTrace
-from duetune.forecast.error import (
+from duetune.market.forecast.noisy_oracle import (
     BIAS_SLOTS,
     COUNT,
     MEMORY,

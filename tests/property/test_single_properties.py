@@ -11,7 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from duetune.policies.single_instance import Instance, SingleInstance
-from duetune.simulate.single import SingleJob, SingleUniformProgress, run_single, single_optimum
+from duetune.simulate.single_episode import (
+    SingleJob,
+    SingleUniformProgress,
+    run_single,
+    single_optimum,
+)
 
 WAIT, SPOT, ON_DEMAND = Instance
 TICK = 600.0

@@ -9,11 +9,11 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from duetune.knowledge.configuration import Configuration, Configurations
-from duetune.knowledge.expressions import parse_expression
-from duetune.knowledge.rules import Constraint, broken
-from duetune.knowledge.space import Domain, Space
-from duetune.knowledge.space_sampling import sample
+from duetune.knowledge.configurations.configuration import Configuration, Configurations
+from duetune.knowledge.configurations.configuration_rules import Constraint, broken
+from duetune.knowledge.configurations.expressions import parse_expression
+from duetune.knowledge.configurations.space import Domain, Space
+from duetune.knowledge.configurations.space_sampling import sample
 
 NUMBERS = ("num_gpus", "batch_size", "tokens_per_sample", "num_nodes", "grad_accum", "fast_moe")
 values = st.lists(st.integers(1, 12), min_size=1, max_size=3, unique=True).map(tuple)

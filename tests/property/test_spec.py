@@ -12,15 +12,15 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from duetune.errors import InvalidInput
-from duetune.spec.document import parse_document, written_yaml
-from duetune.spec.durations import LONGEST, parse_deadline, parse_duration, written_duration
-from duetune.spec.exporting.script import task_document
-from duetune.spec.exporting.writing import Target, export_job
-from duetune.spec.importing.reading import Tool, import_job
-from duetune.spec.importing.source import is_secret_name
-from duetune.spec.load import load_text
-from duetune.spec.schema import JobSpec
-from duetune.spec.training import SCHEDULES
+from duetune.interop.export_jobs.script import task_document
+from duetune.interop.export_jobs.writing import Target, export_job
+from duetune.interop.import_jobs.foreign_file import is_secret_name
+from duetune.interop.import_jobs.reading import Tool, import_job
+from duetune.jobs.spec.durations import LONGEST, parse_deadline, parse_duration, written_duration
+from duetune.jobs.spec.job_spec import JobSpec
+from duetune.jobs.spec.load import load_text
+from duetune.jobs.spec.training_fields import SCHEDULES
+from duetune.jobs.spec.yaml_document import parse_document, written_yaml
 from duetune.training.task import TrainingTask
 
 durations = st.timedeltas(timedelta(microseconds=1), LONGEST)

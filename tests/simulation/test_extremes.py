@@ -7,12 +7,12 @@ import pytest
 
 from duetune.core.job import Job, Reconfiguration, ReconfigurationKey, linear_throughput
 from duetune.core.physics import job_physics
-from duetune.forecast.source import ForecastSource
-from duetune.optimise.dynamic import offline_optimum
+from duetune.market.forecast.forecast_source import ForecastSource
 from duetune.policies.ahanp import Ahanp
 from duetune.policies.ahap import Ahap
 from duetune.policies.baselines import MaximalSpot, OnDemandOnly, UniformProgress
 from duetune.policies.guard import deadline_guard
+from duetune.policies.solve.dynamic import offline_optimum
 from duetune.simulate.cases import Case
 from duetune.simulate.episode import simulate
 from duetune.simulate.tournament import run_tournament

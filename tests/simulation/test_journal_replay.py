@@ -11,7 +11,7 @@ from duetune.core.events import Amend, Cancel, Decided, Observed, Pause, Recorde
 from duetune.core.physics import value_of_finishing
 from duetune.errors import InvalidInput
 from duetune.registry.policies import policy_named
-from duetune.simulate.journal import (
+from duetune.simulate.journal_replay import (
     alternatives,
     counterfactual_utilities,
     job_lived,

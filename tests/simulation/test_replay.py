@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 
 from duetune.core.job import Job, Reconfiguration, ReconfigurationKey, linear_throughput
-from duetune.forecast.source import ForecastSource
+from duetune.market.forecast.forecast_source import ForecastSource
 from duetune.policies.guard import deadline_guard
 from duetune.policies.pool import baselines, paper_pool
 from duetune.simulate.cases import JobMix, draw_cases

@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from duetune.core.job import Job, Reconfiguration, ReconfigurationKey
-from duetune.forecast.source import ForecastSource
+from duetune.market.forecast.forecast_source import ForecastSource
 from duetune.policies.single_instance import Instance
 from duetune.simulate.episode import simulate
-from duetune.simulate.single import SingleJob, run_single, single_optimum
+from duetune.simulate.single_episode import SingleJob, run_single, single_optimum
 from duetune.testing import FixedPlan, market_of
 
 TICK, SPOT_PRICE, ON_DEMAND_PRICE = 600.0, 0.9731 / 6, 3.06 / 6

@@ -9,7 +9,7 @@ import subprocess
 import sys
 
 from duetune.core.progress import Phase
-from duetune.training.progress import read_progress
+from duetune.training.progress_files import read_progress
 from duetune.training.publication import published
 from duetune.training.task import write_task
 from support.patience import PATIENCE_S, until

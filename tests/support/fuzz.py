@@ -10,12 +10,12 @@ import contextlib
 from hypothesis import strategies as st
 
 from duetune.control.crash_points import CRASH_POINTS, WRITES, Crash
-from duetune.core.events import Amend, Cancel, Pause, Resume, Wished
+from duetune.core.events import Amend, Cancel, Pause, Resume, UserRequested
 from duetune.core.fleet import Launch, Limit, NodeKind, Task
 from duetune.core.job import linear_throughput
 from duetune.errors import FleetError, StaleController
 from duetune.testing import market_of
-from duetune.testing.fleets import FleetFaults, FleetSettings
+from duetune.testing.memory_fleet import FleetFaults, FleetSettings
 from support.harness import SLOT_S, Lessons, Room, Status
 from support.invariants import check_over, check_turn
 
@@ -167,8 +167,8 @@ class Adventure:
         if state.status is Status.SUCCEEDED:
             assert done
         if state.status is Status.CANCELLED:
-            assert any(isinstance(e.wish, Cancel) for e in self.room.events(name, Wished))
-        wishes = [event.wish_id for event in self.room.events(name, Wished)]
+            assert any(isinstance(e.wish, Cancel) for e in self.room.events(name, UserRequested))
+        wishes = [event.wish_id for event in self.room.events(name, UserRequested)]
         assert set(wishes) <= self.asked.get(name, set())
 
     def _market(self):

@@ -7,15 +7,15 @@ import operator
 
 from duetune.control import Books, Controller, World
 from duetune.control.crash_points import Crash, CrashPlan, JournalPoints, LearningPoints, planned
-from duetune.core.events import Decided, Ended, Learned, Status, Submitted, Wished
+from duetune.core.events import Decided, Ended, Learned, Status, Submitted, UserRequested
 from duetune.core.fleet import Task
 from duetune.core.job import Job, linear_throughput
 from duetune.engine.engine import Engine
-from duetune.forecast.simple import LastValue
+from duetune.market.forecast.simple import LastValue
 from duetune.registry.policies import policy_named
-from duetune.store.memory import MemoryJournal
+from duetune.store.memory_journal import MemoryJournal
 from duetune.testing import MemoryFleet, market_of
-from duetune.testing.training import PretendTraining
+from duetune.testing.pretended_training import PretendTraining
 
 SLOT_S = 1800.0
 AVAILABLE = [3, 3, 1, 0, 2, 4, 4, 4, 0, 1, 4, 4] * 6
@@ -41,7 +41,7 @@ class MemoryWishes:
         for stream in self._journal.streams():
             for recorded in self._journal.read(stream, after=self._read.get(stream, 0)):
                 self._read[stream] = recorded.position
-                if isinstance(recorded.event, Wished):
+                if isinstance(recorded.event, UserRequested):
                     self._taken.add(recorded.event.wish_id)
         return [
             (number, job, wish)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import itertools
 import math
 
-from duetune.core.events import Decided, Ended, Learned, Requested, Wished
+from duetune.core.events import Decided, Ended, Learned, Requested, UserRequested
 from duetune.registry.policies import policy_named
-from duetune.simulate.journal import redecided
+from duetune.simulate.journal_replay import redecided
 
 
 def accounted(room, name="job"):
@@ -36,7 +36,7 @@ def check_story(room, name="job", *, strangers=()):
     assert len(launched) == len(set(launched)), "a node id was given twice"
     epochs = [event.launches[0].epoch for event in requests if event.launches]
     assert epochs == sorted(set(epochs)), "epochs must grow"
-    wishes = [event.wish_id for event in events if isinstance(event, Wished)]
+    wishes = [event.wish_id for event in events if isinstance(event, UserRequested)]
     assert len(wishes) == len(set(wishes)), "a wish was journalled twice"
     known = {node.id for node in room.fleet.observe(name).nodes}
     assert known <= {*launched, *strangers}, "a node was launched before it was written down"

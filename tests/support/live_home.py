@@ -13,7 +13,7 @@ from pathlib import Path
 from unittest.mock import patch
 
 from duetune.cli import main
-from duetune.service import submission
+from duetune.jobs import submit
 from duetune.settings import load_settings
 from duetune.store.home_store import opened_store
 from duetune.wiring import running_fleet
@@ -49,7 +49,7 @@ class LiveHome:
         words = [str(word) for word in arguments]
         with (
             patch.dict(os.environ, {**self.environment, **more}),
-            patch.object(submission, "SCENARIOS", 10),
+            patch.object(submit, "SCENARIOS", 10),
             redirect_stdout(io.StringIO()) as out,
             redirect_stderr(io.StringIO()) as err,
         ):

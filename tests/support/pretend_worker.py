@@ -14,8 +14,16 @@ import sys
 import time
 from pathlib import Path
 
-from duetune.profiling.wire import DONE, POISONED, Header, Ready, Result, Trial, started_line
-from duetune.profiling.worker import ordered
+from duetune.knowledge.measure.measuring_worker import ordered
+from duetune.knowledge.measure.worker_messages import (
+    DONE,
+    POISONED,
+    Header,
+    Ready,
+    Trial,
+    TrialResult,
+    started_line,
+)
 
 DIES, RUNS_OUT, HANGS, POISONS, SLOW = 13, 17, 19, 23, 29
 
@@ -61,7 +69,7 @@ def main() -> int:
                 time.sleep(1)
             valid = kind not in {RUNS_OUT, POISONS}
             write(
-                Result(
+                TrialResult(
                     id=trial.id,
                     outcome="valid" if valid else "oom" if kind == RUNS_OUT else "failed",
                     measured_at=time.time(),

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from duetune.core.fleet import MarketReport
 from duetune.core.market import Slot
-from duetune.quote.plan import configure
-from duetune.quote.site import Site
-from duetune.quote.terms import Terms, job_terms
-from duetune.spec.schema import JobSpec
+from duetune.jobs.configure import configure
+from duetune.jobs.site import Site
+from duetune.jobs.spec.job_spec import JobSpec
+from duetune.jobs.terms import Terms, job_terms
 
 HOUR = 3600.0
 ORIGIN = 1_800_000_000.0

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import msgspec
 
-from duetune.cluster.briefing import Briefing
-from duetune.cluster.outcome import What
-from duetune.cluster.simulate import Delays, Simulation, Truth
-from duetune.cluster.supply import Supply
-from duetune.cluster.workload import kinds_of
-from duetune.cluster.world import World
-from duetune.core.cluster import Partition, Stock
-from duetune.knowledge.configuration import Configuration
+from duetune.core.planning import Partition, Stock
+from duetune.knowledge.configurations.configuration import Configuration
 from duetune.knowledge.history import History
-from duetune.knowledge.listing import Listing
-from duetune.knowledge.observation import Observation, Outcome
-from duetune.knowledge.sources.history import OracleSource
+from duetune.knowledge.listed_space import Listing
+from duetune.knowledge.observation import Observation, RunOutcome
+from duetune.knowledge.sources.past_runs import OracleSource
+from duetune.simulate.cluster.cluster_outcome import What
+from duetune.simulate.cluster.cluster_world import ClusterWorld
+from duetune.simulate.cluster.job_views import Briefing
+from duetune.simulate.cluster.rounds import Delays, Simulation, Truth
+from duetune.simulate.cluster.supply import Supply
+from duetune.simulate.cluster.workload import kinds_of
 
 MODEL = "meta-llama/Llama-3.2-1B"
 SPEED = {"A100-80GB": 2000.0, "L40S": 1000.0}
@@ -59,7 +59,7 @@ def small_world(stock=STOCK):
     runs = [
         Observation(
             configuration=each,
-            outcome=Outcome.VALID if pace_of(each) else Outcome.OOM,
+            outcome=RunOutcome.VALID if pace_of(each) else RunOutcome.OOM,
             tokens_per_s=pace_of(each) or None,
         )
         for each in rows
@@ -67,7 +67,7 @@ def small_world(stock=STOCK):
     truth = OracleSource(History(runs))
     space = Listing.of(rows)
     known = History(runs[::2])
-    return World("replay", truth, space, known, kinds_of(truth, space, stock, least=4))
+    return ClusterWorld("replay", truth, space, known, kinds_of(truth, space, stock, least=4))
 
 
 class Watched(Simulation):

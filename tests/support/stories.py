@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from duetune.core.decision import Forecast, Outlook
-from duetune.core.events import NodeRequest, Reported, Requested, Submitted, Wished
+from duetune.core.events import NodeRequest, Reported, Requested, Submitted, UserRequested
 from duetune.core.fleet import Node, NodeKind, NodeState, Task
 from duetune.core.job import Job, linear_throughput
 from duetune.core.market import Slot
@@ -73,7 +73,7 @@ class Story:
 
     def wish(self, wish, *, at=0.0):
         self.wishes += 1
-        return self.tell(Wished(moment(at), self.wishes, wish))
+        return self.tell(UserRequested(moment(at), self.wishes, wish))
 
     def observed(self, at, *, price=0.3, available=4, pace=None):
         return self.engine.observed(

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from duetune.knowledge.configuration import Configuration, Configurations
-from duetune.knowledge.described import Described
-from duetune.knowledge.features import Physics
+from duetune.knowledge.arithmetic import MemoryConstants, TimeConstants
+from duetune.knowledge.configurations.configuration import Configuration, Configurations
+from duetune.knowledge.configurations.configuration_table import Described
 from duetune.knowledge.history import History
-from duetune.knowledge.memory import MemoryModel
-from duetune.knowledge.observation import Observation, Outcome
-from duetune.knowledge.pace import PaceModel
-from duetune.knowledge.physics import MemoryConstants, TimeConstants
+from duetune.knowledge.model.features import Physics
+from duetune.knowledge.model.memory_model import MemoryModel
+from duetune.knowledge.model.pace_model import PaceModel
+from duetune.knowledge.observation import Observation, RunOutcome
 
 TRUTH = Physics(
     pace=PaceModel(
@@ -68,7 +68,7 @@ def measured(rows, seed, *, noise=0.03, memory_noise=0.01, bound=1.0, slower=Non
     return History(
         Observation(
             configuration=row,
-            outcome=Outcome.VALID if fits[index] else Outcome.OOM,
+            outcome=RunOutcome.VALID if fits[index] else RunOutcome.OOM,
             tokens_per_s=float(pace[index]) if fits[index] else None,
             peak_memory_gb=float(shown[index]) / 1e9 if fits[index] and peaks else None,
             provenance=f"row {index}",

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from duetune import __version__
-from duetune.cli.options import Session
+from duetune.cli.options import CommandOptions
 from duetune.errors import DuetuneError
 
 if TYPE_CHECKING:
@@ -29,10 +29,10 @@ COMMANDS = {
     "logs": ("duetune.cli.logs:logs", "What a job's nodes wrote."),
     "explain": ("duetune.cli.explain:explain", "Why a job held what it held."),
     "cost-report": ("duetune.cli.queue:cost_report", "Every cent that was charged."),
-    "cancel": ("duetune.cli.wishes:cancel", "Stop a job for good."),
-    "pause": ("duetune.cli.wishes:pause", "Give back a job's GPUs for now."),
-    "resume": ("duetune.cli.wishes:resume", "Let a paused job go on."),
-    "amend": ("duetune.cli.wishes:amend", "Change the deadline or budget of a running job."),
+    "cancel": ("duetune.cli.job_requests:cancel", "Stop a job for good."),
+    "pause": ("duetune.cli.job_requests:pause", "Give back a job's GPUs for now."),
+    "resume": ("duetune.cli.job_requests:resume", "Let a paused job go on."),
+    "amend": ("duetune.cli.job_requests:amend", "Change the deadline or budget of a running job."),
     "fleet": ("duetune.cli.fleet:fleet", "The emulated fleet of this machine."),
     "controller": ("duetune.cli.controller:controller", "The process that runs the jobs."),
     "simulate": (
@@ -110,7 +110,7 @@ def app(context: click.Context, *, debug: bool) -> None:
     `launch` runs a job; `simulate` and the commands after it ask what policies would do on
     recorded or synthetic markets.
     """
-    if debug and isinstance(context.obj, Session):
+    if debug and isinstance(context.obj, CommandOptions):
         context.obj.debug = True
     if context.invoked_subcommand is None:
         click.echo(context.get_help())
@@ -118,7 +118,7 @@ def app(context: click.Context, *, debug: bool) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the program; returns its exit status."""
-    session = Session(debug=os.environ.get("DUETUNE_DEBUG", "") not in {"", "0"})
+    session = CommandOptions(debug=os.environ.get("DUETUNE_DEBUG", "") not in {"", "0"})
     try:
         status = app.main(
             args=None if arguments is None else list(arguments),
@@ -160,7 +160,7 @@ def _refused(error: click.ClickException) -> int:
     return error.exit_code
 
 
-def _failed(session: Session, error: Exception, message: str, status: int) -> int:
+def _failed(session: CommandOptions, error: Exception, message: str, status: int) -> int:
     if session.debug:
         traceback.print_exception(error)
     _say(message)

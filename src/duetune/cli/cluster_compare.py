@@ -20,7 +20,7 @@ from duetune.cli.cluster_options import (
     world_note,
     world_words,
 )
-from duetune.cli.documents import Document, print_document
+from duetune.cli.json_output import JsonDocument, print_document
 from duetune.cli.options import run_options
 from duetune.errors import InvalidInput
 
@@ -29,17 +29,17 @@ if TYPE_CHECKING:
     from typing import TextIO
 
     from duetune.cli.cluster_options import ClusterOptions
-    from duetune.cluster.outcome import Figures
-    from duetune.cluster.trial import Cluster, Compared, Setting
     from duetune.core.ports import Planner
-    from duetune.knowledge.source import KnowledgeSource
+    from duetune.knowledge.sources.knowledge_source import KnowledgeSource
+    from duetune.simulate.cluster.cluster_outcome import Figures
+    from duetune.simulate.cluster.trial import Cluster, Compared, Setting
 
     Results = dict[Setting, list[Figures]]
 
 _DRAWING = frozenset(("random", "noisy"))
 
 
-class Comparison(Document, frozen=True, kw_only=True):
+class Comparison(JsonDocument, frozen=True, kw_only=True):
     """``settings`` in the order asked for; at each load the first one is the baseline."""
 
     world: WorldNote
@@ -96,11 +96,11 @@ def compare(
     Every planner and source gets the same jobs. Intervals are of 95%, from 2,000 draws of the seeds
     with replacement, in pairs with the baseline.
     """
-    from duetune.cluster.trial import compared
+    from duetune import plots
     from duetune.files import checked_target, whole_file
+    from duetune.plots.cluster_figures import comparison_figure
     from duetune.registry.planners import planner_named
-    from duetune.simulate import plots
-    from duetune.simulate.plots_cluster import comparison_figure
+    from duetune.simulate.cluster.trial import compared
 
     target = None if plot is None else plots.checked_plot(plot, "--plot")
     rows = None if csv is None else checked_target(csv, "--csv", (".csv",))
@@ -159,8 +159,8 @@ def _play(
 ) -> Results:
     """With a bar on the terminal."""
     from duetune.cli.tables import counting_bar
-    from duetune.cluster.trial import Setting
     from duetune.registry.clusters import world_source
+    from duetune.simulate.cluster.trial import Setting
 
     # Who learns or draws by chance is made anew for every simulation, the others are fitted once.
     kept: dict[str, KnowledgeSource] = {
@@ -189,7 +189,7 @@ def _play(
 
 
 def _write_rows(results: Results, seed: int, world: str, file: TextIO) -> None:
-    from duetune.cluster.outcome import Figures
+    from duetune.simulate.cluster.cluster_outcome import Figures
 
     rows = csv_files.writer(file, lineterminator="\n")
     fields = Figures.__struct_fields__

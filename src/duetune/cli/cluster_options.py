@@ -16,11 +16,11 @@ from duetune.registry.clusters import WORLDS
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from duetune.cluster.trial import Cluster
-    from duetune.cluster.workload import ClusterJob
-    from duetune.core.cluster import Stock
     from duetune.core.market import MarketTrace
+    from duetune.core.planning import Stock
     from duetune.knowledge.history import History
+    from duetune.simulate.cluster.trial import Cluster
+    from duetune.simulate.cluster.workload import ClusterJob
 
 USUAL_JOBS = 120
 USUAL_LOAD = 24.0
@@ -56,12 +56,12 @@ class ClusterOptions(msgspec.Struct, frozen=True, kw_only=True):
         """What is simulated, with a word on the terminal where that takes long. Whatever can be
         refused is refused before: the sources that will be asked for, too.
         """
-        from duetune.cli.home import waiting
-        from duetune.cluster.simulate import Delays
-        from duetune.cluster.trial import Cluster
+        from duetune.cli.context import waiting
         from duetune.knowledge.history import History
         from duetune.registry.clusters import world_named
         from duetune.registry.sources import source_named, sources_listed
+        from duetune.simulate.cluster.rounds import Delays
+        from duetune.simulate.cluster.trial import Cluster
 
         if seed < 0:
             raise InvalidInput("seed", seed, "a whole number, zero or more")
@@ -90,8 +90,8 @@ class ClusterOptions(msgspec.Struct, frozen=True, kw_only=True):
         """The jobs, and what to say of where they come from."""
         import numpy as np
 
-        from duetune.cluster.workload import poisson_arrivals, workload
-        from duetune.cluster.workload_files import read_workload
+        from duetune.simulate.cluster.workload import poisson_arrivals, workload
+        from duetune.simulate.cluster.workload_files import read_workload
 
         random = np.random.default_rng(seed)
         kinds = cluster.world.kinds
@@ -139,8 +139,8 @@ class ClusterOptions(msgspec.Struct, frozen=True, kw_only=True):
                 raise InvalidInput(option, str(path), f"another file than that of {other}")
 
     def _stock(self, seed: int) -> tuple[Stock, dict[str, MarketTrace]]:
-        from duetune.cluster.world import usual_stock
         from duetune.registry.clusters import cluster_from_file, cluster_of_nodes
+        from duetune.simulate.cluster.cluster_world import usual_stock
 
         if self.cluster is not None and self.nodes:
             raise click.UsageError("--cluster and --nodes exclude each other")
@@ -149,7 +149,7 @@ class ClusterOptions(msgspec.Struct, frozen=True, kw_only=True):
         return (cluster_of_nodes(self.nodes) if self.nodes else usual_stock()), {}
 
     def _history(self) -> History | None:
-        from duetune.knowledge.importing.recognise import import_history
+        from duetune.interop.import_runs.recognise import import_history
 
         if self.history is None:
             return None

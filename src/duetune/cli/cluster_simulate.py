@@ -16,17 +16,17 @@ from duetune.cli.cluster_options import (
     world_note,
     world_words,
 )
-from duetune.cli.documents import Document, print_document
+from duetune.cli.json_output import JsonDocument, print_document
 from duetune.cli.options import run_options
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from duetune.cli.cluster_options import ClusterOptions
-    from duetune.cluster.outcome import Figures
+    from duetune.simulate.cluster.cluster_outcome import Figures
 
 
-class ClusterRun(Document, frozen=True, kw_only=True):
+class ClusterRun(JsonDocument, frozen=True, kw_only=True):
     """Times of ``figures`` are in hours."""
 
     planner: str
@@ -62,14 +62,14 @@ def simulate(
     as_json: bool,
 ) -> None:
     """One planner with one source of knowledge on a cluster."""
-    from duetune.cli.home import waiting
-    from duetune.cluster.outcome_files import write_jobs, write_rounds
-    from duetune.cluster.workload_files import write_workload
+    from duetune import plots
+    from duetune.cli.context import waiting
     from duetune.files import checked_target, whole_file
+    from duetune.plots.cluster_figures import cluster_figure
     from duetune.registry.clusters import world_source
     from duetune.registry.planners import planner_named
-    from duetune.simulate import plots
-    from duetune.simulate.plots_cluster import cluster_figure
+    from duetune.simulate.cluster.cluster_outcome_files import write_jobs, write_rounds
+    from duetune.simulate.cluster.workload_files import write_workload
 
     target = None if plot is None else plots.checked_plot(plot, "--plot")
     per_job = None if csv is None else checked_target(csv, "--csv", (".csv",))
@@ -159,7 +159,7 @@ def _show(figures: Figures) -> None:
 
 
 def _undone(figures: Figures) -> str:
-    from duetune.cluster.simulate import GIVEN_UP_DAYS
+    from duetune.simulate.cluster.rounds import GIVEN_UP_DAYS
 
     of = f"{figures.unserved:,} of {counted(figures.jobs, 'job')}"
     if figures.unserved == 1:

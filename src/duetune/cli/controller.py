@@ -6,7 +6,7 @@ import logging
 
 import click
 
-from duetune.cli.home import Answer, Home, json_option, print_answer
+from duetune.cli.context import Answer, Home, json_option, print_answer
 
 
 class ControllerAnswer(Answer, frozen=True, kw_only=True):
@@ -22,7 +22,7 @@ def controller() -> None:
 @controller.command()
 def run() -> None:
     """Be the controller, in the foreground."""
-    from duetune.service.processes import sole_controller
+    from duetune.jobs.controller_process import sole_controller
     from duetune.wiring import run_controller
 
     logging.basicConfig(

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from duetune.cli.home import Answer, Home, json_option, print_answer
+from duetune.cli.context import Answer, Home, json_option, print_answer
 from duetune.registry.policies import policy_named
 
 if TYPE_CHECKING:
-    from duetune.service.explanation import Explanation, SlotExplained
+    from duetune.jobs.explain import Explanation, SlotExplained
     from duetune.store.rows import JobRow
 
 
@@ -25,19 +25,19 @@ class ExplainAnswer(Answer, frozen=True, kw_only=True):
 @json_option
 def explain(job: str, slot: int | None, plot: str | None, as_json: bool) -> None:
     """Why a job held what it held, slot by slot; with SLOT, one decision in full."""
-    from duetune.service.explanation import explained
+    from duetune.jobs.explain import explained
 
     home = Home()
     target = None
     if plot is not None:
-        from duetune.simulate import plots
+        from duetune import plots
 
         target = plots.checked_plot(plot, "--plot")
     row = home.store.job(job)
     story = home.store.journal.read(row.id)
     explanation = explained(row.id, story, policy_named, slot=slot)
     if target is not None:
-        from duetune.simulate import plots
+        from duetune import plots
 
         plots.save_figure(plots.timeline_figure(row.name, story), target)
     if as_json:

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from duetune.cli.home import Answer, Home, print_answer
+from duetune.cli.context import Answer, Home, print_answer
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from duetune.knowledge.advice import Change, Fit
-    from duetune.knowledge.configuration import Configuration
+    from duetune.knowledge.configurations.configuration import Configuration
 
 DOES_NOT_FIT = 1
 OTHER = " [dim](with another trainer)[/]"
@@ -74,11 +74,11 @@ def fits(model: str, as_json: bool, **chosen: object) -> int:
     """
     import msgspec
 
-    from duetune.cli.knowing import known_advisor
+    from duetune.cli.advice_format import known_advisor
+    from duetune.jobs.fit_question import FitQuestion, asked_configuration
     from duetune.knowledge.advice import Verdict
-    from duetune.service.single import Single, asked_configuration
 
-    wish = msgspec.convert({"model": model, **chosen}, Single)
+    wish = msgspec.convert({"model": model, **chosen}, FitQuestion)
     home = Home()
     known = functools.cache(lambda: known_advisor(home))
 
@@ -115,7 +115,7 @@ def _show(fit: Fit, notes: tuple[str, ...]) -> None:
 def _headline(fit: Fit) -> str:
     from rich.markup import escape
 
-    from duetune.cli.knowing import percentage
+    from duetune.cli.advice_format import percentage
     from duetune.knowledge.advice import Verdict
 
     words = {
@@ -143,7 +143,7 @@ def show_fit(screen: Console, fit: Fit) -> None:
     """The terms, what would help or how much room there is, and the evidence."""
     from rich.markup import escape
 
-    from duetune.cli.knowing import evidence_table, parts_table
+    from duetune.cli.advice_format import evidence_table, parts_table
     from duetune.knowledge.estimate import FITS
 
     screen.print(parts_table(fit))
@@ -173,9 +173,9 @@ def show_fit(screen: Console, fit: Fit) -> None:
 def _changes(title: str, fit: Fit) -> object:
     from rich.markup import escape
 
-    from duetune.cli.knowing import chance
+    from duetune.cli.advice_format import chance
     from duetune.cli.tables import new_table
-    from duetune.quote.trainer import foreign_fields
+    from duetune.jobs.trainer_facts import foreign_fields
 
     table = new_table(title, "fits", "peak GB", "of", left=(title,))
     each: Change

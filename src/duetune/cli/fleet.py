@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
-from duetune.cli.home import Answer, Home, json_option, print_answer
+from duetune.cli.context import Answer, Home, json_option, print_answer
 
 if TYPE_CHECKING:
     from duetune.fleets.host import Connected
@@ -98,8 +98,8 @@ def status(as_json: bool) -> None:
 def stop(force: bool, as_json: bool) -> None:
     """Take all nodes and end it. Jobs that are not over keep their checkpoints."""
     from duetune.fleets.embedded import stop_provider
+    from duetune.jobs.controller_process import stop_controller
     from duetune.registry.fleets import EMBEDDED
-    from duetune.service.processes import stop_controller
 
     home = Home()
     name = home.settings.site.fleet

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
-from duetune.cli.documents import Document, MarketNote, print_document
 from duetune.cli.forecast_backtest import backtest
 from duetune.cli.forecast_names import NamingForecasters, usual_forecaster
+from duetune.cli.json_output import JsonDocument, MarketNote, print_document
 from duetune.cli.options import market_options, run_options
 from duetune.errors import InvalidInput
 from duetune.registry.forecasters import forecast_named
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
     from duetune.cli.options import MarketOptions
     from duetune.core.market import MarketTrace
-    from duetune.simulate.backtest_fan import Expected, Fan, FanSlot
+    from duetune.simulate.backtest.fan import Expected, Fan, FanSlot
 
 USUAL_HOURS = 12.0
 MOST_SLOTS = 2000
 MOST_ROWS = 12
 
 
-class FanDocument(Document, frozen=True, kw_only=True):
+class FanDocument(JsonDocument, frozen=True, kw_only=True):
     """``at`` is the slot in which the forecast was made, ``slots`` what it says of those after."""
 
     forecaster: str
@@ -96,9 +96,9 @@ def show(
 
     TRACE is a recorded market, the same as --trace FILE.
     """
-    from duetune.simulate import plots
-    from duetune.simulate.backtest_fan import fan
-    from duetune.simulate.plots_forecast import fan_figure
+    from duetune import plots
+    from duetune.plots.forecast_figures import fan_figure
+    from duetune.simulate.backtest.fan import fan
 
     target = None if plot is None else plots.checked_plot(plot, "--plot")
     if trace_file is not None:

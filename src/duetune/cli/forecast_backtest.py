@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from duetune.cli.documents import Document, MarketNote, print_document, read_document
 from duetune.cli.forecast_names import NamingForecasters, usual_forecasters
+from duetune.cli.json_output import JsonDocument, MarketNote, print_document, read_document
 from duetune.cli.options import market_options, run_options
 from duetune.errors import InvalidInput
 from duetune.registry.forecasters import forecast_named
@@ -19,15 +19,15 @@ if TYPE_CHECKING:
 
     from duetune.cli.options import MarketOptions
     from duetune.core.market import MarketTrace
-    from duetune.forecast.source import ForecastSource
-    from duetune.simulate.backtest import Backtest
-    from duetune.simulate.backtest_standings import ForecasterStanding, Score
+    from duetune.market.forecast.forecast_source import ForecastSource
+    from duetune.simulate.backtest.forecast_backtest import Backtest
+    from duetune.simulate.backtest.standings import ForecasterStanding, Score
     from duetune.simulate.cases import JobMix
 
 MOST_JOBS = 100_000
 
 
-class Leaderboard(Document, frozen=True, kw_only=True):
+class Leaderboard(JsonDocument, frozen=True, kw_only=True):
     """``standings`` has the forecaster of most skill first, ``scores`` each at each horizon."""
 
     markets: tuple[MarketNote, ...]
@@ -100,11 +100,11 @@ def backtest(
     of persistence's pinball loss that it saves; persistence (`last`) always takes part. Regret is
     what AHAP earns less by its forecasts than by perfect ones.
     """
+    from duetune import plots
     from duetune.files import checked_target, whole_file
-    from duetune.simulate import plots
-    from duetune.simulate.backtest import checked_horizons, write_scores
+    from duetune.plots.forecast_figures import backtest_figure
+    from duetune.simulate.backtest.forecast_backtest import checked_horizons, write_scores
     from duetune.simulate.cases import JobMix
-    from duetune.simulate.plots_forecast import backtest_figure
 
     target = None if plot is None else plots.checked_plot(plot, "--plot")
     rows = None if csv is None else checked_target(csv, "--csv", (".csv",))
@@ -156,7 +156,7 @@ def _play(
 ) -> Backtest:
     """With a bar on the terminal."""
     from duetune.cli.tables import counting_bar
-    from duetune.simulate.backtest import backtest as run_backtest
+    from duetune.simulate.backtest.forecast_backtest import backtest as run_backtest
 
     began = time.perf_counter()
     with counting_bar() as progress:
@@ -200,7 +200,7 @@ def _show(result: Backtest, traces: Sequence[MarketTrace], written: list[Path]) 
     from rich.markup import escape
 
     from duetune.cli import tables
-    from duetune.simulate.backtest_standings import Quantity
+    from duetune.simulate.backtest.standings import Quantity
     from duetune.simulate.summary import dollars
 
     screen = tables.console()

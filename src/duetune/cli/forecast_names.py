@@ -13,7 +13,7 @@ class NamingForecasters(click.Command):
     """A command whose help says which forecasters there are, as they themselves say it."""
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        from duetune.forecast.source import ALLOWED
+        from duetune.market.forecast.forecast_source import ALLOWED
         from duetune.registry.forecasters import FORECASTERS, forecasters_listed
 
         others = ", ".join(each.name for each in forecasters_listed()[len(FORECASTERS) :])
@@ -34,7 +34,7 @@ def usual_forecasters(slot_hours: float) -> str:
 
 
 def _known(name: str) -> bool:
-    from duetune.forecast.source import ForecastSource
+    from duetune.market.forecast.forecast_source import ForecastSource
 
     try:
         ForecastSource.parse(name)

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
-from duetune.cli.home import Answer, Home, json_option, print_answer
+from duetune.cli.context import Answer, Home, json_option, print_answer
 from duetune.errors import InvalidInput
 
 if TYPE_CHECKING:
+    from duetune.interop.import_measurements import Taken
     from duetune.knowledge.history import History
-    from duetune.service.intake import Taken
 
 
 QUARANTINE = {"implausible": "would have used more arithmetic than the GPU has"}
@@ -75,7 +75,7 @@ def import_(paths: tuple[str, ...], given: tuple[str, ...], as_json: bool) -> in
     """Take measurements in: tables (CSV, Parquet), runs of MLflow, W&B or the HF Trainer, and what
     'duetune profile' wrote. All of it, or nothing if a file cannot be read.
     """
-    from duetune.service.intake import read_places, take_in
+    from duetune.interop.import_measurements import read_places, take_in
 
     fields = _fields(given)
     home = Home()
@@ -122,7 +122,7 @@ def _status(taken: tuple[Taken, ...]) -> int:
 @json_option
 def export(file: str, everything: bool, as_json: bool) -> None:
     """Write what was measured or imported here as CSV, or as Parquet if FILE ends so."""
-    from duetune.service.histories import export_measurements
+    from duetune.interop.history_files_in import export_measurements
 
     found = _known(everything=everything)
     export_measurements(file, found)
@@ -137,8 +137,8 @@ def export(file: str, everything: bool, as_json: bool) -> None:
 @json_option
 def show(model: str | None, as_json: bool) -> None:
     """What is known, by model, GPU and method."""
+    from duetune.knowledge.facts.model_registry import model_name
     from duetune.knowledge.history import History
-    from duetune.knowledge.registry import model_name
     from duetune.registry.sources import shipped_history
 
     found = _known(everything=True)
@@ -213,7 +213,7 @@ def _refuse(model: str, found: History) -> None:
 
 
 def _grouped(found: History) -> tuple[Known, ...]:
-    from duetune.knowledge.observation import Outcome
+    from duetune.knowledge.observation import RunOutcome
 
     odd = {each.observation.key for each in found.quarantined}
     groups: dict[tuple[str, str, str], list[int]] = {}
@@ -234,8 +234,8 @@ def _grouped(found: History) -> tuple[Known, ...]:
                 gpu=gpu,
                 method=method,
                 runs=len(runs),
-                valid=sum(run.outcome is Outcome.VALID for run in runs),
-                oom=sum(run.outcome is Outcome.OOM for run in runs),
+                valid=sum(run.outcome is RunOutcome.VALID for run in runs),
+                oom=sum(run.outcome is RunOutcome.OOM for run in runs),
                 quarantined=sum(run.key in odd for run in runs),
                 tokens_per_s=max(paces, default=None),
             )
@@ -246,7 +246,7 @@ def _grouped(found: History) -> tuple[Known, ...]:
 def _show(known: tuple[Known, ...], runs: int, own: int) -> None:
     from rich.markup import escape
 
-    from duetune.cli.knowing import NARROW, number
+    from duetune.cli.advice_format import NARROW, number
     from duetune.cli.tables import console, new_table
 
     screen = console()

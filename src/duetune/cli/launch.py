@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from duetune.cli.home import Answer, Home, json_option, print_answer, waiting
+from duetune.cli.context import Answer, Home, json_option, print_answer, waiting
 
 if TYPE_CHECKING:
-    from duetune.quote import QuoteDocument, TrainingPlan
-    from duetune.service.look import Look
-    from duetune.service.submission import Prepared
+    from duetune.jobs.configure import TrainingPlan
+    from duetune.jobs.quote_document import QuoteDocument
+    from duetune.jobs.status import Look
+    from duetune.jobs.submit import PreparedJob
 
 OVER_BADLY = 1
 
@@ -70,7 +71,7 @@ def launch(spec: str, yes: bool, detach: bool, seed: int, as_json: bool) -> None
     0 if the job succeeded, 1 if it failed or was cancelled.
     """
     from duetune.cli.status import watch
-    from duetune.service.submission import submit
+    from duetune.jobs.submit import submit
     from duetune.wiring import desk_site, start_fleet
 
     home = Home()
@@ -129,9 +130,9 @@ def launch(spec: str, yes: bool, detach: bool, seed: int, as_json: bool) -> None
         sys.exit(OVER_BADLY)
 
 
-def _prepared(home: Home, spec: str, seed: int) -> Prepared:
-    from duetune.service.submission import prepare
-    from duetune.spec.load import load_checked
+def _prepared(home: Home, spec: str, seed: int) -> PreparedJob:
+    from duetune.jobs.spec.load import load_checked
+    from duetune.jobs.submit import prepare
     from duetune.wiring import desk
 
     loaded = load_checked(spec)
@@ -144,7 +145,7 @@ def _require_training(spec: str) -> None:
     from importlib.util import find_spec
 
     from duetune.errors import MissingExtra
-    from duetune.spec.load import load_checked
+    from duetune.jobs.spec.load import load_checked
 
     own_command = load_checked(spec).run is not None
     if not own_command and any(find_spec(name) is None for name in ("torch", "torchft", "peft")):

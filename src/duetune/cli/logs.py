@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from duetune.cli.home import Home
+from duetune.cli.context import Home
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -23,9 +23,9 @@ POLL_S = 0.3
 @click.option("--controller", is_flag=True, help="The controller's log instead.")
 def logs(job: str, follow: bool, node: str | None, tail: int | None, controller: bool) -> None:
     """What a job's nodes wrote, each line with its node."""
-    from duetune.core.contract import LOGS
+    from duetune.core.node_contract import LOGS
     from duetune.errors import NotFound
-    from duetune.service.processes import LOG_FILE
+    from duetune.jobs.controller_process import LOG_FILE
 
     home = Home()
     row = home.store.job(job)

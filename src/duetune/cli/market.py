@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
-from duetune.cli.documents import Document, MarketNote, print_document
+from duetune.cli.json_output import JsonDocument, MarketNote, print_document
 from duetune.cli.options import market_options, run_options
 from duetune.market.statistics import MarketStatistics
 
@@ -28,7 +28,7 @@ class Series(msgspec.Struct, frozen=True, kw_only=True):
     statistics: MarketStatistics
 
 
-class MarketFigures(Document, frozen=True, kw_only=True):
+class MarketFigures(JsonDocument, frozen=True, kw_only=True):
     """One entry per pool."""
 
     gpus: int
@@ -65,11 +65,11 @@ def stats(
 
     All pools of a trace unless --pool names one.
     """
+    from duetune import plots
     from duetune.cli.market_tables import show
     from duetune.files import checked_target, whole_file
     from duetune.market.statistics import market_statistics
-    from duetune.simulate import plots
-    from duetune.simulate.plots_market import predictability_figure
+    from duetune.plots.market_figures import predictability_figure
 
     target = None if plot is None else plots.checked_plot(plot, "--plot")
     rows = None if csv is None else checked_target(csv, "--csv", (".csv",))

@@ -7,19 +7,19 @@ from typing import TYPE_CHECKING
 
 import click
 
-from duetune.cli.documents import Document, MarketNote, print_document
-from duetune.cli.job import job_options
+from duetune.cli.job_options import job_options
+from duetune.cli.json_output import JsonDocument, MarketNote, print_document
 from duetune.cli.options import market_options, run_options
 
 if TYPE_CHECKING:
-    from duetune.cli.job import JobOptions
+    from duetune.cli.job_options import JobOptions
     from duetune.cli.options import MarketOptions
     from duetune.core.job import Job
     from duetune.core.market import MarketTrace
-    from duetune.optimise.optimum import Optimum
+    from duetune.policies.solve.optimum import Optimum
 
 
-class Optima(Document, frozen=True, kw_only=True):
+class Optima(JsonDocument, frozen=True, kw_only=True):
     """One entry per method; ``gaps`` are the certified distances to the true optimum."""
 
     market: MarketNote
@@ -59,9 +59,9 @@ def optimum(
     as_json: bool,
 ) -> None:
     """The plan of highest utility for a market that is known, and how sure that is."""
-    from duetune.optimise.dynamic import offline_optimum
-    from duetune.optimise.milp import milp_optimum
-    from duetune.simulate import plots
+    from duetune import plots
+    from duetune.policies.solve.dynamic import offline_optimum
+    from duetune.policies.solve.milp import milp_optimum
     from duetune.simulate.summary import replay
 
     target = None if plot is None else plots.checked_plot(plot, "--plot")

@@ -40,7 +40,7 @@ def _slot_hours(
     return hours
 
 
-class Session:
+class CommandOptions:
     """What holds for one call of the program."""
 
     def __init__(self, *, debug: bool) -> None:
@@ -172,7 +172,7 @@ market_options = bundle(
 
 def _show_debug(context: click.Context, _: click.Parameter, value: bool) -> None:
     session = context.find_root().obj
-    if value and isinstance(session, Session):
+    if value and isinstance(session, CommandOptions):
         session.debug = True
 
 

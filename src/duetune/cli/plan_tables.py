@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING
 
 from rich.markup import escape
 
-from duetune.cli.home import duration_words
+from duetune.cli.context import duration_words
 from duetune.cli.tables import console, new_table
 from duetune.simulate.summary import dollars
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from duetune.quote.document import Line, QuoteDocument
-    from duetune.quote.plan import TrainingPlan
-    from duetune.service.submission import Prepared
+    from duetune.jobs.configure import TrainingPlan
+    from duetune.jobs.quote_document import QuoteDocument, QuoteLine
+    from duetune.jobs.submit import PreparedJob
 
 ROLES = {
     "chosen": "duetune",
@@ -25,7 +25,7 @@ ROLES = {
 }
 
 
-def show_plan(prepared: Prepared) -> None:
+def show_plan(prepared: PreparedJob) -> None:
     screen = console()
     spec, quote = prepared.spec, prepared.quote.document
     what = f"{spec.model} on {spec.dataset}" if spec.run is None else "own command"
@@ -124,7 +124,7 @@ def _quote_table(quote: QuoteDocument) -> Table:
     return table
 
 
-def _on_time(line: Line) -> str:
+def _on_time(line: QuoteLine) -> str:
     colour = "green" if line.on_time >= 0.9 else "yellow" if line.on_time >= 0.5 else "red"
     return f"[{colour}]{line.on_time:.0%}[/]"
 
@@ -133,7 +133,7 @@ def _after(moment: float | None, quote: QuoteDocument) -> str:
     return "never" if moment is None else duration_words(moment - quote.at)
 
 
-def _sentences(prepared: Prepared, quote: QuoteDocument) -> list[str]:
+def _sentences(prepared: PreparedJob, quote: QuoteDocument) -> list[str]:
     due = duration_words(quote.deadline_at - quote.at)
     last = duration_words(quote.hard_deadline_at - quote.at)
     slot = duration_words(quote.slot_s)

@@ -9,20 +9,20 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
-from duetune.cli.documents import Document, print_document
+from duetune.cli.json_output import JsonDocument, print_document
 from duetune.errors import InvalidInput
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from duetune.knowledge.measure.campaign import CampaignProgress
+    from duetune.knowledge.measure.preparation import CampaignPlan, Wish
     from duetune.knowledge.observation import Observation
-    from duetune.profiling.campaign import Progress
-    from duetune.profiling.preparation import Plan, Wish
 
 PLANNED_MINUTES = 30.0
 
 
-class Planned(Document, frozen=True, kw_only=True):
+class Planned(JsonDocument, frozen=True, kw_only=True):
     """``left_out`` says how many configurations of the space are not run, and why."""
 
     space: str
@@ -36,7 +36,7 @@ class Planned(Document, frozen=True, kw_only=True):
     expected_s: float
 
 
-class Profiled(Document, frozen=True, kw_only=True):
+class Profiled(JsonDocument, frozen=True, kw_only=True):
     """``before`` were in the file already."""
 
     space: str
@@ -110,7 +110,7 @@ def profile(
     downloaded. What runs out of memory is noted as such; smaller cards are emulated by a cap.
     """
     from duetune.files import output_file
-    from duetune.profiling.preparation import Prepared, Wish
+    from duetune.knowledge.measure.preparation import PreparedCampaign, Wish
 
     if out is None and not plan:
         raise click.UsageError("--out FILE is needed: what was measured is written there")
@@ -124,7 +124,7 @@ def profile(
     if most_seconds is not None:
         chosen["most_s"] = most_seconds
     wish = msgspec.structs.replace(Wish(space=space, out=path), **chosen)
-    prepared = Prepared(wish, _known(history))
+    prepared = PreparedCampaign(wish, _known(history))
     if plan:
         known = _known((str(path),)) if path.exists() else []
         _show_plan(wish, prepared.plan(known), as_json=as_json)
@@ -159,7 +159,7 @@ def profile(
 
 def _known(paths: tuple[str, ...]) -> list[Observation]:
     from duetune.knowledge.history_files import read_history
-    from duetune.profiling.journal import read_observations
+    from duetune.knowledge.measure.campaign_file import read_observations
 
     found: list[Observation] = []
     for path in paths:
@@ -167,8 +167,8 @@ def _known(paths: tuple[str, ...]) -> list[Observation]:
     return found
 
 
-def _show_plan(wish: Wish, plan: Plan, *, as_json: bool) -> None:
-    from duetune.cli.home import duration_words
+def _show_plan(wish: Wish, plan: CampaignPlan, *, as_json: bool) -> None:
+    from duetune.cli.context import duration_words
 
     document = Planned(
         command="profile --plan",
@@ -207,9 +207,9 @@ class _Bar:
     def __init__(self, wish: Wish) -> None:
         self._by_count = wish.count is not None
         self._total = 60 * (wish.minutes or 0.0) if wish.count is None else float(wish.count)
-        self._update: Callable[[Progress], None] = lambda _: None
+        self._update: Callable[[CampaignProgress], None] = lambda _: None
 
-    def report(self, progress: Progress) -> None:
+    def report(self, progress: CampaignProgress) -> None:
         self._update(progress)
 
     @contextmanager
@@ -230,7 +230,7 @@ class _Bar:
         with bar:
             task = bar.add_task("starting", total=self._total, told="")
 
-            def update(progress: Progress) -> None:
+            def update(progress: CampaignProgress) -> None:
                 rate = 60 * progress.done / max(progress.elapsed_s, 1e-9)
                 bar.update(
                     task,

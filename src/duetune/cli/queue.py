@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from duetune.cli.home import Answer, Home, duration_words, json_option, print_answer
+from duetune.cli.context import Answer, Home, duration_words, json_option, print_answer
 
 if TYPE_CHECKING:
     from duetune.core.events import Status
@@ -59,7 +59,7 @@ def _show(rows: list[JobRow], home: Home) -> None:
     from rich.markup import escape
 
     from duetune.cli import tables
-    from duetune.service.processes import LOG_FILE
+    from duetune.jobs.controller_process import LOG_FILE
     from duetune.simulate.summary import dollars
 
     table = tables.new_table(

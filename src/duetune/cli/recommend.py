@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from duetune.cli.home import Answer, Home, print_answer
+from duetune.cli.context import Answer, Home, print_answer
 
 if TYPE_CHECKING:
+    from duetune.jobs.site import Site
+    from duetune.jobs.spec.job_spec import JobSpec
     from duetune.knowledge.advice import Advice
-    from duetune.knowledge.configuration import Configuration
-    from duetune.quote.site import Site
+    from duetune.knowledge.configurations.configuration import Configuration
     from duetune.settings import Settings
-    from duetune.spec.schema import JobSpec
 
 NOTHING_FITS = 1
 
@@ -76,9 +76,9 @@ def recommend(
     """
     import msgspec
 
-    from duetune.cli.knowing import known_advisor
-    from duetune.service.advice import Wanted, request
-    from duetune.service.advice_files import probe_text, write_probe
+    from duetune.cli.advice_format import known_advisor
+    from duetune.jobs.advice_request import Wanted, request
+    from duetune.jobs.next_run_file import probe_text, write_probe
 
     if spec is None and chosen["model"] is None:
         raise click.UsageError("a job spec or --model is needed")
@@ -116,7 +116,7 @@ def recommend(
 
 
 def _job(spec: str | None) -> JobSpec | None:
-    from duetune.spec.load import load_checked
+    from duetune.jobs.spec.load import load_checked
 
     return None if spec is None else load_checked(spec)
 
@@ -125,8 +125,8 @@ def _site(settings: Settings) -> tuple[Site | None, float | None]:
     """The site and the price of its GPUs, if it names them."""
     if settings.site.accelerator is None:
         return None, None
-    from duetune.quote.site import Site
-    from duetune.quote.trainer import trainer_software
+    from duetune.jobs.site import Site
+    from duetune.jobs.trainer_facts import trainer_software
     from duetune.wiring import on_demand_usd_h
 
     return Site.of(settings.site, trainer_software()), on_demand_usd_h(settings)

@@ -6,9 +6,7 @@ from typing import TYPE_CHECKING
 
 from rich.markup import escape
 
-from duetune.cli.fits import show_fit
-from duetune.cli.home import duration_words
-from duetune.cli.knowing import (
+from duetune.cli.advice_format import (
     NARROW,
     between,
     chance,
@@ -18,6 +16,8 @@ from duetune.cli.knowing import (
     percentage,
     shortly,
 )
+from duetune.cli.context import duration_words
+from duetune.cli.fits import show_fit
 from duetune.cli.tables import console, new_table
 from duetune.knowledge.ranking import SURE_ENOUGH
 from duetune.simulate.summary import dollars
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from duetune.knowledge.advice import Advice, Lesson
-    from duetune.knowledge.source import Candidate
-    from duetune.knowledge.space import Value
+    from duetune.knowledge.configurations.space import Value
+    from duetune.knowledge.sources.knowledge_source import Candidate
 
 OBJECTIVES = {
     "deadline": "by the deadline at the least cost",

@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING
 
 import click
 
-from duetune.cli.cases import case_options
-from duetune.cli.documents import Document, MarketNote, print_document
+from duetune.cli.case_options import case_options
+from duetune.cli.json_output import JsonDocument, MarketNote, print_document
 from duetune.cli.options import forecast_option, market_options, run_options
 from duetune.registry.forecasters import forecast_named
 from duetune.registry.policies import policies_named
 from duetune.registry.selectors import selector_named
 
 if TYPE_CHECKING:
-    from duetune.cli.cases import CaseOptions
+    from duetune.cli.case_options import CaseOptions
     from duetune.cli.options import MarketOptions
     from duetune.simulate.summary_selection import SelectionSummary
 
@@ -22,7 +22,7 @@ DOLLARS = "$"
 SHARES = "share of a job's range"
 
 
-class Selection(Document, frozen=True, kw_only=True):
+class Selection(JsonDocument, frozen=True, kw_only=True):
     """``unit`` is that of ``summary.regret`` and ``summary.bound``."""
 
     forecast: str
@@ -68,8 +68,8 @@ def select(
     """Learn over many jobs which policy of a pool to choose for the next."""
     import numpy as np
 
-    from duetune.selection import Hedge, run_selection
-    from duetune.simulate import plots
+    from duetune import plots
+    from duetune.policies.select import Hedge, run_selection
     from duetune.simulate.summary_selection import case_ranges, selection_summary
 
     target = None if plot is None else plots.checked_plot(plot, "--plot")

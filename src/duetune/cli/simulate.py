@@ -6,21 +6,21 @@ from typing import TYPE_CHECKING
 
 import click
 
-from duetune.cli.documents import Document, MarketNote, print_document
-from duetune.cli.job import job_options
+from duetune.cli.job_options import job_options
+from duetune.cli.json_output import JsonDocument, MarketNote, print_document
 from duetune.cli.options import forecast_option, market_options, run_options
 from duetune.registry.forecasters import forecast_named
 from duetune.registry.policies import policy_named
 
 if TYPE_CHECKING:
-    from duetune.cli.job import JobOptions
+    from duetune.cli.job_options import JobOptions
     from duetune.cli.options import MarketOptions
     from duetune.core.job import Job
     from duetune.core.ledger import Outcome
     from duetune.core.market import MarketTrace
 
 
-class Simulation(Document, frozen=True, kw_only=True):
+class SimulationAnswer(JsonDocument, frozen=True, kw_only=True):
     """``optimum`` and ``on_demand`` are runs of the same job; none can be above ``upper_bound``."""
 
     forecast: str
@@ -53,8 +53,8 @@ def simulate(
     as_json: bool,
 ) -> None:
     """One job, slot by slot, every decision explained, beside the optimum and on-demand only."""
-    from duetune.optimise.dynamic import offline_optimum
-    from duetune.simulate import plots
+    from duetune import plots
+    from duetune.policies.solve.dynamic import offline_optimum
     from duetune.simulate.episode import simulate as run
     from duetune.simulate.summary import fraction, replay
 
@@ -63,7 +63,7 @@ def simulate(
     source = forecast_named(forecast, seed=seed)
     job, trace, start = wish.on(market, seed)
     best = offline_optimum(job, trace.window(start, job.hard_deadline))
-    document = Simulation(
+    document = SimulationAnswer(
         command="simulate",
         seed=seed,
         forecast=str(source),
@@ -86,7 +86,7 @@ def simulate(
         click.echo(f"Plot: {target}")
 
 
-def _show(document: Simulation, trace: MarketTrace) -> None:
+def _show(document: SimulationAnswer, trace: MarketTrace) -> None:
     from duetune.cli import tables
     from duetune.simulate.summary import dollars
 

@@ -6,7 +6,7 @@ import click
 
 from duetune.cli.spec_files import (
     FileDocument,
-    Line,
+    NoteLine,
     check_target,
     given_file,
     output_options,
@@ -53,8 +53,8 @@ def export(
 
     What the other tool cannot do is listed in the first lines. Secrets are named, never written.
     """
-    from duetune.spec.exporting.writing import Target, export_job
-    from duetune.spec.load import load_spec, load_text
+    from duetune.interop.export_jobs.writing import Target, export_job
+    from duetune.jobs.spec.load import load_spec, load_text
 
     path = check_target(output, force=force)
     source = given_file(file)
@@ -71,7 +71,7 @@ def export(
                 target=target,
                 text=exported.text,
                 launch=exported.launch,
-                notes=Line.of(exported.notes),
+                notes=NoteLine.of(exported.notes),
             )
         )
     elif path is None:

@@ -15,21 +15,21 @@ from duetune.errors import InvalidInput
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from duetune.spec.notes import Note
+    from duetune.jobs.spec.conversion_notes import Note
 
     Body = Callable[..., None]
 
 STANDARD = "-"
 
 
-class Line(msgspec.Struct, frozen=True):
+class NoteLine(msgspec.Struct, frozen=True):
     """A note, as it stands in a document."""
 
     field: str
     says: str
 
     @classmethod
-    def of(cls, notes: tuple[Note, ...]) -> tuple[Line, ...]:
+    def of(cls, notes: tuple[Note, ...]) -> tuple[NoteLine, ...]:
         return tuple(cls(note.field, note.says) for note in notes)
 
 
@@ -40,7 +40,7 @@ class FileDocument(msgspec.Struct, frozen=True, kw_only=True):
     version: str = __version__
     file: str
     output: str | None
-    notes: tuple[Line, ...]
+    notes: tuple[NoteLine, ...]
 
 
 def output_options(body: Body) -> Body:

@@ -8,7 +8,7 @@ import click
 
 from duetune.cli.spec_files import (
     FileDocument,
-    Line,
+    NoteLine,
     check_target,
     given_file,
     output_options,
@@ -51,7 +51,7 @@ def import_(
 
     What cannot be carried over is listed in the first lines of the spec.
     """
-    from duetune.spec.importing.reading import Imported, Tool, import_job, relocated
+    from duetune.interop.import_jobs.reading import Imported, Tool, import_job, relocated
 
     target = check_target(output, force=force)
     source = given_file(file)
@@ -71,7 +71,7 @@ def import_(
                 output=output,
                 tool=str(imported.tool),
                 spec=imported.spec.document(),
-                notes=Line.of(imported.notes),
+                notes=NoteLine.of(imported.notes),
             )
         )
     elif target is None:

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from duetune.cli.home import Answer, Home, duration_words, json_option, print_answer
+from duetune.cli.context import Answer, Home, duration_words, json_option, print_answer
 
 if TYPE_CHECKING:
     from rich.console import Group
 
-    from duetune.service.look import Look
+    from duetune.jobs.status import Look
 
 REFRESH_S = 0.5
 MOST_STARTS = 3
@@ -46,7 +46,7 @@ def status(job: str, follow: bool, as_json: bool) -> None:
 
 
 def looked(home: Home, job: str) -> Look:
-    from duetune.service.look import look_at
+    from duetune.jobs.status import look_at
 
     row = home.store.job(job)
     return look_at(row, home.settings, home.store, home.fleet, controller=home.controller)
@@ -60,7 +60,7 @@ class Keeper:
 
     def look_after(self, look: Look) -> None:
         from duetune.errors import FleetError
-        from duetune.service.processes import LOG_FILE
+        from duetune.jobs.controller_process import LOG_FILE
 
         if look.job.status.final or look.controller is not None:
             return
@@ -121,7 +121,7 @@ def panel(look: Look) -> Group:
     from rich.text import Text
 
     from duetune.cli.queue import status_words
-    from duetune.control.shares import held_by
+    from duetune.control.queue import held_by
     from duetune.simulate.summary import dollars
 
     row, progress = look.job, look.progress

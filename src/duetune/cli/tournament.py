@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from duetune.cli.cases import case_options
-from duetune.cli.documents import Document, MarketNote, print_document
+from duetune.cli.case_options import case_options
+from duetune.cli.json_output import JsonDocument, MarketNote, print_document
 from duetune.cli.options import forecast_option, market_options, run_options
 from duetune.registry.forecasters import forecast_named
 from duetune.registry.policies import policies_named
@@ -15,12 +15,12 @@ from duetune.registry.policies import policies_named
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from duetune.cli.cases import CaseOptions
+    from duetune.cli.case_options import CaseOptions
     from duetune.cli.options import MarketOptions
     from duetune.simulate.summary import Standing
 
 
-class Ranking(Document, frozen=True, kw_only=True):
+class PolicyRanking(JsonDocument, frozen=True, kw_only=True):
     """``standings`` has the best policy first; ``mean_optimum`` is null with --no-optimum."""
 
     forecast: str
@@ -69,8 +69,8 @@ def tournament(
     as_json: bool,
 ) -> None:
     """Many policies on many jobs, ranked by mean utility."""
+    from duetune import plots
     from duetune.files import checked_target, whole_file
-    from duetune.simulate import plots
     from duetune.simulate.summary import standings, write_rows
 
     target = None if plot is None else plots.checked_plot(plot, "--plot")
@@ -79,7 +79,7 @@ def tournament(
     source = forecast_named(forecast, seed=seed)
     cases, markets = drawn.draw(market, seed)
     result = drawn.play(chosen, cases, markets, source, optimum=optimum)
-    document = Ranking(
+    document = PolicyRanking(
         command="tournament",
         seed=seed,
         forecast=str(source),
@@ -103,7 +103,7 @@ def tournament(
         _show(document, top, [path for path in (rows, target) if path is not None])
 
 
-def _show(document: Ranking, top: int, written: list[Path]) -> None:
+def _show(document: PolicyRanking, top: int, written: list[Path]) -> None:
     from rich.markup import escape
 
     from duetune.cli import tables

@@ -1,6 +1,6 @@
 """The live loop around the engine: observe, forecast, decide, act, account, learn."""
 
-from duetune.control.loop import Controller
-from duetune.control.world import Books, World
+from duetune.control.connections import Books, World
+from duetune.control.controller import Controller
 
 __all__ = ["Books", "Controller", "World"]

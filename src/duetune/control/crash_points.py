@@ -19,8 +19,8 @@ from duetune.errors import InvalidInput
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from duetune.control.world import Books, Learning, Reports, Wishes, World
-    from duetune.core.events import Event, Recorded, Wish
+    from duetune.control.connections import Books, Learning, Reports, RequestInbox, World
+    from duetune.core.events import Event, Recorded, UserRequest
     from duetune.core.fleet import Command, FleetReport, MarketReport
     from duetune.core.market import MarketTrace
     from duetune.core.ports import Fleet, Journal, MarketFeed
@@ -161,10 +161,10 @@ class JournalPoints:
 
 
 class WishesPoints:
-    def __init__(self, wishes: Wishes, plan: CrashPlan) -> None:
+    def __init__(self, wishes: RequestInbox, plan: CrashPlan) -> None:
         self._wishes, self._plan = wishes, plan
 
-    def pending(self) -> Sequence[tuple[int, str, Wish]]:
+    def pending(self) -> Sequence[tuple[int, str, UserRequest]]:
         return self._plan.around(Call.PENDING, self._wishes.pending)
 
     def taken(self, ids: Sequence[int]) -> None:

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from duetune.core.events import Learned, Observed
-from duetune.simulate.journal import counterfactual_utilities
+from duetune.simulate.journal_replay import counterfactual_utilities
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from duetune.core.contract import HAZARD, PROGRESS
+from duetune.core.node_contract import HAZARD, PROGRESS
 from duetune.training.hazard import Hazard, write_hazard
-from duetune.training.progress import read_progress
+from duetune.training.progress_files import read_progress
 
 if TYPE_CHECKING:
     from pathlib import Path

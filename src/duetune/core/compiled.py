@@ -45,9 +45,9 @@ else:
         package = Path(__file__).parent.parent
         paths = [
             path
-            for folder in ("core", "forecast", "market", "optimise", "policies")
-            for path in sorted((package / folder).glob("*.py"))
+            for folder in ("core", "market", "policies")
+            for path in sorted((package / folder).rglob("*.py"))
         ]
-        for path in (*paths, package / "knowledge" / "forest.py"):
+        for path in (*paths, package / "knowledge" / "model" / "forest.py"):
             digest.update(path.read_bytes())
         return digest.hexdigest()

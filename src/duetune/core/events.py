@@ -61,7 +61,7 @@ class Amend(msgspec.Struct, frozen=True, tag="amend"):
     budget: float | None = None
 
 
-Wish = Cancel | Pause | Resume | Amend
+UserRequest = Cancel | Pause | Resume | Amend
 
 
 class Past(msgspec.Struct, frozen=True, dict=True):
@@ -111,12 +111,12 @@ class Submitted(msgspec.Struct, frozen=True, tag="submitted"):
     project: str = ""
 
 
-class Wished(msgspec.Struct, frozen=True, tag="wished"):
+class UserRequested(msgspec.Struct, frozen=True, tag="wished"):
     """Somebody asked for something; ``wish_id`` makes it count once."""
 
     at: float
     wish_id: int
-    wish: Wish
+    wish: UserRequest
 
 
 class Reported(msgspec.Struct, frozen=True, tag="reported"):
@@ -207,7 +207,7 @@ class Learned(msgspec.Struct, frozen=True, tag="learned"):
     utilities: tuple[float, ...]
 
 
-Event = Submitted | Wished | Reported | Observed | Decided | Requested | Ended | Learned
+Event = Submitted | UserRequested | Reported | Observed | Decided | Requested | Ended | Learned
 
 
 class Recorded(msgspec.Struct, frozen=True):

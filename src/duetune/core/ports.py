@@ -10,11 +10,11 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from duetune.core.cluster import JobView, Plan, Stock
     from duetune.core.decision import Decision, Forecast, View
     from duetune.core.events import Event, Recorded
     from duetune.core.fleet import Command, FleetReport, MarketReport
     from duetune.core.market import MarketTrace, Slot
+    from duetune.core.planning import JobView, Plan, Stock
 
 
 @runtime_checkable

@@ -24,7 +24,7 @@ from duetune.core.events import (
     Resume,
     Status,
     Submitted,
-    Wished,
+    UserRequested,
 )
 from duetune.core.fleet import Node, NodeEnd, NodeKind, NodeState
 from duetune.core.progress import Phase
@@ -43,9 +43,9 @@ STALL_SLOTS = 6
 
 NOT_FINISHED = "the hard deadline has passed"
 
-_LIVE = frozenset({Wished, Reported, Observed, Decided, Requested, Ended})
-_STOPPING = frozenset({Wished, Reported, Requested, Ended})
-_OVER = frozenset({Wished, Learned})
+_LIVE = frozenset({UserRequested, Reported, Observed, Decided, Requested, Ended})
+_STOPPING = frozenset({UserRequested, Reported, Requested, Ended})
+_OVER = frozenset({UserRequested, Learned})
 LEGAL: dict[Status | None, frozenset[type]] = {
     None: frozenset({Submitted}),
     Status.QUEUED: _LIVE,
@@ -82,10 +82,10 @@ def after(
 
 def _take_effect(
     state: JobState,
-    event: Wished | Reported | Observed | Decided | Requested | Ended | Learned,
+    event: UserRequested | Reported | Observed | Decided | Requested | Ended | Learned,
 ) -> None:
     match event:
-        case Wished():
+        case UserRequested():
             _wish(state, event)
         case Reported():
             _report(state, event)
@@ -116,7 +116,7 @@ def _stop(state: JobState, status: Status, reason: str) -> None:
         state.wanted = Allocation()
 
 
-def _wish(state: JobState, event: Wished) -> None:
+def _wish(state: JobState, event: UserRequested) -> None:
     if event.wish_id in state.wishes:
         return
     state.wishes.add(event.wish_id)

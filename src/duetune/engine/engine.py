@@ -14,8 +14,8 @@ from duetune.core.fleet import Launch, Limit, NodeKind, NodeState, Release
 from duetune.core.physics import value_of_finishing
 from duetune.engine.deciding import decide
 from duetune.engine.effects import after, job_observed, time_is_up
-from duetune.engine.requests import requested
-from duetune.engine.seen import highest_price, seen_by
+from duetune.engine.market_history import highest_price, seen_by
+from duetune.engine.node_requests import requested
 from duetune.errors import Bug, DuetuneError, NotFound
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from duetune.core.job import Job
     from duetune.core.market import Slot
     from duetune.core.ports import Policy
-    from duetune.engine.requests import Room
+    from duetune.engine.node_requests import Room
     from duetune.engine.state import JobState
 
 

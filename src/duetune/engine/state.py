@@ -12,7 +12,7 @@ from duetune.core.events import Ended, Status, Submitted
 from duetune.core.fleet import Node, NodeKind, NodeState
 from duetune.core.job import Job
 from duetune.core.progress import Progress
-from duetune.engine.seen import Watched
+from duetune.engine.market_history import Watched
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -11,13 +11,18 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from duetune.errors import InvalidInput
-from duetune.knowledge.configuration import Configuration, Method, Precision, Sharding
+from duetune.knowledge.configurations.configuration import (
+    Configuration,
+    Method,
+    Precision,
+    Sharding,
+)
+from duetune.knowledge.configurations.space import Space, Value
 from duetune.knowledge.estimate import EXTRAPOLATED, Cause, Estimate
-from duetune.knowledge.gpus import GPUS, gpu_name
-from duetune.knowledge.model_facts import model_facts
-from duetune.knowledge.registry import model_name
-from duetune.knowledge.source import Candidate, Limits, Neighbour, Objective, Term
-from duetune.knowledge.space import Space, Value
+from duetune.knowledge.facts.gpus import GPUS, gpu_name
+from duetune.knowledge.facts.model_facts import model_facts
+from duetune.knowledge.facts.model_registry import model_name
+from duetune.knowledge.sources.knowledge_source import Candidate, Limits, Neighbour, Objective, Term
 
 if TYPE_CHECKING:
     from duetune.knowledge.history import History
@@ -161,7 +166,7 @@ def asked_gpu(text: str, field: str = "gpu") -> str:
 
 def _like(model: str, cutoff: float) -> tuple[str, ...]:
     """Known models with a name like this."""
-    document = files("duetune.knowledge").joinpath("registry.json").read_bytes()
+    document = files("duetune.knowledge.facts").joinpath("registry.json").read_bytes()
     known = msgspec.json.decode(document, type=dict[str, msgspec.Raw])
     last = {name.rsplit("/", 1)[-1]: name for name in known}
     return _near(model.rsplit("/", 1)[-1], last, cutoff)

@@ -8,23 +8,23 @@ import msgspec
 import numpy as np
 
 from duetune.knowledge.advice import GIVEN, Advice, Choice, estimate_assumptions
-from duetune.knowledge.configuration import Configurations, Method
+from duetune.knowledge.configurations.configuration import Configurations, Method
+from duetune.knowledge.configurations.space import Role
 from duetune.knowledge.estimate import CAUSES, FITS, Cause
-from duetune.knowledge.fits import Fitting
-from duetune.knowledge.lessons import best_lesson
+from duetune.knowledge.next_measurement import best_lesson
 from duetune.knowledge.ranking import SURE_ENOUGH, rank, unavailable
-from duetune.knowledge.source import Objective
-from duetune.knowledge.space import Role
+from duetune.knowledge.sources.knowledge_source import Objective
+from duetune.knowledge.verdict import Fitting
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from duetune.knowledge.advice import Fit, Request
-    from duetune.knowledge.configuration import Configuration
+    from duetune.knowledge.configurations.configuration import Configuration
+    from duetune.knowledge.configurations.space import Value
     from duetune.knowledge.estimate import Estimates
     from duetune.knowledge.history import History
-    from duetune.knowledge.source import Candidate, KnowledgeSource
-    from duetune.knowledge.space import Value
+    from duetune.knowledge.sources.knowledge_source import Candidate, KnowledgeSource
 
 RANKED = 256
 RIVALS = 8

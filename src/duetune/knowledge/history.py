@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from duetune.knowledge.configuration import Configuration, Configurations
-from duetune.knowledge.observation import Observation, Outcome
-from duetune.knowledge.quality import (
+from duetune.knowledge.configurations.configuration import Configuration, Configurations
+from duetune.knowledge.model.quality import (
     CPU,
     EMULATED,
     IMPLAUSIBLE,
@@ -21,13 +20,14 @@ from duetune.knowledge.quality import (
     implied_mfu,
     lighter_than_weights,
 )
+from duetune.knowledge.observation import Observation, RunOutcome
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
-LABELS = (Outcome.VALID, Outcome.OOM, Outcome.REJECTED)
+LABELS = (RunOutcome.VALID, RunOutcome.OOM, RunOutcome.REJECTED)
 """Outcomes that say whether the configuration works."""
 
 
@@ -100,7 +100,7 @@ class History:
 
     @functools.cached_property
     def outcome(self) -> NDArray[np.str_]:
-        """Words of ``Outcome``."""
+        """Words of ``RunOutcome``."""
         words = np.array([each.outcome.value for each in self], np.str_)
         words.flags.writeable = False
         return words
@@ -135,7 +135,7 @@ class History:
         rows = np.arange(len(self))[np.asarray(index)] if len(index) else np.zeros(0, np.int64)
         return History(self._observations[row] for row in rows.tolist())
 
-    def having(self, *outcomes: Outcome) -> History:
+    def having(self, *outcomes: RunOutcome) -> History:
         return History(each for each in self if each.outcome in outcomes)
 
     @property
@@ -201,8 +201,8 @@ def _aggregate(group: Sequence[Observation]) -> Aggregate:
     return Aggregate(
         configuration=group[0].configuration,
         count=len(group),
-        valid=sum(each.outcome is Outcome.VALID for each in group),
-        out_of_memory=sum(each.outcome is Outcome.OOM for each in group),
+        valid=sum(each.outcome is RunOutcome.VALID for each in group),
+        out_of_memory=sum(each.outcome is RunOutcome.OOM for each in group),
         tokens_per_s=middle,
         spread=(max(rates) - min(rates)) / middle if middle else 0.0,
         peak_memory_gb=statistics.median(peaks) if peaks else None,

@@ -18,17 +18,17 @@ import msgspec
 
 from duetune.errors import InvalidInput
 from duetune.files import output_file, whole_file
-from duetune.knowledge.configuration import FIELDS, Configuration
-from duetune.knowledge.gpus import gpu_name
+from duetune.knowledge.configurations.configuration import FIELDS, Configuration
+from duetune.knowledge.facts.gpus import gpu_name
+from duetune.knowledge.facts.model_registry import model_name
 from duetune.knowledge.observation import Observation
-from duetune.knowledge.registry import model_name
-from duetune.knowledge.tables import read_table
+from duetune.knowledge.text_tables import read_table
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from duetune.knowledge.history import History
-    from duetune.knowledge.tables import Imported, Row, Table
+    from duetune.knowledge.text_tables import ImportedRuns, Table, TableRow
 
 _OWN = tuple(field for field in Observation.__struct_fields__ if field != "configuration")
 COLUMNS: tuple[str, ...] = (*FIELDS, *_OWN)
@@ -43,7 +43,7 @@ def read_history(path: Path | str) -> History:
     return history_of(read_table(Path(path)), strict=True).history
 
 
-def history_of(table: Table, *, strict: bool = False) -> Imported:
+def history_of(table: Table, *, strict: bool = False) -> ImportedRuns:
     unknown = [column for column in table.header if column not in COLUMNS]
     missing = [column for column in NEEDED if column not in table.header]
     if unknown or missing:
@@ -82,7 +82,7 @@ def _cell(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _observation(row: Row) -> Observation:
+def _observation(row: TableRow) -> Observation:
     given = {column: row.text(column) for column in COLUMNS if row.has(column)}
     given |= {column: row.raw(column) for column in _TEXTS if row.raw(column)}
     for column in NEEDED:

@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from duetune.errors import InvalidInput
-from duetune.knowledge.model import FORMAT, KnowledgeModel
+from duetune.knowledge.model.learned_model import FORMAT, KnowledgeModel
 from duetune.knowledge.sources.learned import learnt_of
 
 if TYPE_CHECKING:

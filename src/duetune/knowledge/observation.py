@@ -9,10 +9,10 @@ from enum import StrEnum
 import msgspec
 
 from duetune.errors import InvalidInput
-from duetune.knowledge.configuration import Configuration
+from duetune.knowledge.configurations.configuration import Configuration
 
 
-class Outcome(StrEnum):
+class RunOutcome(StrEnum):
     """``rejected``: by a rule, before it was started. ``failed``: for a reason that says nothing of
     the configuration. ``stopped``: by somebody, before its pace was known.
     """
@@ -40,7 +40,7 @@ class Observation(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     configuration: Configuration
-    outcome: Outcome
+    outcome: RunOutcome
     tokens_per_s: float | None = None
     step_s: float | None = None
     peak_memory_gb: float | None = None
@@ -72,7 +72,11 @@ class Observation(msgspec.Struct, frozen=True, kw_only=True):
             number = getattr(self, field)
             if number is not None and not (math.isfinite(number) and number > 0):
                 raise InvalidInput(field, number, "a number above 0")
-        if self.outcome is Outcome.VALID and self.tokens_per_s is None and not self.peak_memory_gb:
+        if (
+            self.outcome is RunOutcome.VALID
+            and self.tokens_per_s is None
+            and not self.peak_memory_gb
+        ):
             raise InvalidInput("tokens_per_s", None, "a number above 0, since the run was valid")
 
     @property

@@ -13,17 +13,17 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from duetune.knowledge.configuration import Configurations
+from duetune.knowledge.configurations.configuration import Configurations
 from duetune.knowledge.estimate import CAUSES, HIGH, Cause, Interval
-from duetune.knowledge.gpus import gpu_name
-from duetune.knowledge.source import Candidate, Limits, Objective, Ranking
+from duetune.knowledge.facts.gpus import gpu_name
+from duetune.knowledge.sources.knowledge_source import Candidate, Limits, Objective, Ranking
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from numpy.typing import NDArray
 
-    from duetune.knowledge.configuration import Configuration
+    from duetune.knowledge.configurations.configuration import Configuration
     from duetune.knowledge.estimate import Estimates
 
     Column = NDArray[np.float64]

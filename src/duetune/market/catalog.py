@@ -16,10 +16,10 @@ from duetune.core.market import MarketTrace, Pool
 from duetune.errors import InvalidInput
 from duetune.market import frames
 from duetune.market.datasets import data_file, select
-from duetune.market.grid import Gaps, one_trace
-from duetune.market.moments import aware_microseconds
 from duetune.market.resample import with_availability
-from duetune.market.steps import Steps, step_grid, whole_slot_after
+from duetune.market.slot_grid import Gaps, one_trace
+from duetune.market.step_functions import Steps, step_grid, whole_slot_after
+from duetune.market.timestamps import aware_microseconds
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -18,9 +18,9 @@ import numpy as np
 from duetune.core.market import MarketTrace, Pool
 from duetune.errors import InvalidInput, NotFound
 from duetune.market import frames
-from duetune.market.grid import Gaps, Observations, one_trace, place
-from duetune.market.moments import EPOCH, microseconds
 from duetune.market.resample import Availability, availability_named, resample
+from duetune.market.slot_grid import Gaps, GridObservations, one_trace, place
+from duetune.market.timestamps import EPOCH, microseconds
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -67,7 +67,7 @@ def h100_counts(
     chosen = select("zones", zones, names)
     frame = frame.filter(frame.get_column("zone").is_in(chosen))
     names = frames.texts_of(frame, "zone")
-    observations = Observations(
+    observations = GridObservations(
         times=frames.times_of(frame, "ts"),
         pool_index=np.array([chosen.index(zone) for zone in names], dtype=np.int64),
         pools=tuple(Pool(zone, "H100", zone) for zone in chosen),
@@ -100,7 +100,7 @@ def v100_paired(
     chosen = _traces_of(trace_set, zones, known)
     frame = frame.filter(frame.get_column("trace_id").is_in(chosen))
     names = frames.texts_of(frame, "trace_id")
-    observations = Observations(
+    observations = GridObservations(
         times=frames.times_of(frame, "ts_assumed"),
         pool_index=np.array([chosen.index(name) for name in names], dtype=np.int64),
         pools=tuple(Pool(zone_of(name), "V100", zone_of(name)) for name in chosen),

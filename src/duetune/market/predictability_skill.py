@@ -1,7 +1,7 @@
 """How much better than the last value simple causal predictors are, by horizon.
 
 These are diagnostics of a series, each a line of arithmetic over its past; the forecasters that a
-policy uses are in ``duetune.forecast``.
+policy uses are in ``duetune.market.forecast``.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ class Entropy(msgspec.Struct, frozen=True):
     given_age: float
 
 
-class Hazard(msgspec.Struct, frozen=True):
+class SpellHazard(msgspec.Struct, frozen=True):
     """Ends of spells per hour of spells of that age; ``to_hours`` is None without an end."""
 
     from_hours: float
@@ -52,25 +52,25 @@ class Survival(msgspec.Struct, frozen=True):
     median_hours: float | None
     age_trend: float | None
     survived: tuple[Survived, ...]
-    hazard: tuple[Hazard, ...]
+    hazard: tuple[SpellHazard, ...]
 
 
-class Spells(msgspec.Struct, frozen=True, eq=False):
+class SpellStatistics(msgspec.Struct, frozen=True, eq=False):
     """Lengths in slots, and whether the end was seen."""
 
     slots: NDArray[np.int64]
     ended: NDArray[np.bool_]
 
 
-def spells_of(state: NDArray[np.bool_]) -> Spells:
+def spells_of(state: NDArray[np.bool_]) -> SpellStatistics:
     """The runs of true slots, without one that the trace begins with: its age is not known."""
     edges = np.diff(np.concatenate(([False], state, [False])).astype(np.int8))
     begins, ends = np.flatnonzero(edges > 0), np.flatnonzero(edges < 0)
     seen = begins > 0
-    return Spells(slots=(ends - begins)[seen], ended=(ends < state.size)[seen])
+    return SpellStatistics(slots=(ends - begins)[seen], ended=(ends < state.size)[seen])
 
 
-def kaplan_meier(spells: Spells) -> NDArray[np.float64]:
+def kaplan_meier(spells: SpellStatistics) -> NDArray[np.float64]:
     """The share of spells longer than 0, 1, 2, ... slots; ends with what the longest tells."""
     longest = int(spells.slots.max(initial=0))
     ended = np.bincount(spells.slots[spells.ended], minlength=longest + 1)
@@ -134,7 +134,7 @@ def _code_length(ones: int, zeros: int) -> float:
     return (nats - math.lgamma(ones + 0.5) - math.lgamma(zeros + 0.5)) / math.log(2)
 
 
-def _at_risk(spells: Spells, longest: int) -> NDArray[np.int64]:
+def _at_risk(spells: SpellStatistics, longest: int) -> NDArray[np.int64]:
     """How many spells were known to reach slot 1, 2, ... and to go on or end there.
 
     A spell cut off after n slots says nothing of its nth slot's end.
@@ -154,22 +154,22 @@ def _left_at(left: NDArray[np.float64], hours: float, slot_hours: float) -> floa
     return 0.0 if left[-1] == 0 else None
 
 
-def _hazards(spells: Spells, slot_hours: float) -> tuple[Hazard, ...]:
+def _hazards(spells: SpellStatistics, slot_hours: float) -> tuple[SpellHazard, ...]:
     longest = int(spells.slots.max())
     at_risk = _at_risk(spells, longest)
     ended = np.bincount(spells.slots[spells.ended], minlength=longest + 1)[1:]
     age = np.arange(longest) * slot_hours
-    found: list[Hazard] = []
+    found: list[SpellHazard] = []
     for low, high in itertools.pairwise(AGE_HOURS):
         inside = (age >= low - 1e-9) & (age < high - 1e-9)
         exposed = float(at_risk[inside].sum() * slot_hours)
         if exposed:
             per_hour = float(ended[inside].sum() / exposed)
-            found.append(Hazard(low, None if math.isinf(high) else high, per_hour, exposed))
+            found.append(SpellHazard(low, None if math.isinf(high) else high, per_hour, exposed))
     return tuple(found)
 
 
-def _age_trend(spells: Spells) -> float | None:
+def _age_trend(spells: SpellStatistics) -> float | None:
     longest = int(spells.slots.max())
     at_risk = _at_risk(spells, longest)
     ended = np.bincount(spells.slots[spells.ended], minlength=longest + 1)[1:]

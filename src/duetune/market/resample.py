@@ -11,7 +11,7 @@ import numpy as np
 
 from duetune.core.market import MarketTrace
 from duetune.errors import InvalidInput
-from duetune.market.moments import MICROSECONDS_PER_HOUR, aware_microseconds, microseconds
+from duetune.market.timestamps import MICROSECONDS_PER_HOUR, aware_microseconds, microseconds
 
 if TYPE_CHECKING:
     from datetime import datetime

@@ -57,7 +57,7 @@ class Conditions(msgspec.Struct, frozen=True, eq=False):
     may_exceed_on_demand: bool = False
 
 
-class Recipe(Protocol):
+class MarketRecipe(Protocol):
     """Conditions for so many slots of so many hours, drawing on the generator as needed."""
 
     def __call__(
@@ -119,7 +119,7 @@ def synthetic_market(
     )
 
 
-def _recipe(kind: MarketKind | str) -> Recipe:
+def _recipe(kind: MarketKind | str) -> MarketRecipe:
     try:
         return SYNTHETIC_MARKETS[MarketKind(kind)]
     except ValueError:
@@ -190,7 +190,7 @@ def capacity_storm(random: np.random.Generator, slots: int, slot_hours: float) -
     )
 
 
-SYNTHETIC_MARKETS: Mapping[MarketKind, Recipe] = MappingProxyType(
+SYNTHETIC_MARKETS: Mapping[MarketKind, MarketRecipe] = MappingProxyType(
     {
         MarketKind.DIURNAL: diurnal,
         MarketKind.REGIME_SWITCHING: regime_switching,

@@ -15,8 +15,14 @@ import numpy as np
 from duetune.core.market import MarketTrace, Pool
 from duetune.errors import InvalidInput
 from duetune.market import frames
-from duetune.market.grid import Observations
-from duetune.market.moments import EPOCH, MICROSECONDS_PER_HOUR, microseconds, parse_moment, written
+from duetune.market.slot_grid import GridObservations
+from duetune.market.timestamps import (
+    EPOCH,
+    MICROSECONDS_PER_HOUR,
+    microseconds,
+    parse_moment,
+    written,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -52,7 +58,7 @@ class Constants(msgspec.Struct, frozen=True):
         return np.full(rows, getattr(self, column), dtype=np.float64)
 
 
-def read_csv(path: Path, constants: Constants) -> tuple[Observations, float | None]:
+def read_csv(path: Path, constants: Constants) -> tuple[GridObservations, float | None]:
     """The rows, and the slot length where the file states it."""
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
@@ -89,7 +95,7 @@ def read_csv(path: Path, constants: Constants) -> tuple[Observations, float | No
     ), _stated(numbers("slot_hours") if "slot_hours" in table else None)
 
 
-def read_parquet(path: Path, constants: Constants) -> tuple[Observations, float | None]:
+def read_parquet(path: Path, constants: Constants) -> tuple[GridObservations, float | None]:
     """The rows, and the slot length where the file states it."""
     frame = frames.read_frame(path)
     _require(frame.columns, constants, path.name)
@@ -214,7 +220,7 @@ def _observations(
     spot: NDArray[np.float64],
     on_demand: NDArray[np.float64],
     available: NDArray[np.float64],
-) -> Observations:
+) -> GridObservations:
     fractions = np.flatnonzero(~np.isfinite(available) | (available != np.rint(available)))
     if fractions.size:
         row = int(fractions[0])
@@ -230,6 +236,6 @@ def _observations(
             where = f"pool {pool.name!r} in row {number + 1}"
             raise InvalidInput(where, (accelerator, zone), "the same accelerator and zone always")
         rows[number] = index.setdefault(pool.name, len(index))
-    return Observations(
+    return GridObservations(
         times, rows, tuple(pools.values()), spot, on_demand, available.astype(np.int64)
     )

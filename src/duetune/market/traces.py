@@ -11,9 +11,9 @@ import msgspec
 from duetune.core.market import MarketTrace, Pool
 from duetune.errors import InvalidInput
 from duetune.files import whole_file
-from duetune.market import documents, tabular
-from duetune.market.grid import Gaps, Grid, gaps_named, one_trace, pieces, place
+from duetune.market import json_formats, tabular
 from duetune.market.resample import Availability, availability_named, resample, with_availability
+from duetune.market.slot_grid import Gaps, Grid, gaps_named, one_trace, pieces, place
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -62,7 +62,7 @@ def load_trace(
     elif on_demand_usd_gpu_h is None:
         raise InvalidInput("on_demand_usd_gpu_h", None, f"given, as {kind} files do not have it")
     elif kind is TraceFormat.SPOT_TRACES:
-        trace = documents.load_spot_traces_json(
+        trace = json_formats.load_spot_traces_json(
             file,
             on_demand_usd_gpu_h=on_demand_usd_gpu_h,
             spot_usd_gpu_h=spot_usd_gpu_h,
@@ -75,7 +75,7 @@ def load_trace(
     elif available is None:
         raise InvalidInput("available", None, f"given, as {kind} files have prices only")
     else:
-        return documents.load_aws_price_history(
+        return json_formats.load_aws_price_history(
             file,
             on_demand_usd_gpu_h=on_demand_usd_gpu_h,
             available=available,
@@ -156,7 +156,7 @@ def _recognised(path: Path | str, given: TraceFormat | str | None) -> tuple[Path
     if suffix == ".csv":
         return file, TraceFormat.CSV
     if suffix == ".json" or head.lstrip().startswith(b"{"):
-        keys = documents.document_keys(file)
+        keys = json_formats.document_keys(file)
         if "SpotPriceHistory" in keys:
             return file, TraceFormat.AWS_PRICE_HISTORY
         if {"metadata", "data"} <= keys:

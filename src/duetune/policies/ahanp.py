@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from duetune.errors import InvalidInput
 from duetune.policies.compiled_policy import CompiledPolicy, policy_record, short
-from duetune.policies.kernel import Guard, Kind
+from duetune.policies.policy_kernel import Guard, PolicyKind
 
 if TYPE_CHECKING:
     import numpy as np
@@ -26,7 +26,7 @@ class Ahanp(CompiledPolicy, frozen=True):
         return f"ahanp:{short(self.threshold)}"
 
     def record(self) -> NDArray[np.void]:
-        return policy_record(Kind.AHANP, guard=Guard.WORTHWHILE, threshold=self.threshold)
+        return policy_record(PolicyKind.AHANP, guard=Guard.WORTHWHILE, threshold=self.threshold)
 
 
 def check_threshold(threshold: float) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from duetune.errors import InvalidInput
 from duetune.policies.ahanp import check_threshold
 from duetune.policies.compiled_policy import CompiledPolicy, policy_record, short
-from duetune.policies.kernel import Guard, Kind
+from duetune.policies.policy_kernel import Guard, PolicyKind
 
 if TYPE_CHECKING:
     import numpy as np
@@ -74,7 +74,7 @@ class Ahap(CompiledPolicy, frozen=True):
 
     def record(self) -> NDArray[np.void]:
         return policy_record(
-            Kind.AHAP,
+            PolicyKind.AHAP,
             guard=Guard.WORTHWHILE,
             window=self.window,
             commitment=self.commitment,

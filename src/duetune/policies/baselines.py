@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from duetune.errors import InvalidInput
 from duetune.policies.compiled_policy import CompiledPolicy, policy_record
-from duetune.policies.kernel import Guard, Kind
+from duetune.policies.policy_kernel import Guard, PolicyKind
 
 if TYPE_CHECKING:
     import numpy as np
@@ -21,7 +21,7 @@ class OnDemandOnly(CompiledPolicy, frozen=True):
         return "on_demand"
 
     def record(self) -> NDArray[np.void]:
-        return policy_record(Kind.ON_DEMAND, guard=Guard.NEVER)
+        return policy_record(PolicyKind.ON_DEMAND, guard=Guard.NEVER)
 
 
 class MaximalSpot(CompiledPolicy, frozen=True):
@@ -37,7 +37,7 @@ class MaximalSpot(CompiledPolicy, frozen=True):
         return "maximal_spot:thrifty" if self.thrifty else "maximal_spot"
 
     def record(self) -> NDArray[np.void]:
-        return policy_record(Kind.MAXIMAL_SPOT, guard=Guard.WORTHWHILE, thrifty=self.thrifty)
+        return policy_record(PolicyKind.MAXIMAL_SPOT, guard=Guard.WORTHWHILE, thrifty=self.thrifty)
 
 
 class UniformProgress(CompiledPolicy, frozen=True):
@@ -63,5 +63,5 @@ class UniformProgress(CompiledPolicy, frozen=True):
         return "uniform_progress" if self.hysteresis else "uniform_progress:eager"
 
     def record(self) -> NDArray[np.void]:
-        kind = Kind.GANG_UNIFORM_PROGRESS if self.gang else Kind.UNIFORM_PROGRESS
+        kind = PolicyKind.GANG_UNIFORM_PROGRESS if self.gang else PolicyKind.UNIFORM_PROGRESS
         return policy_record(kind, guard=Guard.WORTHWHILE, hysteresis=self.hysteresis)

@@ -10,12 +10,12 @@ import numpy as np
 
 from duetune.core.decision import Allocation, Decision
 from duetune.core.physics import job_physics
-from duetune.optimise.bellman import steps_left
-from duetune.policies.committed import plan, swap_reserve
-from duetune.policies.horizon import fill_to_go, fill_window, horizon_of, planning_grid
-from duetune.policies.kernel import POLICY, Guard, Kind, decide
+from duetune.policies.ahap_kernel import plan, swap_reserve
+from duetune.policies.policy_kernel import POLICY, Guard, PolicyKind, decide
+from duetune.policies.reasons import reason
 from duetune.policies.rules import Ahead, Now, now_of
-from duetune.policies.words import reason
+from duetune.policies.solve.bellman import steps_left
+from duetune.policies.window_plan import fill_to_go, fill_window, horizon_of, planning_grid
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -52,7 +52,7 @@ def short(number: float) -> str:
 
 
 def policy_record(
-    kind: Kind,
+    kind: PolicyKind,
     *,
     guard: Guard,
     window: int = 1,
@@ -95,7 +95,7 @@ def decide_compiled(record: NDArray[np.void], view: View) -> Decision:
     memo = memo.reshape(length, length + 2)
     now = now_of(view)
     horizon = 0
-    if policy["kind"] == Kind.AHAP and view.slot < job.deadline:
+    if policy["kind"] == PolicyKind.AHAP and view.slot < job.deadline:
         horizon = horizon_of(job, int(policy["window"]), view.slot, ahead.spot_price.size)
         _plan(view, policy, now, horizon, ahead, memo)
     to_go = on_demand_to_go(view.job, market.on_demand_price)

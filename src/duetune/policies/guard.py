@@ -11,9 +11,9 @@ from duetune.core.decision import Allocation, Decision, checked_allocation
 from duetune.core.physics import job_physics
 from duetune.core.ports import Policy
 from duetune.policies.compiled_policy import CompiledPolicy
-from duetune.policies.horizon import planning_grid
-from duetune.policies.kernel import Guard, guarded
+from duetune.policies.policy_kernel import Guard, guarded
 from duetune.policies.rules import keeps_deadline, now_of
+from duetune.policies.window_plan import planning_grid
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -22,13 +22,13 @@ from duetune.core.physics import (
     step,
 )
 from duetune.errors import InvalidInput
-from duetune.optimise.stochastic import value_at
 from duetune.policies.baselines import MaximalSpot
 from duetune.policies.compiled_policy import on_demand_to_go
-from duetune.policies.horizon import planning_grid
-from duetune.policies.kernel import Guard, guarded
-from duetune.policies.prospect import STEPS, Prospect, best_plan, plannable, prospect_of
+from duetune.policies.policy_kernel import Guard, guarded
+from duetune.policies.rubato_tables import STEPS, RubatoTables, best_plan, plannable, prospect_of
 from duetune.policies.rules import keeps_deadline, now_of
+from duetune.policies.solve.stochastic import value_at
+from duetune.policies.window_plan import planning_grid
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -167,7 +167,7 @@ def _hasty(
 
 def _reason(
     view: View,
-    prospect: Prospect,
+    prospect: RubatoTables,
     pairs: NDArray[np.int64],
     values: NDArray[np.float64],
     best: int,

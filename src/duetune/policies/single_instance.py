@@ -7,7 +7,7 @@ be longer than a tick; ticks are billed whole; the deadline is hard. In every ti
     choice = step(elapsed_s, work_left_s, current, pending_s, spot_available)
 
 The market is not known beforehand. What is seen of it moves a belief about how long spells with
-and without spot usually last (``duetune.forecast.regimes``), and the choice has the least mean
+and without spot usually last (``forecast.regimes``), and the choice has the least mean
 cost under that belief, among the choices after which on-demand can still meet the deadline.
 """
 
@@ -22,8 +22,8 @@ import numpy as np
 
 from duetune.core.single_instance_physics import ON_DEMAND, SPOT, WAIT
 from duetune.errors import InvalidInput
-from duetune.forecast.regimes import SPELLS, believe, first_belief, regime_chain, spells
-from duetune.policies.single_tables import SingleTask, choose, fill_costs, pending_levels
+from duetune.market.forecast.regimes import SPELLS, believe, first_belief, regime_chain, spells
+from duetune.policies.single_instance_tables import SingleTask, choose, fill_costs, pending_levels
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from duetune.conversion import refusal
-from duetune.core.cluster import Partition, Stock, Tenure
+from duetune.core.planning import Partition, Stock, Tenure
 from duetune.errors import InvalidInput
 from duetune.registry.sources import shipped_history, source_named
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from duetune.cluster.world import World
     from duetune.core.market import MarketTrace
+    from duetune.jobs.spec.yaml_document import Document
     from duetune.knowledge.history import History
-    from duetune.knowledge.source import KnowledgeSource
-    from duetune.spec.document import Document
+    from duetune.knowledge.sources.knowledge_source import KnowledgeSource
+    from duetune.simulate.cluster.cluster_world import ClusterWorld
 
 WORLDS = ("emulated", "physics", "replay")
 _NODES = re.compile(r"(?:(?P<name>[^=:]+)=)?(?P<nodes>\d{1,6})x(?P<gpus>\d{1,4}):(?P<gpu>.+)")
@@ -57,7 +57,7 @@ class _Cluster(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 def cluster_from_file(path: Path | str, *, seed: int = 0) -> tuple[Stock, dict[str, MarketTrace]]:
     """The stock, and by name of a partition the market that it comes from."""
-    from duetune.spec.document import read_document
+    from duetune.jobs.spec.yaml_document import read_document
 
     document = read_document(Path(path), "cluster")
     said = _said(document)
@@ -83,7 +83,7 @@ def cluster_from_file(path: Path | str, *, seed: int = 0) -> tuple[Stock, dict[s
 
 def cluster_files(path: Path | str) -> tuple[Path, ...]:
     """The file, and the traces of markets that it names."""
-    from duetune.spec.document import read_document
+    from duetune.jobs.spec.yaml_document import read_document
 
     said = _said(read_document(Path(path), "cluster"))
     traces = (Path(path).parent / each.trace for each in said.partitions if each.trace)
@@ -107,12 +107,14 @@ def cluster_of_nodes(texts: Sequence[str]) -> Stock:
     return Stock(tuple(partitions))
 
 
-def world_named(how: str, stock: Stock, history: History | None = None, *, seed: int = 0) -> World:
+def world_named(
+    how: str, stock: Stock, history: History | None = None, *, seed: int = 0
+) -> ClusterWorld:
     """``emulated`` and ``replay`` take the history that comes with duetune if none is given;
     ``physics`` is an emulation without any.
     """
-    from duetune.cluster.world import emulated, replayed
     from duetune.knowledge.history import History
+    from duetune.simulate.cluster.cluster_world import emulated, replayed
 
     if how not in WORLDS:
         raise InvalidInput("world", how, f"one of {', '.join(WORLDS)}")
@@ -125,11 +127,11 @@ def world_named(how: str, stock: Stock, history: History | None = None, *, seed:
     return emulated(known, stock, seed=seed)
 
 
-def world_source(name: str, world: World, *, seed: int = 0) -> KnowledgeSource:
+def world_source(name: str, world: ClusterWorld, *, seed: int = 0) -> KnowledgeSource:
     """The source of that name as it is when a simulation begins: it knows what the world says was
     measured; the oracle knows the truth.
     """
-    from duetune.knowledge.sources.history import OracleSource
+    from duetune.knowledge.sources.past_runs import OracleSource
 
     history, truth = world.known, world.truth
     if name.strip().rpartition(":")[2] == "oracle" and isinstance(truth, OracleSource):
@@ -154,8 +156,8 @@ def _where(document: Document, path: tuple[str, ...]) -> str:
 
 
 def _partition(said: _Partition) -> Partition:
-    from duetune.knowledge.gpus import GPUS, gpu_name
-    from duetune.knowledge.prices import USUAL_PRICES
+    from duetune.knowledge.facts.gpus import GPUS, gpu_name
+    from duetune.knowledge.facts.prices import USUAL_PRICES
 
     gpu = gpu_name(said.gpu_model)
     if gpu is None:

@@ -9,7 +9,7 @@ from duetune.registry.plugins import Kind, Listed
 
 if TYPE_CHECKING:
     from duetune.core.ports import Forecaster
-    from duetune.forecast.source import ForecastSource
+    from duetune.market.forecast.forecast_source import ForecastSource
 
 FORECASTER_GROUP = "duetune.forecasters"
 """The entry point group in which others register forecasters: a name for a factory that takes the
@@ -31,8 +31,8 @@ FORECASTERS = (
 
 def forecast_named(text: str, *, seed: int) -> ForecastSource:
     """Return where forecasts come from; the seed is for sources that draw their errors."""
-    from duetune.forecast.source import ALLOWED, ForecastSource
-    from duetune.forecast.stepped import SteppedForecast
+    from duetune.market.forecast.forecast_source import ALLOWED, ForecastSource
+    from duetune.market.forecast.stepped import SteppedForecast
 
     name = text.strip()
     head = name.partition(":")[0]

@@ -30,15 +30,15 @@ def planner_named(name: str) -> Planner:
     """The planner of that name; ``planner_named(planner.name) == planner`` for ours."""
     match name.strip().split(":"):
         case [("fifo" | "srt" | "edf") as order]:
-            from duetune.cluster.queues import Order, Queue
+            from duetune.planners.queues import QueueOrder, QueuePlanner
 
-            return Queue(Order(order))
+            return QueuePlanner(QueueOrder(order))
         case ["fifo", "backfill"]:
-            from duetune.cluster.queues import Queue
+            from duetune.planners.queues import QueuePlanner
 
-            return Queue(backfill=True)
+            return QueuePlanner(backfill=True)
         case ["sia"]:
-            from duetune.cluster.sia import Sia
+            from duetune.planners.sia import Sia
 
             return Sia()
         case ["sia", power]:
@@ -46,7 +46,7 @@ def planner_named(name: str) -> Planner:
         case ["tutti", worth]:
             return _tutti(name, worth)
         case ["tutti"]:
-            from duetune.cluster.tutti import Tutti
+            from duetune.planners.tutti import Tutti
 
             return Tutti()
         case _:
@@ -70,7 +70,7 @@ KIND: Kind[Planner] = Kind(
 
 
 def _sia(name: str, power: str) -> Planner:
-    from duetune.cluster.sia import Sia
+    from duetune.planners.sia import Sia
 
     try:
         return Sia(power=float(power))
@@ -79,7 +79,7 @@ def _sia(name: str, power: str) -> Planner:
 
 
 def _tutti(name: str, worth: str) -> Planner:
-    from duetune.cluster.tutti import Tutti
+    from duetune.planners.tutti import Tutti
 
     try:
         return Tutti(worth=float(worth))

@@ -8,7 +8,7 @@ from duetune.errors import InvalidInput
 from duetune.registry.plugins import Listed
 
 if TYPE_CHECKING:
-    from duetune.selection.learner import Learner
+    from duetune.policies.select.exponential_weights import Learner
 
 SELECTORS = (
     Listed("hedge", "exponential weights, rate from the number of jobs and ex-ante ranges"),
@@ -19,7 +19,7 @@ SELECTORS = (
 
 def selector_named(name: str, arms: int, *, jobs: int) -> Learner:
     """A learner over ``arms`` policies for a sequence of ``jobs`` jobs."""
-    from duetune.selection import AdaHedge, FixedShare, Hedge
+    from duetune.policies.select import AdaHedge, FixedShare, Hedge
 
     match name.strip().split(":"):
         case ["hedge"]:

@@ -11,7 +11,7 @@ from duetune.registry.plugins import Kind, Listed
 
 if TYPE_CHECKING:
     from duetune.knowledge.history import History
-    from duetune.knowledge.source import KnowledgeSource
+    from duetune.knowledge.sources.knowledge_source import KnowledgeSource
     from duetune.settings import Settings
     from duetune.store.store import Store
 
@@ -94,7 +94,7 @@ def source_named(name: str, history: History, seed: int = 0) -> KnowledgeSource:
 
             return RandomSource(seed)
         case (("history" | "oracle"), []):
-            from duetune.knowledge.sources.history import HistorySource, OracleSource
+            from duetune.knowledge.sources.past_runs import HistorySource, OracleSource
 
             return (HistorySource if head == "history" else OracleSource)(history)
         case "nearest", []:
@@ -129,7 +129,7 @@ def sources_listed() -> tuple[Listed, ...]:
 
 
 def _checked(found: object) -> KnowledgeSource | None:
-    from duetune.knowledge.source import KnowledgeSource
+    from duetune.knowledge.sources.knowledge_source import KnowledgeSource
 
     return found if isinstance(found, KnowledgeSource) else None
 

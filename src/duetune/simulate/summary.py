@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 
 from duetune.core.decision import Allocation, Decision
-from duetune.forecast.source import ForecastSource
+from duetune.market.forecast.forecast_source import ForecastSource
 from duetune.policies.pool import baselines
 from duetune.simulate.episode import simulate
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from duetune.core.job import Job
     from duetune.core.ledger import Outcome
     from duetune.core.market import MarketTrace
-    from duetune.optimise.optimum import Optimum
+    from duetune.policies.solve.optimum import Optimum
     from duetune.simulate.cases import Case
     from duetune.simulate.tournament import Tournament
 
@@ -130,7 +130,7 @@ def write_rows(tournament: Tournament, cases: Sequence[Case], file: IO[str]) -> 
             )
 
 
-class Plan(msgspec.Struct, frozen=True):
+class PlannedRun(msgspec.Struct, frozen=True):
     """A policy that holds what was planned, whatever happens."""
 
     name: str
@@ -146,7 +146,7 @@ class Plan(msgspec.Struct, frozen=True):
 
 def replay(optimum: Optimum, job: Job, trace: MarketTrace, *, start: int = 0) -> Outcome:
     """The optimal plan as a run of the simulator, with its entries."""
-    plan = Plan(f"optimum ({optimum.method})", optimum.plan)
+    plan = PlannedRun(f"optimum ({optimum.method})", optimum.plan)
     return simulate(job, trace, plan, ForecastSource(), start=start)
 
 

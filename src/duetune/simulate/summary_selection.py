@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from duetune.selection.ranges import job_utility_range
+from duetune.policies.select.utility_ranges import job_utility_range
 from duetune.simulate.summary import BASELINES
 
 if TYPE_CHECKING:
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from duetune.core.market import MarketTrace
-    from duetune.selection.ranges import UtilityRange
-    from duetune.selection.run import RegretSlope, SelectionRun
+    from duetune.policies.select.selection_run import RegretSlope, SelectionRun
+    from duetune.policies.select.utility_ranges import UtilityRange
     from duetune.simulate.cases import Case
     from duetune.simulate.tournament import Tournament
 

@@ -18,11 +18,11 @@ from numpy.typing import NDArray
 from duetune.core.physics import job_physics
 from duetune.engine.deciding import lookahead
 from duetune.errors import InvalidInput
-from duetune.forecast.outlook import outlook_at
-from duetune.optimise.dynamic import offline_optimum
-from duetune.policies.batch import Workspace, make_roster, make_workspace, play_pool
+from duetune.market.forecast.outlook import outlook_at
 from duetune.policies.compiled_policy import CompiledPolicy
-from duetune.policies.horizon import planning_grid
+from duetune.policies.pool_kernel import Workspace, make_roster, make_workspace, play_pool
+from duetune.policies.solve.dynamic import offline_optimum
+from duetune.policies.window_plan import planning_grid
 from duetune.simulate.episode import simulate
 
 if TYPE_CHECKING:
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
     from duetune.core.market import MarketTrace
     from duetune.core.ports import Policy
-    from duetune.forecast.source import ForecastSource
-    from duetune.forecast.table import ForecastTable
+    from duetune.market.forecast.forecast_source import ForecastSource
+    from duetune.market.forecast.forecast_table import ForecastTable
     from duetune.simulate.cases import Case
 
 _CASES_PER_TASK = 16

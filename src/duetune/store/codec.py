@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import msgspec
 
-from duetune.core.events import SCHEMA, Event, Wish
+from duetune.core.events import SCHEMA, Event, UserRequest
 from duetune.errors import Bug, InvalidInput
 
 _events: msgspec.json.Decoder[Event] = msgspec.json.Decoder(Event)
-_wishes: msgspec.json.Decoder[Wish] = msgspec.json.Decoder(Wish)
+_wishes: msgspec.json.Decoder[UserRequest] = msgspec.json.Decoder(UserRequest)
 
 
-class Line(msgspec.Struct, frozen=True):
+class JournalLine(msgspec.Struct, frozen=True):
     """One event in writing. ``event`` is what a reader of ``body`` will get."""
 
     event: Event
@@ -20,14 +20,14 @@ class Line(msgspec.Struct, frozen=True):
     schema: int = SCHEMA
 
 
-def encode_event(event: Event) -> Line:
+def encode_event(event: Event) -> JournalLine:
     """``event`` in writing, read back at once: what cannot be read must never be written.
 
     Numbers that JSON does not have (nan, inf) become null where that is allowed.
     """
     try:
         body = msgspec.json.encode(event)
-        return Line(_events.decode(body), tag_of(event), body.decode())
+        return JournalLine(_events.decode(body), tag_of(event), body.decode())
     except (msgspec.MsgspecError, UnicodeError, OverflowError, TypeError) as failure:
         raise Bug(f"event {tag_of(event)} cannot be written down: {failure}") from failure
 
@@ -45,11 +45,11 @@ def decode_event(body: str, *, schema: int, stream: str, position: int) -> Event
         raise InvalidInput(where, body, f"an event of schema {schema}: {failure}") from failure
 
 
-def encode_wish(wish: Wish) -> str:
+def encode_wish(wish: UserRequest) -> str:
     return msgspec.json.encode(wish).decode()
 
 
-def decode_wish(body: str) -> Wish:
+def decode_wish(body: str) -> UserRequest:
     return _wishes.decode(body)
 
 

@@ -8,7 +8,7 @@ from sqlalchemy import func, select
 
 from duetune.core.events import Status
 from duetune.errors import InvalidInput, NotFound
-from duetune.store import tables
+from duetune.store import sql_tables
 from duetune.store.costs import cost_lines
 from duetune.store.database import parsed
 from duetune.store.rows import Charge, JobRow
@@ -34,8 +34,10 @@ class Queries:
         self, *, status: Status | Iterable[Status] | None = None, limit: int | None = None
     ) -> list[JobRow]:
         """Newest first; only those in ``status``, at most ``limit`` of them."""
-        columns = tables.jobs.c
-        query = select(tables.jobs).order_by(columns.submitted_at.desc(), columns.id).limit(limit)
+        columns = sql_tables.jobs.c
+        query = (
+            select(sql_tables.jobs).order_by(columns.submitted_at.desc(), columns.id).limit(limit)
+        )
         if status is not None:
             wanted = [status] if isinstance(status, Status) else list(status)
             query = query.where(columns.status.in_([each.value for each in wanted]))
@@ -44,7 +46,7 @@ class Queries:
 
     def job(self, name: str) -> JobRow:
         """By its id, its name, or as much of the id's beginning as is unambiguous."""
-        columns = tables.jobs.c
+        columns = sql_tables.jobs.c
         with self._database.reading() as connection:
             meanings = (
                 columns.id == name,
@@ -62,7 +64,7 @@ class Queries:
 
     def active(self) -> list[str]:
         """The ids of jobs that are not over, or from which nothing was learnt yet; oldest first."""
-        columns = tables.jobs.c
+        columns = sql_tables.jobs.c
         query = (
             select(columns.id)
             .where(columns.ended_at.is_(None) | columns.learned_at.is_(None))
@@ -73,8 +75,8 @@ class Queries:
 
     def charges(self, job: str | None = None) -> list[Charge]:
         """What each node has cost, of one job or of all, oldest first."""
-        columns = tables.charges.c
-        query = select(tables.charges).order_by(columns.from_at, columns.job, columns.node)
+        columns = sql_tables.charges.c
+        query = select(sql_tables.charges).order_by(columns.from_at, columns.job, columns.node)
         if job is not None:
             query = query.where(columns.job == job)
         with self._database.reading() as connection:
@@ -89,8 +91,8 @@ class Queries:
 def _matching(
     connection: Connection, meant: ColumnElement[bool] | None, *, limit: int
 ) -> Sequence[JobRow]:
-    columns = tables.jobs.c
-    query = select(tables.jobs).order_by(columns.submitted_at.desc(), columns.id).limit(limit)
+    columns = sql_tables.jobs.c
+    query = select(sql_tables.jobs).order_by(columns.submitted_at.desc(), columns.id).limit(limit)
     if meant is not None:
         query = query.where(meant)
     return [parsed(found, JobRow) for found in connection.execute(query).mappings()]

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 import msgspec
 from sqlalchemy import bindparam, delete, insert, select, text, update
 
-from duetune.core.events import Wished
-from duetune.store import tables
+from duetune.core.events import UserRequested
+from duetune.store import sql_tables
 from duetune.store.database import batched, parsed
+from duetune.store.inbox import take
 from duetune.store.projection import Follower
 from duetune.store.rows import Charge
 from duetune.store.streams import read_stream
-from duetune.store.wishes import take
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -53,10 +53,10 @@ def rebuild(connection: Connection, *, at: float) -> int:
     if connection.dialect.name == "postgresql":
         # Appends wait, so that none falls between what was read and what is written.
         connection.execute(text("LOCK TABLE journal IN EXCLUSIVE MODE"))
-    connection.execute(delete(tables.jobs))
-    connection.execute(delete(tables.charges))
+    connection.execute(delete(sql_tables.jobs))
+    connection.execute(delete(sql_tables.charges))
     streams = connection.scalars(
-        select(tables.journal.c.stream).distinct().order_by(tables.journal.c.stream)
+        select(sql_tables.journal.c.stream).distinct().order_by(sql_tables.journal.c.stream)
     ).all()
     return sum(_rebuild_stream(connection, stream, at=at) for stream in streams)
 
@@ -73,9 +73,9 @@ def _known(connection: Connection, stream: str, nodes: Iterable[str]) -> dict[st
     known: dict[str, Charge] = {}
     for some in batched(sorted(nodes)):
         found = connection.execute(
-            select(tables.charges).where(
-                tables.charges.c.job == stream,
-                tables.charges.c.node.in_(some),
+            select(sql_tables.charges).where(
+                sql_tables.charges.c.job == stream,
+                sql_tables.charges.c.node.in_(some),
             )
         )
         for mapping in found.mappings():
@@ -88,9 +88,11 @@ def _write_row(connection: Connection, row: JobRow | None) -> None:
     if row is None:
         return
     values = msgspec.to_builtins(row)
-    found = connection.execute(update(tables.jobs).where(tables.jobs.c.id == row.id).values(values))
+    found = connection.execute(
+        update(sql_tables.jobs).where(sql_tables.jobs.c.id == row.id).values(values)
+    )
     if not found.rowcount:
-        connection.execute(insert(tables.jobs), values)
+        connection.execute(insert(sql_tables.jobs), values)
 
 
 def _write_charges(
@@ -98,16 +100,16 @@ def _write_charges(
 ) -> None:
     new = [msgspec.to_builtins(charge) for node, charge in fresh.items() if node not in known]
     if new:
-        connection.execute(insert(tables.charges), new)
+        connection.execute(insert(sql_tables.charges), new)
     changed = [
         {f"new_{field}": value for field, value in msgspec.to_builtins(charge).items()}
         for node, charge in fresh.items()
         if node in known and charge != known[node]
     ]
     if changed:
-        columns = tables.charges.c
+        columns = sql_tables.charges.c
         connection.execute(
-            update(tables.charges)
+            update(sql_tables.charges)
             .where(columns.job == bindparam("new_job"), columns.node == bindparam("new_node"))
             .values(
                 {
@@ -123,5 +125,5 @@ def _take_wishes(
     connection: Connection, stream: str, events: Sequence[Event], *, at: float
 ) -> None:
     """A wish is taken by the very transaction that journals it, so it cannot be taken twice."""
-    ids = {event.wish_id for event in events if isinstance(event, Wished)}
+    ids = {event.wish_id for event in events if isinstance(event, UserRequested)}
     take(connection, ids, at=at, job=stream)

@@ -8,7 +8,7 @@ import msgspec
 from sqlalchemy import func, insert, select
 from sqlalchemy.exc import IntegrityError
 
-from duetune.store import tables
+from duetune.store import sql_tables
 from duetune.store.database import parsed
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class SelectorStates:
         """Save version ``expected`` + 1. False, and nothing is saved, if ``expected`` is not the
         latest version (load, learn again, save again) or the pool has learnt from ``job`` before.
         """
-        columns = tables.selector_states.c
+        columns = sql_tables.selector_states.c
         latest = select(func.max(columns.version)).where(columns.pool == pool)
         with self._database.writing() as connection:
             if (connection.scalar(latest) or 0) != expected:
@@ -46,7 +46,7 @@ class SelectorStates:
             try:
                 with connection.begin_nested():
                     connection.execute(
-                        insert(tables.selector_states).values(
+                        insert(sql_tables.selector_states).values(
                             pool=pool,
                             version=expected + 1,
                             job=job,
@@ -69,15 +69,15 @@ class SelectorStates:
 
     def learnt(self, pool: str, job: str) -> bool:
         """Whether the pool has learnt from ``job``."""
-        columns = tables.selector_states.c
+        columns = sql_tables.selector_states.c
         query = select(columns.version).where(columns.pool == pool, columns.job == job)
         with self._database.reading() as connection:
             return connection.scalar(query) is not None
 
     def _states(self, pool: str, *, limit: int | None) -> list[SelectorState]:
-        columns = tables.selector_states.c
+        columns = sql_tables.selector_states.c
         query = (
-            select(tables.selector_states)
+            select(sql_tables.selector_states)
             .where(columns.pool == pool)
             .order_by(columns.version.desc())
             .limit(limit)

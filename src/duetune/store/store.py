@@ -12,14 +12,14 @@ from sqlalchemy.exc import ArgumentError
 
 from duetune.errors import InvalidInput
 from duetune.store import read_models
-from duetune.store.journal import DatabaseJournal
-from duetune.store.observations import Observations
+from duetune.store.database_journal import DatabaseJournal
+from duetune.store.database_schema import migrate
+from duetune.store.inbox import Inbox
+from duetune.store.measured_runs_table import Observations
 from duetune.store.postgres import postgres_database
 from duetune.store.queries import Queries
-from duetune.store.schema import migrate
 from duetune.store.selector import SelectorStates
 from duetune.store.sqlite import sqlite_database
-from duetune.store.wishes import Wishes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -44,7 +44,7 @@ class Store(Queries):
         self._clock = clock
         self.name = database.name
         self.journal = DatabaseJournal(database, clock)
-        self.wishes = Wishes(database, clock)
+        self.wishes = Inbox(database, clock)
         self.selector = SelectorStates(database, clock)
         self.observations = Observations(database)
 

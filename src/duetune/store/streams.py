@@ -8,7 +8,7 @@ from sqlalchemy import select
 
 from duetune.core.events import Recorded
 from duetune.errors import InvalidInput
-from duetune.store import tables
+from duetune.store import sql_tables
 from duetune.store.codec import decode_event
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ def check_stream(stream: str) -> None:
 
 def read_stream(connection: Connection, stream: str, *, after: int = 0) -> list[Recorded]:
     """The events of ``stream`` past position ``after``, in order."""
-    columns = tables.journal.c
+    columns = sql_tables.journal.c
     found = connection.execute(
         select(columns.position, columns.schema, columns.body)
         .where(columns.stream == stream, columns.position > after)

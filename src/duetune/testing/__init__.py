@@ -9,7 +9,6 @@ classes runs it; pytest is not needed to import it.
 """
 
 from duetune.testing.fleet_contract import FleetContract
-from duetune.testing.fleets import ManualClock, MemoryFleet
 from duetune.testing.forecaster_contract import (
     CausalForecasterContract,
     DistributionForecasterContract,
@@ -17,11 +16,12 @@ from duetune.testing.forecaster_contract import (
 )
 from duetune.testing.journal_contract import JournalContract
 from duetune.testing.market_feed_contract import MarketFeedContract
-from duetune.testing.markets import constant_market, market_of, random_market
+from duetune.testing.memory_fleet import ManualClock, MemoryFleet
 from duetune.testing.planner_contract import PlannerContract
-from duetune.testing.policies import FixedPlan, Idle, Restless
 from duetune.testing.policy_contract import PolicyContract
+from duetune.testing.sample_policies import FixedPlan, Idle, Restless
 from duetune.testing.selector_contract import SelectorContract
+from duetune.testing.small_markets import constant_market, market_of, random_market
 from duetune.testing.source_contract import SourceContract
 from duetune.testing.views import view_of
 

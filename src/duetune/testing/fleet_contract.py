@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from duetune.core.contract import DONE, HOPELESS, LEFT
 from duetune.core.fleet import (
     FleetReport,
     Launch,
@@ -18,6 +17,7 @@ from duetune.core.fleet import (
     Release,
     Task,
 )
+from duetune.core.node_contract import DONE, HOPELESS, LEFT
 from duetune.core.ports import Fleet
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from duetune.core.ports import Forecaster
-from duetune.forecast.distribution import DistributionForecaster
-from duetune.testing.markets import constant_market, random_market
+from duetune.market.forecast.distribution import DistributionForecaster
+from duetune.testing.small_markets import constant_market, random_market
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -14,7 +14,7 @@ import msgspec
 from duetune.core.events import Decided, Event, Recorded
 from duetune.core.ports import Journal
 from duetune.errors import DuetuneError, StaleController
-from duetune.testing.events import decision, story
+from duetune.testing.sample_events import decision, story
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from duetune.cluster.packing import placed
-from duetune.core.cluster import JobView, Partition, Placement, Plan, Stock, Tenure
+from duetune.core.planning import JobView, Partition, Placement, Plan, Stock, Tenure
 from duetune.core.ports import Planner
+from duetune.planners.packing import placed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

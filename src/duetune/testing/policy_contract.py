@@ -11,12 +11,12 @@ from duetune.core.decision import Decision
 from duetune.core.job import Job, Reconfiguration, ReconfigurationKey, linear_throughput
 from duetune.core.market import MarketTrace
 from duetune.core.ports import Policy
-from duetune.forecast.source import ForecastSource
-from duetune.optimise.dynamic import offline_optimum
+from duetune.market.forecast.forecast_source import ForecastSource
+from duetune.policies.solve.dynamic import offline_optimum
 from duetune.simulate.cases import Case
 from duetune.simulate.episode import simulate
 from duetune.simulate.tournament import run_tournament
-from duetune.testing.markets import constant_market, random_market
+from duetune.testing.small_markets import constant_market, random_market
 from duetune.testing.views import view_of
 
 if TYPE_CHECKING:

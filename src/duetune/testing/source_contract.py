@@ -8,17 +8,22 @@ import msgspec
 import numpy as np
 
 from duetune.errors import InvalidInput
-from duetune.knowledge.configuration import Configurations
+from duetune.knowledge.configurations.configuration import Configurations
+from duetune.knowledge.configurations.configuration_rules import broken
 from duetune.knowledge.estimate import CAUSES, Cause
 from duetune.knowledge.history import History
-from duetune.knowledge.observation import Observation, Outcome
+from duetune.knowledge.observation import Observation, RunOutcome
 from duetune.knowledge.ranking import exceeding
-from duetune.knowledge.rules import broken
-from duetune.knowledge.source import Capability, KnowledgeSource, Limits, Objective
-from duetune.testing.histories import small_space, synthetic_history, synthetic_run
+from duetune.knowledge.sources.knowledge_source import (
+    Capability,
+    KnowledgeSource,
+    Limits,
+    Objective,
+)
+from duetune.testing.sample_histories import small_space, synthetic_history, synthetic_run
 
 if TYPE_CHECKING:
-    from duetune.knowledge.configuration import Configuration
+    from duetune.knowledge.configurations.configuration import Configuration
     from duetune.knowledge.estimate import Estimates
 
 _PARTIAL = {"model": "meta-llama/Llama-3.1-8B", "method": "lora", "tokens_per_sample": 2048}
@@ -213,7 +218,7 @@ class SourceContract:
         )
         before, version = source.query(points), source.version
         run = Observation(
-            configuration=new, outcome=Outcome.VALID, tokens_per_s=1234.0, peak_memory_gb=20.0
+            configuration=new, outcome=RunOutcome.VALID, tokens_per_s=1234.0, peak_memory_gb=20.0
         )
         source.observe(run)
         if not self.learns:
@@ -238,7 +243,7 @@ class SourceContract:
     def test_a_run_that_failed_for_another_reason_changes_no_answer(self) -> None:
         source, points = self.source(), self.points()
         before = source.query(points)
-        source.observe(Observation(configuration=points[0], outcome=Outcome.FAILED))
+        source.observe(Observation(configuration=points[0], outcome=RunOutcome.FAILED))
         _assert_same(before, source.query(points))
 
     def test_an_empty_history_is_answered_all_the_same(self) -> None:

@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from duetune.training.checkpoint import Checkpoint, CheckpointStore, StaleEpoch
-from duetune.training.contract import Contract, Notice
-from duetune.training.progress import ProgressReporter, read_progress
+from duetune.training.progress_files import ProgressReporter, read_progress
+from duetune.training.worker_contract import Contract, Notice
 
 if TYPE_CHECKING:
     from duetune.training.callback import DuetuneCallback

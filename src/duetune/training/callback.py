@@ -30,13 +30,13 @@ try:
 except ImportError as error:
     raise MissingExtra("DuetuneCallback", "train") from error
 
-from duetune.core.contract import DONE, LEFT
+from duetune.core.node_contract import DONE, LEFT
 from duetune.core.progress import Phase, Progress
 from duetune.training import ranks
 from duetune.training.checkpoint import CheckpointStore, StaleEpoch
-from duetune.training.contract import Contract, Notice
 from duetune.training.hazard import checkpoint_interval, read_hazard
-from duetune.training.progress import ProgressReporter
+from duetune.training.progress_files import ProgressReporter
+from duetune.training.worker_contract import Contract, Notice
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

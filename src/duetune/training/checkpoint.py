@@ -31,7 +31,7 @@ from duetune.errors import InvalidInput
 from duetune.files import remove_tree, sync_folder
 from duetune.training import manifest as manifests
 from duetune.training.fence import Claim, Fence, StaleEpoch
-from duetune.training.manifest import Damaged, Entry, Manifest, pieces, write_entry
+from duetune.training.manifest import Damaged, Manifest, ManifestEntry, pieces, write_entry
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -140,7 +140,7 @@ class CheckpointStore:
         """
         from duetune.training.arrays import encoded  # noqa: PLC0415 - imports torch
 
-        def write(folder: Path) -> Iterable[Entry]:
+        def write(folder: Path) -> Iterable[ManifestEntry]:
             for number, content in enumerate(encoded(arrays), start=1):
                 yield write_entry(folder, f"{_ARRAYS}{number:05d}.safetensors", (content,))
 
@@ -154,7 +154,7 @@ class CheckpointStore:
     ) -> Path:
         """Publish a copy of a file or folder as it is; as ``save`` in all else."""
 
-        def write(folder: Path) -> Iterable[Entry]:
+        def write(folder: Path) -> Iterable[ManifestEntry]:
             target = folder / _FILES
             target.mkdir()
             yield from _copy(Path(source), folder, target)
@@ -180,7 +180,7 @@ class CheckpointStore:
     def _publish(
         self,
         step: int,
-        write: Callable[[Path], Iterable[Entry]],
+        write: Callable[[Path], Iterable[ManifestEntry]],
         document: Mapping[str, Json] | msgspec.Struct,
     ) -> Path:
         if step < 0:
@@ -267,7 +267,7 @@ class CheckpointStore:
         remove_tree(away)
 
 
-def _copy(source: Path, folder: Path, target: Path) -> Iterator[Entry]:
+def _copy(source: Path, folder: Path, target: Path) -> Iterator[ManifestEntry]:
     """Copy into ``target``. Copies, not links: who wrote the source may write over it in place."""
     if source.is_file():
         path = target / source.name

@@ -15,10 +15,10 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from duetune.core.contract import DONE, LEFT
+from duetune.core.node_contract import DONE, LEFT
 from duetune.errors import DuetuneError
 from duetune.training.checkpoint import CheckpointStore, StaleEpoch
-from duetune.training.contract import Contract
+from duetune.training.worker_contract import Contract
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

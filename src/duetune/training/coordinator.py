@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from duetune.core.contract import HOPELESS
+from duetune.core.node_contract import HOPELESS
 from duetune.errors import DuetuneError, InvalidInput, MissingExtra
 from duetune.files import write_whole
 from duetune.training.native import lighthouse_server

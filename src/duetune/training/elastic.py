@@ -19,12 +19,12 @@ from duetune.training.group import GroupBroken, Left
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from duetune.training.contract import Notice
     from duetune.training.group import Group
-    from duetune.training.learner import Learner
     from duetune.training.membership import Arrangement
-    from duetune.training.progress import ProgressReporter
+    from duetune.training.progress_files import ProgressReporter
     from duetune.training.saver import Saver
+    from duetune.training.shared_state import SharedState
+    from duetune.training.worker_contract import Notice
 
 _log = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ class ElasticTraining:
 
     def __init__(
         self,
-        learner: Learner,
+        learner: SharedState,
         group: Group,
         saver: Saver,
         reporter: ProgressReporter,
@@ -55,7 +55,7 @@ class ElasticTraining:
         self._notice = notice
         self._over = over
         self._logging_steps = logging_steps
-        self._pace = Pace()
+        self._pace = StepPace()
 
     def run(self) -> bool:
         """Whether all steps are done; if not, this member was told to leave and has saved."""
@@ -141,7 +141,7 @@ STEADY = 4
 """So many undisturbed steps tell a pace."""
 
 
-class Pace:
+class StepPace:
     """How long a step takes, and how long a change of members took."""
 
     def __init__(self) -> None:

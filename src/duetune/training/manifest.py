@@ -33,7 +33,7 @@ class Damaged(DuetuneError):
     exit_code = 4
 
 
-class Entry(msgspec.Struct, frozen=True):
+class ManifestEntry(msgspec.Struct, frozen=True):
     """A file, named by its path below the checkpoint's folder, with '/' between the parts."""
 
     path: str
@@ -47,12 +47,12 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     schema: int = SCHEMA
     step: int
     epoch: int
-    files: tuple[Entry, ...]
+    files: tuple[ManifestEntry, ...]
     created: float
     software: dict[str, str] = {}
 
 
-def write_entry(folder: Path, name: str, content: Iterable[bytes]) -> Entry:
+def write_entry(folder: Path, name: str, content: Iterable[bytes]) -> ManifestEntry:
     """Write a new file of a checkpoint to the disk itself, and return its line of the manifest."""
     digest, size = hashlib.sha256(), 0
 
@@ -64,7 +64,7 @@ def write_entry(folder: Path, name: str, content: Iterable[bytes]) -> Entry:
             yield piece
 
     write_new(folder / name, counted())
-    return Entry(path=name, size=size, sha256=digest.hexdigest())
+    return ManifestEntry(path=name, size=size, sha256=digest.hexdigest())
 
 
 def read_manifest(folder: Path) -> Manifest:
@@ -110,7 +110,7 @@ def check_content(folder: Path, manifest: Manifest) -> None:
             pass
 
 
-def checked_pieces(folder: Path, entry: Entry) -> Iterator[bytes]:
+def checked_pieces(folder: Path, entry: ManifestEntry) -> Iterator[bytes]:
     """The content of a file; ``Damaged`` at its end if it was not what the manifest says."""
     digest = hashlib.sha256()
     try:
@@ -137,7 +137,7 @@ def _regular(path: Path) -> int:
     return found.st_size
 
 
-def _check_name(folder: Path, entry: Entry) -> None:
+def _check_name(folder: Path, entry: ManifestEntry) -> None:
     name = PurePosixPath(entry.path)
     plain = (
         name.parts

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 RESULT_FILE = "duetune.json"
 
 
-class Result(msgspec.Struct, frozen=True, kw_only=True):
+class PublishedResult(msgspec.Struct, frozen=True, kw_only=True):
     """Stands beside the weights. ``loss`` is that of the last step."""
 
     steps: int
@@ -32,15 +32,17 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     warning: str = ""
 
 
-def published(output: Path) -> Result | None:
+def published(output: Path) -> PublishedResult | None:
     """What is there already, if all of it is."""
     try:
-        return msgspec.json.decode((output / RESULT_FILE).read_bytes(), type=Result)
+        return msgspec.json.decode((output / RESULT_FILE).read_bytes(), type=PublishedResult)
     except (OSError, msgspec.MsgspecError):
         return None
 
 
-def publish(output: Path, write: Callable[[Path], None], result: Result) -> Result:
+def publish(
+    output: Path, write: Callable[[Path], None], result: PublishedResult
+) -> PublishedResult:
     """``write`` fills a temporary folder; one rename makes it the output.
 
     Whatever is at ``output`` and is not a whole result gives way.

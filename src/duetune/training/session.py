@@ -13,14 +13,18 @@ import numpy as np
 import torch
 import transformers
 
-from duetune.core.contract import CHECKPOINT_KEEP
+from duetune.core.node_contract import CHECKPOINT_KEEP
 from duetune.errors import InvalidInput, OutOfMemory
 from duetune.training.batches import held_out
 from duetune.training.checkpoint import CheckpointStore, Damaged
 from duetune.training.elastic import ElasticTraining
 from duetune.training.group import ElasticGroup, GroupSettings, SoloGroup
-from duetune.training.learner import Learner
-from duetune.training.model import (
+from duetune.training.publication import PublishedResult, only_publisher, publish, published
+from duetune.training.saver import Saver
+from duetune.training.shared_state import SharedState
+from duetune.training.task import Method
+from duetune.training.tokens import tokenized_dataset
+from duetune.training.trained_model import (
     load_base,
     load_model,
     load_tokenizer,
@@ -29,10 +33,6 @@ from duetune.training.model import (
     save_model,
     without_adapter,
 )
-from duetune.training.publication import Result, only_publisher, publish, published
-from duetune.training.saver import Saver
-from duetune.training.task import Method
-from duetune.training.tokens import tokenized_dataset
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -40,11 +40,11 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from duetune.training.contract import Contract, Notice
     from duetune.training.group import Group
-    from duetune.training.progress import ProgressReporter
+    from duetune.training.progress_files import ProgressReporter
     from duetune.training.task import TrainingTask
     from duetune.training.tokens import TokenizedRows, Tokenizer
+    from duetune.training.worker_contract import Contract, Notice
 
 _log = logging.getLogger(__name__)
 
@@ -61,7 +61,7 @@ class Session:
         contract: Contract,
         task: TrainingTask,
         tokenizer: Tokenizer,
-        learner: Learner,
+        learner: SharedState,
         evaluation: tuple[TokenizedRows, NDArray[np.int64]],
         device: torch.device,
     ) -> None:
@@ -96,7 +96,7 @@ class Session:
         try:
             model = load_model(task, device)
             _check_fit(task, data, model.config)
-            learner = Learner(task, model, data, rows, device)
+            learner = SharedState(task, model, data, rows, device)
         except torch.OutOfMemoryError as error:
             allowed = f"a smaller model or adapters: out of memory ({error})"
             raise OutOfMemory("model", task.model, allowed) from None
@@ -112,7 +112,7 @@ class Session:
             f"{self._task.microbatches} microbatches per step, {adding} sums"
         )
 
-    def run(self, notice: Notice, reporter: ProgressReporter) -> Result | None:
+    def run(self, notice: Notice, reporter: ProgressReporter) -> PublishedResult | None:
         """The result once all steps are done; None if this member has left before."""
         contract, learner = self._contract, self._learner
         store = CheckpointStore(contract.checkpoints, contract.epoch, keep=_kept(os.environ))
@@ -150,7 +150,7 @@ class Session:
             group.close()
             saver.wait()
 
-    def _result(self, warning: str) -> Result:
+    def _result(self, warning: str) -> PublishedResult:
         output = self._contract.output
         with only_publisher(output, self._wait):
             found = published(output)
@@ -190,13 +190,13 @@ class Session:
             return found.step
         return 0
 
-    def _publish(self, warning: str) -> Result:
+    def _publish(self, warning: str) -> PublishedResult:
         if self._learner.step < self._learner.total_steps:
             raise RuntimeError("the result of others was there and is not any more")
         _log.info("all %d steps are done: measuring", self._learner.step)
         base, tuned, count = self._losses()
         known = self._learner.known
-        result = Result(
+        result = PublishedResult(
             steps=known.step,
             tokens=known.tokens,
             loss=known.losses[-1] if known.losses else None,

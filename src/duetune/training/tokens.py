@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from duetune.errors import InvalidInput
 from duetune.files import whole_file
-from duetune.training.data import Message, Row, rows_of
+from duetune.training.dataset_rows import DataRow, Message, rows_of
 from duetune.training.records import dataset_files
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ class TokenizedRows(msgspec.Struct, frozen=True):
         return int((self.begins[rows + 1] - self.begins[rows]).sum())
 
 
-def tokenized(rows: Iterable[Row], tokenizer: Tokenizer, max_length: int) -> TokenizedRows:
+def tokenized(rows: Iterable[DataRow], tokenizer: Tokenizer, max_length: int) -> TokenizedRows:
     ids: list[NDArray[np.int32]] = []
     counts: list[NDArray[np.bool_]] = []
     left_out = 0
@@ -136,7 +136,7 @@ def tokenized_dataset(
     return rows
 
 
-def _parts(row: Row, tokenizer: Tokenizer, where: str) -> list[Part]:
+def _parts(row: DataRow, tokenizer: Tokenizer, where: str) -> list[Part]:
     if row.messages is not None:
         if tokenizer.chat_template:
             return _by_template(row.messages, tokenizer, where)
@@ -193,7 +193,7 @@ def _rendered(
         raise InvalidInput(where, [turn["role"] for turn in turns], allowed) from None
 
 
-def _templated(row: Row, tokenizer: Tokenizer) -> bool:
+def _templated(row: DataRow, tokenizer: Tokenizer) -> bool:
     # A template writes its own beginning-of-text token.
     return row.messages is not None and bool(tokenizer.chat_template)
 

@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from duetune.core.contract import DONE, HOPELESS, LEFT
+from duetune.core.node_contract import DONE, HOPELESS, LEFT
 from duetune.core.progress import Phase, Progress
 from duetune.errors import DuetuneError, InvalidInput, MissingExtra, OutOfMemory
-from duetune.training.contract import Contract, Notice
-from duetune.training.progress import ProgressReporter, read_progress
+from duetune.training.progress_files import ProgressReporter, read_progress
 from duetune.training.publication import published
 from duetune.training.task import read_task
+from duetune.training.worker_contract import Contract, Notice
 
 if TYPE_CHECKING:
-    from duetune.training.publication import Result
+    from duetune.training.publication import PublishedResult
 
 _log = logging.getLogger(__name__)
 
@@ -87,7 +87,9 @@ def _run(contract: Contract, notice: Notice, reporter: ProgressReporter) -> int:
     return DONE
 
 
-def _report_finished(contract: Contract, reporter: ProgressReporter, result: Result) -> None:
+def _report_finished(
+    contract: Contract, reporter: ProgressReporter, result: PublishedResult
+) -> None:
     reporter.report(
         Progress(
             step=result.steps,

@@ -23,12 +23,12 @@ from duetune.control.crash_points import (
     point_of,
     with_crash_points,
 )
-from duetune.core.events import Amend, Cancel, Pause, Resume, Wished
+from duetune.core.events import Amend, Cancel, Pause, Resume, UserRequested
 from duetune.core.fleet import Release
 from duetune.errors import InvalidInput
 from duetune.store import MemoryJournal, open_store
 from duetune.testing import MemoryFleet
-from duetune.testing.fleets import FleetSettings
+from duetune.testing.memory_fleet import FleetSettings
 from support.harness import Lessons, Room, Status
 from support.invariants import check_over
 
@@ -76,7 +76,7 @@ def check_saved(room):
     check_over(room)
     assert room.status() is Status.SUCCEEDED
     assert room.state().progress.step == 40
-    assert len(room.events(kind=Wished)) == 3
+    assert len(room.events(kind=UserRequested)) == 3
     assert room.wishes.pending() == []
 
 

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from duetune.control.reports import FolderReports
-from duetune.testing.fleets import ManualClock
+from duetune.testing.memory_fleet import ManualClock
 from duetune.training.hazard import read_hazard
 
 

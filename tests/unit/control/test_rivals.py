@@ -11,7 +11,7 @@ from duetune.core.events import Amend, Cancel, Pause
 from duetune.core.fleet import Limit
 from duetune.errors import StaleController
 from duetune.testing import constant_market
-from duetune.testing.fleets import FleetSettings
+from duetune.testing.memory_fleet import FleetSettings
 from support.harness import SLOT_S, Lessons, Room, Status
 from support.invariants import check_over, check_story
 

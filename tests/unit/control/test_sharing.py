@@ -5,18 +5,18 @@ from __future__ import annotations
 import pytest
 
 from duetune.control.crash_points import CRASH_POINTS, CrashPlan
-from duetune.control.shares import Contender, Queue, shares
-from duetune.core.cluster import Plan
+from duetune.control.queue import Contender, Queue, shares
 from duetune.core.events import Decided, Observed, Pause, Resume
 from duetune.core.job import linear_throughput
+from duetune.core.planning import Plan
 from duetune.engine.engine import Engine
 from duetune.errors import Bug
+from duetune.jobs.explain import explained
 from duetune.registry.planners import planner_named
 from duetune.registry.policies import policy_named
-from duetune.service.explanation import explained
-from duetune.simulate.journal import redecided
+from duetune.simulate.journal_replay import redecided
 from duetune.testing import constant_market
-from duetune.testing.fleets import FleetSettings
+from duetune.testing.memory_fleet import FleetSettings
 from support.harness import SLOT_S, Room, Status, market_of
 
 PLENTY = constant_market(available=16)

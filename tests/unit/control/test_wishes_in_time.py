@@ -6,7 +6,7 @@ import pytest
 
 from duetune.control.crash_points import CrashPlan
 from duetune.core.decision import Allocation
-from duetune.core.events import Amend, Cancel, Decided, Observed, Pause, Resume, Wished
+from duetune.core.events import Amend, Cancel, Decided, Observed, Pause, Resume, UserRequested
 from duetune.testing import constant_market, market_of
 from support.harness import SLOT_S, Lessons, Room, Status
 from support.invariants import check_over, check_turn
@@ -50,7 +50,7 @@ def test_cancelling_again_and_after_the_end_changes_nothing():
     room.run()
     check_over(room)
     assert room.status() is Status.SUCCEEDED
-    assert room.events(kind=Wished) == []
+    assert room.events(kind=UserRequested) == []
     assert room.wishes.pending() == []
 
 
@@ -82,7 +82,7 @@ def test_a_paused_job_holds_nothing_until_it_is_resumed(at):
     room.run(each=look)
     check_over(room)
     assert room.status() is Status.SUCCEEDED
-    resumed = next(e.at for e in room.events(kind=Wished) if isinstance(e.wish, Resume))
+    resumed = next(e.at for e in room.events(kind=UserRequested) if isinstance(e.wish, Resume))
     again = next(e for e in room.decisions() if e.at >= resumed)
     assert again.at == resumed, "a resumed job is decided on at once"
     assert again.allocation.total > 0
@@ -202,7 +202,7 @@ def test_a_wish_counts_once_however_often_the_controller_dies():
             room.at(1.5, lambda room=room: room.ask(Resume()))
             room.survive(CrashPlan(point, passage), CrashPlan(point, 2))
             check_over(room)
-            assert len(room.events(kind=Wished)) == 2
+            assert len(room.events(kind=UserRequested)) == 2
             assert room.status() is Status.SUCCEEDED
 
 

@@ -17,7 +17,7 @@ from duetune.core.events import (
     Requested,
     Resume,
     Status,
-    Wished,
+    UserRequested,
 )
 from duetune.core.fleet import Launch, Limit, NodeEnd, NodeKind, NodeState, Release, Task
 from duetune.core.progress import Phase
@@ -244,9 +244,9 @@ class TestHeld:
 class TestWishes:
     def test_a_wish_counts_once(self):
         story = begun()
-        story.tell(Wished(moment(0.1), 7, Pause()))
-        story.tell(Wished(moment(0.2), 8, Resume()))
-        story.tell(Wished(moment(0.3), 7, Pause()))
+        story.tell(UserRequested(moment(0.1), 7, Pause()))
+        story.tell(UserRequested(moment(0.2), 8, Resume()))
+        story.tell(UserRequested(moment(0.3), 7, Pause()))
         assert story.state.status is Status.RUNNING
 
     def test_cancelling_gives_everything_back_and_ends(self):

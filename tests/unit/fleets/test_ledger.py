@@ -8,7 +8,7 @@ import pytest
 from duetune.core.fleet import Launch, Limit, Node, NodeKind, NodeState, Release, Task
 from duetune.errors import FleetError
 from duetune.fleets.embedded import FleetSettings
-from duetune.fleets.embedded.ledger import Cancelled, Changed, Closed, Ledger, read_story
+from duetune.fleets.embedded.bill_ledger import Cancelled, Changed, Closed, Ledger, read_story
 from duetune.fleets.embedded.opening import Order, open_cloud, save_market
 from duetune.testing import constant_market, market_of
 

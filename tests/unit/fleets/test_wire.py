@@ -5,7 +5,7 @@ import pytest
 
 from duetune.core.fleet import Command, Launch, Limit, NodeKind, Release, Task
 from duetune.errors import InvalidInput
-from duetune.fleets.embedded.wire import TraceDocument, decode_commands
+from duetune.fleets.embedded.provider_messages import TraceDocument, decode_commands
 from duetune.testing import random_market
 
 TASK = Task(folder="/jobs/j", command=("true",), environment={"A": "b=c"})

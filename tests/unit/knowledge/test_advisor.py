@@ -15,15 +15,15 @@ from duetune.knowledge.advice import (
     asked_model,
 )
 from duetune.knowledge.advisor import Advisor
-from duetune.knowledge.configuration import Configuration, Configurations
+from duetune.knowledge.configurations.configuration import Configuration, Configurations
+from duetune.knowledge.configurations.space_files import default_space
 from duetune.knowledge.estimate import FITS, Cause, Estimate, Interval
-from duetune.knowledge.gpus import GPUS
+from duetune.knowledge.facts.gpus import GPUS
+from duetune.knowledge.facts.prices import USUAL_PRICES, prices_for
 from duetune.knowledge.history import History
-from duetune.knowledge.lessons import best_lesson, one_gpu
-from duetune.knowledge.prices import USUAL_PRICES, prices_for
-from duetune.knowledge.source import Candidate, Limits, Objective
+from duetune.knowledge.next_measurement import best_lesson, one_gpu
 from duetune.knowledge.sources.analytic import AnalyticSource
-from duetune.knowledge.space_files import default_space
+from duetune.knowledge.sources.knowledge_source import Candidate, Limits, Objective
 
 SMALL = Configuration(model="llama3.2-1b", gpu_model="A100-80GB", batch_size=4)
 LARGE = SMALL.replace(model="llama3.1-8b", method="full", batch_size=8, tokens_per_sample=4096)

@@ -9,20 +9,20 @@ import numpy as np
 import pytest
 
 from duetune.errors import InvalidInput
-from duetune.knowledge.configuration import Configuration, Method, Precision
+from duetune.knowledge.configurations.configuration import Configuration, Method, Precision
 from duetune.knowledge.history import History
 from duetune.knowledge.history_files import COLUMNS, history_of, read_history, write_history
-from duetune.knowledge.observation import Observation, Origin, Outcome
-from duetune.knowledge.tables import read_table
+from duetune.knowledge.observation import Observation, Origin, RunOutcome
+from duetune.knowledge.text_tables import read_table
 
 LLAMA = "meta-llama/Llama-3.2-3B"
 
 
-def seen(outcome=Outcome.VALID, tokens_per_s=1000.0, provenance="", **configuration):
+def seen(outcome=RunOutcome.VALID, tokens_per_s=1000.0, provenance="", **configuration):
     return Observation(
         configuration=Configuration(**({"model": LLAMA, "gpu_model": "A100-80GB"} | configuration)),
         outcome=outcome,
-        tokens_per_s=tokens_per_s if outcome is Outcome.VALID else None,
+        tokens_per_s=tokens_per_s if outcome is RunOutcome.VALID else None,
         provenance=provenance,
     )
 
@@ -37,7 +37,7 @@ def test_an_empty_history_has_empty_columns():
 
 
 def test_columns_are_in_the_order_of_the_observations():
-    history = History([seen(batch_size=4), seen(Outcome.OOM, batch_size=8)])
+    history = History([seen(batch_size=4), seen(RunOutcome.OOM, batch_size=8)])
     assert history.outcome.tolist() == ["valid", "oom"]
     assert history.tokens_per_s[0] == 1000
     assert math.isnan(history.tokens_per_s[1])
@@ -75,7 +75,7 @@ def test_some_are_taken_by_mask_or_position():
 
 
 def test_failed_and_stopped_runs_are_no_labels():
-    history = History([seen(outcome) for outcome in Outcome])
+    history = History([seen(outcome) for outcome in RunOutcome])
     assert history.labelled.outcome.tolist() == ["valid", "rejected", "oom"]
 
 
@@ -104,8 +104,8 @@ def test_runs_of_one_configuration_are_summed_up():
     history = History(
         [
             *(seen(tokens_per_s=rate, provenance=str(rate)) for rate in (90.0, 100.0, 120.0)),
-            seen(Outcome.OOM),
-            seen(Outcome.FAILED, batch_size=2),
+            seen(RunOutcome.OOM),
+            seen(RunOutcome.FAILED, batch_size=2),
         ]
     )
     first, second = history.aggregate()
@@ -128,7 +128,7 @@ FULL_ROW = Observation(
         memory_cap_gb=24.5,
         software='trl "1.0", torch',
     ),
-    outcome=Outcome.VALID,
+    outcome=RunOutcome.VALID,
     tokens_per_s=1 / 3,
     peak_memory_gb=17.25,
     steps=20,
@@ -141,7 +141,7 @@ FULL_ROW = Observation(
 
 
 def test_what_is_written_is_read_back(tmp_path):
-    history = History([FULL_ROW, seen(Outcome.OOM, provenance="a")])
+    history = History([FULL_ROW, seen(RunOutcome.OOM, provenance="a")])
     write_history(tmp_path / "h.csv", history)
     again = read_history(tmp_path / "h.csv")
     assert again == history

@@ -7,14 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from duetune.knowledge.configuration import Configuration, Configurations
-from duetune.knowledge.described import Described, card_bytes
-from duetune.knowledge.features import Physics, Reckoned
-from duetune.knowledge.gpus import GPUS, MIB
-from duetune.knowledge.memory import MemoryModel
-from duetune.knowledge.model_facts import ModelFacts, model_facts
-from duetune.knowledge.pace import PaceModel
-from duetune.knowledge.physics import (
+from duetune.knowledge.arithmetic import (
     MemoryConstants,
     TimeConstants,
     memory_terms,
@@ -22,6 +15,13 @@ from duetune.knowledge.physics import (
     step_seconds,
     time_terms,
 )
+from duetune.knowledge.configurations.configuration import Configuration, Configurations
+from duetune.knowledge.configurations.configuration_table import Described, card_bytes
+from duetune.knowledge.facts.gpus import GPUS, MIB
+from duetune.knowledge.facts.model_facts import ModelFacts, model_facts
+from duetune.knowledge.model.features import Physics, Reckoned
+from duetune.knowledge.model.memory_model import MemoryModel
+from duetune.knowledge.model.pace_model import PaceModel
 
 FACTS = ModelFacts(
     parameters=1_000_000,

@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from duetune.knowledge.configuration import Configuration, Configurations
+from duetune.knowledge.configurations.configuration import Configuration, Configurations
 from duetune.knowledge.estimate import CAUSES, Cause, Estimates
 from duetune.knowledge.ranking import (
     NO_GPUS,
@@ -20,7 +20,7 @@ from duetune.knowledge.ranking import (
     on_time,
     rank,
 )
-from duetune.knowledge.source import Limits, Objective
+from duetune.knowledge.sources.knowledge_source import Limits, Objective
 
 ONE = Configuration(model="llama3.1-8b", gpu_model="A100-80GB", batch_size=8)
 FOUR = ONE.replace(num_gpus=4, sharding="fsdp")

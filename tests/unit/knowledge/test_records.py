@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from duetune.errors import InvalidInput
-from duetune.knowledge.configuration import Configuration, Configurations, Method
+from duetune.knowledge.configurations.configuration import Configuration, Configurations, Method
 from duetune.knowledge.estimate import CAUSES, Cause, Estimates
-from duetune.knowledge.observation import Observation, Outcome
+from duetune.knowledge.observation import Observation, RunOutcome
 
 ONE = Configuration(model="meta-llama/Llama-3.1-8B", gpu_model="A100-80GB")
 
@@ -23,7 +23,7 @@ def test_keys_stay_what_they_are_from_version_to_version():
         model="模型-é", gpu_model="H200", method="full", memory_cap_gb=24.0, software="ü"
     )
     assert other.key == "2a868ea814a5b876"
-    seen = Observation(configuration=ONE, outcome=Outcome.VALID, tokens_per_s=1.0)
+    seen = Observation(configuration=ONE, outcome=RunOutcome.VALID, tokens_per_s=1.0)
     assert seen.key == "c299e50743de1640"
 
 
@@ -89,15 +89,15 @@ def test_a_grid_of_nothing_is_empty():
 def test_a_measurement_that_is_no_positive_number_is_refused(field, number):
     with pytest.raises(InvalidInput, match=field):
         Observation(
-            configuration=ONE, outcome=Outcome.VALID, **({"tokens_per_s": 1.0} | {field: number})
+            configuration=ONE, outcome=RunOutcome.VALID, **({"tokens_per_s": 1.0} | {field: number})
         )
 
 
 def test_a_run_that_was_valid_has_measured_something():
     with pytest.raises(InvalidInput, match="tokens_per_s"):
-        Observation(configuration=ONE, outcome=Outcome.VALID)
-    assert Observation(configuration=ONE, outcome=Outcome.VALID, peak_memory_gb=3.0)
-    assert Observation(configuration=ONE, outcome=Outcome.OOM)
+        Observation(configuration=ONE, outcome=RunOutcome.VALID)
+    assert Observation(configuration=ONE, outcome=RunOutcome.VALID, peak_memory_gb=3.0)
+    assert Observation(configuration=ONE, outcome=RunOutcome.OOM)
 
 
 def test_of_what_nothing_is_known_it_may_fit_as_well_as_not():

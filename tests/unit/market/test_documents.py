@@ -10,7 +10,7 @@ import pytest
 
 from duetune.core.market import MarketTrace, Pool
 from duetune.errors import InvalidInput
-from duetune.market.documents import load_aws_price_history, load_spot_traces_json
+from duetune.market.json_formats import load_aws_price_history, load_spot_traces_json
 from duetune.market.traces import load_trace
 
 

@@ -20,7 +20,7 @@ from duetune.market.predictability_pattern import (
 )
 from duetune.market.predictability_skill import Predictor, predictions, skill_by_horizon
 from duetune.market.predictability_spells import (
-    Spells,
+    SpellStatistics,
     entropy,
     kaplan_meier,
     spells_of,
@@ -108,13 +108,13 @@ class TestSpells:
         assert spells.ended.tolist() == [True, False]
 
     def test_kaplan_and_meier_by_hand(self):
-        spells = Spells(np.array([1, 2, 2, 3]), np.array([True, True, False, True]))
+        spells = SpellStatistics(np.array([1, 2, 2, 3]), np.array([True, True, False, True]))
         # After slot 1: 1 of 4 ended. After 2: of the 2 whose going on is known, 1.
         assert kaplan_meier(spells).tolist() == pytest.approx([1, 0.75, 0.375, 0.0])
 
     def test_without_censoring_survival_is_the_share_that_is_longer(self):
         lengths = random().integers(1, 20, size=200)
-        left = kaplan_meier(Spells(lengths, np.ones(200, dtype=np.bool_)))
+        left = kaplan_meier(SpellStatistics(lengths, np.ones(200, dtype=np.bool_)))
         assert left[5] == pytest.approx((lengths > 5).mean())
 
     def test_a_chain_without_memory_does_not_age(self):

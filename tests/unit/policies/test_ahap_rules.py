@@ -7,7 +7,7 @@ import pytest
 from duetune.core.decision import Outlook
 from duetune.core.job import Job, Reconfiguration, linear_throughput
 from duetune.errors import InvalidInput
-from duetune.forecast.source import ForecastSource
+from duetune.market.forecast.forecast_source import ForecastSource
 from duetune.policies.ahap import Ahap
 from duetune.simulate.episode import simulate
 from duetune.testing import market_of, view_of

@@ -3,13 +3,13 @@ from __future__ import annotations
 import pytest
 
 from duetune.core.job import Job, linear_throughput
-from duetune.forecast.source import ForecastSource
+from duetune.market.forecast.forecast_source import ForecastSource
 from duetune.policies.ahanp import Ahanp
 from duetune.policies.ahap import Ahap
 from duetune.policies.baselines import MaximalSpot, OnDemandOnly, UniformProgress
 from duetune.policies.guard import deadline_guard
+from duetune.policies.reasons import _rule_words
 from duetune.policies.rules import Rule
-from duetune.policies.words import _rule_words
 from duetune.simulate.episode import simulate
 from duetune.testing import constant_market, random_market, view_of
 

@@ -10,8 +10,8 @@ from duetune.core.decision import Allocation, Seen
 from duetune.core.job import Job, Reconfiguration, ReconfigurationKey, ValueShape, linear_throughput
 from duetune.core.market import MarketTrace
 from duetune.errors import InvalidInput
-from duetune.optimise.dynamic import offline_optimum
 from duetune.policies.rubato import LARGEST_STEPS, Rubato
+from duetune.policies.solve.dynamic import offline_optimum
 from duetune.registry.policies import policy_named
 from duetune.simulate.episode import simulate
 from duetune.testing import constant_market, market_of, random_market, view_of

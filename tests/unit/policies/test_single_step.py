@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from duetune.errors import InvalidInput
-from duetune.forecast.regimes import first_belief
+from duetune.market.forecast.regimes import first_belief
 from duetune.policies.single_instance import Instance, SingleInstance
-from duetune.simulate.single import SingleJob, run_single, single_optimum
+from duetune.simulate.single_episode import SingleJob, run_single, single_optimum
 
 WAIT, SPOT, ON_DEMAND = Instance
 HOUR = 3600.0

@@ -41,13 +41,13 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 PLUGIN = """
-from duetune.core.cluster import Plan
+from duetune.core.planning import Plan
 from duetune.core.decision import Allocation, Decision, Forecast
 from duetune.core.fleet import FleetReport, MarketReport
 from duetune.core.market import Slot
 from duetune.errors import InvalidInput
 from duetune.fleets.host import Connected
-from duetune.forecast.simple import LastValue
+from duetune.market.forecast.simple import LastValue
 from duetune.knowledge.sources.nearest import NearestSource
 
 class Idle:

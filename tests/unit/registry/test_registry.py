@@ -12,17 +12,17 @@ from hypothesis import strategies as st
 
 import duetune
 from duetune.errors import InvalidInput
-from duetune.forecast.source import ForecastKind
+from duetune.market.forecast.forecast_source import ForecastKind
 from duetune.policies.ahanp import Ahanp
 from duetune.policies.ahap import Ahap
 from duetune.policies.baselines import MaximalSpot, OnDemandOnly, UniformProgress
 from duetune.policies.guard import CompiledGuard, deadline_guard
 from duetune.policies.pool import baselines, default_pool, paper_pool
+from duetune.policies.select import AdaHedge, FixedShare, Hedge
 from duetune.registry.forecasters import FORECASTERS
 from duetune.registry.markets import SYNTHETIC_SLOTS, market_named, markets_listed
 from duetune.registry.policies import policies_named, policy_named
 from duetune.registry.selectors import selector_named
-from duetune.selection import AdaHedge, FixedShare, Hedge
 from support.places import ROOT
 
 # Names carry six significant digits.

@@ -8,13 +8,13 @@ from duetune.core.events import Ended, Status
 from duetune.core.job import Job, Reconfiguration, linear_throughput
 from duetune.core.ports import Policy
 from duetune.errors import InvalidInput
-from duetune.forecast.source import ForecastSource
+from duetune.market.forecast.forecast_source import ForecastSource
 from duetune.policies.ahap import Ahap
 from duetune.policies.baselines import MaximalSpot
 from duetune.registry.policies import policy_named
 from duetune.simulate.cases import Case
 from duetune.simulate.episode import Episode, simulate
-from duetune.simulate.journal import market_lived, redecided, state_of
+from duetune.simulate.journal_replay import market_lived, redecided, state_of
 from duetune.simulate.tournament import run_tournament
 from duetune.store.codec import decode_event, encode_event
 from duetune.testing import FixedPlan, Idle, constant_market, market_of, random_market

@@ -8,7 +8,7 @@ import pytest
 from duetune.core.events import Reported
 from duetune.core.fleet import NodeKind, NodeState
 from duetune.core.job import Job, Reconfiguration, ReconfigurationKey, linear_throughput
-from duetune.forecast.source import ForecastSource
+from duetune.market.forecast.forecast_source import ForecastSource
 from duetune.registry.policies import policy_named
 from duetune.simulate.episode import Episode
 from duetune.testing import Restless, random_market

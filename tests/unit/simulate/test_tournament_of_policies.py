@@ -5,7 +5,7 @@ import pytest
 
 from duetune.core.job import Job, Reconfiguration, linear_throughput
 from duetune.errors import InvalidInput
-from duetune.forecast.source import ForecastSource
+from duetune.market.forecast.forecast_source import ForecastSource
 from duetune.policies.ahap import Ahap
 from duetune.policies.baselines import MaximalSpot, OnDemandOnly, UniformProgress
 from duetune.policies.guard import deadline_guard

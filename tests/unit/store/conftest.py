@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from duetune.store import open_store
-from duetune.store.tables import metadata
+from duetune.store.sql_tables import metadata
 
 
 @pytest.fixture(params=["sqlite", "postgres"])

@@ -12,14 +12,14 @@ import pytest
 from duetune.core.events import Reported
 from duetune.core.fleet import Node, NodeKind, NodeState
 from duetune.store import StoreError, open_store
-from duetune.testing.events import decision, submission
+from duetune.testing.sample_events import decision, submission
 
 KILLS = 20
 BATCH = 3
 
 # Children of a clean process that has imported what they need: quick, and nothing is inherited.
 processes = get_context("forkserver")
-processes.set_forkserver_preload(["duetune.store", "duetune.testing.events"])
+processes.set_forkserver_preload(["duetune.store", "duetune.testing.sample_events"])
 
 
 def batch(number):

@@ -6,16 +6,16 @@ from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 
-from duetune.knowledge.configuration import Configuration
+from duetune.knowledge.configurations.configuration import Configuration
 from duetune.knowledge.history import History
-from duetune.knowledge.observation import Observation, Origin, Outcome
-from duetune.store.observations import _key
+from duetune.knowledge.observation import Observation, Origin, RunOutcome
+from duetune.store.measured_runs_table import _key
 
 OBSERVATION = Observation(
     configuration=Configuration(
         model="org/model", gpu_model="A100-80GB", num_gpus=2, batch_size=8, software="größe \0"
     ),
-    outcome=Outcome.VALID,
+    outcome=RunOutcome.VALID,
     tokens_per_s=49_152.0,
     step_s=1 / 3,
     measured_at=1_700_000_000.5,
@@ -73,7 +73,7 @@ def test_of_two_that_learn_at_once_none_is_lost(store):
 
 def test_an_observation_comes_back_as_it_was(store):
     failed = msgspec.structs.replace(
-        OBSERVATION, outcome=Outcome.OOM, tokens_per_s=None, measured_at=1_800_000_000.0
+        OBSERVATION, outcome=RunOutcome.OOM, tokens_per_s=None, measured_at=1_800_000_000.0
     )
     assert store.observations.record(OBSERVATION)
     assert store.observations.record(failed)

@@ -12,12 +12,12 @@ from sqlalchemy import inspect
 
 import duetune.store
 from duetune.core.events import Status
-from duetune.knowledge.configuration import Method, Precision, Sharding
-from duetune.knowledge.observation import Origin, Outcome
-from duetune.store import StoreError, open_store, schema
+from duetune.knowledge.configurations.configuration import Method, Precision, Sharding
+from duetune.knowledge.observation import Origin, RunOutcome
+from duetune.store import StoreError, database_schema, open_store
 from duetune.store import store as store_module
-from duetune.store.tables import REVISIONS, VERSION_TABLE, metadata
-from duetune.testing.events import decision
+from duetune.store.sql_tables import REVISIONS, VERSION_TABLE, metadata
+from duetune.testing.sample_events import decision
 from support.places import JOURNALS
 
 
@@ -30,13 +30,15 @@ def test_the_migrations_make_the_tables_of_the_code(store):
 
 
 def test_the_revisions_are_those_of_the_migrations():
-    scripts = ScriptDirectory(str(schema.MIGRATIONS), version_locations=[str(schema.MIGRATIONS)])
+    scripts = ScriptDirectory(
+        str(database_schema.MIGRATIONS), version_locations=[str(database_schema.MIGRATIONS)]
+    )
     assert tuple(each.revision for each in scripts.walk_revisions())[::-1] == REVISIONS
 
 
 def test_the_migrations_are_part_of_the_package():
-    assert schema.MIGRATIONS.is_relative_to(Path(duetune.store.__file__).parent)
-    assert (schema.MIGRATIONS / "__init__.py").exists()
+    assert database_schema.MIGRATIONS.is_relative_to(Path(duetune.store.__file__).parent)
+    assert (database_schema.MIGRATIONS / "__init__.py").exists()
 
 
 def test_opening_again_changes_nothing(store):
@@ -46,14 +48,14 @@ def test_opening_again_changes_nothing(store):
 
 
 def test_a_migration_that_fails_leaves_nothing_behind(place, monkeypatch):
-    whole = schema.upgrade
+    whole = database_schema.upgrade
 
     def broken(connection, target):
         whole(connection, target)
         connection.exec_driver_sql("SELECT * FROM power_failure")
 
     with monkeypatch.context() as patched:
-        patched.setattr(schema, "upgrade", broken)
+        patched.setattr(database_schema, "upgrade", broken)
         with pytest.raises(StoreError, match="power_failure"):
             open_store(place)
     with open_store(place) as store:
@@ -107,7 +109,7 @@ def migrated(place):
     def migrate(*rows):
         database = store_module._database(place)
         with database.writing() as connection:
-            schema.upgrade(connection, "0001")
+            database_schema.upgrade(connection, "0001")
             table = sa.Table("observations", sa.MetaData(), autoload_with=connection)
             connection.execute(sa.insert(table), [OLD | row for row in rows])
         database.close()
@@ -128,7 +130,7 @@ def test_what_jobs_have_shown_is_taken_over(migrated):
     assert (told.tokens_per_sample, told.precision) == (1024, Precision.BF16_MIXED)
     assert (told.sharding, told.num_nodes) == (Sharding.DDP, 3)
     assert told.software == "duetune 0.1.0, torch 2.13.0, x \0"
-    assert (measured.outcome, measured.tokens_per_s) == (Outcome.VALID, 30_000)
+    assert (measured.outcome, measured.tokens_per_s) == (RunOutcome.VALID, 30_000)
     assert measured.step_s == 0.125
     assert (measured.origin, measured.provenance) == (Origin.PRODUCTION, "job tuning")
     assert measured.measured_at == 1_750_000_100.5
@@ -138,10 +140,10 @@ def test_what_jobs_have_shown_is_taken_over(migrated):
 @pytest.mark.parametrize(
     ("row", "outcome", "tokens_per_s", "flags"),
     [
-        ({"outcome": "out_of_memory", "steps_per_s": None}, Outcome.OOM, None, ()),
-        ({"outcome": "failed"}, Outcome.FAILED, None, ()),
-        ({"tokens_per_s": None}, Outcome.VALID, 4.0 * 8 * 1024, ("assumed_length",)),
-        ({"tokens_per_s": None, "steps_per_s": None}, Outcome.STOPPED, None, ()),
+        ({"outcome": "out_of_memory", "steps_per_s": None}, RunOutcome.OOM, None, ()),
+        ({"outcome": "failed"}, RunOutcome.FAILED, None, ()),
+        ({"tokens_per_s": None}, RunOutcome.VALID, 4.0 * 8 * 1024, ("assumed_length",)),
+        ({"tokens_per_s": None, "steps_per_s": None}, RunOutcome.STOPPED, None, ()),
     ],
 )
 def test_what_was_not_measured_is_not_made_up(migrated, row, outcome, tokens_per_s, flags):

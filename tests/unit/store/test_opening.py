@@ -14,13 +14,13 @@ import pytest
 
 from duetune.errors import InvalidInput, MissingExtra
 from duetune.store import StoreError, open_store
-from duetune.testing.events import decision, story
+from duetune.testing.sample_events import decision, story
 
 NOBODY = 65534
 
 # Children of a clean process that has imported what they need.
 processes = get_context("forkserver")
-processes.set_forkserver_preload(["duetune.store", "duetune.testing.events"])
+processes.set_forkserver_preload(["duetune.store", "duetune.testing.sample_events"])
 
 
 def append_once(place, name):

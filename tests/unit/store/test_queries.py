@@ -7,7 +7,7 @@ from duetune.core.events import Observed, Reported, Status
 from duetune.core.fleet import Node, NodeKind, NodeState
 from duetune.errors import InvalidInput, NotFound
 from duetune.store import CostBy
-from duetune.testing.events import story, submission
+from duetune.testing.sample_events import story, submission
 
 DAY = 86_400.0
 RUNNING = next(event for event in story() if isinstance(event, Observed))

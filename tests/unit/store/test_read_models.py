@@ -15,7 +15,7 @@ from duetune.core.events import (
     Reported,
     Resume,
     Status,
-    Wished,
+    UserRequested,
 )
 from duetune.core.fleet import Node, NodeEnd, NodeKind, NodeState
 from duetune.core.market import Slot
@@ -26,7 +26,7 @@ from duetune.errors import StoreError
 from duetune.store import open_store, read_models
 from duetune.store.projection import Follower
 from duetune.testing import Idle
-from duetune.testing.events import decision, story, submission
+from duetune.testing.sample_events import decision, story, submission
 
 SUBMITTED = submission(name="tuning", spec='{"model": "org/model", "tags": {"team": "nlp"}}')
 T = SUBMITTED.origin
@@ -61,7 +61,9 @@ def row_after(store, *events):
 
 
 def wished(*wishes):
-    return [Wished(at=T + 9, wish_id=number, wish=wish) for number, wish in enumerate(wishes)]
+    return [
+        UserRequested(at=T + 9, wish_id=number, wish=wish) for number, wish in enumerate(wishes)
+    ]
 
 
 def test_a_submitted_job_waits(store):
@@ -266,7 +268,7 @@ def test_what_another_has_appended_is_taken_in(store):
         store.journal.append("tuning", [decision(1, reason="paused")], expected=3)
         row = store.job("tuning")
         assert (row.status, row.events) == (Status.PAUSED, 4)
-        other.journal.append("tuning", [Wished(T + 10, 7, Resume())], expected=4)
+        other.journal.append("tuning", [UserRequested(T + 10, 7, Resume())], expected=4)
         assert other.job("tuning").status is Status.RUNNING
 
 
@@ -294,7 +296,7 @@ def test_an_event_that_the_engine_refuses_is_kept_and_changes_nothing(store):
 
 
 def test_only_so_many_states_are_kept(store, monkeypatch):
-    monkeypatch.setattr("duetune.store.journal.KEPT", 3)
+    monkeypatch.setattr("duetune.store.database_journal.KEPT", 3)
     for number in range(6):
         store.journal.append(f"job-{number}", [SUBMITTED], expected=0)
     assert list(store.journal._followers)[-3:] == ["job-3", "job-4", "job-5"]

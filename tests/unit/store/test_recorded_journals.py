@@ -10,7 +10,7 @@ from sqlalchemy import insert
 
 from duetune.core.events import SCHEMA, Decided, Event, Status
 from duetune.errors import InvalidInput
-from duetune.store import tables
+from duetune.store import sql_tables
 from support.places import JOURNALS
 
 
@@ -34,7 +34,7 @@ def put(store, lines):
     """As it was written then, past the code that writes today."""
     rows = [msgspec.structs.asdict(line) | {"body": bytes(line.body).decode()} for line in lines]
     with store._database.writing() as connection:
-        connection.execute(insert(tables.journal), rows)
+        connection.execute(insert(sql_tables.journal), rows)
 
 
 @pytest.mark.parametrize("schema", range(1, SCHEMA + 1))

@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import pytest
 
-from duetune.core.events import Amend, Cancel, Pause, Resume, Wished
+from duetune.core.events import Amend, Cancel, Pause, Resume, UserRequested
 from duetune.errors import InvalidInput, StaleController
 from duetune.store import open_store
-from duetune.testing.events import decision, submission
+from duetune.testing.sample_events import decision, submission
 
 
 def test_wishes_wait_in_order(store):
@@ -38,7 +38,7 @@ def test_taking_twice_is_harmless(store):
 def test_the_journal_takes_a_wish_in_the_same_breath(store):
     key = store.wishes.ask("a", Pause())
     other = store.wishes.ask("b", Pause())
-    event = Wished(at=1.0, wish_id=key, wish=Pause())
+    event = UserRequested(at=1.0, wish_id=key, wish=Pause())
     with pytest.raises(StaleController):
         store.journal.append("a", [submission(), event], expected=7)
     assert len(store.wishes.pending()) == 2
@@ -48,13 +48,13 @@ def test_the_journal_takes_a_wish_in_the_same_breath(store):
 
 def test_a_stream_takes_only_its_own_wishes(store):
     key = store.wishes.ask("a", Pause())
-    store.journal.append("b", [Wished(at=1.0, wish_id=key, wish=Pause())], expected=0)
+    store.journal.append("b", [UserRequested(at=1.0, wish_id=key, wish=Pause())], expected=0)
     assert len(store.wishes.pending()) == 1
 
 
 def test_a_rebuild_takes_what_the_journal_has(store):
     key = store.wishes.ask("a", Pause())
-    store.journal.append("a", [Wished(at=1.0, wish_id=key, wish=Pause())], expected=0)
+    store.journal.append("a", [UserRequested(at=1.0, wish_id=key, wish=Pause())], expected=0)
     with store._database.writing() as connection:
         connection.exec_driver_sql("UPDATE wishes SET taken_at = NULL")
     store.rebuild()

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from duetune.core import contract as words
+from duetune.core import node_contract as words
 from duetune.errors import InvalidInput
-from duetune.training.contract import Contract, Notice
+from duetune.training.worker_contract import Contract, Notice
 from support.places import ROOT
 
 PAGE = ROOT / "docs" / "how-to" / "own-command.md"

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from duetune.errors import InvalidInput
-from duetune.training.data import RowKind, check_dataset, rows_of
+from duetune.training.dataset_rows import RowKind, check_dataset, rows_of
 
 TEXT = [{"text": "one"}, {"text": "two and more"}]
 PAIRS = [{"prompt": "2 + 2 =", "completion": " 4"}, {"prompt": "", "completion": "hm"}]
@@ -129,7 +129,7 @@ def test_only_the_first_rows_are_looked_at_with_a_limit(tmp_path):
 
 def test_checking_needs_neither_torch_nor_transformers():
     code = (
-        "import sys, duetune.training.data, duetune.training.task;"
+        "import sys, duetune.training.dataset_rows, duetune.training.task;"
         "print(sorted({'torch', 'transformers', 'peft', 'polars'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

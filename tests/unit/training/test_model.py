@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from duetune.errors import InvalidInput
-from duetune.training.data import Message, Row
+from duetune.training.dataset_rows import DataRow, Message
 from duetune.training.task import Reduction, Schedule, TrainingTask
 from duetune.training.tiny import build_tiny_model
 from duetune.training.tokens import tokenized, tokenized_dataset
@@ -19,10 +19,10 @@ pytestmark = pytest.mark.torch
 torch = later("torch")
 peft = later("peft")
 transformers = later("transformers")
-learning = later("duetune.training.learner")
-models = later("duetune.training.model")
+learning = later("duetune.training.shared_state")
+models = later("duetune.training.trained_model")
 
-ROWS = [Row(prompt=f"{number} + 1 = ", completion=f"{number + 1}") for number in range(40)]
+ROWS = [DataRow(prompt=f"{number} + 1 = ", completion=f"{number + 1}") for number in range(40)]
 
 
 def cpu():
@@ -50,7 +50,7 @@ def task(folder, **fields):
 def learner(folder, **fields):
     wished = task(folder, **fields)
     data = tokenized(ROWS, models.load_tokenizer(wished), wished.max_length)
-    return learning.Learner(
+    return learning.SharedState(
         wished, models.load_model(wished, cpu()), data, np.arange(len(data)), cpu()
     )
 
@@ -79,7 +79,7 @@ def equal(one, other):
 
 def test_the_loss_counts_on_completions_and_the_end_of_text(folder):
     tokenizer = models.load_tokenizer(task(folder))
-    data = tokenized([Row(prompt="ab", completion="cd")], tokenizer, 100)
+    data = tokenized([DataRow(prompt="ab", completion="cd")], tokenizer, 100)
     ids, counts = data.row(0)
     assert tokenizer.decode(ids[:4]) == "abcd"
     assert ids[4] == tokenizer.eos_token_id
@@ -88,7 +88,7 @@ def test_the_loss_counts_on_completions_and_the_end_of_text(folder):
 
 
 def test_all_of_a_text_counts_but_its_first_token_is_never_predicted(folder):
-    data = tokenized([Row(text="abc")], models.load_tokenizer(task(folder)), 100)
+    data = tokenized([DataRow(text="abc")], models.load_tokenizer(task(folder)), 100)
     assert data.row(0)[1].all()
     assert data.targets(np.array([0])) == 3
 
@@ -96,7 +96,7 @@ def test_all_of_a_text_counts_but_its_first_token_is_never_predicted(folder):
 def test_only_the_assistant_counts_without_a_chat_template(folder):
     tokenizer = models.load_tokenizer(task(folder))
     said = Message("assistant", "yes")
-    row = Row(messages=(Message("user", "so?"), said, Message("user", "ok"), said))
+    row = DataRow(messages=(Message("user", "so?"), said, Message("user", "ok"), said))
     ids, counts = tokenized([row], tokenizer, 1000).row(0)
     assert tokenizer.decode(ids[counts]) == "yes</s>yes</s>"
     assert tokenizer.decode(ids).startswith("### user\nso?\n\n### assistant\nyes</s>\n\n### user")
@@ -109,7 +109,7 @@ def test_only_the_assistant_counts_with_a_chat_template(folder):
         "{% if add_generation_prompt %}[assistant]{% endif %}"
     )
     said = Message("assistant", "yes")
-    row = Row(messages=(Message("user", "so?"), said, Message("user", "ok"), said))
+    row = DataRow(messages=(Message("user", "so?"), said, Message("user", "ok"), said))
     ids, counts = tokenized([row], tokenizer, 1000).row(0)
     assert tokenizer.decode(ids[counts]) == "yes</s>yes</s>"
     assert tokenizer.decode(ids) == "[user]so?</s>[assistant]yes</s>[user]ok</s>[assistant]yes</s>"
@@ -122,7 +122,7 @@ def test_a_template_that_forgets_earlier_answers_has_its_last_one_counted(folder
         "{% if m.role == 'assistant' and not loop.last %}...{% else %}{{ m.content }}{% endif %}"
         "{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"
     )
-    row = Row(
+    row = DataRow(
         messages=(
             Message("user", "a"),
             Message("assistant", "b"),
@@ -137,7 +137,7 @@ def test_a_template_that_forgets_earlier_answers_has_its_last_one_counted(folder
 
 def test_rows_are_cut_and_those_without_anything_to_learn_left_out(folder):
     tokenizer = models.load_tokenizer(task(folder))
-    rows = [Row(prompt="x" * 20, completion="never"), Row(prompt="x", completion="y" * 20)]
+    rows = [DataRow(prompt="x" * 20, completion="never"), DataRow(prompt="x", completion="y" * 20)]
     data = tokenized(rows, tokenizer, 10)
     assert (len(data), data.left_out, len(data.row(0)[0])) == (1, 1, 10)
     with pytest.raises(InvalidInput, match="max_length 10"):

@@ -8,7 +8,13 @@ import sys
 
 import pytest
 
-from duetune.training.publication import RESULT_FILE, Result, only_publisher, publish, published
+from duetune.training.publication import (
+    RESULT_FILE,
+    PublishedResult,
+    only_publisher,
+    publish,
+    published,
+)
 
 
 def weights(content):
@@ -21,9 +27,9 @@ def weights(content):
 def test_the_first_result_stays(tmp_path):
     output = tmp_path / "job" / "output"
     assert published(output) is None
-    first = publish(output, weights("one"), Result(steps=5, tokens=7))
-    second = publish(output, weights("two"), Result(steps=6, tokens=8))
-    assert first == second == published(output) == Result(steps=5, tokens=7)
+    first = publish(output, weights("one"), PublishedResult(steps=5, tokens=7))
+    second = publish(output, weights("two"), PublishedResult(steps=6, tokens=8))
+    assert first == second == published(output) == PublishedResult(steps=5, tokens=7)
     assert (output / "weights").read_text() == "one"
     assert sorted(path.name for path in (tmp_path / "job").iterdir()) == ["output"]
 
@@ -34,7 +40,7 @@ def test_a_result_that_could_not_be_written_leaves_nothing(tmp_path):
         raise OSError("no space left on device")
 
     with pytest.raises(OSError, match="no space"):
-        publish(tmp_path / "output", fail, Result(steps=1, tokens=1))
+        publish(tmp_path / "output", fail, PublishedResult(steps=1, tokens=1))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -43,7 +49,7 @@ def test_what_is_in_the_way_and_is_no_result_is_kept_aside(tmp_path):
     output.mkdir()
     (output / "notes").write_text("mine")
     (output / RESULT_FILE).write_text("half a docu")
-    publish(output, weights("one"), Result(steps=1, tokens=1))
+    publish(output, weights("one"), PublishedResult(steps=1, tokens=1))
     assert published(output) is not None
     (aside,) = (path for path in tmp_path.iterdir() if path != output)
     assert (aside / "notes").read_text() == "mine"

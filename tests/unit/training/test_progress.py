@@ -7,12 +7,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from duetune.core.contract import HOPELESS
+from duetune.core.node_contract import HOPELESS
 from duetune.core.progress import Phase, Progress
 from duetune.errors import InvalidInput, OutOfMemory
 from duetune.training import worker
-from duetune.training.contract import Contract
-from duetune.training.progress import ProgressReporter, read_progress
+from duetune.training.progress_files import ProgressReporter, read_progress
+from duetune.training.worker_contract import Contract
 
 
 def contract_in(folder, **others):

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from duetune.fleets.embedded.client import EmbeddedFleet
     from duetune.fleets.embedded.clock import ScaledClock
+    from duetune.fleets.embedded.cloud_settings import FleetFaults, FleetSettings
     from duetune.fleets.embedded.lifecycle import provider_status, start_provider, stop_provider
-    from duetune.fleets.embedded.settings import FleetFaults, FleetSettings
-    from duetune.fleets.embedded.wire import FleetStatus
+    from duetune.fleets.embedded.provider_messages import FleetStatus
 
 __all__ = [
     "EmbeddedFleet",
@@ -34,9 +34,9 @@ __all__ = [
 
 _HOMES = {
     "EmbeddedFleet": "client",
-    "FleetFaults": "settings",
-    "FleetSettings": "settings",
-    "FleetStatus": "wire",
+    "FleetFaults": "cloud_settings",
+    "FleetSettings": "cloud_settings",
+    "FleetStatus": "provider_messages",
     "ScaledClock": "clock",
     "provider_status": "lifecycle",
     "start_provider": "lifecycle",

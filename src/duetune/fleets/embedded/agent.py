@@ -16,10 +16,10 @@ import sys
 import time
 from pathlib import Path
 
-from duetune.core.contract import DONE, HOPELESS, LEFT, PROGRESS_FILE
+from duetune.core.node_contract import DONE, HOPELESS, LEFT, PROGRESS_FILE
 from duetune.fleets.embedded.channel import Assignment, Channel, Gone, Leave
+from duetune.fleets.embedded.node_worker import become_worker
 from duetune.fleets.embedded.processes import adopt_orphans, end_family
-from duetune.fleets.embedded.worker import become_worker
 
 FINAL = {DONE, LEFT, HOPELESS}
 FIRST_PAUSE_S = 0.5

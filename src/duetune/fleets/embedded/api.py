@@ -25,15 +25,20 @@ from urllib.parse import unquote
 
 import msgspec
 
-from duetune.core.contract import PROGRESS
+from duetune.core.node_contract import PROGRESS
 from duetune.core.progress import Progress
 from duetune.errors import DuetuneError, FleetError, InvalidInput, NotFound
 from duetune.files import write_whole
-from duetune.fleets.embedded.wire import HistoryDocument, Problem, TraceDocument, decode_commands
+from duetune.fleets.embedded.provider_messages import (
+    HistoryDocument,
+    Problem,
+    TraceDocument,
+    decode_commands,
+)
 
 if TYPE_CHECKING:
+    from duetune.fleets.embedded.cloud_settings import FleetFaults
     from duetune.fleets.embedded.provider import Provider
-    from duetune.fleets.embedded.settings import FleetFaults
 
 LONGEST_BODY = 16 * 2**20
 IDLE_S = 10.0

@@ -12,7 +12,7 @@ import msgspec
 from duetune.core.fleet import FleetReport, MarketReport
 from duetune.errors import FleetError
 from duetune.fleets.embedded.clock import ScaledClock, Signpost
-from duetune.fleets.embedded.wire import FleetStatus, HistoryDocument, Problem
+from duetune.fleets.embedded.provider_messages import FleetStatus, HistoryDocument, Problem
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from duetune.errors import FleetError
-from duetune.fleets.embedded.settings import FleetSettings
+from duetune.fleets.embedded.cloud_settings import FleetSettings
 
 PROVIDER_FILE = "provider.json"
 # How long a wait goes on before it looks whether the clock was set anew, in wall seconds.

@@ -14,7 +14,6 @@ from zlib import crc32
 import msgspec
 import numpy as np
 
-from duetune.core.contract import DONE, HOPELESS
 from duetune.core.fleet import (
     FleetReport,
     Launch,
@@ -25,13 +24,14 @@ from duetune.core.fleet import (
     NodeState,
     Release,
 )
+from duetune.core.node_contract import DONE, HOPELESS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from duetune.core.fleet import Command
+    from duetune.fleets.embedded.cloud_settings import FleetSettings
     from duetune.fleets.embedded.replay import MarketReplay
-    from duetune.fleets.embedded.settings import FleetSettings
 
 # A limit is kept with this much to spare, in dollars: sums of many small charges are not exact.
 SPARE = 1e-6
@@ -39,7 +39,7 @@ SPARE = 1e-6
 LATE = 1e-3
 
 
-class Record(msgspec.Struct):
+class NodeRecord(msgspec.Struct):
     """A node and what only the cloud knows of it: when it will be granted, when taken, and why."""
 
     node: Node
@@ -69,15 +69,15 @@ class Cloud:
 
     def __init__(self, replay: MarketReplay, settings: FleetSettings) -> None:
         self.at = self._before = replay.began
-        self.changed: dict[Key, Record] = {}
+        self.changed: dict[Key, NodeRecord] = {}
         self.limits: dict[str, float] = {}
         self.cancelled: set[Key] = set()
         self.replay = replay
         self.settings = settings
         self.refusing = False
         self._notice_s = 0.0 if settings.faults.no_notice else settings.notice_s * settings.speed
-        self._records: dict[Key, Record] = {}
-        self._living: dict[Key, Record] = {}
+        self._records: dict[Key, NodeRecord] = {}
+        self._living: dict[Key, NodeRecord] = {}
         self._settled: dict[str, float] = defaultdict(float)
 
     def restore(
@@ -89,7 +89,7 @@ class Cloud:
         self.cancelled = set(cancelled)
         for node in nodes:
             key = (node.job, node.id)
-            record = self._records[key] = Record(node)
+            record = self._records[key] = NodeRecord(node)
             if not node.state.alive:
                 self._settled[node.job] += node.billed
             else:
@@ -162,7 +162,7 @@ class Cloud:
         nodes = (record.node for record in self._records.values() if record.node.job == job)
         return FleetReport(at=self.at, nodes=tuple(self._as_billed(node) for node in nodes))
 
-    def living(self) -> list[Record]:
+    def living(self) -> list[NodeRecord]:
         return list(self._living.values())
 
     def find(self, node: str) -> Node | None:
@@ -201,7 +201,7 @@ class Cloud:
             state=NodeState.REQUESTED,
             requested_at=self.at,
         )
-        record = self._records[key] = self._living[key] = Record(node, launch)
+        record = self._records[key] = self._living[key] = NodeRecord(node, launch)
         refusal = (NodeEnd.CANCELLED, "") if key in self.cancelled else self._refusal(launch)
         if refusal is not None:
             end, details = refusal
@@ -242,7 +242,7 @@ class Cloud:
         elif (record := self._living.get(key)) is not None:
             self._end(record, NodeState.RELEASED, NodeEnd.RELEASED, self.at)
 
-    def _grant(self, record: Record) -> None:
+    def _grant(self, record: NodeRecord) -> None:
         known = record.taken_at < math.inf and not record.silent and self._notice_s > 0
         record.node = msgspec.structs.replace(
             record.node,
@@ -278,7 +278,7 @@ class Cloud:
                     if record.stays_after(reached):
                         self._doom(record, reached, NodeEnd.LIMIT, notice=True)
 
-    def _doom(self, record: Record, moment: float, end: NodeEnd, *, notice: bool) -> None:
+    def _doom(self, record: NodeRecord, moment: float, end: NodeEnd, *, notice: bool) -> None:
         if moment >= record.taken_at:
             return
         record.taken_at, record.why = moment, end
@@ -315,7 +315,7 @@ class Cloud:
         return total
 
     def _end(
-        self, record: Record, state: NodeState, end: NodeEnd, moment: float, details: str = ""
+        self, record: NodeRecord, state: NodeState, end: NodeEnd, moment: float, details: str = ""
     ) -> None:
         node = record.node
         start = node.started_at
@@ -343,8 +343,8 @@ class Cloud:
         highest = self.settings.max_price if own is None else own
         return math.inf if highest is None else highest
 
-    def _of(self, job: str) -> Iterator[Record]:
+    def _of(self, job: str) -> Iterator[NodeRecord]:
         return (record for record in self.living() if record.node.job == job)
 
-    def _note(self, record: Record) -> None:
+    def _note(self, record: NodeRecord) -> None:
         self.changed[record.node.job, record.node.id] = record

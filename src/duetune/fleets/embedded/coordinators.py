@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from duetune.core.fleet import Launch
-from duetune.fleets.embedded.environment import coordinator_of
+from duetune.fleets.embedded.worker_environment import coordinator_of
 
 if TYPE_CHECKING:
     from duetune.fleets.embedded.crew import Crew

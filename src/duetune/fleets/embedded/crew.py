@@ -29,7 +29,7 @@ WARM_PATIENCE_S = 60.0
 RETRY_S = 0.2
 
 
-class Member(msgspec.Struct):
+class NodeProcess(msgspec.Struct):
     """An agent, or the wish for one. Times are those of the monotonic clock."""
 
     assignment: Assignment
@@ -52,7 +52,7 @@ class Crew:
         self._starter = starter
         self._selector = selector
         self._gone = gone
-        self._members: dict[Key, Member] = {}
+        self._members: dict[Key, NodeProcess] = {}
         self._unfinished: set[int] = set()
         self._sweep = False
 
@@ -64,7 +64,7 @@ class Crew:
 
     def start(self, key: Key, assignment: Assignment) -> None:
         now = time.monotonic()
-        self._members[key] = Member(assignment, cold_at=now + WARM_PATIENCE_S)
+        self._members[key] = NodeProcess(assignment, cold_at=now + WARM_PATIENCE_S)
         self._begin(key)
 
     def leave(self, key: Key, within_s: float) -> None:

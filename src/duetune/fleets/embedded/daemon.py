@@ -91,7 +91,7 @@ def _detached(folder: Path, order: bytes, speaker: int) -> NoReturn:
 
 def _serve(folder: Path, order: bytes, speaker: int) -> int:
     from duetune.errors import DuetuneError  # noqa: PLC0415 - after the fork
-    from duetune.fleets.embedded.service import serve  # noqa: PLC0415 - after the fork
+    from duetune.fleets.embedded.provider_service import serve  # noqa: PLC0415 - after the fork
 
     def ready() -> None:
         os.write(speaker, READY)

@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING
 
 from duetune.core.fleet import Launch, Limit, NodeEnd, NodeKind, Release
 from duetune.errors import FleetError
-from duetune.fleets.embedded.ledger import Cancelled, Changed, Closed
-from duetune.fleets.embedded.wire import NoticeDocument
+from duetune.fleets.embedded.bill_ledger import Cancelled, Changed, Closed
+from duetune.fleets.embedded.provider_messages import NoticeDocument
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from duetune.core.fleet import Command, FleetReport, MarketReport
     from duetune.core.market import MarketTrace
+    from duetune.fleets.embedded.bill_ledger import Ledger, Line
     from duetune.fleets.embedded.clock import Anchor
-    from duetune.fleets.embedded.cloud import Cloud, Key, Record
-    from duetune.fleets.embedded.ledger import Ledger, Line
+    from duetune.fleets.embedded.cloud import Cloud, Key, NodeRecord
 
 
 class Desk:
@@ -36,8 +36,8 @@ class Desk:
         self._folders: dict[str, Path] = {}
         self._closed = False
         self._unwritten: list[Line] = []
-        self._held_back: dict[Key, Record] = {}
-        self._to_do: dict[Key, Record] = {}
+        self._held_back: dict[Key, NodeRecord] = {}
+        self._to_do: dict[Key, NodeRecord] = {}
 
     def apply(self, commands: Sequence[Command]) -> None:
         with self._lock:
@@ -89,7 +89,7 @@ class Desk:
             self._advance()
             return self._cloud.spent()
 
-    def turn(self) -> list[Record]:
+    def turn(self) -> list[NodeRecord]:
         """What has changed since the last turn and is in the book."""
         with self._lock:
             self._cloud.advance(self._now())

@@ -15,16 +15,16 @@ import msgspec
 
 from duetune.errors import FleetError, InvalidInput
 from duetune.fleets.embedded import processes
+from duetune.fleets.embedded.bill_ledger import read_story
 from duetune.fleets.embedded.client import EmbeddedFleet
 from duetune.fleets.embedded.clock import PROVIDER_FILE, Signpost
 from duetune.fleets.embedded.daemon import BUSY, is_locked
-from duetune.fleets.embedded.ledger import read_story
 from duetune.fleets.embedded.opening import Order, save_market
 
 if TYPE_CHECKING:
     from duetune.core.market import MarketTrace
-    from duetune.fleets.embedded.settings import FleetSettings
-    from duetune.fleets.embedded.wire import FleetStatus
+    from duetune.fleets.embedded.cloud_settings import FleetSettings
+    from duetune.fleets.embedded.provider_messages import FleetStatus
 
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 10.0

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from duetune.errors import InvalidInput
+from duetune.fleets.embedded.bill_ledger import Changed, Opened, read_story
 from duetune.fleets.embedded.clock import Anchor
 from duetune.fleets.embedded.cloud import Cloud
-from duetune.fleets.embedded.ledger import Changed, Opened, read_story
+from duetune.fleets.embedded.cloud_settings import FleetSettings
 from duetune.fleets.embedded.replay import MarketReplay
-from duetune.fleets.embedded.settings import FleetSettings
 from duetune.market.traces import load_trace, save_trace
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from duetune.core.fleet import Node
     from duetune.core.market import MarketTrace
-    from duetune.fleets.embedded.ledger import Ledger, Story
+    from duetune.fleets.embedded.bill_ledger import Ledger, Story
 
 
 class Order(msgspec.Struct, frozen=True):

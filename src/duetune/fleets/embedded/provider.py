@@ -27,17 +27,17 @@ from duetune.fleets.embedded.coordinators import Coordinators
 from duetune.fleets.embedded.crew import Crew
 from duetune.fleets.embedded.desk import Desk
 from duetune.fleets.embedded.devices import Devices, visible_devices
-from duetune.fleets.embedded.environment import assignment_of, notice_file
+from duetune.fleets.embedded.provider_messages import FleetStatus, NoticeDocument
 from duetune.fleets.embedded.starter import Starter
-from duetune.fleets.embedded.wire import FleetStatus, NoticeDocument
+from duetune.fleets.embedded.worker_environment import assignment_of, notice_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
     from types import FrameType
 
-    from duetune.fleets.embedded.cloud import Cloud, Key, Record
-    from duetune.fleets.embedded.ledger import Ledger, Opened
+    from duetune.fleets.embedded.bill_ledger import Ledger, Opened
+    from duetune.fleets.embedded.cloud import Cloud, Key, NodeRecord
 
 ALIVE_NOTE_S = 1.0
 DISK_RETRY_S = 1.0
@@ -137,7 +137,7 @@ class Provider:
             callback: Callable[[], None] = key.data
             callback()
 
-    def _carry_out(self, record: Record) -> None:
+    def _carry_out(self, record: NodeRecord) -> None:
         node, launch = record.node, record.launch
         key = (node.job, node.id)
         if node.state is NodeState.RUNNING and launch is not None:

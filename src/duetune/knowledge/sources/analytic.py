@@ -6,17 +6,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from duetune.knowledge.configuration import Configurations
-from duetune.knowledge.described import Described
+from duetune.knowledge.arithmetic import GB
+from duetune.knowledge.configurations.configuration import Configurations
+from duetune.knowledge.configurations.configuration_table import Described
 from duetune.knowledge.estimate import EXTRAPOLATED, Estimates
-from duetune.knowledge.features import Physics, Reckoned
-from duetune.knowledge.physics import GB
-from duetune.knowledge.source import Term
-from duetune.knowledge.sources.assembly import MEMORY, NONE, around
-from duetune.knowledge.sources.base import Source
+from duetune.knowledge.model.features import Physics, Reckoned
+from duetune.knowledge.sources.estimating import Source
+from duetune.knowledge.sources.knowledge_source import Term
+from duetune.knowledge.sources.merge import MEMORY, NONE, around
 
 if TYPE_CHECKING:
-    from duetune.knowledge.configuration import Configuration
+    from duetune.knowledge.configurations.configuration import Configuration
     from duetune.knowledge.history import History
 
 PACE_DEVIATION = 0.25

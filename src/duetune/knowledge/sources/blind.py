@@ -7,20 +7,20 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from duetune.knowledge.configuration import FIELDS, Configurations
+from duetune.knowledge.configurations.configuration import FIELDS, Configurations
+from duetune.knowledge.configurations.configuration_rules import broken
 from duetune.knowledge.estimate import Estimates
 from duetune.knowledge.ranking import RULE, unavailable
-from duetune.knowledge.rules import broken
-from duetune.knowledge.source import Candidate, Limits, Objective, Ranking
-from duetune.knowledge.sources.base import Source, asked_for, cells
+from duetune.knowledge.sources.estimating import Source, asked_for, cells
+from duetune.knowledge.sources.knowledge_source import Candidate, Limits, Objective, Ranking
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
-    from duetune.knowledge.source import Capability
-    from duetune.knowledge.space import Space
+    from duetune.knowledge.configurations.space import Space
+    from duetune.knowledge.sources.knowledge_source import Capability
 
     Column = NDArray[np.float64]
 

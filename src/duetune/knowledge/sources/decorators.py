@@ -14,34 +14,34 @@ import msgspec
 import numpy as np
 
 from duetune.errors import InvalidInput
-from duetune.knowledge.configuration import (
+from duetune.knowledge.configurations.configuration import (
     CATEGORIES,
     FIELDS,
     Configuration,
     Configurations,
     Sharding,
 )
+from duetune.knowledge.configurations.configuration_rules import broken
+from duetune.knowledge.configurations.space import DEFAULTS
 from duetune.knowledge.estimate import Estimates
-from duetune.knowledge.rules import broken
-from duetune.knowledge.source import Capability
-from duetune.knowledge.sources.assembly import NONE, put, under_rules
-from duetune.knowledge.sources.base import complete_by, curve_by
 from duetune.knowledge.sources.blind import uniform
-from duetune.knowledge.space import DEFAULTS
+from duetune.knowledge.sources.estimating import complete_by, curve_by
+from duetune.knowledge.sources.knowledge_source import Capability
+from duetune.knowledge.sources.merge import NONE, put, under_rules
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from duetune.knowledge.configurations.space import Space
     from duetune.knowledge.observation import Observation
-    from duetune.knowledge.source import (
+    from duetune.knowledge.sources.knowledge_source import (
         Candidate,
-        Explanation,
+        EstimateExplanation,
         KnowledgeSource,
         Limits,
         Objective,
         Ranking,
     )
-    from duetune.knowledge.space import Space
 
 _KEPT_ANSWERS = 64
 
@@ -93,7 +93,7 @@ class Decorator:
     def observe(self, observation: Observation) -> None:
         self.source.observe(observation)
 
-    def explain(self, configuration: Configuration) -> Explanation:
+    def explain(self, configuration: Configuration) -> EstimateExplanation:
         estimate = self.query(Configurations.of([configuration]))[0]
         return msgspec.structs.replace(self.source.explain(configuration), estimate=estimate)
 

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from duetune.knowledge.configuration import Configurations
-from duetune.knowledge.gpus import gpu_name
+from duetune.knowledge.configurations.configuration import Configurations
+from duetune.knowledge.facts.gpus import gpu_name
+from duetune.knowledge.facts.model_registry import model_name
 from duetune.knowledge.history import History
-from duetune.knowledge.registry import model_name
 
 if TYPE_CHECKING:
     from duetune.knowledge.observation import Observation

@@ -8,22 +8,22 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from duetune.knowledge.configuration import Configurations
+from duetune.knowledge.configurations.configuration import Configurations
 from duetune.knowledge.estimate import Estimate, Estimates
-from duetune.knowledge.frontier import INVALID, VALID, Frontier
 from duetune.knowledge.history import History
-from duetune.knowledge.model import KnowledgeModel
+from duetune.knowledge.model.frontier import INVALID, VALID, Frontier
+from duetune.knowledge.model.learned_model import KnowledgeModel
 from duetune.knowledge.sources.analytic import reckoned_terms
-from duetune.knowledge.sources.assembly import MEMORY, NONE, RULE, put, under_rules
-from duetune.knowledge.sources.history import SURE, remembered
 from duetune.knowledge.sources.known_names import by_known_names
+from duetune.knowledge.sources.merge import MEMORY, NONE, RULE, put, under_rules
 from duetune.knowledge.sources.nearest import NearestSource, from_neighbours
+from duetune.knowledge.sources.past_runs import SURE, remembered
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from duetune.knowledge.configuration import Configuration
-    from duetune.knowledge.source import Term
+    from duetune.knowledge.configurations.configuration import Configuration
+    from duetune.knowledge.sources.knowledge_source import Term
 
 REFIT_EVERY = 25
 """Observations; to fit takes seconds."""

@@ -6,16 +6,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from duetune.knowledge.configuration import CATEGORIES, FIELDS
+from duetune.knowledge.configurations.configuration import CATEGORIES, FIELDS
 from duetune.knowledge.estimate import EXTRAPOLATED
-from duetune.knowledge.observation import Outcome
+from duetune.knowledge.observation import RunOutcome
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
-    from duetune.knowledge.configuration import Configurations
+    from duetune.knowledge.configurations.configuration import Configurations
     from duetune.knowledge.history import History
 
     Column = NDArray[np.float64]
@@ -105,7 +105,7 @@ class Measured:
         np.minimum.at(first, which, np.arange(len(told)))
         self.rows = rows.take(first)
         self.latest = tuple(told[index] for index in _last(which, size))
-        fitted, oom = told.outcome == Outcome.VALID.value, told.outcome == Outcome.OOM.value
+        fitted, oom = told.outcome == RunOutcome.VALID.value, told.outcome == RunOutcome.OOM.value
         self.valid = np.bincount(which[fitted], minlength=size)
         self.count = np.bincount(which, minlength=size)
         self.ran_out = np.bincount(which[oom], minlength=size)

@@ -11,21 +11,21 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from duetune.knowledge.configuration import FIELDS, Configurations
-from duetune.knowledge.described import Described
+from duetune.knowledge.configurations.configuration import FIELDS, Configurations
+from duetune.knowledge.configurations.configuration_table import Described
+from duetune.knowledge.configurations.expressions import DERIVED
 from duetune.knowledge.estimate import Estimates
-from duetune.knowledge.expressions import DERIVED
-from duetune.knowledge.source import Neighbour
-from duetune.knowledge.sources.assembly import MEMORY, NONE, around
-from duetune.knowledge.sources.history import Remembering
+from duetune.knowledge.sources.knowledge_source import Neighbour
 from duetune.knowledge.sources.measured import Encoder
+from duetune.knowledge.sources.merge import MEMORY, NONE, around
+from duetune.knowledge.sources.past_runs import Remembering
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from numpy.typing import NDArray
 
-    from duetune.knowledge.configuration import Configuration
+    from duetune.knowledge.configurations.configuration import Configuration
     from duetune.knowledge.history import History
     from duetune.knowledge.sources.measured import Measured
 

@@ -12,13 +12,18 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from duetune.knowledge.configuration import FIELDS, Configurations, Interconnect, Sharding
+from duetune.knowledge.configurations.configuration import (
+    FIELDS,
+    Configurations,
+    Interconnect,
+    Sharding,
+)
+from duetune.knowledge.configurations.expressions import DERIVED
 from duetune.knowledge.estimate import Estimates
-from duetune.knowledge.expressions import DERIVED
-from duetune.knowledge.source import Capability
-from duetune.knowledge.sources.assembly import MEMORY, around
-from duetune.knowledge.sources.history import SURE, Remembering
+from duetune.knowledge.sources.knowledge_source import Capability
 from duetune.knowledge.sources.measured import Encoder
+from duetune.knowledge.sources.merge import MEMORY, around
+from duetune.knowledge.sources.past_runs import SURE, Remembering
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

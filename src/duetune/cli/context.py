@@ -1,0 +1,104 @@
+"""What commands about running jobs share: the home, its store, and how they print."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import click
+import msgspec
+
+from duetune import __version__
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from duetune.fleets.host import Connected
+    from duetune.settings import Settings
+    from duetune.store.store import Store
+
+    Body = Callable[..., int | None]
+
+
+class Home:
+    """The parts of a home, each opened when it is first asked for."""
+
+    @cached_property
+    def settings(self) -> Settings:
+        from duetune.settings import load_settings
+
+        return load_settings()
+
+    @cached_property
+    def store(self) -> Store:
+        from duetune.store.home_store import opened_store
+
+        return opened_store(self.settings)
+
+    @property
+    def fleet(self) -> Connected | None:
+        """The fleet, if one is running."""
+        from duetune.wiring import running_fleet
+
+        return running_fleet(self.settings)
+
+    @property
+    def controller(self) -> int | None:
+        from duetune.jobs.controller_process import controller_pid
+
+        return controller_pid(self.settings)
+
+    def require_controller(self) -> None:
+        """What would stop a new one from running is refused; one that runs goes on."""
+        from duetune.wiring import check_names
+
+        if self.controller is None:
+            check_names(self.settings)
+
+    def start_controller(self) -> int:
+        """The process id of the one that runs, of a new one if there was none."""
+        from duetune.jobs.controller_process import start_controller
+
+        self.require_controller()
+        return start_controller(self.settings)
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True):
+    """What every document of these commands says first. Keys are stable; new ones may be added."""
+
+    command: str
+    version: str = __version__
+
+
+def print_answer(answer: Answer) -> None:
+    click.echo(msgspec.json.format(msgspec.json.encode(answer), indent=2).decode())
+
+
+def json_option(body: Body) -> Body:
+    return click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead.")(
+        body
+    )
+
+
+@contextmanager
+def waiting(words: str) -> Iterator[None]:
+    """Something moves on a terminal while it takes long; nothing is said anywhere else."""
+    from rich.console import Console
+
+    with Console(stderr=True).status(words):
+        yield
+
+
+def duration_words(seconds: float) -> str:
+    """``2d 3h``, ``3h 20m``, ``12m 5s``, ``9s``: the two largest units."""
+    left = max(0, round(seconds))
+    units = (("d", 86400), ("h", 3600), ("m", 60), ("s", 1))
+    for place, (name, size) in enumerate(units):
+        if left >= size or size == 1:
+            words = f"{left // size}{name}"
+            if place + 1 < len(units):
+                smaller, rest = units[place + 1][0], left % size // units[place + 1][1]
+                words += f" {rest}{smaller}" if rest else ""
+            return words
+    return "0s"

@@ -1,0 +1,50 @@
+"""How many machines with how many GPUs, for tools that ask for machines."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from duetune.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from duetune.jobs.spec.job_spec import JobSpec
+
+PER_MACHINE = 8
+
+
+class Machines(msgspec.Struct, frozen=True):
+    """``accelerator`` None: any. All machines have the same number of GPUs."""
+
+    accelerator: str | None
+    count: int
+    gpus: int
+
+    @property
+    def total(self) -> int:
+        return self.count * self.gpus
+
+
+def machines_of(spec: JobSpec, gpus: int | None = None) -> Machines:
+    """The number that is asked for; of a range its upper end, which is the surest to be on time.
+
+    The built-in trainer forms its group on one machine, so it gets at most one.
+    """
+    accelerator, least, most = spec.gpus
+    if gpus is not None and not least <= gpus <= (gpus if most is None else most):
+        upper = "as many as you like" if most is None else most
+        raise InvalidInput("--gpus", gpus, f"{least} to {upper}, as resources.accelerators says")
+    if spec.run is None and max(gpus or 0, least) > PER_MACHINE:
+        allowed = f"at most {PER_MACHINE}: an exported job of the built-in trainer has one machine"
+        field = "resources.accelerators" if gpus is None else "--gpus"
+        raise InvalidInput(field, max(gpus or 0, least), allowed)
+    wanted = gpus or most or least
+    if spec.run is None:
+        return Machines(accelerator, 1, min(wanted, PER_MACHINE))
+    count = next(
+        count
+        for count in range(1, wanted + 1)
+        if wanted % count == 0 and wanted // count <= PER_MACHINE
+    )
+    return Machines(accelerator, count, wanted // count)

@@ -1,0 +1,115 @@
+"""The shell script that an exported job runs on each machine."""
+
+from __future__ import annotations
+
+import shlex
+from importlib import metadata
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from duetune.jobs.spec.conversion_notes import OWN_LINES
+from duetune.jobs.spec.job_spec import Method
+
+if TYPE_CHECKING:
+    from duetune.jobs.spec.job_spec import JobSpec
+
+# SIGTERM is passed on to every worker, and the script ends when all have; bash returns from wait
+# at the signal, so it waits again.
+_WORKERS = """\
+rm -f "$DUETUNE_JOB_DIR/coordinator.port"
+python -m duetune.training.coordinator --port-file "$DUETUNE_JOB_DIR/coordinator.port" &
+coordinator=$!
+trap 'kill "$coordinator" 2>/dev/null' EXIT
+until [ -s "$DUETUNE_JOB_DIR/coordinator.port" ]; do
+  kill -0 "$coordinator" || exit 1
+  sleep 0.2
+done
+DUETUNE_LIGHTHOUSE="$(cat "$DUETUNE_JOB_DIR/coordinator.port")"
+export DUETUNE_LIGHTHOUSE
+node="$DUETUNE_NODE_ID"
+workers=()
+trap 'kill -TERM "${workers[@]}" 2>/dev/null' TERM INT
+IFS=, read -ra devices <<< "${CUDA_VISIBLE_DEVICES:-@DEVICES@}"
+for device in "${devices[@]}"; do
+  CUDA_VISIBLE_DEVICES="$device" DUETUNE_NODE_ID="$node-$device" python -m duetune.training &
+  workers+=("$!")
+done
+status=0
+for worker in "${workers[@]}"; do
+  code=0
+  wait "$worker" || code=$?
+  while kill -0 "$worker" 2>/dev/null; do code=0; wait "$worker" || code=$?; done
+  [ "$code" -eq 0 ] || status="$code"
+done
+exit "$status"
+"""
+
+
+def install_command() -> str:
+    package = f"duetune[train]=={metadata.version('duetune')}"
+    return f"python -m pip install --quiet {shlex.quote(package)}"
+
+
+def environment_lines(spec: JobSpec, folder: str = '"$HOME"/duetune') -> str:
+    """What a node of duetune sets for whatever it runs, for a machine that is none.
+
+    Set from outside, DUETUNE_JOB_DIR says where the job's folder is; it should outlive the machine.
+    """
+    name = shlex.quote(spec.name)
+    checkpoints = '"$DUETUNE_JOB_DIR"/checkpoints'
+    if spec.checkpoint.dir is not None:
+        checkpoints = shell_path(spec.checkpoint.dir)
+    return "\n".join(
+        (
+            OWN_LINES[0],
+            f"export DUETUNE_JOB_ID={name}",
+            f'[ -n "${{DUETUNE_JOB_DIR:-}}" ] || DUETUNE_JOB_DIR={folder}/{name}',
+            f"DUETUNE_CHECKPOINT_DIR={checkpoints}",
+            'DUETUNE_OUTPUT_DIR="$DUETUNE_JOB_DIR"/output',
+            'DUETUNE_PROGRESS_FILE="$DUETUNE_JOB_DIR"/progress.json',
+            'DUETUNE_NODE_ID="$(hostname)"',
+            # Seconds grow from launch to launch, which is all that an epoch must do.
+            'DUETUNE_EPOCH="$(date +%s)"',
+            "export DUETUNE_JOB_DIR DUETUNE_CHECKPOINT_DIR DUETUNE_OUTPUT_DIR",
+            "export DUETUNE_PROGRESS_FILE DUETUNE_NODE_ID DUETUNE_EPOCH",
+            'mkdir -p "$DUETUNE_JOB_DIR" "$DUETUNE_CHECKPOINT_DIR" "$DUETUNE_OUTPUT_DIR"',
+            OWN_LINES[1],
+            "",
+        )
+    )
+
+
+def run_script(spec: JobSpec, gpus: int, *, dataset: str | None = None) -> str:
+    """The own command, or one worker of the built-in trainer on each of ``gpus``.
+
+    ``dataset``: where the data are on that machine, if not where the spec says.
+    """
+    if spec.run is not None:
+        return environment_lines(spec) + spec.run
+    task = msgspec.json.format(msgspec.json.encode(task_document(spec, dataset))).decode()
+    lines = (
+        environment_lines(spec)
+        + f"cat > \"$DUETUNE_JOB_DIR/task.json\" <<'DUETUNE_TASK'\n{task}\nDUETUNE_TASK\n"
+    )
+    if gpus == 1:
+        return lines + "exec python -m duetune.training\n"
+    return lines + _WORKERS.replace("@DEVICES@", ",".join(map(str, range(gpus))))
+
+
+def shell_path(path: str) -> str:
+    """A path of the spec, quoted, with what only the machine knows left to its shell."""
+    if path == "~" or path.startswith("~/"):
+        return f'"$HOME"{shlex.quote(path[1:])}' if path[1:] else '"$HOME"'
+    return shlex.quote(path) if path.startswith("/") else f'"$PWD"/{shlex.quote(path)}'
+
+
+def task_document(spec: JobSpec, dataset: str | None = None) -> dict[str, object]:
+    """The trainer's task file; what it does not say is the trainer's default."""
+    task: dict[str, object] = {"model": spec.model, "dataset": dataset or spec.dataset}
+    if spec.method is not Method.AUTO:
+        task["method"] = str(spec.method)
+    task |= spec.training.given
+    if spec.checkpoint.every != "auto":
+        task["checkpoint_every_s"] = spec.checkpoint.every.total_seconds()
+    return task

@@ -1,0 +1,123 @@
+"""axolotl's configuration files."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from duetune.interop.import_jobs.hyperparameters import REASONS, ROWS, Hyperparameters
+
+if TYPE_CHECKING:
+    from duetune.interop.import_jobs.foreign_file import ForeignFile
+
+_NAMES = {
+    "num_train_epochs": "num_epochs",
+    "per_device_train_batch_size": "micro_batch_size",
+    "lr_scheduler_type": "lr_scheduler",
+    "max_length": "sequence_len",
+    "optim": "optimizer",
+}
+_DEFAULTS: dict[str, object] = {
+    "num_train_epochs": 1.0,
+    "per_device_train_batch_size": 1,
+    "gradient_accumulation_steps": 1,
+    "lr_scheduler_type": "cosine",
+    "max_length": 512,
+}
+_REASONS = REASONS | {
+    "sample_packing": "examples are padded, not packed: steps differ in length",
+    "eval_sample_packing": "examples are padded, not packed",
+    "pad_to_sequence_len": "examples are padded to the longest of their batch",
+    "flash_attention": "the attention is chosen by the trainer",
+    "dataset_prepared_path": "the data are prepared in the job's own folder",
+    "chat_template": "the model's own chat template is used",
+}
+
+
+def from_axolotl(source: ForeignFile) -> dict[str, object]:
+    goal = source.take("rl")
+    if goal:
+        raise source.wrong("rl", goal, _only("supervised fine-tuning, without rl"))
+    model = source.text("base_model")
+    if model is None:
+        raise source.wrong("base_model", None, "the model to fine-tune")
+    adapter = source.text("adapter")
+    quantised = [name for name in ("load_in_4bit", "load_in_8bit") if source.flag(name)]
+    if adapter not in {None, "lora", "qlora"}:
+        raise source.wrong("adapter", adapter, _only("lora, qlora or none"))
+    if adapter == "qlora" or quantised:
+        source.note(
+            ", ".join(["adapter"] * (adapter == "qlora") + quantised),
+            "the base model is not quantised here: LoRA on full weights, which need more memory",
+        )
+    datasets = _datasets(source, "datasets")
+    if not datasets:
+        raise source.wrong("datasets", None, "a list of datasets, each with its path")
+    training = Hyperparameters(source, _NAMES, _DEFAULTS)
+    training.precision()
+    _checkpointing(source, training)
+    training.modules("lora_target_modules", frozenset(("all-linear",)))
+    if source.flag("lora_target_linear"):
+        training.values["lora_target_modules"] = "all-linear"
+    held_out = _datasets(source, "test_datasets")
+    if held_out:
+        training.values["eval_dataset"] = held_out[0]
+        source.take("val_set_size")
+    else:
+        training.held_out("val_set_size")
+    keep = source.whole("save_total_limit")
+    fields: dict[str, object] = {
+        "model": model,
+        "dataset": datasets[0],
+        "method": "full" if adapter is None else "lora",
+        "training": training.collect(lora=adapter is not None),
+    }
+    if keep:
+        fields["checkpoint"] = {"keep": keep}
+    source.leftover(_REASONS)
+    return fields
+
+
+def is_file_format(place: object) -> bool:
+    """What ``datasets`` calls a way to read files, which then stand in ``data_files``."""
+    return isinstance(place, str) and place in {"json", "csv", "parquet", "text", "arrow"}
+
+
+def _only(what: str) -> str:
+    return f"{what}; for the rest keep axolotl: a spec with 'run: axolotl train FILE'"
+
+
+def _datasets(source: ForeignFile, name: str) -> list[str]:
+    """The places of the datasets: one file, where data_files names one, or the path."""
+    value = source.take(name)
+    if value is None:
+        return []
+    if not isinstance(value, list) or not all(isinstance(each, dict) for each in value):
+        raise source.wrong(name, value, "a list of datasets, each with its path")
+    places = []
+    for number, dataset in enumerate(value):
+        place = dataset.pop("path", None)
+        files = dataset.pop("data_files", None)
+        if isinstance(files, list) and len(files) == 1:
+            files = files[0]
+        if isinstance(files, str) and (place is None or is_file_format(place)):
+            place = files
+        elif files is not None:
+            source.note(f"{name}.{number}.data_files", f"{files} is not carried over")
+        if not isinstance(place, str):
+            raise source.wrong(f"{name}.{number}.path", place, "a file, folder or name on the hub")
+        places.append(place)
+        details = {key: each for key, each in dataset.items() if each is not None}
+        if details:
+            words = ", ".join(f"{key} {each}" for key, each in details.items())
+            source.note(f"{name}.{number}", f"{words}: {ROWS}; convert others first")
+    for place in places[1:]:
+        source.note(name, f"{place} is not carried over: a job has one dataset; join the files")
+    return places
+
+
+def _checkpointing(source: ForeignFile, training: Hyperparameters) -> None:
+    value = source.mode("gradient_checkpointing")
+    if isinstance(value, str):
+        source.note("gradient_checkpointing", f"{value} is taken for true")
+        value = True
+    training.values["gradient_checkpointing"] = value

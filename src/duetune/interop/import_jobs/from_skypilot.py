@@ -1,0 +1,153 @@
+"""SkyPilot's task files: own commands on so many GPUs."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from duetune.core.job import MAX_GPUS
+from duetune.core.names import NAME
+from duetune.interop.import_jobs.foreign_file import masked, truth
+from duetune.interop.import_jobs.foreign_variables import variables
+from duetune.jobs.spec.conversion_notes import OWN_LINES
+
+if TYPE_CHECKING:
+    from duetune.interop.import_jobs.foreign_file import ForeignFile
+
+_OWN = re.compile(rf"{OWN_LINES[0]}\n.*?\n{OWN_LINES[1]}\n", re.DOTALL)
+_REASONS = {
+    "file_mounts": "put what it mounts into workdir, or fetch it in setup",
+    "volumes": "put what it mounts into workdir, or fetch it in setup",
+    "config": "where a job runs is planned here",
+    "resources.infra": "where a job runs is planned here",
+    "resources.cloud": "where a job runs is planned here",
+    "resources.region": "where a job runs is planned here",
+    "resources.zone": "where a job runs is planned here",
+    "resources.job_recovery": "a job is always recovered",
+    "resources.autostop": "GPUs are given back as soon as they are not needed",
+}
+
+
+def from_skypilot(source: ForeignFile) -> dict[str, object]:
+    if "service" in source:
+        raise source.wrong("service", "a service", "a job that ends: duetune does not serve")
+    run = source.text("run")
+    if run is None or not run.strip():
+        raise source.wrong("run", run, "the command that trains")
+    fields: dict[str, object] = {}
+    name = source.text("name")
+    if name is not None and re.fullmatch(NAME, name):
+        fields["name"] = name
+    elif name is not None:
+        source.note("name", f"{name!r} is not carried over: letters, digits, '.', '_', '-' only")
+    nodes = source.whole("num_nodes") or 1
+    resources, labels, priority = _resources(source, nodes)
+    if resources:
+        fields["resources"] = resources
+    workdir = source.take("workdir")
+    if isinstance(workdir, str):
+        fields["workdir"] = workdir
+    elif workdir is not None:
+        source.note("workdir", "a repository; fetch it in setup")
+    setup = source.text("setup")
+    if setup is not None and setup.strip():
+        fields["setup"] = setup
+    fields["run"] = _OWN.sub("", run, count=1) or run
+    fields |= variables(source, source.mapping("envs"), list(source.mapping("secrets")))
+    if labels:
+        fields["tags"] = labels
+    if priority is not None:
+        fields["priority"] = priority
+    source.leftover(_REASONS)
+    return fields
+
+
+def _resources(
+    source: ForeignFile, nodes: int
+) -> tuple[dict[str, object], dict[str, object], int | None]:
+    given = {key: value for key, value in source.mapping("resources").items() if value is not None}
+    wanted: dict[str, object] = {}
+    accelerators = given.pop("accelerators", given.pop("gpus", None))
+    spot = {_use_spot(source, given, None)}
+    for kind in ("any_of", "ordered"):
+        choices = given.pop(kind, None)
+        if choices is None:
+            continue
+        if not isinstance(choices, list) or not all(isinstance(each, dict) for each in choices):
+            raise source.wrong(f"resources.{kind}", choices, "a list of resources")
+        kinds = [each.pop("accelerators", None) for each in choices]
+        accelerators = accelerators or [each for each in kinds if each is not None] or None
+        spot = {_use_spot(source, each, next(iter(spot))) for each in choices}
+        rest = [each for each in choices if each]
+        if rest:
+            words = "; ".join(", ".join(f"{key} {each[key]}" for key in each) for each in rest)
+            source.note(f"resources.{kind}", f"{words} is not carried over")
+    chosen = _accelerators(source, accelerators, nodes)
+    if chosen is not None:
+        wanted["accelerators"] = chosen
+    if spot == {True}:
+        wanted["spot"] = "only"
+    elif spot == {False}:
+        wanted["spot"] = "never"
+    elif spot == {None}:
+        source.note(
+            "resources.use_spot", "not said: spot and on-demand are mixed here; see resources.spot"
+        )
+    labels = given.pop("labels", {})
+    priority = given.pop("priority", None)
+    if not isinstance(labels, dict):
+        raise source.wrong("resources.labels", labels, "a mapping")
+    for key, value in given.items():
+        reason = _REASONS.get(f"resources.{key}")
+        says = f"{masked(key, value)} is not carried over"
+        source.note(f"resources.{key}", says + (f"; {reason}" if reason else ""))
+    if priority is not None and (isinstance(priority, bool) or not isinstance(priority, int)):
+        raise source.wrong("resources.priority", priority, "a whole number")
+    return wanted, labels, priority
+
+
+def _use_spot(source: ForeignFile, given: dict[str, object], default: bool | None) -> bool | None:
+    value = truth(given.pop("use_spot", None))
+    if value is None:
+        return default
+    if not isinstance(value, bool):
+        raise source.wrong("resources.use_spot", value, "true or false")
+    return value
+
+
+def _accelerators(source: ForeignFile, value: object, nodes: int) -> str | None:
+    """One kind of GPU, all machines together: ``H100:8`` on two nodes are ``H100:16``."""
+    if value is None:
+        return None
+    kinds: list[tuple[str, object]] = []
+    for each in value if isinstance(value, list) else [value]:
+        pairs = each.items() if isinstance(each, dict) else [(each, None)]
+        kinds += [_kind(source, name, count) for name, count in pairs]
+    name, count = kinds[0]
+    for other, number in kinds[1:]:
+        if (other, number) != (name, count):
+            source.note(
+                "resources.accelerators",
+                f"{other}:{number} is not carried over: a job has one kind of GPU",
+            )
+    total = int(str(count)) * nodes
+    if total > MAX_GPUS:
+        raise source.wrong("resources.accelerators", total, f"at most {MAX_GPUS} GPUs")
+    if total > 1:
+        source.note("run", "runs on one GPU here; SKYPILOT_* are not set")
+    return f"{name}:{total}"
+
+
+def _kind(source: ForeignFile, name: object, count: object) -> tuple[str, object]:
+    if isinstance(name, str) and count is None:
+        name, _, number = name.partition(":")
+        count = number.strip() or 1
+    try:
+        whole = float(str(count))
+    except ValueError:
+        whole = 0.0
+    if not isinstance(name, str) or not name.strip() or not whole.is_integer() or whole < 1:
+        raise source.wrong(
+            "resources.accelerators", f"{name}:{count}", "a name and a whole number of GPUs"
+        )
+    return name.strip(), int(whole)

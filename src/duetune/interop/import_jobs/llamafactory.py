@@ -1,0 +1,150 @@
+"""LLaMA-Factory's training files. Datasets are names that ``dataset_info.json`` explains."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from duetune.errors import InvalidInput
+from duetune.interop.import_jobs.hyperparameters import REASONS, ROWS, Hyperparameters
+
+if TYPE_CHECKING:
+    from duetune.interop.import_jobs.foreign_file import ForeignFile
+
+_NAMES = {"max_length": "cutoff_len", "lora_r": "lora_rank"}
+_DEFAULTS: dict[str, object] = {
+    "num_train_epochs": 3.0,
+    "per_device_train_batch_size": 8,
+    "gradient_accumulation_steps": 1,
+    "learning_rate": 5e-5,
+    "lr_scheduler_type": "linear",
+    "max_length": 2048,
+    "lora_r": 8,
+}
+_REASONS = REASONS | {
+    "template": "the model's own chat template is used",
+    "packing": "examples are padded, not packed: steps differ in length",
+    "neat_packing": "examples are padded, not packed: steps differ in length",
+    "max_samples": "the whole dataset is trained on",
+    "overwrite_cache": "the data are prepared in the job's own folder",
+    "preprocessing_num_workers": "the data are prepared by the trainer",
+}
+_INFO = "dataset_info.json"
+_LEVELS_UP = 4
+
+
+class _Dataset(msgspec.Struct):
+    """An entry of ``dataset_info.json``, as far as it says where the data are."""
+
+    hf_hub_url: str = ""
+    file_name: str = ""
+    subset: str = ""
+    split: str = ""
+    formatting: str = "alpaca"
+    columns: dict[str, str] = msgspec.field(default_factory=dict)
+
+
+def from_llamafactory(source: ForeignFile) -> dict[str, object]:
+    stage = source.text("stage") or "sft"
+    if stage != "sft":
+        raise source.wrong("stage", stage, _only("sft"))
+    source.flag("do_train")
+    model = source.text("model_name_or_path")
+    if model is None:
+        raise source.wrong("model_name_or_path", None, "the model to fine-tune")
+    kind = source.text("finetuning_type") or "lora"
+    if kind not in {"lora", "full"}:
+        raise source.wrong("finetuning_type", kind, _only("lora or full"))
+    bits = source.number("quantization_bit")
+    if bits:
+        source.note(
+            "quantization_bit",
+            f"{bits:g}: the base model is not quantised here: LoRA on full weights, which need "
+            "more memory",
+        )
+    training = Hyperparameters(source, _NAMES, _DEFAULTS)
+    training.precision()
+    training.values["gradient_checkpointing"] = not source.flag("disable_gradient_checkpointing")
+    training.modules("lora_target", frozenset(("all",)))
+    folder = source.text("dataset_dir") or "data"
+    datasets = _places(source, "dataset", folder)
+    if not datasets:
+        raise source.wrong("dataset", None, f"a name that {_INFO} explains")
+    held_out = _places(source, "eval_dataset", folder)
+    if held_out:
+        training.values["eval_dataset"] = held_out[0]
+    else:
+        training.held_out("val_size")
+    keep = source.whole("save_total_limit")
+    collected = training.collect(lora=kind == "lora")
+    if kind == "lora" and "lora_alpha" not in collected:
+        collected["lora_alpha"] = 2.0 * float(str(collected["lora_r"]))
+    if kind == "lora":
+        collected.setdefault("lora_target_modules", "all-linear")
+    fields: dict[str, object] = {
+        "model": model,
+        "dataset": datasets[0],
+        "method": kind,
+        "training": collected,
+    }
+    if keep:
+        fields["checkpoint"] = {"keep": keep}
+    source.leftover(_REASONS)
+    return fields
+
+
+def _only(what: str) -> str:
+    return f"{what}; for the rest keep LLaMA-Factory: 'run: llamafactory-cli train FILE'"
+
+
+def _places(source: ForeignFile, field: str, folder: str) -> list[str]:
+    value = source.take(field)
+    names = value.split(",") if isinstance(value, str) else value
+    if names is None:
+        return []
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise source.wrong(field, value, "names of datasets")
+    names = [name.strip() for name in names if name.strip()]
+    known = _known(source, folder)
+    for name in names[1:]:
+        source.note(field, f"{name} is not carried over: a job has one dataset; join the files")
+    return [_place(source, field, name, folder, known) for name in names[:1]]
+
+
+def _place(
+    source: ForeignFile, field: str, name: str, folder: str, known: tuple[Path, dict[str, _Dataset]]
+) -> str:
+    home, datasets = known
+    if name not in datasets:
+        guess = name if "/" in name or "." in name else f"{folder}/{name}.json"
+        source.note(field, f"{name} is not in a {_INFO} nearby; {guess} is a guess")
+        return guess
+    entry = datasets[name]
+    for detail in ("subset", "split"):
+        if getattr(entry, detail):
+            source.note(f"{field} {name}", f"{detail} {getattr(entry, detail)} is not carried over")
+    columns = ", ".join(f"{role} {column}" for role, column in entry.columns.items())
+    words = f"formatting {entry.formatting}" + (f", columns {columns}" if columns else "")
+    source.note(f"{field} {name}", f"{words}: {ROWS}; convert others first")
+    if entry.hf_hub_url:
+        return entry.hf_hub_url
+    if not entry.file_name:
+        raise InvalidInput(f"{_INFO} {name}", None, "hf_hub_url or file_name")
+    return str(home / entry.file_name)
+
+
+def _known(source: ForeignFile, folder: str) -> tuple[Path, dict[str, _Dataset]]:
+    """The nearest ``dataset_info.json``: beside the file or above it, as it lies in examples."""
+    for up in (source.folder, *source.folder.parents[:_LEVELS_UP]):
+        path = up / folder / _INFO
+        if not path.is_file():
+            continue
+        try:
+            known = msgspec.json.decode(path.read_bytes(), type=dict[str, _Dataset])
+        except (OSError, msgspec.MsgspecError) as error:
+            raise InvalidInput(_INFO, str(path), f"readable JSON of datasets ({error})") from None
+        return Path(os.path.relpath(path.parent, source.folder)), known
+    return Path(folder), {}

@@ -1,0 +1,125 @@
+"""From a file of another tool to a job spec, with notes on all that did not come along."""
+
+from __future__ import annotations
+
+import os
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from duetune.errors import InvalidInput
+from duetune.interop.import_jobs.axolotl import from_axolotl
+from duetune.interop.import_jobs.foreign_file import ForeignFile
+from duetune.interop.import_jobs.from_skypilot import from_skypilot
+from duetune.interop.import_jobs.llamafactory import from_llamafactory
+from duetune.interop.import_jobs.trl import from_trl
+from duetune.jobs.spec.conversion_notes import Note, one_line
+from duetune.jobs.spec.job_spec import JobSpec
+from duetune.jobs.spec.places import is_path
+from duetune.jobs.spec.problems import InvalidSpec
+from duetune.jobs.spec.yaml_document import Document, parse_document, read_document
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+ASSUMED_DEADLINE = "1d"
+
+
+class Tool(StrEnum):
+    SKYPILOT = "skypilot"
+    AXOLOTL = "axolotl"
+    LLAMAFACTORY = "llamafactory"
+    TRL = "trl"
+
+
+_READERS: dict[Tool, Callable[[ForeignFile], dict[str, object]]] = {
+    Tool.SKYPILOT: from_skypilot,
+    Tool.AXOLOTL: from_axolotl,
+    Tool.LLAMAFACTORY: from_llamafactory,
+    Tool.TRL: from_trl,
+}
+
+
+class Imported(msgspec.Struct, frozen=True):
+    """A spec and what could not be taken over as it was."""
+
+    tool: Tool
+    spec: JobSpec
+    notes: tuple[Note, ...]
+
+    def to_yaml(self, file: str) -> str:
+        """The spec as a file, with the notes as its first lines."""
+        lines = [f"# Imported from {self.tool} ({one_line(file)})."]
+        if self.notes:
+            lines.append("# Not the same here:")
+            lines += [f"#   {note}" for note in self.notes]
+        return "\n".join(lines) + "\n" + self.spec.to_yaml()
+
+
+def import_job(
+    path_or_text: Path | str, tool: Tool | None = None, *, deadline: str | None = None
+) -> Imported:
+    """``tool`` None: told by the fields of the file. Other tools have no deadline."""
+    if isinstance(path_or_text, Path):
+        document = read_document(path_or_text, "task")
+        folder = path_or_text.absolute().parent
+    else:
+        document = parse_document(path_or_text, "standard input", "task")
+        folder = Path.cwd()
+    source = ForeignFile(document, folder)
+    chosen = recognised(document) if tool is None else tool
+    if deadline is None:
+        source.note("deadline", f"{ASSUMED_DEADLINE} is assumed; write when you need the result")
+    fields = _READERS[chosen](source)
+    try:
+        spec = JobSpec.model_validate(fields | {"deadline": deadline or ASSUMED_DEADLINE})
+    except InvalidSpec as error:
+        where = "" if error.problems[0].path == ("deadline",) else f"{document.source} -> "
+        raise InvalidSpec(error.problems, where) from None
+    return Imported(chosen, spec, tuple(source.notes))
+
+
+def recognised(document: Document) -> Tool:
+    """By the fields that only one of the tools has."""
+    names = set(document.fields)
+    if "deadline" in names and names & {"model", "run"}:
+        raise InvalidInput(document.source, "a job spec", "a file of another tool")
+    if "base_model" in names:
+        return Tool.AXOLOTL
+    if "model_name_or_path" in names:
+        factory = {"finetuning_type", "stage", "cutoff_len", "template", "lora_rank", "dataset_dir"}
+        return Tool.LLAMAFACTORY if names & (factory | {"dataset"}) else Tool.TRL
+    if names & {"run", "resources", "num_nodes", "file_mounts", "setup"}:
+        return Tool.SKYPILOT
+    allowed = f"a file of {', '.join(Tool)}; say which with --from"
+    raise InvalidInput(document.source, f"the fields {', '.join(sorted(names)[:5])}", allowed)
+
+
+def relocated(spec: JobSpec, source: Path, target: Path) -> JobSpec:
+    """With paths relative to the folder ``target`` that were relative to ``source``.
+
+    What is no path, but a name on the hub, stays as it is.
+    """
+    if source.absolute() == target.absolute():
+        return spec
+
+    def moved(place: str) -> str:
+        path = source.absolute() / place
+        if place.startswith(("/", "~")) or not (is_path(place) or path.exists()):
+            return place
+        relative = os.path.relpath(path, target.absolute())
+        return relative if is_path(relative) else f"./{relative}"
+
+    fields = spec.document()
+    for field in ("model", "dataset"):
+        if isinstance(place := fields.get(field), str):
+            fields[field] = moved(place)
+    if spec.run is not None:
+        fields["workdir"] = moved(spec.workdir or ".")
+    if spec.training.eval_dataset is not None:
+        fields["training"] = spec.training.given | {
+            "eval_dataset": moved(spec.training.eval_dataset)
+        }
+    return JobSpec.model_validate(fields | {"name": spec.name})

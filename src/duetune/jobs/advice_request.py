@@ -1,0 +1,313 @@
+"""What a user asks the advisor, from a job spec and options."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from duetune.errors import InvalidInput
+from duetune.jobs.configure import held_out_rows
+from duetune.jobs.inventory import (
+    gpu_counts,
+    parsed_amount,
+    parsed_inventory,
+    parsed_prices,
+)
+from duetune.jobs.question import USUAL_GPUS, Question
+from duetune.jobs.site import Site
+from duetune.jobs.spec.job_spec import JobSpec
+from duetune.jobs.spec.places import is_path
+from duetune.jobs.trainer_facts import USUAL, placement, trainer_software
+from duetune.jobs.user_requests import seconds_until
+from duetune.knowledge.advice import GIVEN, Request, asked_gpu, asked_model
+from duetune.knowledge.configurations.configuration import Sharding
+from duetune.knowledge.configurations.space_files import default_space
+from duetune.knowledge.facts.model_facts import model_facts
+from duetune.knowledge.facts.prices import prices_for
+from duetune.knowledge.listed_space import Listing
+from duetune.knowledge.sources.knowledge_source import Limits, Objective
+from duetune.training.dataset_rows import check_dataset
+from duetune.training.task import Method
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from duetune.knowledge.configurations.configuration import Configuration
+    from duetune.knowledge.configurations.space import Value
+
+    Fits = Callable[[Configuration], bool]
+
+ANY = "any"
+_OWN = "what duetune's trainer does"
+
+
+class Wanted(msgspec.Struct, frozen=True, kw_only=True):
+    """What was typed; None is what was not. ``gpus`` is an inventory such as ``H100:8,L40S:4``,
+    ``price`` such as ``H100=2.5``; ``batch`` the sequences of one step of the optimiser.
+    """
+
+    model: str | None = None
+    method: str | None = None
+    seq: int | None = None
+    batch: int | None = None
+    objective: str | None = None
+    gpus: str | None = None
+    price: str | None = None
+    tokens: str | None = None
+    deadline: str | None = None
+    precision: str | None = None
+    sharding: str | None = None
+    software: str | None = None
+    top: int = 5
+
+    def question(self, spec: JobSpec | None) -> Question:
+        """Return what the spec says, with what was typed in its place."""
+        typed = {
+            "method": self.method,
+            "max_length": self.seq,
+            "batch": self.batch,
+            "precision": self.precision,
+        }
+        said = {field: value for field, value in typed.items() if value is not None}
+        return msgspec.structs.replace(Question() if spec is None else Question.of(spec), **said)
+
+
+def request(
+    wanted: Wanted,
+    spec: JobSpec | None = None,
+    site: Site | None = None,
+    price: float | None = None,
+    fits: Fits | None = None,
+) -> Request:
+    """Return what the advisor is asked; what is wrong is refused here, before anything is computed.
+
+    ``site`` is where jobs run, if it names its GPU, at ``price`` dollars per GPU and hour on
+    demand. ``fits`` is only asked whether all weights of a small model could be trained.
+    """
+    return _Asking(wanted, spec, site, price, fits).request()
+
+
+class _Asking:
+    def __init__(
+        self,
+        wanted: Wanted,
+        spec: JobSpec | None,
+        site: Site | None,
+        price: float | None,
+        fits: Fits | None,
+    ) -> None:
+        if spec is not None and spec.run is not None:
+            raise InvalidInput("run", spec.run, "a job of the built-in trainer, to advise on")
+        for field, number in (("top", wanted.top), ("seq", wanted.seq), ("batch", wanted.batch)):
+            if number is not None and number < 1:
+                raise InvalidInput(field, number, "a whole number, one or more")
+        if wanted.sharding not in {None, ANY, *Sharding}:
+            raise InvalidInput("sharding", wanted.sharding, f"any, or one of {', '.join(Sharding)}")
+        self.wanted, self.spec, self.fits = wanted, spec, fits
+        self.asked = wanted.question(spec)
+        self.site = None if site is None or site.gpu is None else site
+        self.site_price = {} if price is None or site is None else {site.gpu_model: price}
+        self.given: dict[str, Value] = {}
+        self.reasons: dict[str, str] = {}
+        self.assumptions: list[str] = []
+
+    def request(self) -> Request:
+        place = self.wanted.model or (None if self.spec is None else self.spec.model)
+        if place is None:
+            raise InvalidInput("model", None, "a job spec or --model")
+        self._set("model", asked_model(place))
+        self.facts = model_facts(place)
+        self._set("tokens_per_sample", *self.asked.length(self.facts))
+        inventory = self._inventory()
+        sites = self._sites(inventory)
+        deadline_s = self._deadline()
+        objective = self._objective(deadline_s)
+        price, usual = prices_for(
+            tuple(inventory), {**self.site_price, **parsed_prices(self.wanted.price)}
+        )
+        if usual:
+            self.assumptions.append("usual prices on demand; --price says what you pay")
+        rows = self._rows()
+        self.step = self.asked.step(max(inventory.values()), rows)
+        tokens = self._tokens(rows)
+        if self.wanted.deadline is not None and self.spec is None and tokens is None:
+            raise InvalidInput(
+                "deadline", self.wanted.deadline, "also --tokens: how much is to be done by then"
+            )
+        counts = self._counts(inventory)
+        method, reason = self.asked.chosen_method(place, self.facts, sites.values(), self.fits)
+        self._set("method", method, reason)
+        self._say(method, sites)
+        points = self._points(method, sites, counts)
+        limits = Limits(
+            tokens=tokens,
+            deadline_s=deadline_s,
+            inventory=inventory,
+            price=price if len(price) == len(inventory) else {},
+            top=self.wanted.top,
+        )
+        return Request(
+            given=self.given,
+            space=Listing.of(points),
+            objective=objective,
+            limits=limits,
+            reasons=self.reasons,
+            assumptions=tuple(self.assumptions),
+        )
+
+    def _set(self, field: str, value: Value, reason: str = GIVEN) -> None:
+        self.given[field] = value
+        if reason != GIVEN:
+            self.reasons[field] = reason
+
+    def _inventory(self) -> dict[str, int]:
+        if self.wanted.gpus is not None:
+            return parsed_inventory(self.wanted.gpus)
+        name, _, most = (None, 1, None) if self.spec is None else self.spec.gpus
+        site = self.site
+        if site is not None and (name is None or site.sells(name)):
+            return {site.gpu_model: min(most or site.max_gpus, site.max_gpus)}
+        if name is not None:
+            return {asked_gpu(name, "resources.accelerators"): most or USUAL_GPUS}
+        self.assumptions.append(f"up to {most or USUAL_GPUS} of any usual GPU; --gpus says yours")
+        values = default_space().values["gpu_model"]
+        return {str(gpu): most or USUAL_GPUS for gpu in values}
+
+    def _sites(self, inventory: dict[str, int]) -> dict[str, Site]:
+        """What is known of each GPU that computes as was asked; of the site's own, its settings."""
+        software = self.wanted.software or trainer_software()
+        sites = {gpu: Site(accelerator=gpu, software=software) for gpu in inventory}
+        if self.site is not None and self.wanted.gpus is None and self.site.gpu_model in sites:
+            sites[self.site.gpu_model] = msgspec.structs.replace(self.site, software=software)
+        if not self.asked.bf16 or self.asked.precision is not None:
+            return sites
+        able = {gpu: site for gpu, site in sites.items() if site.gpu is None or site.gpu.bf16}
+        if not able:
+            allowed = f"fp16: {' and '.join(sites)} cannot compute in bfloat16"
+            raise InvalidInput("training.bf16", True, allowed)
+        return able
+
+    def _counts(self, inventory: dict[str, int]) -> list[int]:
+        """Numbers of GPUs to choose from."""
+        least = 1 if self.spec is None else self.spec.gpus[1]
+        most = max(inventory.values())
+        if least > most:
+            raise InvalidInput("resources.accelerators", least, f"at most {most}, all there are")
+        counts = [count for count in gpu_counts(most) if count >= least] or [most]
+        named = self.wanted.gpus is not None or (self.spec is not None and self.spec.gpus[0])
+        why = GIVEN if named else "what the site has"
+        if len(inventory) == 1:
+            self._set("gpu_model", next(iter(inventory)), why)
+        if len(counts) == 1:
+            self._set("num_gpus", counts[0], why)
+        return counts
+
+    def _points(
+        self, method: str, sites: dict[str, Site], counts: list[int]
+    ) -> list[Configuration]:
+        """All that the trainer can do, or what was asked for of another one."""
+        own = method in set(Method)
+        wish = self.wanted.sharding or (Sharding.DDP.value if own else ANY)
+        ways: tuple[str | None, ...] = (None if wish == Sharding.DDP else wish,)
+        if wish == ANY:
+            ways = (Sharding.FSDP, Sharding.DDP)
+        else:
+            self.reasons["sharding"] = GIVEN if self.wanted.sharding else _OWN
+        said = self.asked.checkpointing
+        points = [
+            self.asked.configuration(
+                method,
+                str(self.given["model"]),
+                self.facts,
+                site,
+                gpus=count,
+                microbatch=microbatch,
+                accumulation=accumulation,
+                checkpointing=checkpointing,
+            ).replace(**placement(count, way))
+            for site in sites.values()
+            for count in counts
+            for microbatch, accumulation in self.step.cuts(count)
+            for checkpointing in ((True, False) if said is None else (said,))
+            for way in (ways if count > 1 else ways[:1])
+        ]
+        if not points:
+            allowed = f"at least {counts[0]} microbatches: each GPU needs a share of a step"
+            raise InvalidInput("batch", self.step.batch, allowed)
+        return points
+
+    def _say(self, method: str, sites: dict[str, Site]) -> None:
+        """Why fields are what they are that are the same for all."""
+        step = self.step
+        if self.asked.checkpointing is not None:
+            self._set("grad_checkpoint", self.asked.checkpointing)
+        if method != Method.FULL:
+            self._set("lora_rank", *self.asked.rank())
+            self._set("lora_targets", *self.asked.layers())
+        kept = [self.asked.kept_in(method, site) for site in sites.values()]
+        if len({precision for precision, _ in kept}) == len(kept) == 1 or kept[0][1] == GIVEN:
+            self._set("precision", *kept[0])
+        else:
+            self.reasons["precision"] = "bfloat16 where the GPU has it, else float16"
+        self.reasons |= dict.fromkeys(("num_nodes", "interconnect"), _OWN)
+        self.reasons["software"] = GIVEN if self.wanted.software else _OWN
+        if step.exact and step.microbatch and step.batch % step.microbatch:
+            allowed = f"a multiple of {step.microbatch}, the batch of one GPU"
+            raise InvalidInput("batch", step.batch, allowed)
+        whole = f"{step.batch} sequences a step"
+        if step.microbatch is None and step.accumulation is None and not step.exact:
+            self.assumptions.append(f"{whole}, as launch takes; --batch says how many")
+        self.reasons["grad_accum"] = "so that GPUs share a step of the optimiser"
+
+    def _deadline(self) -> float | None:
+        if self.wanted.deadline is not None:
+            spec = JobSpec.model_validate({"deadline": self.wanted.deadline, "run": "true"})
+            return seconds_until(spec.deadline, 1.0)
+        return None if self.spec is None else seconds_until(self.spec.deadline, 1.0)
+
+    def _objective(self, deadline_s: float | None) -> Objective:
+        wish = self.wanted.objective
+        if wish is None:
+            return Objective.GPU_HOURS if deadline_s is None else Objective.DEADLINE
+        if wish not in set(Objective):
+            raise InvalidInput("objective", wish, f"one of {', '.join(Objective)}")
+        if wish == Objective.DEADLINE and deadline_s is None:
+            raise InvalidInput("deadline", None, "a time such as 6h, for the objective deadline")
+        return Objective(wish)
+
+    def _rows(self) -> int | None:
+        """Examples that are trained on, and how long they are, if the dataset is here."""
+        self.tokens_per_row = 0.0
+        place = None if self.spec is None else self.spec.dataset
+        if self.spec is None or place is None or not is_path(place):
+            return None
+        dataset = check_dataset(place)
+        self.tokens_per_row = dataset.tokens_per_row
+        return dataset.rows - held_out_rows(self.spec, dataset.rows)
+
+    def _tokens(self, rows: int | None) -> float | None:
+        if self.wanted.tokens is not None:
+            return parsed_amount("tokens", self.wanted.tokens)
+        if self.spec is None:
+            return None
+        length, training = int(self.given["tokens_per_sample"]), self.spec.training
+        if training.max_steps is not None:
+            microbatch = self.step.microbatches[0]
+            batch = microbatch * self.step.accumulated(microbatch)
+            told = f"{training.max_steps:,} steps of {batch} sequences of {length:,} tokens"
+            self.assumptions.append(told)
+            return float(training.max_steps * batch * length)
+        if rows is None:
+            self.assumptions.append(
+                f"how much there is to do in {self.spec.dataset} is not known: --tokens"
+            )
+            return None
+        epochs = training.num_train_epochs or USUAL.num_train_epochs
+        usual = min(float(length), self.tokens_per_row)
+        self.assumptions.append(
+            f"{epochs:g} passes over {rows:,} examples of about {usual:,.0f} tokens each,"
+            " by their characters"
+        )
+        return float(max(1, math.ceil(rows * epochs)) * usual)

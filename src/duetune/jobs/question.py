@@ -1,0 +1,233 @@
+"""What somebody says about how to train, and what the trainer does where it is left open.
+
+A job spec, the options of ``fits`` and those of ``recommend`` all become a ``Question``, so that a
+field that nobody names has the same value for each of them. Every method returns a value and the
+reason for it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from duetune.errors import InvalidInput
+from duetune.jobs.spec.job_spec import Method as Asked
+from duetune.jobs.trainer_facts import (
+    ATTENTION,
+    NO_RANK,
+    USUAL,
+    adapted_layers,
+    on_gpus,
+    precision_kept,
+)
+from duetune.knowledge.advice import GIVEN
+from duetune.knowledge.configurations.configuration import Configuration, Method, Precision
+from duetune.knowledge.facts.model_registry import model_name
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from duetune.jobs.site import Site
+    from duetune.jobs.spec.job_spec import JobSpec
+    from duetune.knowledge.facts.model_facts import ModelFacts
+
+USUAL_BATCH = 16
+LARGEST_USUAL_BATCH = 64
+SMALL_MODEL = 1e9
+USUAL_GPUS = 8
+"""A job that does not say how many GPUs it may have is taken to want at most so many."""
+
+
+class Step(msgspec.Struct, frozen=True):
+    """How one step of the optimiser may be cut: ``batch`` sequences on up to ``gpus`` GPUs.
+    ``microbatch`` and ``accumulation`` are those that were said; with ``exact``, ``batch`` was.
+    """
+
+    batch: int
+    gpus: int
+    microbatch: int | None = None
+    accumulation: int | None = None
+    exact: bool = False
+
+    @property
+    def microbatches(self) -> list[int]:
+        """Sequences of one GPU at once that may be tried, the most first."""
+        if self.microbatch is not None:
+            return [self.microbatch]
+        if self.exact:
+            return [size for size in range(self.batch, 0, -1) if self.batch % size == 0]
+        # A step of fewer microbatches than GPUs would leave some of them idle.
+        size = _power_down(max(1, self.batch // (self.accumulation or self.gpus)))
+        return [2**power for power in range(size.bit_length() - 1, -1, -1)]
+
+    def cuts(self, gpus: int) -> list[tuple[int, int]]:
+        """Return microbatches, with how many there are in a step, for exactly so many GPUs; where
+        they cannot share a step evenly, some of them wait in its last round.
+        """
+        sizes = msgspec.structs.replace(self, gpus=gpus).microbatches
+        found = [(size, count) for size in sizes if (count := self.accumulated(size)) >= gpus]
+        return [cut for cut in found if cut[1] % gpus == 0] or found
+
+    def accumulated(self, microbatch: int) -> int:
+        """Return the microbatches of a step over all GPUs."""
+        if self.accumulation is not None:
+            return self.accumulation
+        least = -(-self.batch // microbatch)
+        if self.microbatch is None or self.exact:
+            return least
+        return max(least, min(self.gpus, LARGEST_USUAL_BATCH // microbatch))
+
+
+class Question(msgspec.Struct, frozen=True, kw_only=True):
+    """None is what was left open. ``batch`` are the sequences of a step, ``microbatch`` those of
+    one GPU at once, ``accumulation`` the microbatches of a step over all GPUs. ``precision`` is how
+    weights are kept; a job says only what is computed in. ``adapters``: something is said of them.
+    """
+
+    method: str | None = None
+    max_length: int | None = None
+    batch: int | None = None
+    microbatch: int | None = None
+    accumulation: int | None = None
+    checkpointing: bool | None = None
+    precision: str | None = None
+    bf16: bool | None = None
+    fp16: bool | None = None
+    lora_r: int | None = None
+    lora_targets: str | tuple[str, ...] | None = None
+    adapters: bool = False
+
+    @classmethod
+    def of(cls, spec: JobSpec) -> Question:
+        """Return what a job spec says."""
+        training = spec.training
+        names = ("lora_r", "lora_alpha", "lora_dropout", "lora_target_modules")
+        return cls(
+            method=None if spec.method is Asked.AUTO else spec.method.value,
+            max_length=training.max_length,
+            microbatch=training.per_device_train_batch_size,
+            accumulation=training.gradient_accumulation_steps,
+            checkpointing=training.gradient_checkpointing,
+            bf16=training.bf16,
+            fp16=training.fp16,
+            lora_r=training.lora_r,
+            lora_targets=training.lora_target_modules,
+            adapters=any(getattr(training, name) is not None for name in names),
+        )
+
+    def length(self, model: ModelFacts | None) -> tuple[int, str]:
+        """Return the tokens of the longest example."""
+        context = None if model is None else model.context
+        if self.max_length is not None:
+            return self.max_length, GIVEN
+        if context is not None and context < USUAL.max_length:
+            return context, "all that the model can take"
+        return USUAL.max_length, "the usual length"
+
+    def rank(self) -> tuple[int, str]:
+        """Return the rank of adapters."""
+        return (USUAL.lora_r, "the usual rank") if self.lora_r is None else (self.lora_r, GIVEN)
+
+    def layers(self) -> tuple[str, str]:
+        """Return which layers are adapted."""
+        return adapted_layers(self.lora_targets), GIVEN if self.lora_targets else "the usual ones"
+
+    def chosen_method(
+        self,
+        model: str,
+        facts: ModelFacts | None,
+        sites: Iterable[Site],
+        fits: Callable[[Configuration], bool] | None,
+    ) -> tuple[str, str]:
+        """Return what is trained. ``fits`` is asked only whether all weights of a small model could
+        be on one of the ``sites``; it is None where the memory of a GPU is not known.
+        """
+        if self.method is not None:
+            if self.method not in set(Method):
+                raise InvalidInput("method", self.method, f"one of {', '.join(Method)}")
+            return self.method, GIVEN
+        if self.adapters:
+            return Method.LORA.value, "the spec says how to adapt"
+        if facts is None or fits is None:
+            return Method.LORA.value, "adapters need the least memory, and it is not known"
+        if facts.parameters >= SMALL_MODEL:
+            return Method.LORA.value, "adapters: the model has a billion parameters or more"
+        wholes = (self.configuration(Method.FULL, model, facts, site) for site in sites)
+        if not any(map(fits, wholes)):
+            return Method.LORA.value, "adapters: all weights would need more than the GPU's memory"
+        return Method.FULL.value, "the model is small: all weights are trained"
+
+    def computed_in(self, site: Site) -> tuple[str, str]:
+        """Return bf16, fp16 or fp32."""
+        gpu, name = site.gpu, site.accelerator
+        if self.bf16 or self.fp16:
+            return "bf16" if self.bf16 else "fp16", GIVEN
+        if self.bf16 is False and self.fp16 is False:
+            return "fp32", GIVEN
+        if site.emulated_microbatch_s is not None:
+            return "fp32", "the GPU is emulated"
+        if gpu is None:
+            return "fp32", f"nothing is known of {name}"
+        if gpu.bf16 and self.bf16 is None:
+            return "bf16", f"{name} computes in bfloat16"
+        if self.fp16 is None:
+            return "fp16", "bf16 is false" if gpu.bf16 else f"{name} has no bfloat16"
+        return "fp32", GIVEN
+
+    def kept_in(self, method: str, site: Site) -> tuple[str, str]:
+        """Return the precision that a configuration of the method has."""
+        if self.precision is not None:
+            if self.precision not in set(Precision):
+                raise InvalidInput("precision", self.precision, f"one of {', '.join(Precision)}")
+            return self.precision, GIVEN
+        word, reason = self.computed_in(site)
+        return precision_kept(method, word).value, reason
+
+    def configuration(
+        self,
+        method: str,
+        model: str,
+        facts: ModelFacts | None,
+        site: Site,
+        *,
+        gpus: int = 1,
+        microbatch: int = 1,
+        accumulation: int = 1,
+        checkpointing: bool = False,
+    ) -> Configuration:
+        """Return the configuration that is asked about, of any method; ``accumulation`` counts the
+        microbatches of a step over all GPUs.
+        """
+        whole = method == Method.FULL
+        one = Configuration(
+            model=model_name(model),
+            method=Method(method),
+            gpu_model=site.gpu_model,
+            batch_size=microbatch,
+            tokens_per_sample=self.length(facts)[0],
+            grad_accum=accumulation,
+            precision=Precision(self.kept_in(method, site)[0]),
+            grad_checkpoint=checkpointing,
+            lora_rank=NO_RANK if whole else self.rank()[0],
+            lora_targets=ATTENTION if whole else self.layers()[0],
+            memory_cap_gb=site.memory_cap_gb,
+            software=site.software,
+        )
+        return one if gpus == 1 else on_gpus(one, gpus)
+
+    def step(self, gpus: int, rows: int | None = None) -> Step:
+        """Return how a step on up to ``gpus`` GPUs may be cut, with ``rows`` training examples."""
+        if self.batch is not None:
+            return Step(self.batch, gpus, self.microbatch, exact=True)
+        usual = _power_up(max(USUAL_BATCH, gpus))
+        batch = usual if rows is None else min(usual, _power_down(max(1, rows)))
+        return Step(batch, gpus, self.microbatch, self.accumulation)
+
+
+def _power_down(number: int) -> int:
+    return 1 << (number.bit_length() - 1)
+
+
+def _power_up(number: int) -> int:
+    return 1 << (number - 1).bit_length()

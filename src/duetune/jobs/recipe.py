@@ -1,0 +1,215 @@
+"""How to train: method, precision, batch and length that fit and are fast, each with a reason."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from duetune.errors import InvalidInput
+from duetune.jobs.question import Question
+from duetune.jobs.recipe_estimates import known
+from duetune.knowledge.advice import GIVEN
+from duetune.knowledge.configurations.configuration import Method
+from duetune.knowledge.estimate import FITS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from duetune.jobs.recipe_estimates import Prospects
+    from duetune.jobs.site import Site
+    from duetune.jobs.spec.job_spec import JobSpec
+    from duetune.knowledge.configurations.configuration import Configuration
+    from duetune.knowledge.estimate import Estimate
+    from duetune.knowledge.facts.model_facts import ModelFacts
+
+SHORTEST = 128
+
+
+class Chosen(NamedTuple):
+    """How to train, as one GPU does it with all microbatches of a step; what is known of that, and
+    why each field is what it is.
+    """
+
+    one: Configuration
+    estimate: Estimate
+    reasons: dict[str, str]
+
+
+def choose_recipe(
+    spec: JobSpec,
+    site: Site,
+    model: ModelFacts | None,
+    gpus: int,
+    rows: int | None,
+    prospects: Prospects,
+) -> Chosen:
+    """For a group of up to ``gpus`` GPUs and ``rows`` training examples, if they are known.
+
+    A model of which nothing is known is taken to fit.
+    """
+    return _Choice(spec, site, model, gpus, rows, prospects).made()
+
+
+class _Choice:
+    def __init__(
+        self,
+        spec: JobSpec,
+        site: Site,
+        model: ModelFacts | None,
+        gpus: int,
+        rows: int | None,
+        prospects: Prospects,
+    ) -> None:
+        self.spec, self.site, self.model = spec, site, model
+        self.asked = Question.of(spec)
+        self.step = self.asked.step(gpus, rows)
+        self.prospects = prospects
+        self.limited = model is not None and site.memory is not None
+        self.reasons: dict[str, str] = {}
+
+    def made(self) -> Chosen:
+        asked, reasons, name = self.asked, self.reasons, self.spec.model or ""
+        _, reasons["precision"] = asked.computed_in(self.site)
+        _, reasons["max_length"] = asked.length(self.model)
+        fits = self.prospects.fits if self.limited else None
+        method, reasons["method"] = asked.chosen_method(name, self.model, [self.site], fits)
+        if method == Method.LORA:
+            _, reasons["lora_r"] = asked.rank()
+        one, estimate = self._best(self._with(self._of(method)))
+        self._say_accumulation()
+        return Chosen(one, estimate, reasons)
+
+    def _of(self, method: str) -> Configuration:
+        return self.asked.configuration(method, self.spec.model or "", self.model, self.site)
+
+    def _best(self, first: Configuration) -> tuple[Configuration, Estimate]:
+        """The fastest that fits; cutting examples is the last resort."""
+        lengths = [first.tokens_per_sample]
+        while self.asked.max_length is None and lengths[-1] // 2 >= SHORTEST:
+            lengths.append(lengths[-1] // 2)
+        for length in lengths:
+            tried = self._candidates(first.replace(tokens_per_sample=length))
+            found = self.prospects.of(tried)
+            rows = np.flatnonzero(found.p_valid >= (FITS if self.limited else 0.0))
+            if len(rows):
+                fitting, estimates = [tried[row] for row in rows.tolist()], found.take(rows)
+                paced = self.site.measurable and self.model is not None
+                place = self.prospects.fastest(fitting, estimates) if paced else None
+                self._say_recipe(first, fitting[place or 0], fitting)
+                return fitting[place or 0], estimates[place or 0]
+        raise self._refusal(first)
+
+    def _candidates(self, first: Configuration) -> list[Configuration]:
+        """In the order of preference where nothing is known of their paces: recomputing is dearer
+        than a small microbatch.
+        """
+        given = self.asked.checkpointing
+        return [
+            self._with(first, grad_checkpoint=checkpointing, batch_size=microbatch)
+            for checkpointing in ((False, True) if given is None else (given,))
+            for microbatch in self.step.microbatches
+        ]
+
+    def _fits(self, one: Configuration) -> bool:
+        return not self.limited or self.prospects.fits(one)
+
+    def _say_recipe(
+        self, first: Configuration, one: Configuration, fitting: list[Configuration]
+    ) -> None:
+        reasons, asked = self.reasons, self.asked
+        if one.tokens_per_sample < first.tokens_per_sample:
+            reasons["max_length"] = "the longest that fits in the GPU's memory"
+        sizes = {each.batch_size for each in fitting if each.grad_checkpoint == one.grad_checkpoint}
+        if asked.microbatch is not None:
+            reasons["microbatch"] = GIVEN
+        elif one.batch_size < max(sizes):
+            reasons["microbatch"] = "the fastest of those that fit"
+        elif one.batch_size < self.step.microbatches[0]:
+            reasons["microbatch"] = "the most that fits in the GPU's memory"
+        else:
+            reasons["microbatch"] = "so many that every GPU has its share of a step"
+        if asked.checkpointing is not None:
+            reasons["gradient_checkpointing"] = GIVEN
+        elif not one.grad_checkpoint:
+            reasons["gradient_checkpointing"] = "the GPU's memory is large enough without"
+        elif all(each.grad_checkpoint for each in fitting):
+            reasons["gradient_checkpointing"] = "without it the GPU's memory is too small"
+        else:
+            reasons["gradient_checkpointing"] = "faster: there is room for a larger microbatch"
+
+    def _with(self, one: Configuration, **changes: object) -> Configuration:
+        changed = one.replace(**changes)
+        return changed.replace(grad_accum=self.step.accumulated(changed.batch_size))
+
+    def _say_accumulation(self) -> None:
+        if self.asked.accumulation is not None:
+            self.reasons["accumulation"] = GIVEN
+        elif self.asked.microbatch is None:
+            self.reasons["accumulation"] = f"for {self.step.batch} examples per step"
+        else:
+            self.reasons["accumulation"] = "so many that every GPU has its share of a step"
+
+    def _refusal(self, first: Configuration) -> InvalidInput:
+        """The field that could be changed so that it fits, and to what."""
+        model, memory = self.model, self.site.memory
+        assert model is not None  # else everything fits
+        assert memory is not None
+        where = f"in the {memory:g} GB of {self.site.accelerator}"
+        given = self.step.microbatches[-1]
+        tried = self._with(
+            first,
+            batch_size=given,
+            grad_checkpoint=self.asked.checkpointing is not False,
+        )
+        needs = f"{given} x {first.tokens_per_sample} tokens {self._needs(tried)}"
+        smaller = _largest(given, lambda size: self._fits(self._with(tried, batch_size=size)))
+        if smaller:
+            field = "training.per_device_train_batch_size"
+            return InvalidInput(field, given, f"at most {smaller} {where}; {needs}")
+        if self._fits(self._with(tried, grad_checkpoint=True)):
+            return InvalidInput("training.gradient_checkpointing", False, f"true {where}; {needs}")
+        shorter = _largest(
+            first.tokens_per_sample,
+            lambda size: self._fits(self._with(tried, tokens_per_sample=size)),
+        )
+        if shorter >= SHORTEST:
+            return InvalidInput(
+                "training.max_length",
+                first.tokens_per_sample,
+                f"at most {shorter} {where}; {needs}",
+            )
+        if first.method is Method.FULL and self._fits(
+            self._of(Method.LORA).replace(
+                batch_size=tried.batch_size, grad_checkpoint=tried.grad_checkpoint
+            )
+        ):
+            return InvalidInput("method", "full", f"lora {where}; with full {needs}")
+        parameters = self.prospects.largest_model(tried, model.parameters)
+        most = f"at most about {parameters / 1e9:.2g} billion parameters" if parameters else "none"
+        return InvalidInput(
+            "model",
+            self.spec.model,
+            f"{most} with {first.method} {where}; "
+            f"this one has {model.parameters / 1e9:.3g} billion: {needs}",
+        )
+
+    def _needs(self, one: Configuration) -> str:
+        if self.prospects.source.ran_out(one):
+            return "ran out of memory in an earlier job"
+        estimate = self.prospects.one(one)
+        if not known(estimate.memory_gb):
+            return f"fit with a probability of {estimate.p_valid:.0%} only"
+        likely = f"need {estimate.memory_gb.middle:.1f} GB"
+        high = estimate.memory_gb.high
+        return f"{likely}, {high:.1f} GB at the worst" if math.isfinite(high) else likely
+
+
+def _largest(below: int, fits: Callable[[int], bool]) -> int:
+    """The largest number below that fits, 0 if none does."""
+    low, high = 0, below
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low

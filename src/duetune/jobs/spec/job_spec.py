@@ -1,0 +1,372 @@
+"""The job spec: what a user may ask for, checked in one place."""
+
+from __future__ import annotations
+
+import re
+from datetime import datetime, timedelta
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Self
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ModelWrapValidatorHandler,
+    PlainValidator,
+    SecretStr,
+    ValidationError,
+    WithJsonSchema,
+    model_validator,
+)
+
+from duetune.core.names import NAME, NAME_WORDS
+from duetune.errors import InvalidInput
+from duetune.jobs.spec import accelerators as accelerator_words
+from duetune.jobs.spec import variables as environment_words
+from duetune.jobs.spec.accelerators import AcceleratorChoice, Accelerators
+from duetune.jobs.spec.amounts import Dollars, PositiveDollars
+from duetune.jobs.spec.durations import DEADLINE, DURATION, INTERVAL, Deadline, Duration, Interval
+from duetune.jobs.spec.meaning import Meaning, refusal
+from duetune.jobs.spec.places import (
+    DATASET,
+    MODEL,
+    PATH,
+    DatasetPlace,
+    ModelPlace,
+    PathText,
+    resolved_path,
+    resolved_place,
+)
+from duetune.jobs.spec.problems import InvalidSpec, problems_of
+from duetune.jobs.spec.training_fields import Training
+from duetune.jobs.spec.variables import Envs, Secrets, Tags
+from duetune.jobs.spec.yaml_document import written_yaml
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+AUTO = "auto"
+LONGEST_SCRIPT = 100_000
+SCRIPT = f"shell commands, at most {LONGEST_SCRIPT} characters"
+PROJECT = f"nothing, or {NAME_WORDS}"
+_NAME = f"^{NAME}$"
+_PROJECT = f"^(?:{NAME})?$"
+
+
+class Method(StrEnum):
+    """How the weights are trained."""
+
+    AUTO = "auto"
+    LORA = "lora"
+    FULL = "full"
+
+
+class Spot(StrEnum):
+    """AUTO mixes spot and on-demand; with ONLY no deadline can be promised."""
+
+    AUTO = "auto"
+    ONLY = "only"
+    NEVER = "never"
+
+
+def _spot(value: object) -> Spot:
+    if isinstance(value, bool):
+        return Spot.ONLY if value else Spot.NEVER
+    if isinstance(value, str) and value in set(Spot):
+        return Spot(value)
+    raise refusal("auto, only (or true), never (or false)")
+
+
+def _method(value: object) -> Method:
+    if isinstance(value, str) and value in set(Method):
+        return Method(value)
+    if isinstance(value, str) and value in {"qlora", "dora", "freeze"}:
+        raise refusal(f"one of {', '.join(Method)}; {value} is not supported")
+    raise refusal(f"one of {', '.join(Method)}")
+
+
+def _script(value: object) -> str:
+    if (
+        not isinstance(value, str)
+        or not value.strip()
+        or "\0" in value
+        or len(value) > LONGEST_SCRIPT
+    ):
+        raise refusal(SCRIPT)
+    return value
+
+
+Script = Annotated[str, PlainValidator(_script), WithJsonSchema({"type": "string", "minLength": 1})]
+
+
+class Resources(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    accelerators: Annotated[
+        AcceleratorChoice,
+        Meaning("Which GPUs, and how many the job can run on.", accelerator_words.ALLOWED),
+    ] = Field(default_factory=Accelerators, json_schema_extra={"default": AUTO})
+    spot: Annotated[
+        Annotated[
+            Spot,
+            BeforeValidator(_spot),
+            WithJsonSchema({"enum": ["auto", "only", "never", True, False]}),
+        ],
+        Meaning(
+            "Whether spot GPUs are used; `auto` mixes them with on-demand ones.",
+            "auto, only (or true), never (or false)",
+        ),
+    ] = Spot.AUTO
+
+
+class CheckpointSpec(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    dir: Annotated[
+        PathText | None, Meaning("Where checkpoints go; the job's own folder if not said.", PATH)
+    ] = None
+    every: Annotated[
+        Interval,
+        Meaning("How often; `auto` follows the measured rate of preemptions.", INTERVAL),
+    ] = "auto"
+    keep: Annotated[
+        int, Field(ge=1, le=10_000), Meaning("How many to keep.", "a whole number, 1 or more")
+    ] = 2
+
+
+def _default_name(fields: dict[str, object]) -> str:
+    """From the last words of model and dataset: ``qwen3-0.6b-capybara``."""
+    words = []
+    for field in ("model", "dataset"):
+        place = fields.get(field)
+        if isinstance(place, str):
+            last = re.sub(r"\.[A-Za-z]+$", "", Path(place).name)
+            words.append(re.sub(r"[^a-z0-9.]+", "-", last.lower()).strip("-."))
+    name = "-".join(word for word in words if word)[:63].strip("-.")
+    return name or "job"
+
+
+class JobSpec(BaseModel):
+    """A job as it is asked for. ``model``, ``dataset`` and ``deadline`` are required; with an own
+    command (``run``) only ``deadline`` is.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    model: Annotated[ModelPlace | None, Meaning("What to fine-tune.", MODEL)] = None
+    dataset: Annotated[DatasetPlace | None, Meaning("What to train on.", DATASET)] = None
+    deadline: Annotated[
+        Deadline, Meaning("When the job must be done; a duration counts from submission.", DEADLINE)
+    ]
+    name: Annotated[
+        str,
+        Meaning("What the job is called; from model and dataset if not said.", NAME_WORDS),
+    ] = Field(pattern=_NAME, default_factory=_default_name)
+    max_duration: Annotated[
+        Duration | None, Meaning("The job is stopped after this time, done or not.", DURATION)
+    ] = None
+    budget: Annotated[
+        PositiveDollars | None,
+        Meaning("Dollars that the job never exceeds.", "dollars above zero, such as 20 or $20"),
+    ] = None
+    value: Annotated[
+        Dollars | None,
+        Meaning(
+            "What finishing by the deadline is worth, in dollars; derived from the price on "
+            "demand if not said.",
+            "dollars, zero or more, such as 20 or $20",
+        ),
+    ] = None
+    max_price: Annotated[
+        PositiveDollars | None,
+        Meaning("The most to pay for a GPU and hour.", "dollars above zero, such as 2.50 or $2.50"),
+    ] = None
+    method: Annotated[
+        Annotated[
+            Method,
+            BeforeValidator(_method),
+            WithJsonSchema({"enum": [str(each) for each in Method]}),
+        ],
+        Meaning("All weights, or low-rank adapters.", f"one of {', '.join(Method)}"),
+    ] = Method.AUTO
+    resources: Annotated[
+        Resources,
+        Meaning("On which GPUs.", "a mapping with accelerators and spot"),
+    ] = Field(default_factory=Resources)
+    training: Annotated[
+        Training,
+        Meaning("How to train.", "a mapping of names of TrainingArguments"),
+    ] = Field(default_factory=Training)
+    checkpoint: Annotated[
+        CheckpointSpec,
+        Meaning("What is kept for the next GPU.", "a mapping with dir, every and keep"),
+    ] = Field(default_factory=CheckpointSpec)
+    workdir: Annotated[
+        PathText | None,
+        Meaning("Where `setup` and `run` start; the folder of the spec if not said.", PATH),
+    ] = None
+    setup: Annotated[Script | None, Meaning("Runs on every new node before `run`.", SCRIPT)] = None
+    run: Annotated[
+        Script | None,
+        Meaning("An own command instead of the built-in trainer.", SCRIPT),
+    ] = None
+    envs: Annotated[
+        Envs,
+        Meaning("Environment variables of the job.", environment_words.ENVS),
+    ] = Field(default_factory=dict)
+    secrets: Annotated[
+        Secrets,
+        Meaning(
+            "Environment variables that are never written down or shown.",
+            environment_words.SECRETS,
+        ),
+    ] = ()
+    tags: Annotated[
+        Tags,
+        Meaning("To find and to sum up jobs by.", environment_words.TAGS),
+    ] = Field(default_factory=dict)
+    priority: Annotated[
+        int,
+        Field(ge=-1000, le=1000),
+        Meaning(
+            "Higher goes first where jobs compete for GPUs.", "a whole number from -1000 to 1000"
+        ),
+    ] = 0
+    project: Annotated[
+        str,
+        Field(pattern=_PROJECT),
+        Meaning("Whose quota of GPUs the job counts against, if there is one.", PROJECT),
+    ] = ""
+    policy: Annotated[
+        str,
+        Field(min_length=1, max_length=200, pattern=r"^\S+$"),
+        Meaning(
+            "Who decides; `auto` is learned from past jobs.",
+            "auto, or a name that 'duetune policies' lists",
+        ),
+    ] = AUTO
+
+    @model_validator(mode="after")
+    def _complete(self) -> Self:
+        if self.run is None:
+            for field, allowed in (("model", MODEL), ("dataset", DATASET)):
+                if getattr(self, field) is None:
+                    raise refusal(
+                        f"{allowed}; only a job with its own command (run) needs none", field
+                    )
+            for field in ("setup", "workdir"):
+                if getattr(self, field) is not None:
+                    raise refusal("nothing: it goes with an own command (run)", field)
+        else:
+            for field in self.training.given:
+                if field != "max_steps":
+                    raise refusal(
+                        "nothing: the own command (run) sets it; only max_steps counts here",
+                        f"training.{field}",
+                    )
+            if self.method is not Method.AUTO:
+                raise refusal("nothing: the own command (run) decides it", "method")
+        both = sorted(set(self.envs) & set(self.secrets))
+        if both:
+            raise refusal(f"a name that is not in envs, too; {both[0]} is", "secrets")
+        return self
+
+    # Last of the validators, so that it sees the problems of all others.
+    @model_validator(mode="wrap")
+    @classmethod
+    def _checked(cls, data: object, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        if isinstance(data, dict):  # A field without a value, such as "training:", is not said.
+            data = {field: value for field, value in data.items() if value is not None}
+        try:
+            return handler(data)
+        except ValidationError as error:
+            raise InvalidSpec(problems_of(error, cls)) from None
+
+    @property
+    def gpus(self) -> tuple[str | None, int, int | None]:
+        """Which GPU (None: any), and the least and most of them (None: as many as help)."""
+        chosen = self.resources.accelerators
+        return chosen.name, chosen.least, chosen.most
+
+    @property
+    def max_duration_s(self) -> float | None:
+        return None if self.max_duration is None else self.max_duration.total_seconds()
+
+    def deadline_at(self, now: float) -> float:
+        """The deadline in seconds since the epoch, for a job that is submitted ``now``."""
+        if isinstance(self.deadline, timedelta):
+            return now + self.deadline.total_seconds()
+        moment = self.deadline.timestamp()
+        if moment <= now:
+            present = datetime.fromtimestamp(now, tz=self.deadline.tzinfo).isoformat(" ", "minutes")
+            raise InvalidInput(
+                "deadline", self.deadline.isoformat(), f"a moment to come; it is {present}"
+            )
+        return moment
+
+    def deadline_s(self, now: float) -> float:
+        """Seconds from ``now``, when it is submitted, to its deadline; above zero."""
+        return self.deadline_at(now) - now
+
+    def environment(self, environ: Mapping[str, str]) -> dict[str, str]:
+        """``envs``, with what is null taken from the submitter's own environment."""
+        values = {}
+        for name, value in self.envs.items():
+            if value is None and name not in environ:
+                raise InvalidInput(
+                    f"envs.{name}", None, f"${name} set where you submit, or a value"
+                )
+            values[name] = environ[name] if value is None else value
+        return values
+
+    def secret_values(self, environ: Mapping[str, str]) -> dict[str, SecretStr]:
+        """The secrets, for the launch alone; they print as stars."""
+        for name in self.secrets:
+            if name not in environ:
+                raise InvalidInput("secrets", name, f"a name that is set: ${name} is not")
+        return {name: SecretStr(environ[name]) for name in self.secrets}
+
+    def resolved(self, folder: Path | str) -> Self:
+        """With absolute paths: what is relative in the spec is relative to its ``folder``."""
+        base = Path(folder).absolute()
+        fields = self.document()
+        for field in ("model", "dataset"):
+            if isinstance(place := fields.get(field), str):
+                fields[field] = resolved_place(place, base)
+        if self.training.eval_dataset is not None:
+            place = resolved_place(self.training.eval_dataset, base)
+            fields["training"] = self.training.given | {"eval_dataset": place}
+        if self.checkpoint.dir is not None:
+            place = resolved_path(self.checkpoint.dir, base)
+            fields["checkpoint"] = self.checkpoint.model_copy(update={"dir": place})
+        if self.run is not None:
+            fields["workdir"] = resolved_path(self.workdir or ".", base)
+        return type(self).model_validate(fields | {"name": self.name})
+
+    def amended(self, **fields: object) -> Self:
+        """With other values for some fields, checked again."""
+        return type(self).model_validate(self.document() | fields)
+
+    def document(self) -> dict[str, object]:
+        """What differs from the defaults, in the forms of JSON; a spec again when loaded."""
+        fields: dict[str, object] = self.model_dump(mode="json", exclude_defaults=True)
+        if fields.get("name") == _default_name(fields):
+            del fields["name"]
+        return fields
+
+    def to_yaml(self) -> str:
+        """As a file that ``load_spec`` reads back to an equal spec."""
+        return written_yaml(self.document())
+
+
+def spec_json_schema() -> dict[str, object]:
+    """The JSON Schema of a spec, for editors and other programs."""
+    schema: dict[str, object] = JobSpec.model_json_schema(mode="validation")
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "duetune job spec",
+        **{key: value for key, value in schema.items() if key != "title"},
+        "anyOf": [{"required": ["model", "dataset"]}, {"required": ["run"]}],
+    }

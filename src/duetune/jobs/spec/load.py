@@ -1,0 +1,64 @@
+"""A spec from a file or from text, and whether what it names is there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from duetune.errors import InvalidInput
+from duetune.jobs.spec.job_spec import JobSpec
+from duetune.jobs.spec.places import DATASET, MODEL, is_path
+from duetune.jobs.spec.problems import InvalidSpec
+from duetune.jobs.spec.yaml_document import parse_document, read_document
+
+if TYPE_CHECKING:
+    from duetune.jobs.spec.yaml_document import Document
+
+
+def load_spec(path_or_text: Path | str) -> JobSpec:
+    """Whatever is wrong is one ``InvalidInput`` that names file, line, field and what is allowed.
+
+    Paths in the spec are left as they are written; see ``JobSpec.resolved``.
+    """
+    return spec_of(read_document(path_or_text, "spec"))
+
+
+def load_text(text: str, source: str = "standard input") -> JobSpec:
+    """From text, however short; ``source`` stands in errors where a file's name would."""
+    return spec_of(parse_document(text, source))
+
+
+def load_checked(path: Path | str) -> JobSpec:
+    """From a file, with absolute paths, all of which exist: what a job is made of."""
+    spec = load_spec(Path(path)).resolved(Path(path).absolute().parent)
+    check_paths(spec)
+    return spec
+
+
+def spec_of(document: Document) -> JobSpec:
+    try:
+        return JobSpec.model_validate(document.fields)
+    except InvalidSpec as error:
+        # In the order of the file: the first line that is wrong is the one to look at.
+        end = 1 << 30
+        problems = sorted(error.problems, key=lambda each: document.lines.get(each.path, end))
+        raise InvalidSpec(tuple(problems), document.where(problems[0].path)) from None
+
+
+def check_paths(spec: JobSpec) -> None:
+    """Refuses paths to nothing. Names on the Hugging Face hub are not looked up."""
+    for field, place, allowed in (
+        ("model", spec.model, MODEL),
+        ("dataset", spec.dataset, DATASET),
+        ("training.eval_dataset", spec.training.eval_dataset, DATASET),
+    ):
+        if place is not None and is_path(place) and not Path(place).exists():
+            raise InvalidInput(field, place, f"{allowed}; there is no such file or folder")
+    if spec.model is not None and is_path(spec.model) and not Path(spec.model).is_dir():
+        raise InvalidInput("model", spec.model, f"{MODEL}; this is a file")
+    if spec.workdir is not None and not Path(spec.workdir).is_dir():
+        raise InvalidInput("workdir", spec.workdir, "a folder that exists")
+    if spec.checkpoint.dir is not None:
+        path = Path(spec.checkpoint.dir)
+        if path.exists() and not path.is_dir():
+            raise InvalidInput("checkpoint.dir", spec.checkpoint.dir, "a folder, or nothing yet")

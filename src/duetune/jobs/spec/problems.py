@@ -1,0 +1,136 @@
+"""What is wrong with a spec, in words: the field, its value and what is allowed instead."""
+
+from __future__ import annotations
+
+import difflib
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from duetune.errors import InvalidInput
+from duetune.jobs.spec.conversion_notes import one_line
+from duetune.jobs.spec.meaning import HIDDEN, REFUSED, Meaning
+from duetune.jobs.spec.training_names import UNSUPPORTED
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel, ValidationError
+    from pydantic_core import ErrorDetails
+
+    Path = tuple[str, ...]
+
+_MOST_NAMED = 8
+
+
+class SpecProblem(msgspec.Struct, frozen=True):
+    """``value`` is what the user gave, or stars where nobody may see it."""
+
+    path: Path
+    value: object
+    allowed: str
+
+    @property
+    def field(self) -> str:
+        return ".".join(self.path) or "spec"
+
+    @property
+    def title(self) -> str:
+        """What is wrong in an unknown field is its name, not its value."""
+        if isinstance(self.value, UnknownName):
+            return ".".join(self.path[:-1]) + " field" if self.path[1:] else "field"
+        return self.field
+
+
+class InvalidSpec(InvalidInput):
+    """One error for all that is wrong: the first problem in full, the others by name."""
+
+    def __init__(self, problems: tuple[SpecProblem, ...], where: str = "") -> None:
+        self.problems = problems
+        first, others = problems[0], problems[1:]
+        named = [one_line(problem.field)[:80] for problem in others[:_MOST_NAMED]]
+        if len(others) > _MOST_NAMED:
+            named.append(f"and {len(others) - _MOST_NAMED} more")
+        also = f"; also wrong: {', '.join(named)}" if named else ""
+        super().__init__(where + first.title, first.value, first.allowed + also)
+
+
+class UnknownName(str):
+    """The name of a field that does not exist."""
+
+    __slots__ = ()
+
+
+class Stars:
+    """Stands for a value that nobody may see."""
+
+    def __repr__(self) -> str:
+        return "***"
+
+
+def problems_of(error: ValidationError, model: type[BaseModel]) -> tuple[SpecProblem, ...]:
+    """In the order of the fields; of several about one field only the first."""
+    found: dict[Path, SpecProblem] = {}
+    for details in error.errors(include_url=False):
+        if details["type"] == "default_factory_not_called":
+            continue  # It follows from another field's problem.
+        problem = _problem(details, model)
+        found.setdefault(problem.path, problem)
+    return tuple(found.values())
+
+
+def _problem(details: ErrorDetails, model: type[BaseModel]) -> SpecProblem:
+    kind, given, context = details["type"], details["input"], details.get("ctx", {})
+    path, owner, meaning = _field(details["loc"], model)
+    if kind == "extra_forbidden":
+        return _unknown(path, owner)
+    if kind in {REFUSED, HIDDEN}:
+        below = tuple(part for part in str(context["field"]).split(".") if part)
+        value = Stars() if kind == HIDDEN else _at(given, below)
+        return SpecProblem(path + below, value, str(context["allowed"]))
+    if kind == "missing":
+        return SpecProblem(path, None, f"{_allowed(meaning, details)}; it is required")
+    return SpecProblem(path, given, _allowed(meaning, details))
+
+
+def _field(
+    location: tuple[int | str, ...], model: type[BaseModel]
+) -> tuple[Path, type[BaseModel], Meaning | None]:
+    """The path of names, the model that has the field, and its meaning.
+
+    What pydantic adds behind the field, such as the branch of a union, is its own business.
+    """
+    path: Path = ()
+    meaning: Meaning | None = None
+    for part in location:
+        known = model.model_fields.get(str(part))
+        if known is None:
+            return (path if path and meaning else (*path, str(part))), model, meaning
+        path = (*path, str(part))
+        inner = known.annotation
+        meaning = next((each for each in known.metadata if isinstance(each, Meaning)), None)
+        if not (isinstance(inner, type) and hasattr(inner, "model_fields")):
+            return path, model, meaning
+        model, meaning = inner, None if part != location[-1] else meaning
+    return path, model, meaning
+
+
+def _unknown(path: Path, owner: type[BaseModel]) -> SpecProblem:
+    known, name = list(owner.model_fields), path[-1]
+    if name in UNSUPPORTED and path[:-1] == ("training",):
+        allowed = f"a supported field: {UNSUPPORTED[name]}"
+    elif close := difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.6):
+        allowed = f"a known field; did you mean {close[0]}?"
+    else:
+        allowed = f"one of {', '.join(known)}"
+    return SpecProblem(path, UnknownName(name), allowed)
+
+
+def _allowed(meaning: Meaning | None, details: ErrorDetails) -> str:
+    if meaning is not None:
+        return meaning.allowed
+    return "a mapping of fields" if "model" in details["type"] else details["msg"]
+
+
+def _at(value: object, path: Path) -> object:
+    for part in path:
+        value = value.get(part) if isinstance(value, dict) else getattr(value, part, None)
+    return value

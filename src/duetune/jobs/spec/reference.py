@@ -1,0 +1,105 @@
+"""The reference page of the job spec, made from the schema itself."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from pydantic import BaseModel
+from pydantic_core import PydanticUndefined
+
+from duetune.jobs.spec.job_spec import JobSpec, spec_json_schema
+from duetune.jobs.spec.meaning import Meaning
+
+if TYPE_CHECKING:
+    from pydantic.fields import FieldInfo
+
+_INTRODUCTION = """\
+# The job spec
+
+What `duetune` is asked to do, as YAML or in Python. Three fields are enough:
+
+```yaml
+model: Qwen/Qwen3-0.6B
+dataset: data/train.jsonl
+deadline: 8h
+```
+
+```python
+from duetune.jobs.spec.job_spec import JobSpec
+
+spec = JobSpec(model="Qwen/Qwen3-0.6B", dataset="data/train.jsonl", deadline="8h")
+print(spec.to_yaml())
+```
+
+With an own command instead of the built-in trainer, `deadline` and `run` are:
+
+```yaml
+run: python train.py --resume
+deadline: 2d4h
+resources: {accelerators: "H100:1..8"}
+secrets: [HF_TOKEN]
+```
+
+Longer ones are in `examples/jobs`. As JSON Schema it is in
+[job-spec.schema.json](job-spec.schema.json), and `duetune schema` prints it. For an editor that
+knows YAML schemas, begin the file with `# yaml-language-server: $schema=PATH`.
+
+- Paths are relative to the folder of the file. A model or dataset that is not on disk, and could be
+  a name on the Hugging Face hub (`name` or `owner/name`), is taken for one.
+- Words are read as YAML 1.2 says: `on` and `no` are text, `2e-4` is a number. A field that stands
+  twice, a field that does not exist, and a value of the wrong kind are refused, with file, line,
+  field and what is allowed.
+- Nothing is put in for `$NAME` or `${NAME}`: `run` and `setup` are handed to a shell as they are,
+  where the variables of `envs` and `secrets` are set; elsewhere a dollar is a dollar.
+- A secret is a name. Its value is read from the environment at launch; it is in no journal, log,
+  export or message.
+"""
+_TITLES = {
+    "resources": "on which GPUs",
+    "training": "how to train",
+    "checkpoint": "what is kept",
+}
+_TRAINING = """\
+The names are those of Hugging Face's `TrainingArguments`, TRL and PEFT; what is left out is
+planned, or the trainer's default. Other names of theirs are refused with the reason. With `run`
+only `max_steps` is allowed: it says how much work there is, unless the command reports its
+progress; the command sets the rest itself.
+"""
+
+
+def reference_page() -> str:
+    parts = [_INTRODUCTION, "## Fields\n", _table(JobSpec)]
+    for section, title in _TITLES.items():
+        model = JobSpec.model_fields[section].annotation
+        if isinstance(model, type) and issubclass(model, BaseModel):
+            parts.append(f"## `{section}`: {title}\n")
+            parts += [_TRAINING] if section == "training" else []
+            parts.append(_table(model))
+    return "\n".join(parts)
+
+
+def schema_text() -> str:
+    return json.dumps(spec_json_schema(), indent=2) + "\n"
+
+
+def _table(model: type[BaseModel]) -> str:
+    lines = ["| field | default | meaning | expected |", "|---|---|---|---|"]
+    for name, field in model.model_fields.items():
+        meaning = next(each for each in field.metadata if isinstance(each, Meaning))
+        says = meaning.says.removesuffix(".")
+        cells = (f"`{name}`", _default(name, field), says, meaning.allowed)
+        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def _default(name: str, field: FieldInfo) -> str:
+    if name in {"model", "dataset"}:
+        return "required without `run`"
+    if field.default is PydanticUndefined and field.default_factory is None:
+        return "required"
+    if name == "accelerators":
+        return "`auto`"
+    if field.default_factory is not None or field.default in {None, ()}:
+        return ""
+    return f"`{field.default}`"

@@ -1,0 +1,116 @@
+"""A job as it is at this moment: the journal's word, and the fleet's and the workers' newer one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from duetune.core.events import Status
+from duetune.core.fleet import Node, NodeState
+from duetune.core.node_contract import PROGRESS
+from duetune.core.progress import Progress
+from duetune.errors import FleetError
+from duetune.simulate.journal_replay import state_of
+from duetune.store.rows import JobRow
+from duetune.training.progress_files import read_progress
+
+if TYPE_CHECKING:
+    from duetune.fleets.host import Connected
+    from duetune.settings import Settings
+    from duetune.store.store import Store
+
+
+class MarketNow(msgspec.Struct, frozen=True):
+    """Dollars per GPU and hour."""
+
+    spot_price: float
+    available: int
+    on_demand_price: float
+
+
+class Look(msgspec.Struct, frozen=True):
+    """``now`` and all moments are of the fleet's clock; None: no fleet is running to ask.
+
+    ``projected_finish`` is when the job is done if it keeps what it has. ``slot`` of
+    ``deadline_slot`` is the present one. ``share_reason`` says why the job may hold no more, as it
+    was in ``share_slot``; ``holders`` are the GPUs that other jobs have now.
+    """
+
+    job: JobRow
+    progress: Progress
+    nodes: tuple[Node, ...]
+    spent: float
+    slot: int
+    deadline_slot: int
+    slot_s: float
+    lost_steps: int
+    resizes: int
+    now: float | None = None
+    market: MarketNow | None = None
+    projected_finish: float | None = None
+    controller: int | None = None
+    share_reason: str = ""
+    share_slot: int | None = None
+    holders: dict[str, int] = {}
+
+
+def look_at(
+    job: JobRow,
+    settings: Settings,
+    store: Store,
+    fleet: Connected | None,
+    *,
+    controller: int | None = None,
+) -> Look:
+    state = state_of(store.journal.read(job.id), stream=job.id)
+    progress = state.progress
+    nodes = tuple(state.nodes.values())
+    now = market = None
+    if not job.status.final:
+        told = read_progress(settings.folder(job.id) / PROGRESS)
+        progress = told or progress
+        try:
+            if fleet is not None:
+                nodes = fleet.fleet.observe(job.id).nodes or nodes
+                report = fleet.feed.now()
+                hours = report.slot_s / 3600
+                now = report.at
+                market = MarketNow(
+                    report.slot.spot_price / hours,
+                    report.slot.available,
+                    report.slot.on_demand_price / hours,
+                )
+        except FleetError:
+            now = market = None
+    running = sum(node.state is NodeState.RUNNING for node in nodes)
+    curve = state.job.throughput
+    finish = None
+    if now is not None and running and progress.total_steps:
+        pace = curve[min(running, len(curve) - 1)]
+        left = max(0, progress.total_steps - progress.step)
+        finish = now + left / pace * state.submitted.slot_s if pace > 0 else None
+    return Look(
+        job=job,
+        progress=progress,
+        nodes=nodes,
+        spent=job.cost if job.cost is not None else sum(node.billed for node in nodes),
+        slot=state.slot if now is None else state.slot_at(now),
+        deadline_slot=state.job.deadline,
+        slot_s=state.submitted.slot_s,
+        lost_steps=state.lost_steps,
+        resizes=state.resizes,
+        now=now,
+        market=market,
+        projected_finish=finish,
+        controller=controller,
+        share_reason=state.share_reason if job.limited else "",
+        share_slot=state.slot if job.limited else None,
+        holders=_holders(job, store) if job.limited else {},
+    )
+
+
+def _holders(job: JobRow, store: Store) -> dict[str, int]:
+    rows = store.jobs(status=[each for each in Status if not each.final])
+    held = {row.id: row.spot + row.on_demand for row in rows if row.id != job.id}
+    return {name: gpus for name, gpus in held.items() if gpus}

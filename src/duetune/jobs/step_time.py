@@ -1,0 +1,159 @@
+"""How long an optimiser step takes with so many GPUs: measured, emulated, known, or by a rule."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from statistics import median
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+
+from duetune.jobs.recipe_estimates import known
+from duetune.jobs.trainer_facts import rounds
+from duetune.knowledge.configurations.configuration import Method
+from duetune.knowledge.estimate import Interval
+from duetune.training.task import EXACT_BYTES
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from duetune.jobs.site import Site
+    from duetune.knowledge.configurations.configuration import Configuration
+    from duetune.knowledge.estimate import Estimate
+    from duetune.knowledge.facts.model_facts import ModelFacts
+
+UTILISATION = 0.35
+"""Of a GPU's arithmetic by its data sheet, this share is usual in fine-tuning."""
+
+LAYER_S = 0.001
+"""A layer takes at least so long, forth and back, however small it is."""
+
+STEP_S = 0.02
+"""Per optimiser step, beside its microbatches: the optimiser and the vote to commit."""
+
+CPU_TFLOPS = 0.05
+
+
+class Basis(StrEnum):
+    """What a pace is based on, the surest first. ``physics`` is knowledge of GPUs of which nothing
+    was measured, a rule of thumb that of what has no data sheet.
+    """
+
+    MEASURED = "measured"
+    EMULATED = "emulated"
+    KNOWLEDGE = "configuration knowledge"
+    PHYSICS = "physics"
+    RULE = "rule of thumb"
+    ASSUMED = "assumed"
+
+
+class MeasuredPace(msgspec.Struct, frozen=True, kw_only=True):
+    """An earlier run: ``step_s`` wall seconds per optimiser step of ``accumulation`` microbatches
+    with ``gpus`` GPUs. ``subject`` is the model, or the text of the own command.
+    """
+
+    subject: str
+    accelerator: str
+    gpus: int
+    step_s: float
+    method: str = ""
+    microbatch: int = 1
+    accumulation: int = 1
+    max_length: int = 0
+    gradient_checkpointing: bool = False
+
+
+class Pace(NamedTuple):
+    """Wall seconds per step with 0 (none: 0.0), 1, ... GPUs: ``step_s`` as believed, ``quick_s``
+    and ``slow_s`` as they may well be, all the same where nothing is said of that.
+    """
+
+    step_s: tuple[float, ...]
+    quick_s: tuple[float, ...]
+    slow_s: tuple[float, ...]
+    basis: Basis
+
+
+def trainable(model: ModelFacts, method: Method, lora_r: int) -> int:
+    """Parameters that are trained; with LoRA on all linear layers."""
+    if method is Method.FULL:
+        return model.parameters
+    return lora_r * model.layers * model.linear_widths
+
+
+def reduction_s(trained: int, accumulation: int, gpus: int, network_gb_s: float) -> float:
+    """To add up gradients over all GPUs: a ring, twice round."""
+    if gpus == 1:
+        return 0.0
+    size = 4.0 * trained
+    if size * accumulation <= EXACT_BYTES:
+        size *= accumulation  # small enough that every microbatch's gradient travels by itself
+    return 2 * (gpus - 1) / gpus * size / (network_gb_s * 1e9)
+
+
+def rule_of_thumb_s(model: ModelFacts, one: Configuration, length: int, tflops: float) -> float:
+    """Seconds per microbatch: arithmetic at the usual utilisation."""
+    # Forth 2, back 2 for activations and 2 for weights that are trained, 2 more to recompute.
+    per_token = 6 if one.method is Method.FULL else 4
+    per_token += 2 if one.grad_checkpoint else 0
+    tokens = one.batch_size * length
+    arithmetic = per_token * model.parameters * tokens / (UTILISATION * tflops * 1e12)
+    return arithmetic + LAYER_S * model.layers
+
+
+def step_seconds(
+    site: Site,
+    model: ModelFacts,
+    one: Configuration,
+    length: int,
+    max_gpus: int,
+    measured: Sequence[MeasuredPace],
+    prospect: Estimate | None = None,
+) -> Pace:
+    """``measured`` are runs of the same model, method and length on the same GPU, ``prospect`` what
+    is known of the configuration where nothing was measured here.
+    """
+    trained = trainable(model, one.method, one.lora_rank)
+    accumulation, microbatch = one.grad_accum, one.batch_size
+
+    def beside(count: int, gpus: int) -> float:
+        return STEP_S + reduction_s(trained, count, gpus, site.network_gb_s)
+
+    def steps(microbatch_s: float) -> tuple[float, ...]:
+        found = [0.0]
+        for gpus in range(1, max_gpus + 1):
+            same = [
+                run.step_s
+                for run in measured
+                if (run.gpus, run.accumulation, run.microbatch) == (gpus, accumulation, microbatch)
+            ]
+            derived = rounds(accumulation, gpus) * microbatch_s + beside(accumulation, gpus)
+            found.append(median(same) if same else derived)
+        return tuple(found)
+
+    if measured:
+        microbatch_s = median(
+            max(run.step_s - beside(run.accumulation, run.gpus), 0.1 * run.step_s)
+            / rounds(run.accumulation, run.gpus)
+            * (microbatch / run.microbatch if site.emulated_microbatch_s is None else 1.0)
+            for run in measured
+        )
+        return _sure(steps(microbatch_s), Basis.MEASURED)
+    if site.emulated_microbatch_s is not None:
+        return _sure(steps(site.emulated_microbatch_s), Basis.EMULATED)
+    if prospect is not None and known(prospect.tokens_per_s):
+        quick, middle, slow = microbatch_seconds(microbatch * length, prospect)
+        basis = Basis.PHYSICS if "gpu_model" in prospect.extrapolated else Basis.KNOWLEDGE
+        return Pace(steps(middle), steps(quick), steps(slow), basis)
+    tflops = CPU_TFLOPS if site.gpu is None else site.gpu.tflops
+    return _sure(steps(rule_of_thumb_s(model, one, length, tflops)), Basis.RULE)
+
+
+def microbatch_seconds(tokens: int, prospect: Estimate) -> Interval:
+    """Of so many tokens, on one GPU."""
+    slow, middle, quick = prospect.tokens_per_s
+    return Interval(tokens / quick, tokens / middle, tokens / slow)
+
+
+def _sure(step_s: tuple[float, ...], basis: Basis) -> Pace:
+    return Pace(step_s, step_s, step_s, basis)

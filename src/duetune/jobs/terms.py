@@ -1,0 +1,237 @@
+"""The terms of a job: its spec and training plan as work, slots and dollars."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+
+from duetune.core.job import MAX_SLOTS, Job, Reconfiguration, ReconfigurationKey
+from duetune.errors import InvalidInput
+from duetune.jobs.spec.durations import written_deadline, written_duration
+from duetune.jobs.spec.job_spec import AUTO, Spot
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from duetune.core.fleet import MarketReport
+    from duetune.jobs.configure import TrainingPlan
+    from duetune.jobs.site import Site
+    from duetune.jobs.spec.job_spec import JobSpec
+
+MARGIN = 1.02
+"""More work than steps: evaluation and saving take time, too."""
+
+HARD_DEADLINE_FACTOR = 1.5
+VALUE_FACTOR = 3.0
+"""A job whose value was not told is worth so many times what it costs on demand alone."""
+
+ON_DEMAND = "on_demand"
+SPOT_ONLY = "spot_only"
+_LONGEST = math.floor(MAX_SLOTS / HARD_DEADLINE_FACTOR)
+
+
+class Terms(msgspec.Struct, frozen=True, kw_only=True):
+    """``job`` counts work in optimiser steps and time in slots of ``slot_s`` market seconds, the
+    first of which began at ``origin``. ``deadline_at`` is the moment that was asked for; the job's
+    own deadline is the end of the last slot before it, and before ``stop_at``, at which the job
+    ends whatever its state. ``late_s``: so much later than by its slots the job will be done, since
+    part of the first one has passed. ``max_price`` is for a GPU and hour. ``policy`` is the name of
+    the only policy that the spec's other fields allow, and ``policy_reason`` which; None, and "",
+    where it is free. ``notes`` is what the reader of a quote should know besides.
+    """
+
+    job: Job
+    origin: float
+    slot_s: float
+    deadline_at: float
+    late_s: float = 0.0
+    stop_at: float | None = None
+    max_price: float | None = None
+    policy: str | None = None
+    policy_reason: str = ""
+    notes: tuple[str, ...] = ()
+
+    def moment(self, slot: float) -> float:
+        """When slot ``slot`` ends."""
+        return self.origin + slot * self.slot_s
+
+
+def job_terms(
+    spec: JobSpec, plan: TrainingPlan, site: Site, market: MarketReport, now: float
+) -> Terms:
+    """Refuses a deadline that cannot be met even with all GPUs on demand from now on, by the pace
+    as it is believed to be; if it may be too slow for that, a note says so.
+
+    The present slot of the market is slot 1, though part of it has passed. Where the deadline, cut
+    to whole slots, leaves less room than that part, the difference is work to be made up for.
+    """
+    slot_s = market.slot_s
+    policy, policy_reason = _policy(spec, market)
+    rule = _reconfiguration(site, slot_s)
+    curve = throughput(plan.step_s, site, slot_s)
+    deadline_at = spec.deadline_at(now)
+    stop_at = None if spec.max_duration_s is None else now + spec.max_duration_s
+    due_at = deadline_at if stop_at is None else min(deadline_at, stop_at)
+    wish = _Wish(spec, "deadline" if due_at == deadline_at else "max_duration", now)
+    length = (due_at - market.slot_began) / slot_s
+    slots = math.floor(length + 1e-9)
+    if slots < 1:
+        raise wish.refused(market.slot_began + slot_s, f"one slot takes {_duration(slot_s)}")
+    if slots > _LONGEST:
+        allowed = f"at most {_duration(_LONGEST * slot_s)}, {_LONGEST} slots"
+        raise InvalidInput(wish.field, wish.written, allowed)
+    work = MARGIN * plan.total_steps + 1
+    gone = max(0.0, now - market.slot_began) / slot_s
+    late = gone + max(0.0, site.startup_s - site.grow_s) * site.speed / slot_s
+    lost = max(0.0, late - (length - slots))
+    effective = slots - 1 + rule.grow - lost
+    gpus = next(
+        (
+            gpus
+            for gpus in range(plan.min_gpus, plan.max_gpus + 1)
+            if effective * curve[gpus] >= work
+        ),
+        None,
+    )
+    if gpus is None:
+        needed = work / curve[-1] + 1 - rule.grow + late
+        earliest = market.slot_began + math.ceil(needed - 1e-9) * slot_s
+        raise wish.refused(earliest, _why(plan))
+    slowest = throughput(plan.step_s_slow, site, slot_s)[-1]
+    notes = [] if effective * slowest >= work else [_slow_note(plan, wish.field)]
+    notes += _limit_notes(spec, plan, site)
+    work += lost * curve[gpus]
+    held = math.ceil(work / curve[gpus] + 1 - rule.grow - 1e-9)
+    on_demand_cost = held * gpus * market.slot.on_demand_price
+    return Terms(
+        job=Job(
+            work=work,
+            deadline=slots,
+            value=VALUE_FACTOR * on_demand_cost if spec.value is None else spec.value,
+            throughput=curve,
+            min_gpus=plan.min_gpus,
+            hard_deadline_factor=_factor(market, slots, stop_at),
+            reconfiguration=rule,
+            budget=spec.budget,
+            name=spec.name,
+        ),
+        origin=market.slot_began,
+        slot_s=slot_s,
+        deadline_at=deadline_at,
+        late_s=max(0.0, late - lost) * slot_s,
+        stop_at=stop_at,
+        max_price=spec.max_price,
+        policy=policy,
+        policy_reason=policy_reason,
+        notes=tuple(notes),
+    )
+
+
+def throughput(step_s: Sequence[float], site: Site, slot_s: float) -> tuple[float, ...]:
+    """Steps per slot with 0, 1, ... GPUs; more GPUs never do less, since some may stay idle."""
+    wall_s = slot_s / site.speed
+    paces = (wall_s / step if step > 0 else 0.0 for step in step_s)
+    return tuple(itertools.accumulate(paces, max))
+
+
+def _reconfiguration(site: Site, slot_s: float) -> Reconfiguration:
+    longest = max(site.startup_s, site.grow_s, site.shrink_s, site.preempted_s)
+    if longest * site.speed >= slot_s:
+        allowed = (
+            f"below {slot_s / longest:g}: GPUs need up to {longest:g} s to start, "
+            f"and a slot of {_duration(slot_s)} would be over by then"
+        )
+        raise InvalidInput("speed", site.speed, allowed)
+    return Reconfiguration.from_delays(
+        grow_s=site.grow_s * site.speed,
+        shrink_s=site.shrink_s * site.speed,
+        preempted_s=site.preempted_s * site.speed,
+        slot_s=slot_s,
+        key=ReconfigurationKey.COMPOSITION,
+    )
+
+
+def _policy(spec: JobSpec, market: MarketReport) -> tuple[str | None, str]:
+    """The policy that is left, if only one is, and why."""
+    hourly = market.slot.on_demand_price / market.slot_s * 3600
+    if spec.resources.spot is Spot.NEVER:
+        forced, why = ON_DEMAND, "resources.spot is never"
+    elif spec.resources.spot is Spot.ONLY:
+        forced, why = SPOT_ONLY, "resources.spot is only"
+    elif spec.max_price is not None and spec.max_price < hourly:
+        forced, why = SPOT_ONLY, f"on-demand costs ${hourly:.2f} an hour, above max_price"
+    else:
+        return None, ""
+    if spec.policy not in {AUTO, forced}:
+        raise InvalidInput("policy", spec.policy, f"auto or {forced}: {why}")
+    return forced, why
+
+
+class _Wish(NamedTuple):
+    """What the user said about time, to say it back."""
+
+    spec: JobSpec
+    field: str
+    now: float
+
+    @property
+    def written(self) -> str:
+        if self.field == "deadline":
+            return written_deadline(self.spec.deadline)
+        assert self.spec.max_duration is not None
+        return written_duration(self.spec.max_duration)
+
+    def refused(self, earliest: float, why: str) -> InvalidInput:
+        """Too soon: in the form the user chose, what would be enough."""
+        if self.field == "deadline" and isinstance(self.spec.deadline, datetime):
+            allowed = f"{_moment(earliest)} or later"
+        else:
+            allowed = f"at least {_duration(earliest - self.now)}"
+        return InvalidInput(self.field, self.written, f"{allowed}: {why}")
+
+
+def _why(plan: TrainingPlan) -> str:
+    gpus = plan.max_gpus
+    group = f"all {gpus} GPUs" if gpus > 1 else "the one GPU"
+    return (
+        f"{group} on demand from now on need until then for {plan.total_steps} steps "
+        f"(pace: {plan.basis})"
+    )
+
+
+def _slow_note(plan: TrainingPlan, field: str) -> str:
+    slow = plan.step_s_slow[-1]
+    return (
+        f"the pace is not sure: a step with {plan.max_gpus} GPUs may take {slow:.2g} s instead of "
+        f"{plan.step_s[-1]:.2g} s, too long for the {field.replace('_', ' ')} even on demand"
+    )
+
+
+def _limit_notes(spec: JobSpec, plan: TrainingPlan, site: Site) -> list[str]:
+    """Where the job would use more GPUs than it can ever hold here."""
+    _, _, most = spec.gpus
+    if not site.limit or plan.max_gpus < site.max_gpus or (most or math.inf) <= site.max_gpus:
+        return []
+    held = f"{plan.max_gpus} GPU{'s' if plan.max_gpus > 1 else ''}"
+    return [f"no more than {held} at once by {site.limit}, which other jobs may be using, too"]
+
+
+def _factor(market: MarketReport, slots: int, stop_at: float | None) -> float:
+    """Of the hard deadline: never after the moment at which the job is stopped."""
+    if stop_at is None:
+        return HARD_DEADLINE_FACTOR
+    last = math.floor((stop_at - market.slot_began) / market.slot_s + 1e-9)
+    return min(HARD_DEADLINE_FACTOR, max(slots, last) / slots)
+
+
+def _duration(seconds: float) -> str:
+    """Rounded up to the second, so that what is named is enough."""
+    return written_duration(timedelta(seconds=math.ceil(seconds - 1e-6)))
+
+
+def _moment(seconds: float) -> str:
+    return datetime.fromtimestamp(math.ceil(seconds - 1e-6), tz=UTC).isoformat()

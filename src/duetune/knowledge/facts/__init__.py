@@ -1,0 +1,1 @@
+"""Facts about models, GPUs and prices that need no measurement."""

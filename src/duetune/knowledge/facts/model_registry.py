@@ -1,0 +1,78 @@
+"""Models known by name. ``registry.json`` has facts only, in the words of ``config.json``."""
+
+from __future__ import annotations
+
+import functools
+import re
+from importlib.resources import files
+from pathlib import Path
+
+import msgspec
+
+# Words that say how a model was trained on or stored, not what it is made of.
+_UNSAID = frozenset(
+    (
+        *("instruct", "hf", "base", "chat", "it", "pt", "sft", "dpo", "meta", "unsloth"),
+        *("gptq", "awq", "gguf", "bnb", "fp8", "fp16", "bf16", "int4", "int8", "4bit", "8bit"),
+    )
+)
+_GLUED = re.compile(r"(?<=[a-z]{2})(?=\d)")
+# What may be left out of a name, or be another's: v0.2, 2407, coder.
+_LOOSE = re.compile(r"v\d+(\.\d+)?|\d{4}|coder|math|deduped")
+
+
+def registered(name: str) -> tuple[str, msgspec.Raw] | None:
+    """The name that the registry has for a model, and what it says of it."""
+    return _registered(name)
+
+
+def model_name(text: str) -> str:
+    """One name for each model, whatever it is called: the registry's, else ``text`` itself. A
+    folder that describes its model is what it is.
+    """
+    found = None if (Path(text) / "config.json").is_file() else _registered(text)
+    return text if found is None else found[0]
+
+
+@functools.lru_cache(maxsize=4096)
+def _registered(text: str) -> tuple[str, msgspec.Raw] | None:
+    names, exact, loose = _index()
+    words = _words(text)
+    name = exact.get(words) or loose.get(_loosened(words))
+    return None if name is None else (name, names[name])
+
+
+_Words = tuple[str, ...]
+
+
+class _Names(msgspec.Struct, frozen=True):
+    aliases: tuple[str, ...] = ()
+
+
+@functools.cache
+def _index() -> tuple[dict[str, msgspec.Raw], dict[_Words, str], dict[_Words, str]]:
+    """What the registry says of each name, and the names by all of their words and by the most
+    telling; the first that has them stands.
+    """
+    text = files("duetune.knowledge.facts").joinpath("registry.json").read_bytes()
+    entries = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
+    exact: dict[_Words, str] = {}
+    loose: dict[_Words, str] = {}
+    for name, entry in entries.items():
+        aliases = msgspec.json.decode(entry, type=_Names).aliases
+        for each in (name, *aliases):
+            words = _words(each)
+            exact.setdefault(words, name)
+            loose.setdefault(_loosened(words), name)
+    return entries, exact, loose
+
+
+def _words(name: str) -> _Words:
+    """``meta-llama/Llama-3.2-3B-Instruct`` and ``llama3.2-3b`` are both llama, 3.2, 3b."""
+    last = name.rstrip("/").rsplit("/", 1)[-1].casefold().replace("_", "-").replace(" ", "-")
+    telling = "-".join(part for part in last.split("-") if part and part not in _UNSAID)
+    return tuple(part.removesuffix(".0") for part in _GLUED.sub("-", telling).split("-") if part)
+
+
+def _loosened(words: _Words) -> _Words:
+    return tuple(word for word in words if not _LOOSE.fullmatch(word))

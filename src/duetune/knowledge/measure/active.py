@@ -1,0 +1,181 @@
+"""Active choice: the configurations that teach most for the seconds they take."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from duetune.knowledge.configurations.configuration import Configurations
+from duetune.knowledge.configurations.configuration_table import Described
+from duetune.knowledge.history import History
+from duetune.knowledge.measure.caps import near_caps
+from duetune.knowledge.measure.choice import BATCH, DRAWN, drawn, fitting, start_of
+from duetune.knowledge.measure.diversity import positions, spread_out
+from duetune.knowledge.measure.surrogate import RidgeEnsemble
+from duetune.knowledge.measure.trials import Batch, group_of, unmeasurable
+from duetune.knowledge.measure.worker_messages import GB
+from duetune.knowledge.model.frontier import INVALID, UNKNOWN, VALID, Frontier
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from collections.abc import Set as AbstractSet
+
+    from numpy.typing import NDArray
+
+    from duetune.knowledge.configurations.configuration import Configuration
+    from duetune.knowledge.configurations.space import Space
+    from duetune.knowledge.estimate import Estimates
+    from duetune.knowledge.measure.choice import Costs, MemoryRoom
+    from duetune.knowledge.measure.surrogate import Surrogate
+    from duetune.knowledge.observation import Observation
+
+    Column = NDArray[np.float64]
+    Group = tuple[str, str]
+
+_FIRST = 12
+"""Configurations of a group of which nothing is known: those that cover it, cheap ones first."""
+_SHORT_LIST = 5
+_SUREST = 0.05
+_NOISE_KEPT = 0.2
+_HALF_OPEN = 0.35
+"""Half of the entropy of a toss-up."""
+_CAPPED = 0.25
+"""A cap changes whether a configuration fits, seldom its pace."""
+
+
+class Active:
+    def __init__(
+        self,
+        space: Space,
+        rng: np.random.Generator,
+        *,
+        costs: Costs,
+        fit: Callable[[Sequence[Observation]], Surrogate],
+        pool: int = DRAWN,
+    ) -> None:
+        self._space = space
+        self._rng = rng
+        self._costs = costs
+        self._fit = fit
+        # A cap is one of many, and what runs without one teaches more: half of the candidates.
+        whole = space.with_values("memory_cap_gb", (0.0,))
+        capless = 0.0 in space.values["memory_cap_gb"] and len(space.values["memory_cap_gb"]) > 1
+        spaces = (space, whole) if capless else (space,)
+        self._drawn_from = [(each, pool // len(spaces)) for each in spaces]
+
+    def choose(
+        self, observations: Sequence[Observation], taken: AbstractSet[str], room: MemoryRoom
+    ) -> Batch | None:
+        candidates = self._candidates(observations, taken)
+        if not candidates:
+            return None
+        table = Configurations.of(candidates)
+        surrogate, estimates = self._estimated(table, observations)
+        seconds = self._costs.of(table, surrogate)
+        groups: dict[Group, list[int]] = {}
+        for index in np.flatnonzero(self._costs.bearable(seconds)).tolist():
+            groups.setdefault(group_of(candidates[index]), []).append(index)
+        # What the running batch teaches is not known yet: its model would be chosen once more.
+        if len(groups) > 1 and room.running is not None:
+            groups.pop(room.running, None)
+        if not groups:
+            return None
+        seen = Counter(group_of(each.configuration) for each in observations)
+        new = [group for group in groups if not seen[group]]
+        if new:
+            group, size = min(new, key=start_of), _FIRST
+            worth = 1.0 / np.sqrt(seconds)
+        else:
+            worth = information(table, estimates, observations) / seconds
+            rates = {
+                group: _rate(worth[members], seconds[members], group, seen[group])
+                for group, members in groups.items()
+            }
+            group, size = max(rates, key=lambda each: rates[each]), BATCH
+        members = np.array(groups[group])
+        members = members[np.argsort(-worth[members], kind="stable")[: _SHORT_LIST * BATCH]]
+        known = [
+            each.configuration for each in observations if group_of(each.configuration) == group
+        ]
+        words = table.labels
+        chosen = spread_out(
+            positions(table.take(members), words),
+            worth[members],
+            size,
+            positions(Configurations.of(known), words) if known else None,
+        )
+        picked = members[chosen].tolist()
+        batch = Batch(
+            configurations=tuple(candidates[each] for each in picked),
+            seconds=tuple(float(seconds[each]) for each in picked),
+            start_s=start_of(group),
+        )
+        return fitting(batch, room)
+
+    def _estimated(
+        self, table: Configurations, observations: Sequence[Observation]
+    ) -> tuple[Surrogate, Estimates]:
+        try:
+            surrogate = self._fit(observations)
+            return surrogate, surrogate.estimate(table)
+        except Exception:  # noqa: BLE001 - a GPU must not stand idle because a fit failed
+            surrogate = RidgeEnsemble(observations)
+            return surrogate, surrogate.estimate(table)
+
+    def _candidates(
+        self, observations: Sequence[Observation], taken: AbstractSet[str]
+    ) -> list[Configuration]:
+        # Spread over the values of every field: few points train all weights, but all matter.
+        draw = [
+            each
+            for space, count in self._drawn_from
+            for each in drawn(space, count, self._rng, "latin-hypercube")
+        ]
+        found = {each.key: each for each in (*near_caps(observations, self._space), *draw)}
+        return [
+            each for key, each in found.items() if key not in taken and unmeasurable(each) is None
+        ]
+
+
+def information(
+    configurations: Configurations, estimates: Estimates, observations: Sequence[Observation]
+) -> Column:
+    """What a run would teach: of the pace, how wide its interval is; of validity, the entropy."""
+    low, high = estimates.tokens_per_s[:, 0], estimates.tokens_per_s[:, 2]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        width = np.log(high / low)
+    # A source that does not know is as unsure as the least sure of all that is known; what the
+    # surest are unsure of is noise, which no run takes away.
+    known = np.isfinite(width)
+    width = np.where(known, width, np.max(width, where=known, initial=1.0))
+    width -= (1.0 - _NOISE_KEPT) * np.quantile(width, _SUREST)
+    answers = Frontier(History(observations)).answers(configurations)
+    p_valid = np.nan_to_num(estimates.p_valid, nan=0.5)
+    p_valid = np.where(answers == VALID, 1.0, np.where(answers == INVALID, 0.0, p_valid))
+    # Between the largest run that fitted and the smallest that did not a run halves the gap,
+    # however sure a model is; the more so where its own interval says that it cannot tell.
+    capacity = Described(configurations).capacity
+    low, high = estimates.memory_gb[:, 0] * GB, estimates.memory_gb[:, 2] * GB
+    open_ = (answers == UNKNOWN) & (low < capacity) & (capacity < high)
+    validity = np.where(open_, np.maximum(_entropy(p_valid), _HALF_OPEN), _entropy(p_valid))
+    capped = configurations.number("memory_cap_gb") > 0
+    # One that does not fit has no pace.
+    pace: Column = width * p_valid * np.where(capped, _CAPPED, 1.0)
+    return pace + validity
+
+
+def _entropy(p_valid: Column) -> Column:
+    p = np.clip(p_valid, 1e-9, 1 - 1e-9)
+    entropy: Column = -(p * np.log(p) + (1 - p) * np.log(1 - p))
+    return entropy
+
+
+def _rate(worth: Column, seconds: Column, group: Group, seen: int) -> float:
+    """Information per second of a group's best, the worker's start included. The more there is of a
+    group, the less another run of it tells that its neighbours have not told.
+    """
+    best = np.argsort(-worth, kind="stable")[:BATCH]
+    learnt = (worth[best] * seconds[best]).sum() / (start_of(group) + seconds[best].sum())
+    return float(learnt / np.sqrt(1.0 + seen / BATCH))

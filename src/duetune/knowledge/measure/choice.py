@@ -1,0 +1,209 @@
+"""Which configurations to run next: drawn by chance, or spread over the space."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+import msgspec
+import numpy as np
+
+from duetune.errors import InvalidInput
+from duetune.knowledge.configurations.configuration import Configurations
+from duetune.knowledge.configurations.configuration_table import facts_or_usual
+from duetune.knowledge.configurations.space import CHUNK
+from duetune.knowledge.configurations.space_sampling import sample
+from duetune.knowledge.measure.trial_costs import start_seconds, trial_seconds
+from duetune.knowledge.measure.trials import Batch, group_of, unmeasurable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Set as AbstractSet
+
+    from numpy.typing import NDArray
+
+    from duetune.knowledge.configurations.configuration import Configuration
+    from duetune.knowledge.configurations.space import Space
+    from duetune.knowledge.measure.surrogate import Surrogate
+    from duetune.knowledge.measure.worker_messages import Timing
+    from duetune.knowledge.observation import Observation
+
+    Group = tuple[str, str]
+
+BATCH = 45
+DRAWN = 4000
+_MOST_DRAWS = 50
+
+
+class MemoryRoom(msgspec.Struct, frozen=True, kw_only=True):
+    """What is left of a campaign: seconds, and configurations. ``running`` is what the worker that
+    is at it now has in memory; ``slowness`` how much longer batches took than was expected.
+    """
+
+    seconds: float
+    count: int
+    running: tuple[str, str] | None = None
+    slowness: float = 1.0
+
+
+class Chooser(Protocol):
+    def choose(
+        self, observations: Sequence[Observation], taken: AbstractSet[str], room: MemoryRoom
+    ) -> Batch | None:
+        """The next batch, of configurations whose keys are not ``taken``; None: nothing is left, or
+        nothing that would be done in time.
+        """
+        ...
+
+
+class Costs:
+    """Seconds by what ``fit`` says of the pace. ``most_s`` is what one trial may take."""
+
+    def __init__(self, timing: Timing, most_s: float) -> None:
+        self._timing = timing
+        self._most_s = most_s
+
+    def of(self, configurations: Configurations, surrogate: Surrogate) -> NDArray[np.float64]:
+        pace = surrogate.estimate(configurations).tokens_per_s[:, 1]
+        return trial_seconds(configurations, np.nan_to_num(pace, nan=1.0), self._timing)
+
+    def bearable(self, seconds: NDArray[np.float64]) -> NDArray[np.bool_]:
+        return seconds <= self._most_s
+
+
+class Drawn:
+    """In the order of the draw, as far as one model in memory allows: a window of the draw is run
+    model by model before the next begins, so that an end at any time leaves a fair sample.
+    """
+
+    def __init__(
+        self,
+        space: Space,
+        rng: np.random.Generator,
+        method: str,
+        *,
+        count: int,
+        costs: Costs,
+        fit: Callable[[Sequence[Observation]], Surrogate],
+    ) -> None:
+        """A draw has ``count`` points; once they are used up or known, there is another."""
+        self._space = space
+        self._rng = rng
+        self._method = method
+        self._count = min(count, DRAWN)
+        self._costs = costs
+        self._fit = fit
+        self._waiting: list[Configuration] = []
+        self._draws = 0
+        self._window: list[Batch] = []
+
+    def choose(
+        self, observations: Sequence[Observation], taken: AbstractSet[str], room: MemoryRoom
+    ) -> Batch | None:
+        while not self._window and self._draw(taken):
+            self._open_window(observations, room)
+        while self._window:
+            batch = fitting(self._window.pop(0), room)
+            if batch is not None:
+                return batch
+        return None
+
+    def _draw(self, taken: AbstractSet[str]) -> bool:
+        """Whether anything waits to be run; draws anew if nothing does."""
+        self._waiting = [each for each in self._waiting if each.key not in taken]
+        while not self._waiting and self._draws < _MOST_DRAWS:
+            self._draws += 1
+            draw = list(drawn(self._space, self._count, self._rng, self._method))
+            self._rng.shuffle(draw)
+            self._waiting = [
+                each for each in draw if each.key not in taken and unmeasurable(each) is None
+            ]
+        return bool(self._waiting)
+
+    def _open_window(self, observations: Sequence[Observation], room: MemoryRoom) -> None:
+        table = Configurations.of(self._waiting)
+        seconds = self._costs.of(table, self._fit(observations))
+        bearable = self._costs.bearable(seconds)
+        rows = [
+            (each, float(cost))
+            for each, cost, may in zip(self._waiting, seconds, bearable, strict=True)
+            if may
+        ]
+        starts: set[Group] = set()
+        total, size = 0.0, 0
+        for each, cost in rows[: room.count]:
+            group = group_of(each)
+            total += cost + (0.0 if group in starts else start_of(group))
+            if size and total * room.slowness > room.seconds:
+                break
+            starts.add(group)
+            size += 1
+        self._window = batches_of(rows[:size])
+        self._waiting = [each for each, _ in rows[size:]]
+
+
+def drawn(space: Space, count: int, rng: np.random.Generator, method: str) -> Configurations:
+    """Points that may be run, or all of them if there are fewer."""
+    if space.combinations <= CHUNK:
+        points = space.points()
+        points = points.take(space.allowed(points))
+        if len(points) <= count:
+            return points.take(rng.permutation(len(points)))
+    return sample(space, min(count, space.cardinality), rng, method)
+
+
+def batches_of(rows: Iterable[tuple[Configuration, float]]) -> list[Batch]:
+    """Configurations and their seconds, by group; groups in the order in which they come."""
+    groups: dict[Group, list[tuple[Configuration, float]]] = {}
+    for each, cost in rows:
+        groups.setdefault(group_of(each), []).append((each, cost))
+    found = []
+    for group, members in groups.items():
+        for start in range(0, len(members), BATCH):
+            part = members[start : start + BATCH]
+            found.append(
+                Batch(
+                    configurations=tuple(each for each, _ in part),
+                    seconds=tuple(cost for _, cost in part),
+                    start_s=start_of(group),
+                )
+            )
+    return found
+
+
+def start_of(group: Group) -> float:
+    return start_seconds(facts_or_usual(group[0]).parameters)
+
+
+def fitting(batch: Batch, room: MemoryRoom) -> Batch | None:
+    """As much of the batch, from its beginning, as there is room for."""
+    left = room.seconds / room.slowness - batch.start_s
+    size = 0
+    for cost in batch.seconds[: room.count]:
+        left -= cost
+        if left < 0:
+            break
+        size += 1
+    if not size:
+        return None
+    return Batch(
+        configurations=batch.configurations[:size],
+        seconds=batch.seconds[:size],
+        start_s=batch.start_s,
+    )
+
+
+def check_measurable(space: Space) -> None:
+    """Refuses a space of which nothing can be measured, and says why."""
+    reasons: dict[str, int] = {}
+    total = 0
+    for part in space.enumerate():
+        for each in part:
+            total += 1
+            reason = unmeasurable(each)
+            if reason is None:
+                return
+            reasons[reason] = reasons.get(reason, 0) + 1
+    if not total:
+        raise InvalidInput("space", "no configuration", "constraints that leave at least one")
+    reason = max(reasons, key=lambda each: reasons[each])
+    raise InvalidInput("space", f"{total} configurations", f"some that can be measured ({reason})")

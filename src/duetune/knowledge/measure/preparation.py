@@ -1,0 +1,247 @@
+"""A campaign as a user asks for it, put together."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import shutil
+import subprocess
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+
+from duetune.errors import DuetuneError, InvalidInput, MissingExtra
+from duetune.knowledge.configurations.configuration import Configurations
+from duetune.knowledge.configurations.space import Role, Space
+from duetune.knowledge.configurations.space_files import read_space
+from duetune.knowledge.facts.gpus import gpu_name
+from duetune.knowledge.measure.active import Active
+from duetune.knowledge.measure.batch_run import Running
+from duetune.knowledge.measure.campaign import Budget, Campaign, CampaignProgress, Label
+from duetune.knowledge.measure.choice import (
+    BATCH,
+    DRAWN,
+    Costs,
+    Drawn,
+    check_measurable,
+    drawn,
+    start_of,
+)
+from duetune.knowledge.measure.holdout import HoldOut
+from duetune.knowledge.measure.model_configs import model_config
+from duetune.knowledge.measure.surrogate import RidgeEnsemble, learned
+from duetune.knowledge.measure.trials import group_of, unmeasurable
+from duetune.knowledge.measure.worker_messages import installed_software
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from duetune.knowledge.measure.choice import Chooser
+    from duetune.knowledge.measure.surrogate import Surrogate
+    from duetune.knowledge.observation import Observation
+
+MODES = ("active", "random", "latin-hypercube")
+MOST_S = 8.0
+_CPU_HANG_S = 900.0
+_PACKAGED = Path(__file__).parent / "campaigns"
+
+
+class NoGpu(DuetuneError):
+    """There is nothing to measure on."""
+
+    code = "no_gpu"
+    exit_code = 2
+
+
+class Wish(msgspec.Struct, frozen=True, kw_only=True):
+    """``most_s`` is what one configuration may be expected to take; ``until_flat`` stops once more
+    runs hardly make predictions better.
+    """
+
+    space: str
+    out: Path
+    mode: str = "active"
+    minutes: float | None = None
+    count: int | None = None
+    seed: int = 0
+    device: str = "cuda"
+    most_s: float = MOST_S
+    until_flat: bool = False
+    surrogate: str = "learned"
+    running: Running = Running()
+
+
+class CampaignPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """What a campaign would be. ``cardinality`` are the points of the space; the rest is estimated
+    from some of them, drawn by chance.
+    """
+
+    cardinality: int
+    models: tuple[str, ...]
+    gpu: str
+    software: str
+    already: int
+    left_out: dict[str, int]
+    seconds_each: float
+    expected_count: int
+    expected_s: float
+
+
+def campaign_space(place: str, gpu: str, software: str) -> Space:
+    """By the name of a campaign that comes with duetune, or from a file; for the GPU and the
+    software that are there, unless the space names its own.
+    """
+    packaged = _PACKAGED / f"{place}.yaml"
+    if packaged.is_file():
+        space = read_space(packaged)
+    elif Path(place).name == place and not Path(place).suffix and not Path(place).is_file():
+        known = ", ".join(sorted(each.stem for each in _PACKAGED.glob("*.yaml")))
+        raise InvalidInput("space", place, f"a file, or one of {known}")
+    else:
+        space = read_space(Path(place))
+    gpus = [str(each) for each in space.values["gpu_model"]]
+    if gpus and gpu not in gpus and gpu != "cpu":
+        raise InvalidInput("gpu_model", ", ".join(gpus), f"{gpu}, the GPU of this machine")
+    domain = space.domains.get("gpu_model")
+    if domain is None or domain.role is not Role.FIXED:
+        space = space.given({"gpu_model": gpu})
+    if "software" not in space.domains:
+        space = space.given({"software": software})
+    if space.missing:
+        raise InvalidInput(space.missing[0], None, "a value: the space has none for it")
+    folders = tuple(str(each).removesuffix("/config.json") for each in space.values["model"])
+    for model in folders:
+        model_config(model)
+    if folders != space.values["model"]:
+        space = space.with_values("model", folders)
+    check_measurable(space)
+    return space
+
+
+def found_gpu(device: str) -> str:
+    """What the GPU of this machine is called here."""
+    for module in ("torch", "transformers", "peft"):
+        if importlib.util.find_spec(module) is None:
+            raise MissingExtra("measuring configurations", "train")
+    if device == "cpu":
+        return "cpu"
+    tool = shutil.which("nvidia-smi")
+    if tool is not None:
+        command = [tool, "--query-gpu=name", "--format=csv,noheader"]
+        answer = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)  # noqa: S603
+        names = [line.strip() for line in answer.stdout.splitlines() if line.strip()]
+        if answer.returncode == 0 and names:
+            return gpu_name(names[0]) or names[0]
+    raise NoGpu(
+        "no NVIDIA GPU was found (nvidia-smi names none); run this on a machine with one,"
+        " or try it here with --device cpu"
+    )
+
+
+class PreparedCampaign:
+    def __init__(self, wish: Wish, history: Sequence[Observation] = ()) -> None:
+        _check(wish)
+        self.gpu = found_gpu(wish.device)
+        self.software = installed_software()
+        self.space = campaign_space(wish.space, self.gpu, self.software)
+        self._wish = wish
+        self._history = list(history)
+        self._rng = np.random.default_rng(wish.seed)
+        slow = {"hang_s": _CPU_HANG_S} if wish.device == "cpu" else {}
+        self._running = msgspec.structs.replace(
+            wish.running, device=wish.device, seed=wish.seed, **slow
+        )
+        self._costs = Costs(self._running.timing, wish.most_s)
+
+    @property
+    def seconds(self) -> float:
+        return math.inf if self._wish.minutes is None else 60 * self._wish.minutes
+
+    @property
+    def count(self) -> int:
+        return DRAWN if self._wish.count is None else self._wish.count
+
+    def campaign(self, report: Callable[[CampaignProgress], None] = lambda _: None) -> Campaign:
+        wish = self._wish
+        name = Path(wish.space).stem
+        return Campaign(
+            wish.out,
+            self._chooser(),
+            self._running,
+            Budget(seconds=self.seconds, count=self.count),
+            label=Label(
+                provenance=f"duetune profile {name} ({wish.mode}, seed {wish.seed})",
+                cluster="one CPU" if self.gpu == "cpu" else f"one {self.gpu}",
+            ),
+            history=self._history,
+            report=report,
+            satisfied=HoldOut(RidgeEnsemble).satisfied if wish.until_flat else lambda _: False,
+        )
+
+    def plan(self, observations: Sequence[Observation] = ()) -> CampaignPlan:
+        """Without running anything."""
+        sample = list(drawn(self.space, DRAWN, np.random.default_rng(0), "random"))
+        left_out: dict[str, int] = {}
+        for each in sample:
+            reason = unmeasurable(each)
+            if reason is not None:
+                left_out[reason] = left_out.get(reason, 0) + 1
+        rows = [each for each in sample if unmeasurable(each) is None]
+        known = [*self._history, *observations]
+        seconds = self._costs.of(Configurations.of(rows), RidgeEnsemble(known))
+        bearable = self._costs.bearable(seconds)
+        if not bearable.all():
+            left_out[f"more than {self._wish.most_s:g} s each"] = int((~bearable).sum())
+        starts = [start_of(group) for group in {group_of(each) for each in rows}]
+        each_s = float(seconds[bearable].mean()) + float(np.mean(starts)) / BATCH
+        share = float(bearable.sum()) / len(sample)
+        there = max(0, round(self.space.cardinality * share) - len(known))
+        count = min(self.count, there)
+        if math.isfinite(self.seconds):
+            count = min(count, int(self.seconds / each_s))
+        return CampaignPlan(
+            cardinality=self.space.cardinality,
+            models=tuple(str(each) for each in self.space.values["model"]),
+            gpu=self.gpu,
+            software=self.software,
+            already=len(known),
+            left_out={
+                reason: round(n * self.space.cardinality / len(sample))
+                for reason, n in left_out.items()
+            },
+            seconds_each=each_s,
+            expected_count=count,
+            expected_s=count * each_s,
+        )
+
+    def _chooser(self) -> Chooser:
+        if self._wish.mode == "active":
+            fit: Callable[[Sequence[Observation]], Surrogate] = (
+                learned if self._wish.surrogate == "learned" else RidgeEnsemble
+            )
+            return Active(self.space, self._rng, costs=self._costs, fit=fit)
+        return Drawn(
+            self.space,
+            self._rng,
+            self._wish.mode,
+            count=self.count,
+            costs=self._costs,
+            fit=RidgeEnsemble,
+        )
+
+
+def _check(wish: Wish) -> None:
+    if wish.mode not in MODES:
+        raise InvalidInput("mode", wish.mode, f"one of {', '.join(MODES)}")
+    if wish.device not in {"cuda", "cpu"}:
+        raise InvalidInput("device", wish.device, "cuda or cpu")
+    if wish.minutes is not None and not 0 < wish.minutes < math.inf:
+        raise InvalidInput("minutes", wish.minutes, "a number above 0")
+    if wish.count is not None and wish.count < 1:
+        raise InvalidInput("count", wish.count, "one or more")
+    if not wish.most_s > 0:
+        raise InvalidInput("most_s", wish.most_s, "seconds, above 0")
+    if wish.minutes is None and wish.count is None:
+        raise InvalidInput("minutes", None, "a number of minutes or a count: a campaign must end")

@@ -1,0 +1,141 @@
+"""Configurations as a worker is told them, and its results as observations."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from duetune.knowledge.configurations.configuration import Attention, Configuration, Method
+from duetune.knowledge.configurations.configuration_table import card_bytes
+from duetune.knowledge.measure.model_configs import model_config
+from duetune.knowledge.measure.worker_messages import (
+    Header,
+    Timing,
+    TrialResult,
+    version_of,
+    weight_dtype,
+)
+from duetune.knowledge.observation import Observation, Origin, RunOutcome
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+
+class Batch(msgspec.Struct, frozen=True, kw_only=True):
+    """Configurations of one model with weights of one dtype; the seconds each is expected to take,
+    and a worker until its first.
+    """
+
+    configurations: tuple[Configuration, ...]
+    seconds: tuple[float, ...]
+    start_s: float
+
+    @property
+    def expected_s(self) -> float:
+        return self.start_s + sum(self.seconds)
+
+    @property
+    def group(self) -> tuple[str, str]:
+        return group_of(self.configurations[0])
+
+
+def group_of(configuration: Configuration) -> tuple[str, str]:
+    """What configurations must share to be run on one model in memory."""
+    return configuration.model, weight_dtype(configuration.precision)
+
+
+def write_batch(
+    path: Path, configurations: Sequence[Configuration], *, device: str, seed: int, timing: Timing
+) -> None:
+    first = configurations[0]
+    header = Header(
+        model=first.model,
+        config=model_config(first.model),
+        weights=weight_dtype(first.precision),
+        device=device,
+        seed=seed,
+        timing=timing,
+    )
+    lines = [header.line()]
+    for configuration in configurations:
+        cap = configuration.memory_cap_gb
+        row = {
+            **msgspec.to_builtins(configuration),
+            "id": configuration.key,
+            "cap_bytes": int(card_bytes(cap)) if cap else 0,
+        }
+        lines.append(json.dumps(row))
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def read_batch(path: Path) -> tuple[Configuration, ...]:
+    """The configurations of a batch that was written."""
+    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()[1:]]
+    fields = Configuration.__struct_fields__
+    return tuple(
+        msgspec.convert({name: row[name] for name in fields if name in row}, Configuration)
+        for row in rows
+    )
+
+
+def observation_of(
+    configuration: Configuration,
+    result: TrialResult,
+    *,
+    provenance: str,
+    cluster: str,
+    protocol: str,
+) -> Observation:
+    return Observation(
+        configuration=configuration,
+        outcome=RunOutcome(result.outcome),
+        tokens_per_s=result.tokens_per_s,
+        step_s=result.step_s,
+        peak_memory_gb=result.peak_memory_gb or None,
+        needed_memory_gb=_needed(result),
+        runtime_s=result.runtime_s or None,
+        steps=result.steps,
+        measured_at=result.measured_at,
+        origin=Origin.CAMPAIGN,
+        provenance=provenance,
+        cluster=cluster,
+        protocol=protocol,
+        error=result.error,
+        flags=result.flags,
+    )
+
+
+def unmeasurable(configuration: Configuration) -> str | None:
+    """Why no worker can run this configuration, whatever is installed; None if one can."""
+    if configuration.num_gpus != 1 or configuration.num_nodes != 1:
+        return "one GPU is measured"
+    if configuration.grad_accum != 1:
+        return "one micro-step per optimiser step is measured"
+    if configuration.method not in {Method.FULL, Method.LORA}:
+        return f"method {configuration.method} is not measured"
+    if configuration.fast_kernels or configuration.fast_moe:
+        return "fused kernels and spread experts are not measured"
+    if configuration.attention is Attention.FLASH and not version_of("flash-attn"):
+        return "flash_attn is not installed"
+    if configuration.optimiser in {"adamw-8bit", "paged-adamw"} and not version_of("bitsandbytes"):
+        return "bitsandbytes is not installed"
+    return None
+
+
+def protocol_text(timing: Timing) -> str:
+    return (
+        "real steps on random tokens with random weights: forward, backward and optimiser, no"
+        f" accumulation or clipping; {timing.warm_up_steps} steps of warm-up, then the median of at"
+        f" least {timing.min_steps} and {timing.min_s:g} s, at most {timing.max_s:g} s in all;"
+        " peak memory is what torch reserved and the CUDA context"
+    )
+
+
+def _needed(result: TrialResult) -> float | None:
+    """In use at the peak, with the context: the allocator can do without what it kept for later."""
+    if result.peak_allocated_gb is None or result.context_gb is None:
+        return None
+    return result.peak_allocated_gb + result.context_gb

@@ -1,0 +1,1 @@
+"""The learned model of memory and pace: physics fitted to history, corrections, intervals."""

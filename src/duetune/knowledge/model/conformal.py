@@ -1,0 +1,112 @@
+"""Intervals that cover as often as they say: split-conformal, on errors of models that had not seen
+the row.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+
+from duetune.knowledge.configurations.configuration import FIELDS
+from duetune.knowledge.model.least_squares import grouped
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from numpy.typing import NDArray
+
+    from duetune.knowledge.configurations.configuration import Configurations
+
+    Column = NDArray[np.float64]
+
+FOLDS = 8
+COVERAGE = 0.9
+PSEUDO_ROWS = 5.0
+"""All other GPUs together count as so many errors in the quantile of one."""
+
+UNCALIBRATED = 0.35
+"""The half-width of a logarithm where too little was measured to know better."""
+
+WIDEST = math.log(10.0)
+"""Ten times more or less: beyond that an interval says nothing."""
+
+_ENOUGH = 8
+
+
+class Widths(msgspec.Struct, frozen=True, kw_only=True):
+    """How many times its own spread an error may be, by GPU; ``floor`` is the least spread, for
+    trees that happen to agree.
+    """
+
+    floor: float = 0.0
+    overall: float | None = None
+    by_gpu: dict[str, float] = {}
+
+    def half_width(self, rows: Configurations, spread: Column) -> Column:
+        """Of the logarithm, for each row."""
+        usual = self.overall
+        if usual is None:
+            return np.full(len(rows), UNCALIBRATED)
+        times = rows.gather("gpu_model", lambda word: self.by_gpu.get(word, usual))
+        return np.minimum(times * np.hypot(spread, self.floor), WIDEST)
+
+
+def calibrated(rows: Configurations, error: Column, spread: Column) -> Widths:
+    """From errors (of logarithms) of rows that were held out, and the trees' spread there."""
+    if len(error) < _ENOUGH:
+        return Widths()
+    floor = max(1e-3, 0.5 * float(np.median(np.abs(error))))
+    score = np.abs(error) / np.hypot(spread, floor)
+    overall = _quantile(score, np.ones(len(score)))
+    by_gpu = {}
+    codes = rows.columns["gpu_model"]
+    for code in np.unique(codes).tolist():
+        mine = codes == code
+        others = int(np.count_nonzero(~mine))
+        weight = np.where(mine, 1.0, PSEUDO_ROWS / max(others, 1))
+        by_gpu[rows.labels["gpu_model"][code]] = _quantile(score, weight)
+    return Widths(floor=floor, overall=overall, by_gpu=by_gpu)
+
+
+def _quantile(score: Column, weight: Column) -> float:
+    """The conformal one: a new score counts as if it were above all."""
+    order = np.argsort(score, kind="stable")
+    total = np.cumsum(weight[order])
+    return float(np.interp(COVERAGE * (total[-1] + 1.0), total, score[order]))
+
+
+def held_out(
+    rows: Configurations,
+    seed: int,
+    fit_predict: Callable[[NDArray[np.int64], NDArray[np.int64]], Sequence[Column]],
+) -> list[Column]:
+    """What models that had not seen a configuration say of its runs: columns as
+    ``fit_predict(train, test)`` gives them, put together over the folds. All runs of a
+    configuration are held out together: else each would vouch for the others.
+    """
+    kind = _kinds(rows)
+    kinds = int(kind.max()) + 1
+    order = np.random.default_rng(seed).permutation(kinds)
+    whole: list[Column] = []
+    for part in np.array_split(order, min(FOLDS, max(2, kinds))):
+        if not len(part):
+            continue
+        inside = np.isin(kind, part)
+        test = np.flatnonzero(inside)
+        told = fit_predict(np.flatnonzero(~inside), test)
+        if not whole:
+            whole = [np.full(len(rows), math.nan) for _ in told]
+        for column, values in zip(whole, told, strict=True):
+            column[test] = values
+    return whole
+
+
+def _kinds(rows: Configurations) -> NDArray[np.int64]:
+    """The same number for the same configuration, in the order in which they appear."""
+    (alike,) = grouped(rows, {", ".join(FIELDS): 0.0})
+    _, first, codes = np.unique(alike.codes, return_index=True, return_inverse=True)
+    numbers: NDArray[np.int64] = np.argsort(np.argsort(first))[codes]
+    return numbers

@@ -1,0 +1,286 @@
+"""The learned model: fitted to a history, asked for many configurations at once, kept on disk."""
+
+from __future__ import annotations
+
+import io
+import re
+import zipfile
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+
+from duetune.errors import InvalidInput
+from duetune.files import write_whole
+from duetune.knowledge.configurations.configuration import Configurations
+from duetune.knowledge.configurations.configuration_rules import broken
+from duetune.knowledge.configurations.configuration_table import Described
+from duetune.knowledge.estimate import CAUSES, EXTRAPOLATED, Cause, Estimates
+from duetune.knowledge.model.conformal import Widths
+from duetune.knowledge.model.features import (
+    BASE_FEATURES,
+    Physics,
+    Reckoned,
+    feature_matrix,
+    seen_labels,
+)
+from duetune.knowledge.model.forest import Forest, sortable
+from duetune.knowledge.model.memory_model import fit_memory
+from duetune.knowledge.model.pace_model import fit_pace
+from duetune.knowledge.model.quality import SATURATED
+from duetune.knowledge.model.support import Support
+from duetune.knowledge.model.throughput_model import Performance, fit_performance
+from duetune.knowledge.model.validity_model import Odds, Validity, fit_validity
+from duetune.knowledge.observation import RunOutcome
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from duetune.knowledge.history import History
+
+    Column = NDArray[np.float64]
+
+FORMAT = 2
+"""Of the file, and of what the numbers in it mean: a model of another one is fitted anew."""
+
+_UNREADABLE = (
+    *(OSError, EOFError, ValueError, KeyError, TypeError, AttributeError, zipfile.BadZipFile),
+    msgspec.MsgspecError,
+)
+GB = 1e9
+LIKELY = 0.5
+_RULE, _MEMORY = CAUSES.index(Cause.RULE), CAUSES.index(Cause.MEMORY)
+_IDENTITY = [EXTRAPOLATED.index("model"), EXTRAPOLATED.index("gpu_model")]
+
+
+class KnowledgeModel:
+    """Deterministic: the same history gives the same model, and the model the same answers.
+    ``snapshot`` and ``learnt`` are of the history it learnt from: its name, and its keys.
+    """
+
+    def __init__(
+        self,
+        *,
+        physics: Physics,
+        labels: dict[str, tuple[str, ...]],
+        performance: Performance,
+        validity: Validity,
+        support: Support,
+        snapshot: str,
+        learnt: frozenset[str],
+    ) -> None:
+        self.physics = physics
+        self.labels = labels
+        self.performance = performance
+        self.validity = validity
+        self.support = support
+        self.snapshot = snapshot
+        self.learnt = learnt
+
+    @classmethod
+    def fit(cls, history: History, *, quarantine: bool = True, seed: int = 0) -> KnowledgeModel:
+        """From all runs that say something, those that are not believable aside (unless told
+        otherwise). An empty history gives physics with the constants of experience.
+        """
+        ordered = _in_order(history.plausible if quarantine else history)
+        timed = ordered.take(
+            (ordered.outcome == RunOutcome.VALID.value) & np.isfinite(ordered.tokens_per_s)
+        )
+        tried = ordered.having(RunOutcome.VALID, RunOutcome.OOM)
+        pace_rows = Described(timed.configurations)
+        memory_rows = Described(tried.configurations)
+        fitted = tried.outcome == RunOutcome.VALID.value
+        peak = _peaks(tried, memory_rows)
+        physics = Physics(
+            pace=fit_pace(pace_rows, timed.tokens_per_s, timed.weight),
+            memory=fit_memory(memory_rows, peak, fitted, tried.weight),
+        )
+        labels = seen_labels(ordered.configurations) if len(ordered) else {}
+        return cls(
+            physics=physics,
+            labels=labels,
+            performance=fit_performance(
+                pace_rows, physics, labels, timed.tokens_per_s, timed.weight, seed=seed
+            ),
+            validity=fit_validity(
+                memory_rows, physics, labels, peak, fitted, tried.weight, seed=seed
+            ),
+            support=Support.of(tried.configurations),
+            snapshot=ordered.snapshot,
+            learnt=ordered.keys,
+        )
+
+    def estimate(self, configurations: Configurations) -> Estimates:
+        rule = broken(configurations) >= 0
+        estimates = Estimates.unknown(len(configurations), "regression")
+        estimates.p_valid[rule] = 0.0
+        estimates.cause[rule] = _RULE
+        estimates.extrapolated[:] = self.performance.unseen(configurations)
+        # Of what breaks a rule there is nothing to reckon: a batch of none, say.
+        rows = np.flatnonzero(~rule)
+        if len(rows):
+            self._reckon(self.alike(configurations.take(rows)), estimates, rows)
+        return estimates
+
+    def alike(self, configurations: Configurations) -> Configurations:
+        """Return the rows with software that was never measured called by what was: the newest of
+        the same packages in another version, if there is any.
+        """
+        seen = self.performance.seen["software"]
+        words = configurations.labels["software"]
+        known = tuple(_measured_like(word, seen) for word in words)
+        if known == words:
+            return configurations
+        return Configurations(configurations.columns, {**configurations.labels, "software": known})
+
+    def _reckon(
+        self, configurations: Configurations, into: Estimates, rows: NDArray[np.int64]
+    ) -> None:
+        reckoned = Reckoned(Described(configurations), self.physics)
+        keys = sortable(feature_matrix(reckoned, self.labels))
+        unseen = into.extrapolated[rows]
+        peak, half = self.validity.peak(reckoned, keys)
+        p_valid = self.validity.p_valid(reckoned, keys, peak, half)
+        # Of a model or a GPU that nobody has described or measured, one cannot know.
+        p_valid[reckoned.it.blind & unseen[:, _IDENTITY].any(axis=1)] = 0.5
+        into.p_valid[rows] = p_valid
+        into.cause[rows] = np.where(p_valid < LIKELY, _MEMORY, 0)
+        into.tokens_per_s[rows] = self.performance.tokens_per_s(reckoned, keys, unseen)
+        into.memory_gb[rows] = np.exp(np.stack([peak - half, peak, peak + half], axis=1)) / GB
+        into.support[rows] = self.support.count(configurations)
+
+    def save(self, path: Path) -> None:
+        """One file, written as a whole or not at all; no pickle in it."""
+        told = _Told(
+            format=FORMAT,
+            snapshot=self.snapshot,
+            learnt=sorted(self.learnt),
+            physics=self.physics,
+            labels=self.labels,
+            performance=_PerformanceNumbers(
+                widths=self.performance.widths,
+                seen={field: sorted(words) for field, words in self.performance.seen.items()},
+                transfer=self.performance.transfer,
+            ),
+            validity=_ValidityNumbers(
+                widths=self.validity.widths,
+                odds=self.validity.odds,
+                by_software=self.validity.by_software,
+            ),
+            support=self.support.cells,
+        )
+        arrays: dict[str, NDArray[np.generic]] = {
+            "told": np.frombuffer(msgspec.json.encode(told), np.uint8),
+            "support": self.support.counts,
+        }
+        for name, forest in self._forests.items():
+            arrays |= {f"{name}.{part}": array for part, array in forest.arrays.items()}
+        buffer = io.BytesIO()
+        np.savez(buffer, allow_pickle=False, **arrays)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, buffer.getvalue())
+
+    @property
+    def _forests(self) -> dict[str, Forest]:
+        return {
+            "performance": self.performance.forest,
+            "memory": self.validity.memory,
+            "classifier": self.validity.classifier,
+        }
+
+    @classmethod
+    def load(cls, path: Path) -> KnowledgeModel:
+        """Refuses what is no model of this format."""
+        try:
+            with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
+                told = msgspec.json.decode(arrays["told"].tobytes(), type=_Told)
+                parts = {name: arrays[name] for name in arrays.files}
+            performance, memory, classifier = (
+                Forest.of_arrays(
+                    {part: parts[f"{name}.{part}"] for part in Forest.PARTS},
+                    columns=BASE_FEATURES + sum(map(len, told.labels.values())),
+                )
+                for name in ("performance", "memory", "classifier")
+            )
+            support = Support.of_arrays(told.support, parts["support"])
+        except _UNREADABLE as error:
+            raise InvalidInput("model", str(path), f"a saved model ({error})") from None
+        if told.format != FORMAT:
+            raise InvalidInput("model", str(path), f"a model of format {FORMAT}")
+        return cls(
+            physics=told.physics,
+            labels=told.labels,
+            performance=Performance(
+                forest=performance,
+                widths=told.performance.widths,
+                seen={field: frozenset(words) for field, words in told.performance.seen.items()},
+                transfer=told.performance.transfer,
+            ),
+            validity=Validity(
+                memory=memory,
+                widths=told.validity.widths,
+                classifier=classifier,
+                odds=told.validity.odds,
+                by_software=told.validity.by_software,
+            ),
+            support=support,
+            snapshot=told.snapshot,
+            learnt=frozenset(told.learnt),
+        )
+
+
+class _PerformanceNumbers(msgspec.Struct, frozen=True, kw_only=True):
+    widths: Widths
+    seen: dict[str, list[str]]
+    transfer: dict[str, float]
+
+
+class _ValidityNumbers(msgspec.Struct, frozen=True, kw_only=True):
+    widths: Widths
+    odds: Odds
+    by_software: dict[str, Odds]
+
+
+class _Told(msgspec.Struct, frozen=True, kw_only=True):
+    """All of a model but its trees and counts."""
+
+    format: int
+    snapshot: str
+    learnt: list[str]
+    physics: Physics
+    labels: dict[str, tuple[str, ...]]
+    performance: _PerformanceNumbers
+    validity: _ValidityNumbers
+    support: list[str]
+
+
+def _measured_like(software: str, seen: frozenset[str]) -> str:
+    same = [each for each in seen if _packages(each) == _packages(software)]
+    return software if software in seen or not same else max(same, key=_versions)
+
+
+def _packages(software: str) -> list[str]:
+    return [part.split(" ")[0] for part in software.split(", ")]
+
+
+def _versions(software: str) -> list[int]:
+    return [int(number) for number in re.findall(r"\d+", software)]
+
+
+def _in_order(history: History) -> History:
+    """Each once, by content: neither order nor repetition of arrival shows in the trees."""
+    rows = {each.key: row for row, each in enumerate(history)}
+    return history.take([rows[key] for key in sorted(rows)])
+
+
+def _peaks(history: History, it: Described) -> Column:
+    """Bytes, where the peak is what the run needed: one that took all there was may have needed
+    more, and a paged optimiser moves what does not fit.
+    """
+    saturated = np.array([SATURATED in each.flags for each in history], np.bool_)
+    needed = np.array([each.needed_memory_gb or np.nan for each in history])
+    bytes_ = np.where(np.isfinite(needed), needed, history.peak_memory_gb) * GB
+    odd = saturated | it.paged | (bytes_ > 0.985 * it.capacity)
+    return np.where(odd, np.nan, bytes_)

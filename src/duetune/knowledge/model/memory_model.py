@@ -1,0 +1,131 @@
+"""The peak memory of configurations by physics, with constants fitted to history."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+
+from duetune.knowledge.arithmetic import MemoryConstants, memory_terms, peak_bytes
+from duetune.knowledge.model.least_squares import Usual, Vector, grouped, product
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from duetune.knowledge.configurations.configuration_table import Described
+
+    Column = NDArray[np.float64]
+
+ROBUST = 0.05
+_USUAL = MemoryConstants()
+CONSTANTS = {
+    "logits": Usual(_USUAL.logits, 0.2),
+    "fused_logits": Usual(_USUAL.fused_logits, 0.5),
+    "bigcode_logits": Usual(_USUAL.bigcode_logits, 0.3),
+    "input": Usual(_USUAL.input, 0.15),
+    "block": Usual(_USUAL.block, 0.3),
+    "frozen": Usual(_USUAL.frozen, 0.3),
+    "scores": Usual(_USUAL.scores, 0.4),
+    "slack": Usual(_USUAL.slack, 1.0),
+    "upcast": Usual(_USUAL.upcast, 1.0),
+    "scratch": Usual(_USUAL.scratch, 0.7),
+    "one_by_one": Usual(_USUAL.one_by_one, 0.4),
+    "adapter": Usual(_USUAL.adapter, 0.2),
+    "cast": Usual(_USUAL.cast, 0.7),
+    "quantised": Usual(_USUAL.quantised, 0.03),
+    "shard": Usual(_USUAL.shard, 0.3),
+    "context": Usual(_USUAL.context, 0.5),
+}
+CONTEXT_FACTORS = {"software": 0.5}
+ACTIVATION_FACTORS = {
+    "software": 0.15,
+    "attention": 0.1,
+    "method": 0.1,
+    "method, precision, grad_checkpoint": 0.15,
+    "method, lora_targets, grad_checkpoint": 0.15,
+}
+SCRATCH_FACTORS = {"software": 1.0}
+CENSORED = 0.5
+"""How much a run that is only known to have fitted, or not, counts beside one whose peak is."""
+
+
+BELIEVABLE = 0.5
+"""Of a logarithm: a run that contradicts physics by more failed, or fitted, for another reason."""
+
+
+class MemoryModel(msgspec.Struct, frozen=True, kw_only=True):
+    """Factors by label (``field=label``), 1 where nothing was learnt."""
+
+    constants: MemoryConstants = MemoryConstants()
+    context: dict[str, float] = {}
+    activations: dict[str, float] = {}
+    scratch: dict[str, float] = {}
+
+    def terms(self, it: Described) -> dict[str, Column]:
+        rows = it.configurations
+        return memory_terms(
+            it,
+            self.constants,
+            context=product(rows, CONTEXT_FACTORS, self.context),
+            activations=product(rows, ACTIVATION_FACTORS, self.activations),
+            scratch=product(rows, SCRATCH_FACTORS, self.scratch),
+        )
+
+    def peak(self, it: Described) -> Column:
+        """Bytes."""
+        return peak_bytes(it, self.terms(it))
+
+
+def fit_memory(
+    it: Described,
+    peak: Column,
+    fitted: NDArray[np.bool_],
+    weight: Column,
+    start: MemoryModel | None = None,
+) -> MemoryModel:
+    """``peak`` bytes as measured, NaN where only is known whether the run ``fitted``. ``start`` is
+    a model of about the same rows, from which the search begins.
+    """
+    if not len(it):
+        return MemoryModel()
+    rows = it.configurations
+    vector = Vector(
+        CONSTANTS,
+        {
+            "context": grouped(rows, CONTEXT_FACTORS),
+            "activations": grouped(rows, ACTIVATION_FACTORS),
+            "scratch": grouped(rows, SCRATCH_FACTORS),
+        },
+    )
+    known = np.isfinite(peak)
+    target = np.log(np.where(known, peak, it.capacity))
+    root = np.sqrt(weight) * np.where(known, 1.0, CENSORED)
+
+    def error(values: Column) -> Column:
+        found = vector.factors(values)
+        terms = memory_terms(
+            it,
+            MemoryConstants(**vector.constants(values)),
+            context=found["context"],
+            activations=found["activations"],
+            scratch=found["scratch"],
+        )
+        over = np.log(peak_bytes(it, terms)) - target
+        # One that fitted is wrong only where more is predicted than there is, and vice versa.
+        side = np.where(fitted, np.maximum(over, 0.0), np.minimum(over, 0.0))
+        # Nor does one that cannot be explained bend everything else.
+        side = np.clip(side, -BELIEVABLE, BELIEVABLE)
+        return root * np.where(known, over, side)
+
+    begin = None
+    if start is not None:
+        named = {
+            "context": start.context,
+            "activations": start.activations,
+            "scratch": start.scratch,
+        }
+        begin = vector.values(msgspec.structs.asdict(start.constants), named)
+    values = vector.fit(error, ROBUST, begin)
+    constants = MemoryConstants(**vector.constants(values))
+    return MemoryModel(constants=constants, **vector.named(values))

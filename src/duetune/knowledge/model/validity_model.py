@@ -1,0 +1,257 @@
+"""Whether it fits: the margin of memory, corrected by what was measured, and a classifier of it."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+
+from duetune.knowledge.model.conformal import Widths, calibrated, held_out
+from duetune.knowledge.model.features import Physics, Reckoned, feature_matrix
+from duetune.knowledge.model.forest import (
+    Forest,
+    constant_forest,
+    grow_classification,
+    grow_regression,
+    sortable,
+)
+from duetune.knowledge.model.memory_model import fit_memory
+from duetune.knowledge.model.quality import LIGHTEST
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from duetune.knowledge.configurations.configuration_table import Described
+    from duetune.knowledge.model.features import Labels
+    from duetune.knowledge.model.memory_model import MemoryModel
+
+    Column = NDArray[np.float64]
+
+TREES = 48
+FOLD_TREES = 32
+FEWEST = 20
+FEWEST_FOR_WIDTHS = 10
+MARGIN = 0
+"""The column of the features that is the margin."""
+
+SLOPE = 20.0
+"""By physics alone: log-odds for each unit of margin, as if a peak were off by 8% now and then."""
+
+FAR = 0.4
+"""Of a margin: no physics is off by half."""
+
+HALF_TRUST = 10.0
+"""With so many runs of the rarer kind the classifier counts as much as physics."""
+
+SUREST = 0.995
+_STEEPEST = 1.645 * 1.702
+"""Log-odds for each half-width of a 90% interval, by the logistic curve nearest to the normal."""
+
+
+FEWEST_OF_SOFTWARE = 40
+"""Runs, and a quarter as many of the rarer kind: with fewer, those of all software are asked."""
+
+
+class Odds(msgspec.Struct, frozen=True, kw_only=True):
+    """``slope`` and ``shift`` make log-odds of the margin, ``other`` is the share that fails with
+    memory to spare. The classifier counts by ``trust``: so much as it helped on runs that were held
+    out.
+    """
+
+    trust: float = 0.0
+    slope: float = SLOPE
+    shift: float = 0.0
+    other: float = 0.0
+
+
+class Validity(msgspec.Struct, frozen=True, kw_only=True):
+    """``memory`` corrects the logarithm of the peak, ``odds`` make a probability of the margin that
+    is left; ``classifier`` sees the margin and all other features. What fails for other reasons
+    than memory, and how exact peaks are, is a matter of the software and of who measured:
+    ``by_software`` where there are enough runs.
+    """
+
+    memory: Forest
+    widths: Widths
+    classifier: Forest
+    odds: Odds = Odds()
+    by_software: dict[str, Odds] = {}
+
+    def peak(self, reckoned: Reckoned, keys: NDArray[np.int32]) -> tuple[Column, Column]:
+        """The logarithm of bytes, and the half-width around it."""
+        correction, spread = self.memory.predict(keys)
+        half = self.widths.half_width(reckoned.it.configurations, spread)
+        # Whatever was measured, weights that are loaded take their room.
+        floor = np.log(np.maximum(LIGHTEST * reckoned.memory["weights"], 1.0))
+        return np.maximum(np.log(reckoned.peak) + correction, floor), half
+
+    def p_valid(
+        self, reckoned: Reckoned, keys: NDArray[np.int32], peak: Column, half: Column
+    ) -> Column:
+        """``peak`` and ``half`` as ``peak`` gave them. Rules are not asked here."""
+        margin = np.log(reckoned.it.capacity) - peak
+        rows = reckoned.it.configurations
+
+        def odds(field: str) -> Column:
+            return rows.gather(
+                "software", lambda word: getattr(self.by_software.get(word, self.odds), field)
+            )
+
+        # No surer than the interval around the peak, nor less sure than without any.
+        slope = odds("slope")
+        flat = np.minimum(1.0, np.maximum(_STEEPEST / np.maximum(half, 1e-3), SLOPE) / slope)
+        p_valid = (1.0 - odds("other")) * _logistic(
+            flat * (slope * np.clip(margin, -5.0, 5.0) + odds("shift"))
+        )
+        trust = odds("trust")
+        if trust.any():
+            seen = keys.copy()
+            seen[:, MARGIN] = sortable(_bounded(margin))
+            told, _ = self.classifier.predict(seen)
+            p_valid = trust * told + (1.0 - trust) * p_valid
+            # What surely needs more than there is does not fit, whatever trees make of a new kind.
+            bound = _logistic(SLOPE * (margin + 0.5 * np.minimum(half, FAR)))
+            p_valid = np.where(trust > 0, np.minimum(p_valid, bound), p_valid)
+        never = reckoned.memory["weights"] > reckoned.it.capacity
+        return np.where(never, 1.0 - SUREST, np.clip(p_valid, 1.0 - SUREST, SUREST))
+
+
+def fit_validity(
+    it: Described,
+    physics: Physics,
+    labels: Labels,
+    peak_bytes: Column,
+    fitted: NDArray[np.bool_],
+    weight: Column,
+    *,
+    seed: int,
+) -> Validity:
+    """Of rows that ``physics`` was fitted to; ``peak_bytes`` is NaN where it was not measured, or
+    where all memory was taken. What the classifier learns from are margins as they would be asked
+    for: of physics and trees that had not seen the row.
+    """
+    rows = it.configurations
+    known = np.isfinite(peak_bytes)
+    target = np.log(np.where(known, peak_bytes, 1.0))
+    few = np.count_nonzero(known) < FEWEST
+
+    def corrected(
+        memory: MemoryModel, train: NDArray[np.bool_], trees: int
+    ) -> tuple[Reckoned, NDArray[np.float32], Forest]:
+        reckoned = Reckoned(it, msgspec.structs.replace(physics, memory=memory))
+        matrix = feature_matrix(reckoned, labels)
+        if few:
+            return reckoned, matrix, constant_forest(0.0)
+        off = target - np.log(reckoned.peak)
+        use = known & train
+        forest = grow_regression(matrix[use], off[use], weight[use], trees=trees, seed=seed)
+        return reckoned, matrix, forest
+
+    def of_others(train: NDArray[np.int64], test: NDArray[np.int64]) -> tuple[Column, Column]:
+        kept = np.zeros(len(it), np.bool_)
+        kept[train] = True
+        memory = fit_memory(
+            it, peak_bytes, fitted, np.where(kept, weight, 0.0), start=physics.memory
+        )
+        reckoned, matrix, forest = corrected(memory, kept, FOLD_TREES)
+        correction, spread = forest.predict(sortable(matrix[test]))
+        return np.log(reckoned.peak[test]) + correction, spread
+
+    _, matrix, memory = corrected(physics.memory, np.ones(len(it), np.bool_), TREES)
+    widths = Widths()
+    rarer = float(min(np.count_nonzero(fitted), np.count_nonzero(~fitted)))
+    if len(it) < FEWEST_FOR_WIDTHS or (rarer < 2 and not known.any()):
+        return Validity(memory=memory, widths=widths, classifier=constant_forest(0.5))
+    peak, spread = held_out(rows, seed, of_others)
+    widths = calibrated(rows.take(known), (target - peak)[known], spread[known])
+    if rarer < 2:
+        return Validity(memory=memory, widths=widths, classifier=constant_forest(0.5))
+    seen = matrix.copy()
+    seen[:, MARGIN] = _bounded(np.log(it.capacity) - peak)
+
+    def judged(train: NDArray[np.int64], test: NDArray[np.int64]) -> tuple[Column]:
+        grown = grow_classification(
+            seen[train], fitted[train], weight[train], rising=(MARGIN,), trees=FOLD_TREES, seed=seed
+        )
+        return (grown.predict(sortable(seen[test]))[0],)
+
+    (told,) = held_out(rows, seed + 1, judged)
+    margin = np.clip(np.log(it.capacity) - peak, -5.0, 5.0)
+    by_software = {}
+    codes = rows.columns["software"]
+    for code in np.unique(codes).tolist():
+        mine = codes == code
+        enough = min(np.count_nonzero(mine & fitted), np.count_nonzero(mine & ~fitted))
+        if mine.sum() >= FEWEST_OF_SOFTWARE and enough >= FEWEST_OF_SOFTWARE / 4:
+            by_software[rows.labels["software"][code]] = _odds(
+                margin[mine], told[mine], fitted[mine], weight[mine]
+            )
+    return Validity(
+        memory=memory,
+        widths=widths,
+        classifier=grow_classification(
+            seen, fitted, weight, rising=(MARGIN,), trees=TREES, seed=seed
+        ),
+        odds=_odds(margin, told, fitted, weight),
+        by_software=by_software,
+    )
+
+
+def _odds(margin: Column, told: Column, fitted: NDArray[np.bool_], weight: Column) -> Odds:
+    """Of margins, and of what a classifier ``told``, that had not seen the run."""
+    rarer = float(min(np.count_nonzero(fitted), np.count_nonzero(~fitted)))
+    spare = margin > FAR
+    unexplained = spare & ~fitted
+    other = float((np.count_nonzero(unexplained) + 0.5) / (np.count_nonzero(spare) + 50.0))
+    slope, shift = _logistic_fit(margin, fitted, np.where(unexplained, 0.0, weight))
+    alone = (1.0 - other) * _logistic(slope * margin + shift)
+    trust = _best_share(told, alone, fitted, weight)
+    return Odds(trust=trust * rarer / (rarer + HALF_TRUST), slope=slope, shift=shift, other=other)
+
+
+def _bounded(margin: Column) -> NDArray[np.float32]:
+    return np.clip(margin, -5.0, 5.0).astype(np.float32)
+
+
+def _logistic(odds: Column) -> Column:
+    return 1.0 / (1.0 + np.exp(-np.clip(odds, -50.0, 50.0)))
+
+
+def _best_share(told: Column, alone: Column, fitted: NDArray[np.bool_], weight: Column) -> float:
+    """Of the classifier beside the margin: the least log-loss on runs that were held out."""
+
+    def loss(share: float) -> float:
+        mixed = np.clip(share * told + (1.0 - share) * alone, 1.0 - SUREST, SUREST)
+        return float(-np.dot(weight, np.log(np.where(fitted, mixed, 1.0 - mixed))))
+
+    return min((step / 20 for step in range(21)), key=loss)
+
+
+def _logistic_fit(margin: Column, fitted: NDArray[np.bool_], weight: Column) -> tuple[float, float]:
+    """Slope and shift of the log-odds, by Newton's method, pulled to what physics alone has."""
+    slope, shift = SLOPE, 0.0
+    target = fitted.astype(np.float64)
+    for _ in range(100):
+        told = _logistic(slope * margin + shift)
+        gap = weight * (told - target)
+        curve = weight * told * (1.0 - told)
+        gradient = np.array(
+            [np.dot(gap, margin) + (slope - SLOPE) / SLOPE**2, gap.sum() + 0.1 * shift]
+        )
+        hessian = np.array(
+            [
+                [np.dot(curve, margin**2) + 1.0 / SLOPE**2, np.dot(curve, margin)],
+                [np.dot(curve, margin), curve.sum() + 0.1],
+            ]
+        )
+        move = np.linalg.solve(hessian, gradient)
+        size = float(np.abs(move).max())
+        move = move * min(1.0, 5.0 / max(size, 1e-12))  # far from the optimum a step may overshoot
+        slope, shift = slope - float(move[0]), shift - float(move[1])
+        if size < 1e-9:
+            break
+    if not (math.isfinite(slope) and math.isfinite(shift)):
+        return SLOPE, 0.0
+    return max(slope, 0.1 * SLOPE), shift

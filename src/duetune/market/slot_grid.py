@@ -1,0 +1,217 @@
+"""The slot grid: observations are placed on it, gaps are refused, held or cut out."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from duetune.core.market import MarketTrace, Pool
+from duetune.errors import InvalidInput
+from duetune.market.timestamps import EPOCH, MICROSECONDS_PER_HOUR, moment_at, written
+
+LARGEST_GRID = 50_000_000
+OFF_GRID = 0.1
+
+
+class Gaps(StrEnum):
+    """What to do where a slot has no observation."""
+
+    ERROR = "error"
+    HOLD = "hold"
+    LONGEST = "longest"
+
+
+class GridObservations(msgspec.Struct, frozen=True, eq=False):
+    """Rows as read: one observation of one pool each. Prices are dollars per GPU and hour."""
+
+    times: NDArray[np.int64]
+    pool_index: NDArray[np.int64]
+    pools: tuple[Pool, ...]
+    spot_usd_gpu_h: NDArray[np.float64]
+    on_demand_usd_gpu_h: NDArray[np.float64]
+    available: NDArray[np.int64]
+
+    def check(self) -> None:
+        """Refuses what no market can be, naming the row (from 1) and its time."""
+        if not self.times.size:
+            raise InvalidInput("trace", "no rows", "at least one row")
+        spot, on_demand = self.spot_usd_gpu_h, self.on_demand_usd_gpu_h
+        self._refuse("spot_usd_gpu_h", spot, ~np.isfinite(spot) | (spot < 0), "zero or more")
+        bad = ~np.isfinite(on_demand) | (on_demand <= 0)
+        self._refuse("on_demand_usd_gpu_h", on_demand, bad, "a positive number")
+        self._refuse("available", self.available, self.available < 0, "zero or more GPUs")
+        for index, pool in enumerate(self.pools):
+            rows = np.flatnonzero(self.pool_index == index)
+            steps = np.diff(self.times[rows])
+            if (steps <= 0).any():
+                first = int(np.flatnonzero(steps <= 0)[0])
+                row, time = int(rows[first + 1]), written(self.times[rows[first + 1]])
+                fault = "duplicate" if steps[first] == 0 else "earlier than the row before"
+                raise InvalidInput(
+                    f"time in row {row + 1} ({fault}, pool {pool.name!r})",
+                    time,
+                    "strictly increasing times in every pool",
+                )
+
+    def _refuse(
+        self,
+        column: str,
+        values: NDArray[np.float64] | NDArray[np.int64],
+        bad: NDArray[np.bool_],
+        allowed: str,
+    ) -> None:
+        if bad.any():
+            row = int(np.flatnonzero(bad)[0])
+            where = f"{column} in row {row + 1} ({written(self.times[row])})"
+            raise InvalidInput(where, values[row].item(), allowed)
+
+
+class Grid(msgspec.Struct, frozen=True, eq=False):
+    """One row per pool, one column per slot; ``present`` says which cells were observed."""
+
+    start: int
+    slot_hours: float
+    pools: tuple[Pool, ...]
+    spot_usd_gpu_h: NDArray[np.float64]
+    on_demand_usd_gpu_h: NDArray[np.float64]
+    available: NDArray[np.int64]
+    present: NDArray[np.bool_]
+
+    def time(self, slot: int) -> float:
+        return self.start + slot * self.slot_hours * MICROSECONDS_PER_HOUR
+
+
+def place(observations: GridObservations, slot_hours: float | None = None) -> Grid:
+    """Puts every row into its slot. Without ``slot_hours`` the usual step between rows is it."""
+    observations.check()
+    times, rows = observations.times, observations.pool_index
+    if slot_hours is None:
+        slot_hours = _usual_step(observations) / MICROSECONDS_PER_HOUR
+    if not (np.isfinite(slot_hours) and slot_hours > 0):
+        raise InvalidInput("slot_hours", slot_hours, "a positive number of hours")
+    start = int(times.min())
+    position = (times - start) / (slot_hours * MICROSECONDS_PER_HOUR)
+    slots = np.rint(position).astype(np.int64)
+    # Microseconds are as fine as written times get, whatever the slot length.
+    tolerance = OFF_GRID + 1 / (slot_hours * MICROSECONDS_PER_HOUR)
+    off = np.abs(position - slots) > tolerance
+    if off.any():
+        row = int(np.flatnonzero(off)[0])
+        raise InvalidInput(
+            f"time in row {row + 1}",
+            written(times[row]),
+            f"a whole number of {slot_hours:g} h slots after {written(start)}",
+        )
+    width = int(slots.max()) + 1
+    shape = (len(observations.pools), width)
+    if shape[0] * width > LARGEST_GRID:
+        last = int(times.argmax())
+        raise InvalidInput(
+            f"time in row {last + 1}",
+            written(times[last]),
+            f"at most {LARGEST_GRID:,} slots; this would need {width:,} of {slot_hours:g} h",
+        )
+    present = np.zeros(shape, dtype=np.bool_)
+    spot, on_demand = np.zeros(shape), np.zeros(shape)
+    available = np.zeros(shape, dtype=np.int64)
+    present[rows, slots] = True
+    if int(present.sum()) != times.size:
+        _refuse_crowded(observations, slots, slot_hours)
+    spot[rows, slots] = observations.spot_usd_gpu_h
+    on_demand[rows, slots] = observations.on_demand_usd_gpu_h
+    available[rows, slots] = observations.available
+    return Grid(start, slot_hours, observations.pools, spot, on_demand, available, present)
+
+
+def _refuse_crowded(
+    observations: GridObservations, slots: NDArray[np.int64], slot_hours: float
+) -> None:
+    cells = observations.pool_index * (slots.max() + 1) + slots
+    order = np.argsort(cells, kind="stable")
+    row = int(order[1:][np.diff(cells[order]) == 0].min())
+    allowed = f"one row for each {slot_hours:g} h slot of a pool"
+    raise InvalidInput(f"time in row {row + 1}", written(observations.times[row]), allowed)
+
+
+def _usual_step(observations: GridObservations) -> float:
+    steps = [
+        np.diff(observations.times[observations.pool_index == index])
+        for index in range(len(observations.pools))
+    ]
+    joined = np.concatenate(steps)
+    if not joined.size:
+        allowed = "given, for a file with one time only"
+        raise InvalidInput("slot_hours", None, allowed)
+    # The lower median is a step that was seen, where a mean of two need not be.
+    return float(np.sort(joined)[(joined.size - 1) // 2])
+
+
+def one_trace(grid: Grid, *, gaps: Gaps | str, max_hold_hours: float, name: str) -> MarketTrace:
+    """The grid as one trace, its gaps refused, held or avoided."""
+    rule = gaps_named(gaps)
+    if rule is Gaps.LONGEST:
+        return max(pieces(grid, name=name), key=lambda piece: piece.slots)
+    if rule is Gaps.HOLD:
+        grid = _held(grid, max_hold_hours)
+    if not grid.present.all():
+        pool, slot = (int(index) for index in np.argwhere(~grid.present)[0])
+        later = np.flatnonzero(grid.present[pool, slot:])
+        until = f" before {written(grid.time(slot + int(later[0])))}" if later.size else ""
+        allowed = f"a row for every {grid.slot_hours:g} h slot{until}"
+        if rule is Gaps.HOLD:
+            allowed += f", or gaps of at most {max_hold_hours:g} h after a row"
+        where = f"gap in pool {grid.pools[pool].name!r}"
+        raise InvalidInput(where, written(grid.time(slot)), allowed)
+    return _cut(grid, 0, grid.present.shape[1], name)
+
+
+def pieces(grid: Grid, *, name: str) -> tuple[MarketTrace, ...]:
+    """Every unbroken stretch in which all pools are present, in order of time."""
+    whole = grid.present.all(axis=0)
+    edges = np.flatnonzero(np.diff(np.concatenate(([False], whole, [False])).astype(np.int8)))
+    if not edges.size:
+        names = [pool.name for pool in grid.pools]
+        raise InvalidInput("pools", names, "at least one slot in which all of them are present")
+    return tuple(
+        _cut(grid, int(first), int(stop), name)
+        for first, stop in zip(edges[::2], edges[1::2], strict=True)
+    )
+
+
+def gaps_named(gaps: Gaps | str) -> Gaps:
+    try:
+        return Gaps(gaps)
+    except ValueError:
+        allowed = "error, hold or longest (load_pieces gives every piece)"
+        raise InvalidInput("gaps", gaps, allowed) from None
+
+
+def _held(grid: Grid, max_hold_hours: float) -> Grid:
+    columns = np.arange(grid.present.shape[1])
+    last = np.maximum.accumulate(np.where(grid.present, columns, -1), axis=1)
+    # A hair of slack: 2 h are twelve slots of 10 minutes even where 12/6 is not 2.
+    fresh = (columns - last) * grid.slot_hours <= max_hold_hours * (1 + 1e-9)
+    source = np.maximum(last, 0)
+    return msgspec.structs.replace(
+        grid,
+        spot_usd_gpu_h=np.take_along_axis(grid.spot_usd_gpu_h, source, axis=1),
+        on_demand_usd_gpu_h=np.take_along_axis(grid.on_demand_usd_gpu_h, source, axis=1),
+        available=np.take_along_axis(grid.available, source, axis=1),
+        present=(last >= 0) & fresh,
+    )
+
+
+def _cut(grid: Grid, first: int, stop: int, name: str) -> MarketTrace:
+    moment = moment_at(grid.time(first))
+    return MarketTrace(
+        spot_price=grid.spot_usd_gpu_h[:, first:stop] * grid.slot_hours,
+        available=grid.available[:, first:stop].copy(),
+        on_demand_price=grid.on_demand_usd_gpu_h[:, first:stop] * grid.slot_hours,
+        slot_hours=grid.slot_hours,
+        pools=grid.pools,
+        start=None if moment == EPOCH else moment,
+        name=name,
+    )

@@ -1,0 +1,126 @@
+"""Bounds on a job's utility that are known before it runs, and utilities scaled by them to [0, 1].
+
+Hedge needs them (U12); AdaHedge and FixedShare do not. Loose bounds are not wrong but slow: Hedge
+sees differences divided by the range, so a range twice too wide is a rate twice too small.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+
+from duetune.errors import InvalidInput
+from duetune.policies.select.hedge import UNIT_TOLERANCE
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from duetune.core.job import Job
+
+
+class UtilityRange(msgspec.Struct, frozen=True):
+    """No policy whatever earns less than ``low`` or more than ``high`` dollars on the job."""
+
+    low: float
+    high: float
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.low) and math.isfinite(self.high) and self.low < self.high):
+            raise InvalidInput("utility range", (self.low, self.high), "finite, low below high")
+
+    @property
+    def width(self) -> float:
+        return self.high - self.low
+
+
+def utility_range(
+    *,
+    value: float,
+    work: float,
+    max_gpus: int,
+    last_slot: int,
+    min_price: float,
+    max_price: float,
+    most_work_per_gpu: float,
+    least_work_per_gpu: float | None = None,
+    sure_value: float = 0.0,
+    budget: float = math.inf,
+) -> UtilityRange:
+    """The range of utilities, from plain numbers; prices are per GPU and slot.
+
+    ``high`` (u_max) is the value less the cheapest cost: all work at ``min_price`` on the number of
+    GPUs that does most per GPU (max H(n) / n); or 0, which giving up at once earns.
+
+    ``low`` (u_min) is ``sure_value``, what every policy of the pool is certain to receive, less the
+    dearest cost: ``max_gpus`` until ``last_slot`` at ``max_price`` (the on-demand price, as no
+    policy pays more for spot). With ``least_work_per_gpu`` (min mu H(n) / n) the cost is bounded
+    more tightly: before its last slot a job has done less than its work, so it has held fewer than
+    work / least_work_per_gpu GPU-slots; the last slot adds at most ``max_gpus``. This holds for any
+    policy, wasteful ones included, as long as work once done is never lost.
+    """
+    gpu_slots = float(max_gpus * last_slot)
+    if least_work_per_gpu is not None:
+        gpu_slots = min(gpu_slots, work / least_work_per_gpu + max_gpus)
+    # A job counts as done at a hair below its work: see physics.RELATIVE_TOLERANCE.
+    cheapest = (1 - 1e-9) * min(min_price, max_price) * (work - 1e-9) / most_work_per_gpu
+    return UtilityRange(
+        low=sure_value - min(max_price * gpu_slots, budget),
+        high=max(0.0, value - max(0.0, cheapest)),
+    )
+
+
+def job_utility_range(
+    job: Job,
+    *,
+    min_price: float,
+    on_demand_price: float,
+    tight: bool = True,
+    always_on_time: bool = False,
+) -> UtilityRange:
+    """The range for a job: ``tight`` bounds the cost by the work, otherwise U12 as it stands.
+
+    ``always_on_time`` is for pools in which every policy is guarded and the deadline is feasible on
+    demand: then all receive the full value and stop by the deadline, and the value drops out of the
+    width of the range, which is that of the cost alone.
+    """
+    rule = job.reconfiguration
+    per_gpu = [job.throughput[gpus] / gpus for gpus in range(job.min_gpus, job.max_gpus + 1)]
+    worst = min(rule.grow, rule.shrink, rule.preempted) * min(per_gpu)
+    return utility_range(
+        value=job.value,
+        work=job.work,
+        max_gpus=job.max_gpus,
+        last_slot=job.deadline if always_on_time else job.hard_deadline,
+        min_price=min_price,
+        max_price=on_demand_price,
+        most_work_per_gpu=max(per_gpu),
+        least_work_per_gpu=worst if tight else None,
+        sure_value=job.value if always_on_time else 0.0,
+        budget=math.inf if job.budget is None else job.budget,
+    )
+
+
+def normalised(
+    utilities: NDArray[np.float64], ranges: UtilityRange | Sequence[UtilityRange]
+) -> NDArray[np.float64]:
+    """Utilities as fractions of their range: of one job (one range), or of many (a range a row)."""
+    dollars = np.asarray(utilities, dtype=np.float64)
+    if isinstance(ranges, UtilityRange):
+        low, width = np.float64(ranges.low), np.float64(ranges.width)
+        scaled = (dollars - low) / width
+    else:
+        if len(ranges) != len(dollars):
+            raise InvalidInput("ranges", len(ranges), f"one for each of {len(dollars)} jobs")
+        lows = np.array([each.low for each in ranges])
+        widths = np.array([each.width for each in ranges])
+        scaled = (dollars - lows[:, np.newaxis]) / widths[:, np.newaxis]
+    inside = (scaled >= -UNIT_TOLERANCE) & (scaled <= 1 + UNIT_TOLERANCE)
+    if not inside.all():
+        wrong = float(dollars[~inside].flat[0])
+        raise InvalidInput("utility", wrong, "within the bounds known before the job")
+    return np.clip(scaled, 0.0, 1.0)

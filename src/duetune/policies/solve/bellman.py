@@ -1,0 +1,163 @@
+"""Backward induction over (work left, GPUs held), for one slot and for a whole horizon.
+
+A value table has one row per number of GPUs held and one column per step of work left. Since mu
+depends only on whether the number grows, stays or shrinks, the best action for every number held
+comes from a running maximum over smaller and larger numbers: a slot costs O(steps x GPUs), not
+O(steps x GPUs^2), and the inner loops run over contiguous memory.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from duetune.core.compiled import compiled
+from duetune.policies.solve.progress_grid import GROW, SHRINK, STAY, ProgressGrid
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from duetune.core.physics import JobPhysics
+
+
+@compiled
+def steps_left(job: JobPhysics, grid: ProgressGrid, progress: float) -> int:
+    """Work left in steps, rounded up; 0 when done."""
+    left = job.work - job.tolerance - progress
+    if left <= 0:
+        return 0
+    return min(grid.steps, max(1, int(np.ceil(left / grid.unit))))
+
+
+@compiled
+def _raise_row(target: NDArray[np.float64], source: NDArray[np.float64], cost: float) -> None:
+    """target = max(target, source - cost); both are slices, so that the loop is vectorised."""
+    for index in range(target.size):
+        target[index] = max(target[index], source[index] - cost)
+
+
+@compiled
+def _copy_row(target: NDArray[np.float64], source: NDArray[np.float64]) -> None:
+    for index in range(target.size):
+        target[index] = source[index]
+
+
+@compiled
+def raise_to(
+    best: NDArray[np.float64],
+    following: NDArray[np.float64],
+    stride: int,
+    finish: float,
+    cost: float,
+    first: int,
+    last: int,
+) -> None:
+    """best[r] = max(best[r], value of doing ``stride`` steps at ``cost``), first <= r <= last."""
+    finishing = finish - cost
+    done = best[first : min(stride, last) + 1]
+    for index in range(done.size):
+        done[index] = max(done[index], finishing)
+    begin = max(first, stride + 1)
+    if begin <= last:
+        _raise_row(best[begin : last + 1], following[begin - stride : last + 1 - stride], cost)
+
+
+@compiled
+def sweep(
+    job: JobPhysics,
+    grid: ProgressGrid,
+    following: NDArray[np.float64],
+    values: NDArray[np.float64],
+    costs: NDArray[np.float64],
+    finish: float,
+    first: int,
+    last: int,
+    running: NDArray[np.float64],
+) -> None:
+    """One slot backwards: fill ``values[m, first..last]`` from ``following``.
+
+    ``costs[n]`` is the charge for n GPUs in this slot, ``finish`` the value of finishing in it;
+    ``running`` is scratch of one row. Waiting (n = 0) is always possible, so values are never
+    below zero: giving up needs no rule of its own.
+    """
+    end = last + 1
+    largest = running[first:end]
+    _copy_row(values[0, first:end], following[0, first:end])
+    _copy_row(largest, following[0, first:end])
+    for gpus in range(job.min_gpus, job.max_gpus + 1):
+        row, after, cost = values[gpus], following[gpus], costs[gpus]
+        _copy_row(row[first:end], largest)
+        raise_to(row, after, grid.strides[STAY, gpus], finish, cost, first, last)
+        raise_to(running, after, grid.strides[SHRINK, gpus], finish, cost, first, last)
+    for index in range(largest.size):
+        largest[index] = -np.inf
+    for gpus in range(job.max_gpus, job.min_gpus - 1, -1):
+        _raise_row(values[gpus, first:end], largest, 0.0)
+        stride = grid.strides[GROW, gpus]
+        raise_to(running, following[gpus], stride, finish, costs[gpus], first, last)
+    _raise_row(values[0, first:end], largest, 0.0)
+
+
+@compiled
+def value_tables(
+    job: JobPhysics, grid: ProgressGrid, costs: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """``tables[t, m, r]``: the best value from the start of slot t on, m held, r steps left.
+
+    ``costs[t, n]`` for t = 1..D. Index t = D + 1 is zero: nothing has value after it.
+    """
+    tables = np.zeros((job.hard_deadline + 2, job.max_gpus + 1, grid.steps + 1))
+    fill_value_tables(job, grid, costs, tables, np.empty(grid.steps + 1))
+    return tables
+
+
+@compiled
+def fill_value_tables(
+    job: JobPhysics,
+    grid: ProgressGrid,
+    costs: NDArray[np.float64],
+    tables: NDArray[np.float64],
+    running: NDArray[np.float64],
+) -> None:
+    """As ``value_tables``, into arrays that the caller owns and that may hold anything."""
+    tables[job.hard_deadline + 1, :, : grid.steps + 1] = 0.0
+    for slot in range(job.hard_deadline, 0, -1):
+        sweep(
+            job,
+            grid,
+            tables[slot + 1],
+            tables[slot],
+            costs[slot],
+            job.values[slot],
+            1,
+            grid.steps,
+            running,
+        )
+
+
+@compiled
+def change_of(held: int, gpus: int) -> int:
+    """Which row of the strides applies."""
+    if gpus > held:
+        return GROW
+    if gpus < held:
+        return SHRINK
+    return STAY
+
+
+@compiled
+def value_of_action(
+    grid: ProgressGrid,
+    following: NDArray[np.float64],
+    left: int,
+    held: int,
+    gpus: int,
+    cost: float,
+    finish: float,
+) -> float:
+    """The value of holding ``gpus`` in this slot and acting well afterwards."""
+    after = left - grid.strides[change_of(held, gpus), gpus]
+    if after <= 0:
+        return finish - cost
+    return float(following[gpus, after]) - cost

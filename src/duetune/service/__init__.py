@@ -1,1 +1,0 @@
-"""What people and programs ask of duetune: plan, submit, wish, look, explain."""

@@ -1,0 +1,163 @@
+"""Forecasts made in every slot of a trace, as they would have been made then."""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from duetune.errors import InvalidInput
+from duetune.market.forecast.distribution import LEVELS, DistributionForecaster
+from duetune.market.forecast.forecast_source import ForecastSource
+from duetune.market.forecast.forecast_table import ForecastTable
+
+if TYPE_CHECKING:
+    from duetune.core.decision import Forecast
+    from duetune.core.market import MarketTrace
+    from duetune.core.ports import Forecaster
+
+
+class Rolled(msgspec.Struct, frozen=True, eq=False):
+    """One forecaster on one trace: a row per slot in which it forecast, from ``first`` on.
+
+    Columns are the distances scored; quantiles have one more axis before, the ``levels``.
+    ``count_below`` and ``count_to`` are the probabilities forecast of less than, and of at most,
+    the count that came, NaN where the forecaster does not tell. ``certain`` are forecasts without
+    a spread. ``table`` has all that a policy plans with, a row for every slot of the trace.
+    """
+
+    first: int
+    levels: tuple[float, ...]
+    certain: NDArray[np.bool_]
+    price: NDArray[np.float64]
+    available: NDArray[np.float64]
+    price_quantiles: NDArray[np.float64]
+    available_quantiles: NDArray[np.float64]
+    count_below: NDArray[np.float64]
+    count_to: NDArray[np.float64]
+    table: ForecastTable
+
+
+def source_name(source: ForecastSource | Forecaster) -> str:
+    """What a forecaster is called; one of your own by its ``name``, or else its class."""
+    if isinstance(source, ForecastSource):
+        return str(source)
+    return str(getattr(source, "name", type(source).__name__))
+
+
+def forecaster_at(
+    source: ForecastSource | Forecaster, trace: MarketTrace, start: int
+) -> Forecaster:
+    """A forecaster that has seen the slots before ``start`` and says how sure it is if it can.
+
+    One of your own is copied for it.
+    """
+    if isinstance(source, ForecastSource):
+        return source.forecaster(trace, start, spread=True)
+    forecaster = copy.deepcopy(source)
+    for slot in range(start):
+        forecaster.observe(trace.slot(slot))
+    return forecaster
+
+
+def rolled(
+    source: ForecastSource | Forecaster,
+    trace: MarketTrace,
+    *,
+    first: int,
+    ahead: NDArray[np.int64],
+    lookahead: int,
+) -> Rolled:
+    """Forecast in every slot from ``first`` on; keep what is ``ahead`` by so many slots."""
+    name = source_name(source)
+    forecaster = forecaster_at(source, trace, first)
+    longest = max(int(ahead.max()), lookahead)
+    rows, columns = trace.slots - first, ahead - 1
+    certain = np.ones(rows, dtype=bool)
+    price = np.empty((rows, longest))
+    available = np.empty((rows, longest), dtype=np.int64)
+    levels: tuple[float, ...] = LEVELS
+    price_quantiles, available_quantiles = np.empty((2, len(levels), rows, ahead.size))
+    count_below, count_to = np.full((2, rows, ahead.size), np.nan)
+    for row in range(rows):
+        forecaster.observe(trace.slot(first + row))
+        forecast = _checked(forecaster.forecast(longest), longest, name)
+        price[row], available[row] = forecast.spot_price, forecast.available
+        spread = forecast.spread
+        if spread is None:
+            price_quantiles[:, row] = forecast.spot_price[columns]
+            available_quantiles[:, row] = forecast.available[columns]
+            continue
+        if spread.levels != levels:
+            if not certain[:row].all():
+                raise InvalidInput(f"levels of {name}", spread.levels, f"always {levels}")
+            levels = spread.levels
+            price_quantiles = _again(price_quantiles, len(levels))
+            available_quantiles = _again(available_quantiles, len(levels))
+        certain[row] = False
+        price_quantiles[:, row] = spread.spot_price[:, columns]
+        available_quantiles[:, row] = spread.available[:, columns]
+        if isinstance(forecaster, DistributionForecaster):
+            came = first + row + ahead
+            known = came < trace.slots
+            counts = forecaster.distribution(longest).counts[columns[known]]
+            actual = trace.available[0, came[known]]
+            count_below[row, known] = _probability(counts, actual - 1)
+            count_to[row, known] = _probability(counts, actual)
+    table = _table(trace, first, price[:, :lookahead], available[:, :lookahead])
+    return Rolled(
+        first=first,
+        levels=levels,
+        certain=certain,
+        price=price[:, columns],
+        available=available[:, columns].astype(np.float64),
+        price_quantiles=price_quantiles,
+        available_quantiles=available_quantiles,
+        count_below=count_below,
+        count_to=count_to,
+        table=table,
+    )
+
+
+def _probability(counts: NDArray[np.float64], value: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Of at most ``value``, row by row, from cumulative probabilities of 0, 1, ..."""
+    top = counts.shape[1] - 1
+    inside = counts[np.arange(value.size), np.clip(value, 0, top)]
+    return np.where(value < 0, 0.0, np.where(value > top, 1.0, inside))
+
+
+def _again(quantiles: NDArray[np.float64], levels: int) -> NDArray[np.float64]:
+    """So far all were points: the same at every level."""
+    return np.repeat(quantiles[:1], levels, axis=0)
+
+
+def _table(
+    trace: MarketTrace, first: int, price: NDArray[np.float64], available: NDArray[np.int64]
+) -> ForecastTable:
+    # No job begins before ``first``: the rows there are never read.
+    all_prices = np.zeros((trace.slots, price.shape[1]))
+    all_counts = np.zeros((trace.slots, price.shape[1]), dtype=np.int64)
+    all_prices[first:], all_counts[first:] = price, available
+    return ForecastTable(spot_price=all_prices, available=all_counts)
+
+
+def _checked(forecast: Forecast, horizon: int, name: str) -> Forecast:
+    """A forecaster may come from anywhere."""
+    shape = (horizon,)
+    if forecast.spot_price.shape != shape or forecast.available.shape != shape:
+        shapes = (forecast.spot_price.shape, forecast.available.shape)
+        raise InvalidInput(f"forecast of {name}", shapes, f"two arrays of shape {shape}")
+    if not np.isfinite(forecast.spot_price).all():
+        raise InvalidInput(f"forecast of {name}", "a price that is no number", "finite prices")
+    spread = forecast.spread
+    if spread is not None:
+        wanted = (len(spread.levels), horizon)
+        if spread.spot_price.shape != wanted or spread.available.shape != wanted:
+            shapes = (spread.spot_price.shape, spread.available.shape)
+            raise InvalidInput(f"spread of {name}", shapes, f"two arrays of shape {wanted}")
+        if not (np.isfinite(spread.spot_price).all() and np.isfinite(spread.available).all()):
+            raise InvalidInput(f"spread of {name}", "a quantile that is no number", "finite ones")
+    return forecast

@@ -1,0 +1,175 @@
+"""Scores of forecasters: each at each horizon, and over all of them."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from duetune.market.forecast.forecast_source import ForecastKind, ForecastSource
+from duetune.simulate.backtest.regret import Regret
+from duetune.simulate.backtest.scores import (
+    Atoms,
+    at_levels,
+    atoms_read,
+    better_by_chance,
+    pinball,
+    share_below,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from duetune.core.market import MarketTrace
+    from duetune.simulate.backtest.past_forecasts import Rolled
+
+PERSISTENCE = ForecastSource(kind=ForecastKind.LAST)
+
+
+class Quantity(StrEnum):
+    """What is forecast: counts of GPUs, and dollars per GPU and hour."""
+
+    AVAILABLE = "available"
+    SPOT_PRICE = "spot_price"
+
+
+class Score(msgspec.Struct, frozen=True):
+    """One forecaster at one horizon, over all forecasts of all markets.
+
+    ``mae`` is of what a policy plans with, ``pinball`` the mean over ``LEVELS``. ``below`` is the
+    share of values below each of those quantiles (0.05 below the first, if it is right), and
+    ``coverage`` the share within the 90% range. ``skill`` is the part of persistence's pinball loss
+    that is saved, ``p_value`` the Diebold-Mariano test of it; None where persistence is not wrong
+    at all, or does the same.
+    """
+
+    forecaster: str
+    hours: float
+    quantity: Quantity
+    forecasts: int
+    mae: float
+    pinball: float
+    coverage: float
+    below: tuple[float, ...]
+    skill: float | None
+    p_value: float | None
+
+
+class ForecasterStanding(msgspec.Struct, frozen=True):
+    """One forecaster over all horizons.
+
+    Skills are of the geometric mean of losses relative to persistence, so that a market that hardly
+    moves does not outweigh the others; ``skill`` is over both quantities.
+    """
+
+    forecaster: str
+    skill: float | None
+    skill_available: float | None
+    skill_price: float | None
+    coverage_available: float
+    coverage_price: float
+    regret: Regret | None
+
+
+def slots_ahead(hours: float, trace: MarketTrace) -> int:
+    return round(hours / trace.slot_hours)
+
+
+class _Losses(msgspec.Struct, frozen=True, eq=False):
+    """One forecaster's forecasts at one horizon, one array per market."""
+
+    absolute: list[NDArray[np.float64]]
+    pinball: list[NDArray[np.float64]]
+    below: NDArray[np.float64]
+
+
+def horizon_scores(
+    made: Mapping[str, Sequence[Rolled]],
+    markets: Sequence[MarketTrace],
+    place: int,
+    hours: float,
+    quantity: Quantity,
+) -> list[Score]:
+    ahead = [slots_ahead(hours, trace) for trace in markets]
+    losses = {name: _losses(row, markets, ahead, place, quantity) for name, row in made.items()}
+    control = losses[str(PERSISTENCE)].pinball
+    basis = float(np.concatenate(control).mean())
+    scores = []
+    for name, each in losses.items():
+        loss = float(np.concatenate(each.pinball).mean())
+        gains = [theirs - own for theirs, own in zip(control, each.pinball, strict=True)]
+        below = each.below.mean(axis=1)
+        scores.append(
+            Score(
+                forecaster=name,
+                hours=hours,
+                quantity=quantity,
+                forecasts=each.below.shape[1],
+                mae=float(np.concatenate(each.absolute).mean()),
+                pinball=loss,
+                coverage=float(below[-1] - below[0]),
+                below=tuple(below.tolist()),
+                skill=1 - loss / basis if basis > 0 else None,
+                p_value=better_by_chance(gains, ahead) if basis > 0 else None,
+            )
+        )
+    return scores
+
+
+def _losses(
+    made: Sequence[Rolled],
+    markets: Sequence[MarketTrace],
+    ahead: Sequence[int],
+    place: int,
+    quantity: Quantity,
+) -> _Losses:
+    absolute, quantile_loss, below = [], [], []
+    for each, trace, slots in zip(made, markets, ahead, strict=True):
+        rows = trace.slots - each.first - slots
+        certain = each.certain[:rows]
+        if quantity is Quantity.AVAILABLE:
+            actual = trace.available[0, each.first + slots :].astype(np.float64)
+            point = each.available[:rows, place]
+            quantiles = each.available_quantiles[:, :rows, place]
+            most = float(trace.available[0].max())
+            read = atoms_read(each.levels, quantiles, actual, certain=certain, step=1.0, most=most)
+            told = ~np.isnan(each.count_to[:rows, place])
+            atoms = Atoms(
+                lower=np.where(told, each.count_below[:rows, place], read.lower),
+                upper=np.where(told, each.count_to[:rows, place], read.upper),
+            )
+        else:
+            actual = trace.spot_price[0, each.first + slots :] / trace.slot_hours
+            point = each.price[:rows, place] / trace.slot_hours
+            quantiles = each.price_quantiles[:, :rows, place] / trace.slot_hours
+            atoms = atoms_read(each.levels, quantiles, actual, certain=certain)
+        absolute.append(np.abs(point - actual))
+        quantile_loss.append(pinball(at_levels(each.levels, quantiles), actual))
+        below.append(share_below(each.levels, quantiles, actual, atoms))
+    return _Losses(absolute=absolute, pinball=quantile_loss, below=np.concatenate(below, axis=1))
+
+
+def standing(name: str, scores: Sequence[Score], regret: Regret | None) -> ForecasterStanding:
+    own = [score for score in scores if score.forecaster == name]
+    available = [score for score in own if score.quantity is Quantity.AVAILABLE]
+    price = [score for score in own if score.quantity is Quantity.SPOT_PRICE]
+    return ForecasterStanding(
+        forecaster=name,
+        skill=_overall(own),
+        skill_available=_overall(available),
+        skill_price=_overall(price),
+        coverage_available=float(np.mean([score.coverage for score in available])),
+        coverage_price=float(np.mean([score.coverage for score in price])),
+        regret=regret,
+    )
+
+
+def _overall(scores: Sequence[Score]) -> float | None:
+    ratios = [1 - score.skill for score in scores if score.skill is not None]
+    if not ratios:
+        return None
+    with np.errstate(divide="ignore"):  # a perfect forecaster's loss is nothing
+        return float(1 - np.exp(np.log(ratios).mean()))

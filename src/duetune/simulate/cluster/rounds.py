@@ -1,0 +1,339 @@
+"""A cluster in simulated time: rounds of planning, starts, restarts, failed starts, a market.
+
+What a round does to a job is in ``core.cluster_physics``; the pace of its configuration is what the
+truth says of it. A job that does not fit waits again. Progress is kept when GPUs are taken.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+
+from duetune.core.cluster_physics import DONE_S, HOUR_S, charge_by_second, round_step
+from duetune.core.planning import JobView
+from duetune.errors import InvalidInput
+from duetune.knowledge.configurations.configuration import Configurations
+from duetune.planners.packing import placed
+from duetune.simulate.cluster.cluster_outcome import (
+    AllocationChange,
+    ClusterOutcome,
+    JobOutcome,
+    RoundRecord,
+    What,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from duetune.core.planning import Placement, Stock
+    from duetune.core.ports import Planner
+    from duetune.knowledge.configurations.configuration import Configuration
+    from duetune.knowledge.sources.knowledge_source import KnowledgeSource
+    from duetune.simulate.cluster.job_views import Briefing
+    from duetune.simulate.cluster.supply import Supply
+    from duetune.simulate.cluster.workload import ClusterJob
+
+GIVEN_UP_DAYS = 90
+"""After so long a job is taken for one that will never be done."""
+
+
+class Delays(msgspec.Struct, frozen=True, kw_only=True):
+    """Seconds. ``round_s`` is the time between plans."""
+
+    start_s: float = 60.0
+    restart_s: float = 60.0
+    failed_s: float = 120.0
+    round_s: float = 60.0
+
+    def __post_init__(self) -> None:
+        for field in ("start_s", "restart_s", "failed_s"):
+            if not (math.isfinite(getattr(self, field)) and getattr(self, field) >= 0):
+                raise InvalidInput(field, getattr(self, field), "seconds, 0 or more")
+        if not (math.isfinite(self.round_s) and self.round_s > 0):
+            raise InvalidInput("round_s", self.round_s, "seconds, above 0")
+
+
+class Truth:
+    """What configurations really do: tokens per second, 0 for one that does not fit."""
+
+    def __init__(self, source: KnowledgeSource) -> None:
+        self._source = source
+        self._known: dict[str, float] = {}
+
+    def pace(self, configuration: Configuration) -> float:
+        key = configuration.key
+        if key not in self._known:
+            self._known[key] = float(self.paces(Configurations.of([configuration]))[0])
+        return self._known[key]
+
+    def paces(self, configurations: Configurations) -> NDArray[np.float64]:
+        found = self._source.query(configurations)
+        pace = found.tokens_per_s[:, 1]
+        return np.where((found.p_valid >= 0.5) & (pace > 0), pace, 0.0)
+
+
+class _Live:
+    """A job that is not done."""
+
+    def __init__(self, job: ClusterJob) -> None:
+        self.job = job
+        self.remaining = job.tokens
+        self.held = -1
+        self.placement: Placement | None = None
+        self.configuration: Configuration | None = None
+        self.pace = 0.0
+        self.pending = 0.0
+        self.fails = False
+        self.started_s: float | None = None
+        self.first_s: float | None = None
+        self.restarts = self.failures = self.evictions = 0
+        self.gpu_s = self.dollars = 0.0
+        self.finished_s: float | None = None
+
+
+class Simulation:
+    """Runs ``jobs`` to their end. ``supply`` is the stock over time."""
+
+    def __init__(
+        self,
+        jobs: Sequence[ClusterJob],
+        supply: Supply,
+        planner: Planner,
+        briefing: Briefing,
+        truth: Truth,
+        delays: Delays = Delays(),  # noqa: B008 - a frozen value
+        *,
+        horizon_s: float = GIVEN_UP_DAYS * 86400.0,
+    ) -> None:
+        self.jobs = sorted(jobs, key=lambda job: job.submitted_s)
+        self.supply, self.planner, self.briefing, self.truth = supply, planner, briefing, truth
+        self.delays, self.horizon_s = delays, horizon_s
+        self.live: list[_Live] = []
+        self.done: list[_Live] = []
+        self.rounds: list[RoundRecord] = []
+        self._changes: list[AllocationChange] = []
+        self._paces: dict[tuple[object, ...], NDArray[np.float64]] = {}
+
+    def run(self) -> ClusterOutcome:
+        arriving = list(reversed(self.jobs))
+        round_s = self.delays.round_s
+        number = 0
+        while arriving or self.live:
+            if arriving and not any(self._possible(each) for each in self.live):
+                # Nothing happens before the next one comes.
+                number = max(number, math.ceil(arriving[-1].submitted_s / round_s))
+            now = number * round_s
+            self._give_up(now)
+            while arriving and arriving[-1].submitted_s <= now:
+                self.live.append(_Live(arriving.pop()))
+            stock = self.supply.at(now)
+            self._evict(stock)
+            self._plan(stock, now)
+            if not arriving and not any(self._possible(each) for each in self.live):
+                break
+            record = self._record(stock, now)
+            self._advance(stock, now)
+            self.rounds.append(msgspec.structs.replace(record, changes=tuple(self._changes)))
+            self._changes.clear()
+            number += 1
+        return self._outcome()
+
+    def _give_up(self, now: float) -> None:
+        """Jobs that would go on for ever."""
+        for each in self.live:
+            if now - each.job.submitted_s > self.horizon_s:
+                if each.placement is not None:
+                    self._take(each, What.STOPPED)
+                self.done.append(each)
+        self.live = [each for each in self.live if now - each.job.submitted_s <= self.horizon_s]
+
+    def _evict(self, stock: Stock) -> None:
+        """Who is on nodes that are no longer there."""
+        for each in self.live:
+            if each.placement is None:
+                continue
+            there = stock.partitions[each.placement.partition].nodes
+            if any(node >= there for node, _ in each.placement.nodes):
+                each.evictions += 1
+                self._take(each, What.EVICTED)
+
+    def _changed(self, each: _Live, what: What) -> None:
+        assert each.placement is not None
+        place = each.placement
+        self._changes.append(
+            AllocationChange(
+                job=each.job.name, what=what, partition=place.partition, gpus=place.gpus
+            )
+        )
+
+    def _take(self, each: _Live, what: What) -> None:
+        self._changed(each, what)
+        each.held, each.placement, each.configuration = -1, None, None
+        each.pace = each.pending = 0.0
+        each.fails = False
+        each.started_s = None
+
+    def _plan(self, stock: Stock, now: float) -> None:
+        views = [self._view(each, now) for each in self.live]
+        plan = self.planner.plan(views, stock)
+        places = placed(plan, views, stock)
+        for each in self.live:
+            place = places.get(each.job.name)
+            if place is None:
+                if each.placement is not None:
+                    self._take(each, What.STOPPED)
+            elif place != each.placement or plan.shapes[each.job.name] != each.held:
+                self._start(each, place, plan.shapes[each.job.name], now)
+
+    def _possible(self, each: _Live) -> bool:
+        """Whether it runs, or could with some shape; if not, nothing will change that."""
+        if each.placement is not None:
+            return True
+        stock = self.supply.stock
+        most = stock.quotas.get(each.job.project, int(stock.gpus.max(initial=0)))
+        return bool((self.briefing.row(each.job).pace[stock.gpus <= most] > 0).any())
+
+    def _view(self, each: _Live, now: float) -> JobView:
+        job = each.job
+        return JobView(
+            name=job.name,
+            pace=self.briefing.row(job).pace,
+            remaining=each.remaining,
+            age_s=now - job.submitted_s,
+            held=each.held,
+            placement=each.placement,
+            busy=each.placement is not None and (each.pending > 0 or each.fails),
+            restarts=each.restarts,
+            start_s=self.delays.start_s if each.first_s is None else self.delays.restart_s,
+            restart_s=self.delays.restart_s,
+            priority=job.priority,
+            project=job.project,
+            deadline_s=None if job.deadline_s is None else job.deadline_s - now,
+        )
+
+    def _start(self, each: _Live, place: Placement, shape: int, now: float) -> None:
+        configuration = self.briefing.row(each.job).configurations[shape]
+        if each.first_s is not None:
+            each.restarts += 1
+        what = What.STARTED if each.placement is None else What.MOVED
+        each.held, each.placement, each.configuration = shape, place, configuration
+        self._changed(each, what)
+        each.pace = self.truth.pace(configuration)
+        each.fails = each.pace <= 0
+        each.started_s = now
+        delays = self.delays
+        each.pending = delays.failed_s if each.fails else delays.restart_s
+        if not each.fails and each.first_s is None:
+            each.pending = delays.start_s
+            each.first_s = now
+
+    def _advance(self, stock: Stock, now: float) -> None:
+        for each in self.live:
+            if each.placement is None or each.configuration is None:
+                continue
+            place = each.placement
+            gpu_s = place.gpus * self._progress(each, now, self.delays.round_s)
+            each.gpu_s += gpu_s
+            each.dollars += charge_by_second(gpu_s, stock.partitions[place.partition].price)
+        finished = [each for each in self.live if each.finished_s is not None]
+        self.live = [each for each in self.live if each.finished_s is None]
+        self.done += finished
+
+    def _progress(self, each: _Live, now: float, seconds: float) -> float:
+        """Of one round; the seconds for which its GPUs were held."""
+        assert each.configuration is not None
+        did = round_step(each.remaining, each.pace, each.pending, seconds)
+        each.pending = did.pending_s
+        if each.fails:
+            if each.pending <= DONE_S:
+                each.failures += 1
+                self.briefing.ran_out(each.job, each.configuration, now + did.waited_s)
+                self._take(each, What.FAILED)
+        elif did.done:
+            each.finished_s = now + did.waited_s + did.ran_s
+            self._changed(each, What.FINISHED)
+            self.briefing.finished(each.job, each.configuration, each.pace, each.finished_s)
+        else:
+            each.remaining = did.remaining
+            if did.ran_s > 0:
+                self.briefing.shown(each.job, each.configuration, each.pace)
+        return did.held_s
+
+    def _record(self, stock: Stock, now: float) -> RoundRecord:
+        used = np.zeros(len(stock.partitions), np.int64)
+        for each in self.live:
+            if each.placement is not None:
+                used[each.placement.partition] += each.placement.gpus
+        waiting = sum(each.placement is None for each in self.live)
+        return RoundRecord(
+            at_s=now,
+            used=tuple(used.tolist()),
+            there=tuple(stock.capacity.tolist()),
+            running=len(self.live) - waiting,
+            waiting=waiting,
+        )
+
+    def _outcome(self) -> ClusterOutcome:
+        order = {job.name: number for number, job in enumerate(self.jobs)}
+        jobs = [
+            JobOutcome(
+                name=each.job.name,
+                submitted_s=each.job.submitted_s,
+                first_s=each.first_s,
+                finished_s=each.finished_s,
+                deadline_s=each.job.deadline_s,
+                gpu_hours=each.gpu_s / HOUR_S,
+                dollars=each.dollars,
+                restarts=each.restarts,
+                failures=each.failures,
+                evictions=each.evictions,
+                alone_s=self._alone(each),
+            )
+            for each in sorted([*self.done, *self.live], key=lambda each: order[each.job.name])
+        ]
+        return ClusterOutcome(
+            planner=self.planner.name,
+            source=self.briefing.source.name,
+            jobs=tuple(jobs),
+            rounds=tuple(self.rounds),
+            round_s=self.delays.round_s,
+        )
+
+    def _fastest(self, job: ClusterJob) -> NDArray[np.float64]:
+        """By shape, the pace of the best configuration, whatever is believed; 0 if none works."""
+        key = tuple(job.given.items())
+        if key not in self._paces:
+            stock, rows = self.supply.stock, self.briefing.possible(job).rows
+            paces = np.zeros(len(stock.shapes))
+            for each, pace in zip(rows, self.truth.paces(rows), strict=True):
+                for shape in stock.alike[each.gpu_model, each.num_gpus, each.num_nodes]:
+                    paces[shape] = max(paces[shape], pace)
+            self._paces[key] = paces
+        return self._paces[key]
+
+    def _alone(self, each: _Live) -> float | None:
+        """The time it would have needed in its best configuration with its share of the cluster to
+        itself, all of it being shared evenly among those that were there in its time. Of a shape
+        that is larger than its share it would have had its part of the time.
+        """
+        if each.finished_s is None:
+            return None
+        spans = [(other.job.submitted_s, other.finished_s) for other in (*self.done, *self.live)]
+        length = each.finished_s - each.job.submitted_s
+        shared = math.fsum(
+            max(0.0, min(each.finished_s, end or math.inf) - max(each.job.submitted_s, begin))
+            for begin, end in spans
+        )
+        company = max(1.0, shared / length) if length > 0 else 1.0
+        stock = self.supply.at(each.job.submitted_s)
+        share = np.maximum(1.0, stock.capacity / company)
+        part = np.minimum(1.0, share[stock.partition] / stock.gpus)
+        best = float(np.max(part * self._fastest(each.job)))
+        # Alone, too, it would wait for the next plan.
+        begins = self.delays.round_s + self.delays.start_s
+        return begins + each.job.tokens / best if best > 0 else None

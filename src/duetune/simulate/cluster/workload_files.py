@@ -1,0 +1,294 @@
+"""Workloads as CSV files: our own, exact to the last bit, and the arrival traces of others.
+
+Files are told apart by their header:
+
+- ours: name, submitted_s, model, method, tokens_per_sample, tokens, and as far as they are there
+  deadline_s, priority, project and num_gpus (which makes a job rigid);
+- Sia's: name, time, application, num_replicas, batch_size;
+- logs of clusters such as Philly and Helios: a column of submission times, and as far as they are
+  there durations, numbers of GPUs, names and virtual clusters, under any of the names in ``LOGS``.
+
+Of the traces of others only arrivals, durations and numbers of GPUs are taken. What is fine-tuned
+is drawn; a duration is what the work takes the median configuration of its kind.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+
+from duetune.errors import InvalidInput
+from duetune.knowledge.configurations.space import field_value
+from duetune.knowledge.facts.model_registry import model_name
+from duetune.knowledge.text_tables import read_table
+from duetune.simulate.cluster.workload import CELL, ClusterJob, drawn_job, drawn_kind, drawn_seconds
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from pathlib import Path
+    from typing import TextIO
+
+    from duetune.knowledge.configurations.space import Value
+    from duetune.knowledge.text_tables import Table, TableRow
+    from duetune.simulate.cluster.workload import WorkloadKind
+
+NEEDED = ("name", "submitted_s", *CELL, "tokens")
+OPTIONAL = ("deadline_s", "priority", "project", "num_gpus")
+SIA = ("name", "time", "application", "num_replicas", "batch_size")
+MOST_URGENT = 1000
+"""The highest priority, as in the specs of jobs."""
+LOGS = {
+    "submitted": (
+        *("submit_time", "submitted_time", "submission_time", "submitted_s", "arrival_time"),
+        "timestamp",
+    ),
+    "duration": ("duration", "duration_s", "run_time", "runtime", "run_time_s"),
+    "gpus": ("gpu_num", "num_gpus", "num_gpu", "gpus", "gpu_count", "gpu_request"),
+    "name": ("name", "job_id", "jobid", "job_name", "jobname", "id"),
+    "project": ("vc", "project"),
+}
+"""Columns of the logs of clusters, by what they mean: Helios has the first ones, Philly (as it is
+usually turned into a table) the second.
+"""
+
+
+class Trace(msgspec.Struct, frozen=True, kw_only=True):
+    """Jobs of a file. ``left_out`` rows had no GPU or took no time, so there was nothing to run."""
+
+    jobs: tuple[ClusterJob, ...]
+    form: str
+    left_out: int = 0
+
+
+class _Arrival(msgspec.Struct, frozen=True, kw_only=True):
+    name: str
+    submitted_s: float
+    seconds: float | None
+    gpus: int
+    project: str
+
+
+def read_workload(
+    path: Path,
+    kinds: Sequence[WorkloadKind],
+    random: np.random.Generator,
+    *,
+    slack: tuple[float, float] | None = None,
+    most: int = 0,
+    per_hour: float | None = None,
+    rigid: bool = False,
+) -> Trace:
+    """The first ``most`` jobs (0: all). Those of a trace by others come ``per_hour`` on average if
+    that is said, are of the kinds given, and have deadlines with ``slack``. With ``rigid`` they
+    keep the number of GPUs that they had, or of those that their kind can run with the nearest.
+    """
+    table = read_table(path, "workload")
+    if per_hour is not None and not (math.isfinite(per_hour) and per_hour > 0):
+        raise InvalidInput("load", per_hour, "jobs per hour, above 0")
+    if set(NEEDED) <= set(table.header):
+        for option, given, what in (
+            ("load", per_hour, "when its jobs come"),
+            ("rigid", rigid or None, "which jobs need how many GPUs"),
+            ("slack", slack and "{:g}:{:g}".format(*slack), "what deadlines there are"),
+        ):
+            if given is not None:
+                raise InvalidInput(option, given, f"none: {table.file} itself says {what}")
+        jobs = _own(table, kinds)
+        return Trace(jobs=jobs[:most] if most else jobs, form="duetune")
+    form = "sia" if set(SIA) <= set(table.header) else "log"
+    arrivals, left_out = _arrivals(table, form)
+    arrivals = _stretched(arrivals[:most] if most else arrivals, per_hour)
+    if not arrivals:
+        raise InvalidInput("workload", table.file, "at least one job with GPUs and a duration")
+    return Trace(
+        jobs=tuple(_drawn(each, kinds, random, slack, rigid=rigid) for each in arrivals),
+        form=form,
+        left_out=left_out,
+    )
+
+
+def write_workload(jobs: Iterable[ClusterJob], file: TextIO) -> None:
+    """In our own form: read again, the jobs are the same."""
+    rows = list(jobs)
+    rigid = any("num_gpus" in job.given for job in rows)
+    columns = (*NEEDED, *(OPTIONAL if rigid else OPTIONAL[:-1]))
+    written = csv.writer(file, lineterminator="\n")
+    written.writerow(columns)
+    for job in rows:
+        values = msgspec.structs.asdict(job) | job.given
+        written.writerow(["" if values.get(each) is None else values[each] for each in columns])
+
+
+def _own(table: Table, kinds: Sequence[WorkloadKind]) -> tuple[ClusterJob, ...]:
+    unknown = [each for each in table.header if each not in {*NEEDED, *OPTIONAL}]
+    if unknown:
+        allowed = f"only {', '.join((*NEEDED, *OPTIONAL))}"
+        raise InvalidInput(f"columns of {table.file}", unknown, allowed)
+    known = {tuple(kind.given.items()): kind for kind in kinds}
+    names: set[str] = set()
+
+    def job_of(row: TableRow) -> ClusterJob:
+        job = _own_job(row)
+        if job.name in names:
+            raise InvalidInput("name", job.name, "a name that no other job has")
+        names.add(job.name)
+        kind = known.get(tuple((field, job.given[field]) for field in CELL))
+        if kind is None:
+            cell = " ".join(str(job.given[field]) for field in CELL)
+            raise InvalidInput("model, method, tokens_per_sample", cell, _kinds_words(kinds))
+        gpus = job.given.get("num_gpus")
+        if gpus is not None and gpus not in kind.counts:
+            counts = ", ".join(map(str, kind.counts))
+            raise InvalidInput("num_gpus", gpus, f"what jobs of its kind can run with: {counts}")
+        return job
+
+    jobs = table.read(job_of)
+    if not jobs:
+        raise InvalidInput("workload", table.file, "at least one job")
+    return tuple(jobs)
+
+
+def _own_job(row: TableRow) -> ClusterJob:
+    given: dict[str, Value] = {
+        "model": model_name(row.needed("model")),
+        "method": field_value("method", row.needed("method")),
+        "tokens_per_sample": field_value("tokens_per_sample", row.whole("tokens_per_sample")),
+    }
+    if row.has("num_gpus"):
+        given["num_gpus"] = field_value("num_gpus", row.whole("num_gpus"))
+    deadline = row.number_of("deadline_s")
+    priority = row.number_of("priority") or 0.0
+    if priority != int(priority) or abs(priority) > MOST_URGENT:
+        allowed = f"a whole number from -{MOST_URGENT} to {MOST_URGENT}"
+        raise InvalidInput("priority", priority, allowed)
+    return ClusterJob(
+        name=row.needed("name"),
+        submitted_s=_said(row, "submitted_s"),
+        given=given,
+        tokens=_said(row, "tokens"),
+        deadline_s=deadline,
+        priority=int(priority),
+        project=row.text("project"),
+    )
+
+
+def _said(row: TableRow, column: str) -> float:
+    number = row.number_of(column)
+    if number is None:
+        raise InvalidInput(column, row.raw(column), "a number")
+    return number
+
+
+def _kinds_words(kinds: Sequence[WorkloadKind]) -> str:
+    said = [" ".join(str(value) for value in kind.given.values()) for kind in kinds]
+    more = f" and {len(said) - 3} more" if len(said) > 3 else ""
+    return f"a kind of job that the world has: {', '.join(said[:3])}{more}"
+
+
+def _arrivals(table: Table, form: str) -> tuple[list[_Arrival], int]:
+    columns = (
+        {"submitted": "time", "gpus": "num_replicas", "name": "name"}
+        if form == "sia"
+        else {
+            what: next(name for name in names if name in table.header)
+            for what, names in LOGS.items()
+            if any(name in table.header for name in names)
+        }
+    )
+    if "submitted" not in columns:
+        allowed = (
+            f"{', '.join(NEEDED)} (ours), {', '.join(SIA)} (Sia's), "
+            f"or a column of submission times: {', '.join(LOGS['submitted'])}"
+        )
+        raise InvalidInput(f"columns of {table.file}", list(table.header), allowed)
+    rows = table.read(lambda row: _arrival(row, columns))
+    found = [each for each in rows if each.gpus > 0 and each.seconds != 0]
+    found.sort(key=lambda each: each.submitted_s)
+    if form != "sia" and found:
+        # Dates and the seconds of an epoch: the first one comes when the simulation begins.
+        first = found[0].submitted_s
+        found = [
+            msgspec.structs.replace(each, submitted_s=each.submitted_s - first) for each in found
+        ]
+    return _named(found), len(rows) - len(found)
+
+
+def _arrival(row: TableRow, columns: dict[str, str]) -> _Arrival:
+    submitted = columns["submitted"]
+    seconds = row.number_of(columns["duration"]) if "duration" in columns else None
+    if seconds is not None and seconds < 0:
+        raise InvalidInput(columns["duration"], seconds, "seconds, 0 or more")
+    return _Arrival(
+        name=row.text(columns["name"]) if "name" in columns else "",
+        submitted_s=_moment(submitted, row.needed(submitted)),
+        seconds=seconds,
+        gpus=row.whole(columns["gpus"], 1) if "gpus" in columns else 1,
+        project=row.text(columns["project"]) if "project" in columns else "",
+    )
+
+
+def _moment(column: str, text: str) -> float:
+    """Seconds, or a date and time; one without a time zone counts as UTC, since only differences
+    matter.
+    """
+    try:
+        seconds = float(text)
+    except ValueError:
+        try:
+            moment = datetime.fromisoformat(text)
+        except ValueError:
+            allowed = "seconds, or a time such as 2020-05-01 13:30:00"
+            raise InvalidInput(column, text, allowed) from None
+        return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+    if not (math.isfinite(seconds) and seconds >= 0):
+        raise InvalidInput(column, text, "seconds, 0 or more")
+    return seconds
+
+
+def _named(arrivals: list[_Arrival]) -> list[_Arrival]:
+    """Each by a name of its own: ids are not unique in every trace, or not there at all."""
+    seen: set[str] = set()
+    found = []
+    for number, each in enumerate(arrivals, start=1):
+        name = each.name or f"job-{number}"
+        while name in seen:
+            name = f"{name}-{number}"
+        seen.add(name)
+        found.append(msgspec.structs.replace(each, name=name))
+    return found
+
+
+def _stretched(arrivals: list[_Arrival], per_hour: float | None) -> list[_Arrival]:
+    if per_hour is None or len(arrivals) < 2:
+        return arrivals
+    first, last = arrivals[0].submitted_s, arrivals[-1].submitted_s
+    if last == first:
+        return arrivals
+    factor = (len(arrivals) - 1) / per_hour * 3600.0 / (last - first)
+    return [
+        msgspec.structs.replace(each, submitted_s=(each.submitted_s - first) * factor)
+        for each in arrivals
+    ]
+
+
+def _drawn(
+    arrival: _Arrival,
+    kinds: Sequence[WorkloadKind],
+    random: np.random.Generator,
+    slack: tuple[float, float] | None,
+    *,
+    rigid: bool,
+) -> ClusterJob:
+    kind = drawn_kind(kinds, random)
+    seconds = drawn_seconds(random) if arrival.seconds is None else arrival.seconds
+    job = drawn_job(arrival.name, arrival.submitted_s, kind, seconds, random, slack=slack)
+    given = dict(job.given)
+    if rigid:
+        counts = np.array(kind.counts)
+        given["num_gpus"] = int(counts[np.argmin(np.abs(np.log2(counts / arrival.gpus)))])
+    return msgspec.structs.replace(job, given=given, project=arrival.project)

@@ -1,0 +1,140 @@
+"""A journal played again: the same decisions, and what others would have decided. A simulated
+episode's events are such a journal too.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+
+from duetune.core.decision import Allocation
+from duetune.core.events import Decided, Observed, Submitted
+from duetune.core.market import MarketTrace
+from duetune.engine.effects import after
+from duetune.engine.engine import Engine, offered
+from duetune.errors import InvalidInput, NotFound
+from duetune.policies.solve.dynamic import offline_optimum
+from duetune.simulate.cases import Case
+from duetune.simulate.episode import LAST_VALUE, simulate
+from duetune.simulate.summary import replay
+from duetune.simulate.tournament import run_tournament
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from duetune.core.events import Recorded
+    from duetune.core.job import Job
+    from duetune.core.ledger import Outcome
+    from duetune.core.ports import Policy
+    from duetune.engine.state import JobState
+
+
+class Redecided(msgspec.Struct, frozen=True):
+    """A decision as the journal has it, and as it comes out again."""
+
+    slot: int
+    recorded: Allocation
+    again: Allocation
+    same: bool
+
+
+def redecided(
+    story: Sequence[Recorded], policy_named: Callable[[str], Policy], *, stream: str = "replay"
+) -> tuple[Redecided, ...]:
+    """Every decision of a journal, taken once more by the same engine from the same events."""
+    engine = Engine(stream, policy_named)
+    again: Decided | None = None
+    decisions = []
+    for recorded in story:
+        event = recorded.event
+        if isinstance(event, Decided) and again is not None:
+            same = again == event
+            decisions.append(Redecided(event.slot, event.allocation, again.allocation, same))
+        engine.handle(event)
+        again = engine.decide(event) if isinstance(event, Observed) else None
+    return tuple(decisions)
+
+
+def job_lived(story: Sequence[Recorded]) -> Job:
+    """The job on its last terms, with the throughput that was measured."""
+    return state_of(story).job
+
+
+def state_of(story: Sequence[Recorded], *, stream: str = "replay") -> JobState:
+    """A job as its journal leaves it."""
+    state: JobState | None = None
+    for recorded in story:
+        state = after(state, recorded.event, stream=stream)
+    if state is None:
+        raise NotFound("job", stream)
+    return state
+
+
+def market_lived(story: Sequence[Recorded], *, slots: int = 0) -> MarketTrace:
+    """The market as the job saw it, from its first slot on, ``slots`` long or more.
+
+    A slot in which nobody looked, and those after the last one seen, are like the one before.
+    Spot above the job's highest price was not there for it.
+    """
+    submitted = _submitted(story)
+    seen = {
+        each.event.slot: offered(each.event, submitted)[0]
+        for each in story
+        if isinstance(each.event, Observed)
+    }
+    if not seen:
+        raise InvalidInput("journal", "no slot observed", "a job that has begun")
+    length = max(slots, *seen)
+    last = seen[min(seen)]
+    columns = []
+    for slot in range(1, length + 1):
+        last = seen.get(slot, last)
+        columns.append(last)
+    return MarketTrace.single(
+        np.array([market.spot_price for market in columns]),
+        np.array([market.available for market in columns]),
+        np.array([market.on_demand_price for market in columns]),
+        slot_hours=submitted.slot_s / 3600,
+        name="as it was",
+    )
+
+
+def counterfactual_utilities(
+    story: Sequence[Recorded], pool: Sequence[Policy]
+) -> tuple[float, ...]:
+    """What every policy of ``pool`` would have earned on the same market."""
+    job = job_lived(story)
+    market = market_lived(story, slots=job.hard_deadline)
+    played = run_tournament(pool, [Case(job, 0, 0)], [market], LAST_VALUE, workers=1)
+    return tuple(played.utility[0].tolist())
+
+
+def alternatives(story: Sequence[Recorded], policies: Sequence[Policy]) -> tuple[Outcome, ...]:
+    """The offline optimum, then each policy, on the same market. Charges are by the second in the
+    last slot, as the fleet's are.
+    """
+    job = job_lived(story)
+    market = market_lived(story, slots=job.hard_deadline)
+    best = offline_optimum(job, market.window(0, job.hard_deadline))
+    runs = [
+        replay(best, job, market, start=0),
+        *(simulate(job, market, policy, LAST_VALUE) for policy in policies),
+    ]
+    return tuple(_by_the_second(run, job) for run in runs)
+
+
+def _by_the_second(run: Outcome, job: Job) -> Outcome:
+    if run.finished is None or not run.entries or run.entries[-1].work <= 0:
+        return run
+    last = run.entries[-1]
+    needed = min(1.0, max(0.0, (job.work - (last.progress - last.work)) / last.work))
+    saved = (1 - needed) * last.charge
+    return msgspec.structs.replace(run, cost=run.cost - saved, utility=run.utility + saved)
+
+
+def _submitted(story: Sequence[Recorded]) -> Submitted:
+    if not story or not isinstance(story[0].event, Submitted):
+        raise InvalidInput("journal", "no submission", "a stream that begins with one")
+    return story[0].event

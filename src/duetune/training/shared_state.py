@@ -1,0 +1,256 @@
+"""The state that the members share and what a step does to it.
+
+A step is: gradients of some microbatches on every member, their sum over all, one update. Up to
+the update nothing changes, so a step can be tried again with other members. Given the sum, the
+update is the same everywhere.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+from typing import TYPE_CHECKING
+
+import msgspec
+import torch
+
+from duetune.errors import DuetuneError
+from duetune.training.batches import BatchPlan, dropout_seed, share_of
+from duetune.training.flat import FlatParameters
+from duetune.training.task import EXACT_BYTES, Reduction
+from duetune.training.trained_model import precision, seeded, summed_loss
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from duetune.training.checkpoint import Json
+    from duetune.training.task import TrainingTask
+    from duetune.training.tokens import TokenizedRows
+    from duetune.training.trained_model import LanguageModel
+
+_log = logging.getLogger(__name__)
+
+_TAIL = 50
+_MOST_SKIPPED = 20
+_FIRST_SCALE = 2.0**15
+_SCALE_GROWS_AFTER = 2000
+
+
+class Diverged(DuetuneError):
+    """The loss is not a number any more."""
+
+    code = "diverged"
+
+    def __init__(self, step: int) -> None:
+        super().__init__(
+            f"the loss was not finite in the {_MOST_SKIPPED} steps up to step {step}; "
+            "a lower learning_rate may help"
+        )
+
+
+class LearnerState(msgspec.Struct, frozen=True):
+    """What is known of the run beside the arrays. ``scale`` is that of float16 gradients."""
+
+    layout: str
+    step: int = 0
+    updates: int = 0
+    tokens: int = 0
+    losses: tuple[float, ...] = ()
+    scale: float = 1.0
+    steady: int = 0
+    skipped: int = 0
+
+
+class SharedState:
+    """``rows`` of ``data`` are trained on. ``lock`` is held while the state changes."""
+
+    def __init__(
+        self,
+        task: TrainingTask,
+        model: LanguageModel,
+        data: TokenizedRows,
+        rows: NDArray[np.int64],
+        device: torch.device,
+    ) -> None:
+        self._task = task
+        self._model = model
+        self._data = data
+        self._rows = rows
+        self._device = device
+        self._plan = BatchPlan(
+            rows=len(rows),
+            batch_rows=task.batch_rows,
+            microbatch=task.per_device_train_batch_size,
+            seed=task.seed,
+        )
+        self.total_steps = task.total_steps(len(rows))
+        self.lock = threading.Lock()
+        self._flat = FlatParameters(model)
+        self._optimizer = _optimizer(task, self._flat)
+        scale = _FIRST_SCALE if task.fp16 else 1.0
+        self._known = LearnerState(layout=self._flat.layout, scale=scale)
+        self.exact = task.reduction is Reduction.EXACT or (
+            task.reduction is Reduction.AUTO
+            and task.microbatches * self._flat.size * 4 <= EXACT_BYTES
+        )
+
+    @property
+    def model(self) -> LanguageModel:
+        return self._model
+
+    @property
+    def known(self) -> LearnerState:
+        return self._known
+
+    @property
+    def step(self) -> int:
+        return self._known.step
+
+    @property
+    def trainable(self) -> int:
+        return self._flat.size
+
+    def contribution(self, rank: int, world: int, touch: Callable[[], None]) -> torch.Tensor:
+        """The gradients of this member's share of the step, the loss in the last column.
+
+        Exact: one row per microbatch, the same number on every member. Fast: one row for all.
+        """
+        try:
+            return self._gradients(rank, world, touch)
+        except RuntimeError as error:
+            if (
+                "deterministic" not in str(error)
+                or not torch.are_deterministic_algorithms_enabled()
+            ):
+                raise
+            _log.warning("not the same to the last bit on this model: %s", str(error)[:160])
+            torch.use_deterministic_algorithms(mode=False)
+            return self._gradients(rank, world, touch)
+
+    def _gradients(self, rank: int, world: int, touch: Callable[[], None]) -> torch.Tensor:
+        task, count = self._task, self._task.microbatches
+        batches = self._plan.microbatches_of(self.step)
+        targets = self._data.targets(self._rows[self._plan.rows_of(self.step)])
+        height = -(-count // world) if self.exact else 1
+        part = torch.zeros(height, self._flat.size + 1, device=self._device)
+        for place, number in enumerate(share_of(count, rank, world)):
+            touch()
+            began = time.monotonic()
+            row = part[place if self.exact else 0]
+            self._flat.collect_into(row[:-1])
+            with seeded(dropout_seed(task.seed, self.step, number), self._device):
+                rows = self._rows[batches[number]]
+                loss = summed_loss(self._model, self._data, rows, self._device, precision(task))
+                # By the whole batch's tokens, so that any split of it gives the same sum.
+                loss = loss / targets
+                (loss * self._known.scale).backward()  # type: ignore[no-untyped-call]
+            row[-1] += loss.detach()
+            if task.emulated_microbatch_s is not None:
+                time.sleep(max(0.0, began + task.emulated_microbatch_s - time.monotonic()))
+        self._flat.forget_gradients()
+        return part
+
+    def combined(self, parts: list[torch.Tensor]) -> torch.Tensor:
+        """Rows of all members, added in the order of the microbatches whoever computed them."""
+        total = torch.zeros_like(parts[0][0])
+        world = len(parts)
+        for number in range(self._task.microbatches):
+            total += parts[number % world][number // world]
+        return total
+
+    def update(self, total: torch.Tensor) -> None:
+        """One optimiser step, or none where the gradient is not finite."""
+        known, task = self._known, self._task
+        gradient, loss = total[:-1], float(total[-1])
+        gradient /= known.scale
+        norm = float(torch.linalg.vector_norm(gradient))
+        finite = math.isfinite(norm)
+        if finite and task.max_grad_norm and norm > task.max_grad_norm:
+            gradient *= task.max_grad_norm / (norm + 1e-6)
+        rows = self._rows[self._plan.rows_of(known.step)]
+        with self.lock:
+            if finite:
+                self._move(gradient)
+            self._known = _after(
+                known, loss, self._data.tokens(rows), finite=finite, fp16=task.fp16
+            )
+        if self._known.skipped >= _MOST_SKIPPED:
+            raise Diverged(self._known.step)
+
+    def arrays(self) -> dict[str, torch.Tensor]:
+        """By name, what changes in training; the tensors themselves, not copies."""
+        found = {"parameters": self._flat.values}
+        for name, piece in zip(("decaying", "other"), self._pieces(), strict=True):
+            for moment in ("exp_avg", "exp_avg_sq"):
+                state = self._optimizer.state.get(piece)
+                found[f"{name}.{moment}"] = state[moment] if state else torch.zeros_like(piece.data)
+        return found
+
+    def document(self) -> dict[str, Json]:
+        found: dict[str, Json] = msgspec.to_builtins(self._known)
+        return found
+
+    def load(self, arrays: dict[str, torch.Tensor], document: dict[str, Json]) -> None:
+        known = msgspec.convert(document, LearnerState)
+        if known.layout != self._flat.layout:
+            raise ValueError("this state is of another model or task")
+        self._flat.values.copy_(arrays["parameters"])
+        for name, piece in zip(("decaying", "other"), self._pieces(), strict=True):
+            self._optimizer.state[piece] = {
+                "step": torch.tensor(float(known.updates)),
+                "exp_avg": arrays[f"{name}.exp_avg"].to(self._device),
+                "exp_avg_sq": arrays[f"{name}.exp_avg_sq"].to(self._device),
+            }
+        self._known = known
+
+    def _move(self, gradient: torch.Tensor) -> None:
+        border = self._flat.decaying
+        for piece, part in zip(self._pieces(), (gradient[:border], gradient[border:]), strict=True):
+            piece.grad = part
+        for group in self._optimizer.param_groups:
+            group["lr"] = self._task.learning_rate_at(self._known.step, self.total_steps)
+        self._optimizer.step()
+        for piece in self._pieces():
+            piece.grad = None
+
+    def _pieces(self) -> list[torch.Tensor]:
+        return [group["params"][0] for group in self._optimizer.param_groups]
+
+
+def _optimizer(task: TrainingTask, flat: FlatParameters) -> torch.optim.AdamW:
+    pieces = (flat.values[: flat.decaying], flat.values[flat.decaying :])
+    return torch.optim.AdamW(
+        [
+            {"params": [torch.nn.Parameter(piece)], "weight_decay": decay}
+            for piece, decay in zip(pieces, (task.weight_decay, 0.0), strict=True)
+        ],
+        lr=task.learning_rate,
+        betas=(task.adam_beta1, task.adam_beta2),
+        eps=task.adam_epsilon,
+        foreach=False,
+    )
+
+
+def _after(
+    known: LearnerState, loss: float, tokens: int, *, finite: bool, fp16: bool
+) -> LearnerState:
+    scale, steady = known.scale, known.steady + 1
+    if fp16 and not finite:
+        scale, steady = scale / 2, 0
+    elif fp16 and steady >= _SCALE_GROWS_AFTER:
+        scale, steady = scale * 2, 0
+    return LearnerState(
+        layout=known.layout,
+        step=known.step + 1,
+        updates=known.updates + finite,
+        tokens=known.tokens + tokens,
+        losses=(*known.losses, loss)[-_TAIL:],
+        scale=scale,
+        steady=steady,
+        skipped=0 if finite else known.skipped + 1,
+    )

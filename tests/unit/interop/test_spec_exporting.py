@@ -1,0 +1,402 @@
+"""Specs become files of other tools, with what those cannot do as comments, and no secrets."""
+
+from __future__ import annotations
+
+import re
+from datetime import timedelta
+
+import pytest
+import yaml
+
+from duetune.errors import InvalidInput
+from duetune.interop.export_jobs.kubernetes import literal, object_name, tag_annotations
+from duetune.interop.export_jobs.machines import Machines, machines_of
+from duetune.interop.export_jobs.sbatch import slurm_time
+from duetune.interop.export_jobs.script import install_command, shell_path
+from duetune.interop.export_jobs.writing import Target, export_job
+from duetune.jobs.spec.job_spec import JobSpec
+
+
+def job(**fields):
+    return JobSpec(**{"model": "Qwen/Qwen3-0.6B", "dataset": "d.jsonl", "deadline": "8h"} | fields)
+
+
+def own(**fields):
+    return JobSpec(**{"run": "python train.py\n", "deadline": "8h"} | fields)
+
+
+def documents(spec, target, **options):
+    return list(yaml.safe_load_all(export_job(spec, Target(target), **options).text))
+
+
+def notes(spec, target):
+    return [str(note) for note in export_job(spec, Target(target)).notes]
+
+
+def refused(spec, target="skypilot", **options):
+    with pytest.raises(InvalidInput) as error:
+        export_job(spec, Target(target), **options)
+    return str(error.value)
+
+
+class TestMachines:
+    @pytest.mark.parametrize(
+        ("accelerators", "expected"),
+        [
+            ("auto", Machines(None, 1, 1)),
+            ("H100", Machines("H100", 1, 1)),
+            ("H100:4", Machines("H100", 1, 4)),
+            ("H100:1..4", Machines("H100", 1, 4)),
+            ("H100:16", Machines("H100", 2, 8)),
+            ("H100:12", Machines("H100", 2, 6)),
+            ("H100:11", Machines("H100", 11, 1)),
+        ],
+    )
+    def test_an_own_command_may_have_many(self, accelerators, expected):
+        assert machines_of(own(resources={"accelerators": accelerators})) == expected
+        assert expected.total == expected.count * expected.gpus
+
+    def test_the_trainer_has_one(self):
+        assert machines_of(job(resources={"accelerators": "H100:1..64"})) == Machines("H100", 1, 8)
+
+    def test_another_number_within_the_range(self):
+        assert machines_of(job(resources={"accelerators": "L4:1..4"}), 2) == Machines("L4", 1, 2)
+
+    @pytest.mark.parametrize(
+        ("accelerators", "gpus", "message"),
+        [
+            ("L4:2..4", 1, ("--gpus: 1 is not allowed; expected 2 to 4, as resources.accelerators "
+             "says")),
+            ("L4:2..4", 5, ("--gpus: 5 is not allowed; expected 2 to 4, as resources.accelerators "
+             "says")),
+            ("L4:2..", 1, ("--gpus: 1 is not allowed; expected 2 to as many as you like, as "
+             "resources.accelerators says")),
+            ("L4", 0, ("--gpus: 0 is not allowed; expected 1 to as many as you like, as "
+             "resources.accelerators says")),
+            ("L4", 9, ("--gpus: 9 is not allowed; expected at most 8: an exported job of the "
+             "built-in trainer has one machine")),
+            ("L4:16", None, ("resources.accelerators: 16 is not allowed; expected at most 8: an "
+             "exported job of the built-in trainer has one machine")),
+        ],
+    )  # fmt: skip
+    def test_numbers_that_do_not_fit(self, accelerators, gpus, message):
+        assert refused(job(resources={"accelerators": accelerators}), gpus=gpus) == message
+
+
+class TestSkyPilot:
+    def test_an_own_command(self):
+        (task,) = documents(
+            own(
+                name="mine",
+                workdir="src",
+                setup="pip install x",
+                resources={"accelerators": "H100:16", "spot": "only"},
+                envs={"A": "1", "ASK": None},
+                secrets=["TOKEN"],
+                tags={"team": "a"},
+            ),
+            "skypilot",
+        )
+        run = task.pop("run")
+        assert task == {
+            "name": "mine",
+            "num_nodes": 2,
+            "resources": {
+                "accelerators": "H100:8",
+                "use_spot": True,
+                "labels": {"team": "a"},
+                "job_recovery": {"max_restarts_on_errors": 3, "recover_on_exit_codes": [75]},
+            },
+            "workdir": "src",
+            "envs": {"A": "1", "ASK": None},
+            "secrets": {"TOKEN": None},
+            "setup": "pip install x",
+        }
+        assert run.startswith("# duetune: begin\nexport DUETUNE_JOB_ID=mine\n")
+        assert run.endswith("# duetune: end\npython train.py\n")
+
+    def test_the_trainer(self):
+        (task,) = documents(job(resources={"accelerators": "H100:1..4"}), "skypilot")
+        assert task["resources"]["accelerators"] == "H100:4"
+        assert task["resources"]["any_of"] == [{"use_spot": True}, {"use_spot": False}]
+        assert task["setup"] == install_command()
+        assert task["workdir"] == "."
+        assert "python -m duetune.training &" in task["run"]
+
+    def test_one_gpu_needs_no_coordinator(self):
+        (task,) = documents(job(resources={"accelerators": "L4:1"}), "skypilot")
+        assert task["run"].endswith("\nexec python -m duetune.training\n")
+        assert "coordinator" not in task["run"]
+
+    def test_any_gpu_is_a_choice(self):
+        (task,) = documents(job(resources={"spot": False}), "skypilot")
+        assert task["resources"]["use_spot"] is False
+        assert task["resources"]["any_of"] == [
+            {"accelerators": "A100-80GB:1"},
+            {"accelerators": "H100:1"},
+        ]
+
+    def test_data_from_elsewhere_are_mounted(self):
+        (task,) = documents(job(dataset="/data/my set.jsonl"), "skypilot")
+        place = "/tmp/duetune-inputs/my set.jsonl"  # noqa: S108 - on another machine
+        assert task["file_mounts"] == {place: "/data/my set.jsonl"}
+        assert f'"dataset": "{place}"' in task["run"]
+        assert "workdir" not in task
+
+    def test_a_name_on_the_hub_needs_no_files(self):
+        (task,) = documents(job(dataset="a/b"), "skypilot")
+        assert "workdir" not in task
+        assert "file_mounts" not in task
+
+    def test_what_must_be_given_at_launch_is_in_the_command(self):
+        exported = export_job(
+            own(envs={"A": None, "B": "1"}, secrets=["TOKEN"]), Target.SKYPILOT, file="my task.yaml"
+        )
+        assert exported.launch == ("sky jobs launch 'my task.yaml' --env A --secret TOKEN",)
+
+
+class TestTrainJob:
+    def test_an_own_command(self):
+        (document,) = documents(
+            own(
+                name="My.Job",
+                setup="pip install x",
+                max_duration="90m",
+                resources={"accelerators": "H100:16"},
+                envs={"A": "$(HOME) $$ $x", "ASK": None},
+                secrets=["TOKEN"],
+                tags={"a/b": "c"},
+            ),
+            "trainjob",
+            image="me/image:1",
+        )
+        shell, option, script = document["spec"]["trainer"].pop("command")
+        assert document == {
+            "apiVersion": "trainer.kubeflow.org/v1alpha1",
+            "kind": "TrainJob",
+            "metadata": {"name": "my-job", "annotations": {"duetune/a.b": "c"}},
+            "spec": {
+                "runtimeRef": {
+                    "apiGroup": "trainer.kubeflow.org",
+                    "kind": "ClusterTrainingRuntime",
+                    "name": "torch-distributed",
+                },
+                "trainer": {
+                    "image": "me/image:1",
+                    "numNodes": 2,
+                    "resourcesPerNode": {
+                        "requests": {"nvidia.com/gpu": 8},
+                        "limits": {"nvidia.com/gpu": 8},
+                    },
+                    "env": [
+                        {
+                            "name": "TOKEN",
+                            "valueFrom": {
+                                "secretKeyRef": {"name": "my-job-secrets", "key": "TOKEN"}
+                            },
+                        },
+                        {"name": "A", "value": "$$(HOME) $$$ $x"},
+                        {
+                            "name": "ASK",
+                            "valueFrom": {"secretKeyRef": {"name": "my-job-secrets", "key": "ASK"}},
+                        },
+                    ],
+                },
+                "activeDeadlineSeconds": 5400,
+            },
+        }
+        assert (shell, option) == ("bash", "-c")
+        assert script.startswith("pip install x\n# duetune: begin\n")
+        assert expanded(script).endswith("# duetune: end\npython train.py\n")
+
+    def test_without_an_image_duetune_is_installed(self):
+        (document,) = documents(job(), "trainjob")
+        assert document["spec"]["trainer"]["command"][2].startswith(install_command())
+        (document,) = documents(job(), "trainjob", image="x")
+        assert document["spec"]["trainer"]["command"][2].startswith("# duetune: begin")
+
+    def test_how_to_launch(self):
+        exported = export_job(own(secrets=["TOKEN"]), Target.TRAINJOB, file="t.yaml")
+        assert exported.launch == (
+            'kubectl create secret generic job-secrets --from-literal=TOKEN="$TOKEN"',
+            "kubectl apply -f t.yaml",
+        )
+
+
+class TestRayJob:
+    def test_a_script_beside_the_job(self):
+        script, document = documents(
+            own(
+                name="j",
+                max_duration="1h",
+                resources={"accelerators": "H100:2"},
+                secrets=["TOKEN"],
+                tags=["t"],
+            ),
+            "rayjob",
+        )
+        assert script["kind"] == "ConfigMap"
+        assert script["metadata"] == {"name": "j-script"}
+        assert script["data"]["run.sh"].endswith("# duetune: end\npython train.py\n")
+        body = document["spec"]
+        assert (document["apiVersion"], document["kind"]) == ("ray.io/v1", "RayJob")
+        assert document["metadata"] == {"name": "j", "annotations": {"duetune/t": ""}}
+        assert body["entrypoint"] == "bash /duetune/run.sh"
+        assert body["entrypointNumGpus"] == 2
+        assert body["activeDeadlineSeconds"] == 3600
+        (group,) = body["rayClusterSpec"]["workerGroupSpecs"]
+        (worker,) = group["template"]["spec"]["containers"]
+        assert worker["resources"]["limits"] == {"nvidia.com/gpu": 2}
+        assert worker["env"][0]["valueFrom"]["secretKeyRef"]["key"] == "TOKEN"
+        assert worker["volumeMounts"] == [{"name": "script", "mountPath": "/duetune"}]
+        assert group["template"]["spec"]["volumes"] == [
+            {"name": "script", "configMap": {"name": "j-script"}}
+        ]
+
+    def test_one_machine_is_all_there_is(self):
+        assert refused(own(resources={"accelerators": "H100:16"}), "rayjob") == (
+            "resources.accelerators: 16 is not allowed; expected at most 8: Ray starts the command "
+            "once, on one machine"
+        )
+
+
+class TestSbatch:
+    def text(self, spec):
+        return export_job(spec, Target.SBATCH).text
+
+    def test_its_options(self):
+        text = self.text(
+            own(name="j", max_duration="1d2h", resources={"accelerators": "A100-80GB:16"})
+        )
+        assert text.startswith("#!/bin/bash\n# Exported by duetune.")
+        assert re.findall(r"^#SBATCH (.*)$", text, re.MULTILINE) == [
+            "--job-name=j",
+            "--nodes=2",
+            "--ntasks-per-node=1",
+            "--gres=gpu:a100-80gb:8",
+            "--requeue",
+            "--signal=B:TERM@120",
+            "--open-mode=append",
+            "--output=%x-%j.log",
+            "--time=1-02:00:00",
+        ]
+
+    def test_options_come_before_any_command(self):
+        lines = self.text(job()).splitlines()
+        last = max(number for number, line in enumerate(lines) if line.startswith("#SBATCH"))
+        assert all(line.startswith("#") for line in lines[: last + 1])
+
+    def test_any_gpu_and_no_limit(self):
+        text = self.text(job())
+        assert "#SBATCH --gres=gpu:1\n" in text
+        assert "--time" not in re.findall(r"^#SBATCH.*$", text, re.MULTILINE)[-1]
+        assert "max_duration: not said: the time limit of the partition holds" in text
+
+    def test_secrets_come_from_the_environment(self):
+        text = self.text(own(envs={"A": "it's"}, secrets=["TOKEN"]))
+        assert ': "${TOKEN:?set it where you call sbatch}"\n' in text
+        assert "export A='it'\"'\"'s'\n" in text
+
+    @pytest.mark.parametrize(
+        ("duration", "written"),
+        [
+            (timedelta(hours=8), "0-08:00:00"),
+            (timedelta(days=2, minutes=3, seconds=4), "2-00:03:04"),
+            (timedelta(seconds=0.5), "0-00:00:01"),
+        ],
+    )
+    def test_time(self, duration, written):
+        assert slurm_time(duration) == written
+
+
+class TestNotes:
+    def test_what_only_duetune_knows(self):
+        spec = job(
+            budget=20,
+            value=3,
+            max_price=2.5,
+            max_duration="9h",
+            policy="ahap",
+            priority=3,
+            checkpoint={"keep": 5},
+            resources={"accelerators": "L4:1..4"},
+        )
+        assert notes(spec, "skypilot")[:9] == [
+            "deadline: 8h is not watched there",
+            "budget: $20 is not watched there",
+            "value: $3 is not watched there",
+            "max_price: $2.5 is not watched there",
+            "max_duration: 9h is not watched there",
+            "policy: ahap decides nothing there",
+            "priority: 3 is not carried over",
+            "resources.accelerators: 4 GPUs for good; --gpus chooses others",
+            "checkpoint.keep: 5 is not carried over",
+        ]
+        assert "max_duration: 9h is not watched there" not in notes(spec, "trainjob")
+
+    def test_an_own_command(self):
+        found = notes(own(training={"max_steps": 5}), "sbatch")
+        assert "run: started once per machine there, not once per GPU" in found
+        assert "training.max_steps: nobody there reads it" in found
+
+    def test_they_are_comments(self):
+        for target in Target:
+            exported = export_job(job(tags={"a": "x"}), target)
+            lines = exported.text.splitlines()
+            for note in exported.notes:
+                assert f"#   {note}" in lines
+
+    def test_an_image_goes_with_containers(self):
+        assert refused(job(), "sbatch", image="x") == (
+            "--image: 'x' is not allowed; expected nothing: sbatch runs in no container"
+        )
+
+
+SECRETS = own(secrets=["TOKEN"], envs={"OTHER": None})
+
+
+@pytest.mark.parametrize("target", list(Target))
+def test_no_value_of_a_secret_is_read(target, monkeypatch):
+    monkeypatch.setenv("TOKEN", "hunter2")
+    monkeypatch.setenv("OTHER", "hunter3")
+    text = export_job(SECRETS, target).text
+    assert "hunter" not in text
+    assert "TOKEN" in text
+
+
+def expanded(text, variables=None):
+    """As Kubernetes expands commands and environments."""
+    names = {} if variables is None else variables
+
+    def one(found):
+        if found[0] == "$$":
+            return "$"
+        return names.get(found[1], found[0])
+
+    return re.sub(r"\$\$|\$\(([^)]*)\)", one, text)
+
+
+@pytest.mark.parametrize("text", ["$(A)", "$$(A)", "$$", "$$$", "$", "$A", "$(A", "x$(A)$$y$", ""])
+def test_kubernetes_gives_back_what_was_meant(text):
+    assert expanded(literal(text), {"A": "expanded"}) == text
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [("My.Job_1", "my-job-1"), ("1st", "job-1st"), ("a" * 63, "a" * 45), ("A", "a")],
+)
+def test_names_of_objects(name, expected):
+    assert object_name(job(name=name)) == expected
+    assert re.fullmatch(r"[a-z]([-a-z0-9]*[a-z0-9])?", expected)
+
+
+def test_tags_are_annotations():
+    assert tag_annotations(job(tags={"a/b/": "c d"})) == {"duetune/a.b": "c d"}
+
+
+@pytest.mark.parametrize(
+    ("path", "quoted"),
+    [("/a b", "'/a b'"), ("a", '"$PWD"/a'), ("~", '"$HOME"'), ("~/a b", "\"$HOME\"'/a b'")],
+)
+def test_paths_are_quoted_for_the_shell(path, quoted):
+    assert shell_path(path) == quoted

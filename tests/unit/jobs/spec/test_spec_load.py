@@ -1,0 +1,466 @@
+"""Everything that can be wrong with a spec is one line with file, line, field, value and remedy."""
+
+from __future__ import annotations
+
+import pytest
+
+from duetune.errors import InvalidInput
+from duetune.jobs.spec.accelerators import ALLOWED
+from duetune.jobs.spec.durations import DEADLINE, DURATION
+from duetune.jobs.spec.job_spec import JobSpec
+from duetune.jobs.spec.load import check_paths, load_checked, load_spec, load_text
+from duetune.jobs.spec.places import DATASET, MODEL
+from support.places import ROOT
+
+START = "model: gpt2\ndataset: imdb\ndeadline: 8h\n"
+OWN = "run: python train.py\ndeadline: 8h\n"
+FIELDS = (
+    "model, dataset, deadline, name, max_duration, budget, value, max_price, method, resources, "
+    "training, checkpoint, workdir, setup, run, envs, secrets, tags, priority, project, policy"
+)
+NAME = "1 to 63 letters, digits, '.', '_' or '-', beginning and ending with a letter or digit"
+OTHER = "the built-in trainer does not support it; use an own command (run)"
+PLANNED = "where and on how many GPUs a job runs is decided by the planner"
+COMMAND = "shell commands, at most 100000 characters"
+
+
+def refused(text):
+    with pytest.raises(InvalidInput) as error:
+        load_text(text, "job.yaml")
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "field", "shown", "allowed"),
+    [
+        (
+            "deadline: 8h",
+            "model",
+            "None",
+            f"{MODEL}; only a job with its own command (run) needs none",
+        ),
+        (
+            "deadline: 8h\nmodel: gpt2",
+            "dataset",
+            "None",
+            f"{DATASET}; only a job with its own command (run) needs none",
+        ),
+        ("model: gpt2\ndataset: d", "deadline", "None", f"{DEADLINE}; it is required"),
+        ("run: x", "deadline", "None", f"{DEADLINE}; it is required"),
+    ],
+)
+def test_what_is_missing_is_named(text, field, shown, allowed):
+    assert refused(text) == f"job.yaml {field}: {shown} is not allowed; expected {allowed}"
+
+
+@pytest.mark.parametrize(
+    ("line", "field", "shown", "allowed"),
+    [
+        ("deadlin: 8h", "field", "'deadlin'", "a known field; did you mean deadline?"),
+        ("Budget: 3", "field", "'Budget'", "a known field; did you mean budget?"),
+        ("on: push", "field", "'on'", f"one of {FIELDS}"),
+        ("? ''\n: x", "field", "''", f"one of {FIELDS}"),
+        (
+            "resources: {acelerators: H100}",
+            "resources field",
+            "'acelerators'",
+            "a known field; did you mean accelerators?",
+        ),
+        ("resources: {zone: x}", "resources field", "'zone'", "one of accelerators, spot"),
+        ("checkpoint: {interval: 3m}", "checkpoint field", "'interval'", "one of dir, every, keep"),
+        (
+            "training: {learnin_rate: 1}",
+            "training field",
+            "'learnin_rate'",
+            "a known field; did you mean learning_rate?",
+        ),
+        ("training: {packing: true}", "training field", "'packing'", f"a supported field: {OTHER}"),
+        (
+            "training: {deepspeed: x.json}",
+            "training field",
+            "'deepspeed'",
+            f"a supported field: {PLANNED}",
+        ),
+        (
+            "training: {num_epochs: 3}",
+            "training field",
+            "'num_epochs'",
+            "a supported field: write num_train_epochs",
+        ),
+        (
+            "training: {output_dir: x}",
+            "training field",
+            "'output_dir'",
+            "a supported field: results go to the job's own folder",
+        ),
+        (
+            "training: {load_in_4bit: true}",
+            "training field",
+            "'load_in_4bit'",
+            "a supported field: quantised training is not supported; use an own command (run)",
+        ),
+        (
+            "training: {hub_token: hf_x}",
+            "training field",
+            "'hub_token'",
+            "a supported field: secrets do not belong in a spec; list HF_TOKEN under secrets",
+        ),
+    ],
+)
+def test_unknown_fields_are_refused_with_the_likely_one(line, field, shown, allowed):
+    assert (
+        refused(START + line) == f"job.yaml:4 {field}: {shown} is not allowed; expected {allowed}"
+    )
+
+
+@pytest.mark.parametrize(
+    ("line", "field", "shown", "allowed"),
+    [
+        ("name: ''", "name", "''", NAME),
+        ("name: a b", "name", "'a b'", NAME),
+        ("name: -x", "name", "'-x'", NAME),
+        ("name: 12", "name", "12", NAME),
+        ("name: [a]", "name", "['a']", NAME),
+        (
+            "name: xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx",
+            "name",
+            "'xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx'",
+            NAME,
+        ),
+        ('name: "x\\n"', "name", "'x\\n'", NAME),
+        (
+            "max_duration: 8",
+            "max_duration",
+            "8",
+            f"{DURATION}; a bare number has no unit: 8 hours are 8h",
+        ),
+        ("max_duration: forever", "max_duration", "'forever'", DURATION),
+        ("budget: lots", "budget", "'lots'", "dollars above zero, such as 20 or $20"),
+        ("budget: 0", "budget", "0", "dollars above zero, such as 20 or $20"),
+        ("budget: .inf", "budget", "inf", "dollars above zero, such as 20 or $20"),
+        ("budget: true", "budget", "True", "dollars above zero, such as 20 or $20"),
+        ("value: -1", "value", "-1", "dollars, zero or more, such as 20 or $20"),
+        ("max_price: free", "max_price", "'free'", "dollars above zero, such as 20 or $20"),
+        ("method: qlora", "method", "'qlora'", "one of auto, lora, full; qlora is not supported"),
+        ("method: LoRA", "method", "'LoRA'", "one of auto, lora, full"),
+        ("method: [lora]", "method", "['lora']", "one of auto, lora, full"),
+        ("resources: H100", "resources", "'H100'", "a mapping with accelerators and spot"),
+        (
+            "resources: {spot: maybe}",
+            "resources.spot",
+            "'maybe'",
+            "auto, only (or true), never (or false)",
+        ),
+        ("resources: {spot: 1}", "resources.spot", "1", "auto, only (or true), never (or false)"),
+        (
+            "resources: {spot: [x]}",
+            "resources.spot",
+            "['x']",
+            "auto, only (or true), never (or false)",
+        ),
+        (
+            "resources: {accelerators: 4}",
+            "resources.accelerators",
+            "4",
+            ALLOWED,
+        ),
+        ("training: [lora]", "training", "['lora']", "a mapping of names of TrainingArguments"),
+        ("training: {num_train_epochs: 0}", "training.num_train_epochs", "0", "a number above 0"),
+        (
+            "training: {num_train_epochs: .nan}",
+            "training.num_train_epochs",
+            "nan",
+            "a number above 0",
+        ),
+        (
+            "training: {max_steps: -1}",
+            "training.max_steps",
+            "-1",
+            "a whole number, 1 or more; leave it out to count epochs",
+        ),
+        (
+            "training: {max_steps: 1.5}",
+            "training.max_steps",
+            "1.5",
+            "a whole number, 1 or more; leave it out to count epochs",
+        ),
+        (
+            "training: {per_device_train_batch_size: '8'}",
+            "training.per_device_train_batch_size",
+            "'8'",
+            "a whole number, 1 or more",
+        ),
+        (
+            "training: {gradient_accumulation_steps: true}",
+            "training.gradient_accumulation_steps",
+            "True",
+            "a whole number, 1 or more",
+        ),
+        (
+            "training: {learning_rate: fast}",
+            "training.learning_rate",
+            "'fast'",
+            "a number above 0, such as 2e-4",
+        ),
+        (
+            "training: {learning_rate: -2e-4}",
+            "training.learning_rate",
+            "-0.0002",
+            "a number above 0, such as 2e-4",
+        ),
+        (
+            "training: {lr_scheduler_type: cosin}",
+            "training.lr_scheduler_type",
+            "'cosin'",
+            "one of linear, cosine, constant, constant_with_warmup",
+        ),
+        (
+            "training: {warmup_steps: 0.1}",
+            "training.warmup_steps",
+            "0.1",
+            "a whole number, 0 or more; a share of the steps is warmup_ratio",
+        ),
+        (
+            "training: {warmup_steps: -1}",
+            "training.warmup_steps",
+            "-1",
+            "a whole number, 0 or more",
+        ),
+        ("training: {warmup_ratio: 3}", "training.warmup_ratio", "3", "a number from 0 to 1"),
+        ("training: {weight_decay: -1}", "training.weight_decay", "-1", "a number, 0 or more"),
+        ("training: {max_grad_norm: x}", "training.max_grad_norm", "'x'", "a number, 0 or more"),
+        ("training: {adam_beta1: 1}", "training.adam_beta1", "1", "a number from 0 to below 1"),
+        (
+            "training: {adam_epsilon: 0}",
+            "training.adam_epsilon",
+            "0",
+            "a number above 0, at most 1",
+        ),
+        ("training: {seed: -1}", "training.seed", "-1", "a whole number from 0 to 4294967295"),
+        ("training: {bf16: yes}", "training.bf16", "'yes'", "true or false"),
+        (
+            "training: {gradient_checkpointing: 1}",
+            "training.gradient_checkpointing",
+            "1",
+            "true or false",
+        ),
+        ("training: {max_length: 1}", "training.max_length", "1", "a whole number, 2 or more"),
+        ("training: {lora_r: 0}", "training.lora_r", "0", "a whole number, 1 or more"),
+        ("training: {lora_dropout: 1}", "training.lora_dropout", "1", "a number from 0 to below 1"),
+        (
+            "training: {lora_target_modules: []}",
+            "training.lora_target_modules",
+            "[]",
+            "all-linear, a name, a regular expression, or a list of names such as [q_proj, v_proj]",
+        ),
+        (
+            "training: {eval_fraction: 1}",
+            "training.eval_fraction",
+            "1",
+            "a number from 0 to below 1",
+        ),
+        (
+            "training: {eval_dataset: 's3://x'}",
+            "training.eval_dataset",
+            "'s3://x'",
+            f"{DATASET}; no address: fetch it first",
+        ),
+        ("checkpoint: {every: often}", "checkpoint.every", "'often'", f"auto, or {DURATION}"),
+        ("checkpoint: {keep: 0}", "checkpoint.keep", "0", "a whole number, 1 or more"),
+        ("checkpoint: {dir: ''}", "checkpoint.dir", "''", "a path"),
+        ("checkpoint: 3", "checkpoint", "3", "a mapping with dir, every and keep"),
+        ("priority: high", "priority", "'high'", "a whole number from -1000 to 1000"),
+        ("priority: 1001", "priority", "1001", "a whole number from -1000 to 1000"),
+        ("policy: a b", "policy", "'a b'", "auto, or a name that 'duetune policies' lists"),
+        ("policy: ''", "policy", "''", "auto, or a name that 'duetune policies' lists"),
+        ("run: ''", "run", "''", COMMAND),
+        ("run: [python, x]", "run", "['python', 'x']", COMMAND),
+        (
+            "setup: pip install x",
+            "setup",
+            "'pip install x'",
+            "nothing: it goes with an own command (run)",
+        ),
+        ("workdir: src", "workdir", "'src'", "nothing: it goes with an own command (run)"),
+    ],
+)
+def test_a_wrong_value_is_refused_with_what_is_allowed(line, field, shown, allowed):
+    assert (
+        refused(START + line) == f"job.yaml:4 {field}: {shown} is not allowed; expected {allowed}"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "field", "shown", "allowed"),
+    [
+        (
+            "training:\n  bf16: true\n  fp16: true",
+            "job.yaml:6 training.fp16",
+            "True",
+            "false, or bf16 false: one of the two",
+        ),
+        (
+            "training:\n  warmup_steps: 5\n  warmup_ratio: 0.1",
+            "job.yaml:6 training.warmup_ratio",
+            "0.1",
+            "left out, or warmup_steps left out: one of the two",
+        ),
+        (
+            "training:\n  eval_dataset: e\n  eval_fraction: 0.1",
+            "job.yaml:6 training.eval_fraction",
+            "0.1",
+            "left out, or eval_dataset left out: one of the two",
+        ),
+    ],
+)
+def test_fields_that_exclude_each_other(text, field, shown, allowed):
+    assert refused(START + text) == f"{field}: {shown} is not allowed; expected {allowed}"
+
+
+@pytest.mark.parametrize(
+    ("text", "field", "shown", "allowed"),
+    [
+        (
+            "training:\n  max_steps: 5\n  learning_rate: 1e-4",
+            "job.yaml:5 training.learning_rate",
+            "0.0001",
+            "nothing: the own command (run) sets it; only max_steps counts here",
+        ),
+        (
+            "method: lora",
+            "job.yaml:3 method",
+            "'lora'",
+            "nothing: the own command (run) decides it",
+        ),
+    ],
+)
+def test_what_an_own_command_decides_is_not_asked_for(text, field, shown, allowed):
+    assert refused(OWN + text) == f"{field}: {shown} is not allowed; expected {allowed}"
+
+
+def test_secrets_in_the_wrong_place_are_never_shown():
+    for line in ("secrets: {T: hunter2}", "secrets: hunter2", "secrets: [T, 'hunter2 ']"):
+        message = refused(START + line)
+        assert message.startswith(
+            "job.yaml:4 secrets: *** is not allowed; expected a list of names"
+        )
+        assert "hunter2" not in message
+
+
+def test_several_problems_are_one_error_with_the_first_line_first():
+    text = START + "priority: high\ntraining:\n  seed: x\n  lora_r: 0\nnam: x\n"
+    assert refused(text) == (
+        "job.yaml:4 priority: 'high' is not allowed; expected a whole number from -1000 to 1000; "
+        "also wrong: training.seed, training.lora_r, nam"
+    )
+
+
+def test_not_all_of_very_many_problems_are_named():
+    unknown = "".join(f"x{number}: 1\n" for number in range(12))
+    assert refused(START + unknown).endswith(
+        "; also wrong: x1, x2, x3, x4, x5, x6, x7, x8, and 3 more"
+    )
+
+
+def test_an_odd_name_stays_on_one_line():
+    assert refused(START + 'a: 1\n"x\\ny": 1\n').endswith("; also wrong: x y")
+
+
+def test_an_empty_section_says_nothing():
+    spec = load_text(START + "training:\nresources:\nbudget:\ntags:\n")
+    assert spec == load_text(START)
+
+
+def test_a_wrong_deadline_hides_no_other_problem():
+    assert refused("model: gpt2\ndataset: d\ndeadline: 8\nbudget: x").endswith(
+        "8 hours are 8h; also wrong: budget"
+    )
+
+
+def test_the_file_is_named_by_its_name(tmp_path):
+    (tmp_path / "mine.yaml").write_text(START + "priority: x\n")
+    with pytest.raises(InvalidInput) as error:
+        load_spec(tmp_path / "mine.yaml")
+    assert error.value.field == "mine.yaml:4 priority"
+    assert error.value.value == "x"
+    assert error.value.allowed == "a whole number from -1000 to 1000"
+
+
+def test_yaml_traps_do_what_was_meant():
+    spec = load_text(
+        "model: gpt2\ndataset: no\ndeadline: 8h\nname: on\n"
+        "training: {learning_rate: 2e-4, seed: 017}\nenvs: {COUNTRY: NO, T: 1:30, V: 1e3, B: on}\n"
+    )
+    assert (spec.dataset, spec.name) == ("no", "on")
+    assert (spec.training.learning_rate, spec.training.seed) == (2e-4, 17)
+    assert spec.envs == {"COUNTRY": "NO", "T": "1:30", "V": "1000.0", "B": "on"}
+
+
+class TestPaths:
+    def spec(self, **fields):
+        return JobSpec(**{"model": "gpt2", "dataset": "imdb", "deadline": "8h"} | fields)
+
+    def wrong(self, **fields):
+        with pytest.raises(InvalidInput) as error:
+            check_paths(self.spec(**fields))
+        return str(error.value)
+
+    def test_names_on_the_hub_are_not_looked_up(self):
+        check_paths(self.spec())
+
+    def test_a_dataset_that_is_not_there(self):
+        assert self.wrong(dataset="/no/d.jsonl") == (
+            f"dataset: '/no/d.jsonl' is not allowed; expected {DATASET}; there is no such file or "
+            "folder"
+        )
+
+    def test_a_held_out_dataset_that_is_not_there(self):
+        assert self.wrong(training={"eval_dataset": "/no/d.jsonl"}) == (
+            "training.eval_dataset: '/no/d.jsonl' is not allowed; "
+            f"expected {DATASET}; there is no such file or folder"
+        )
+
+    def test_a_model_that_is_not_there(self):
+        assert self.wrong(model="/no/model") == (
+            f"model: '/no/model' is not allowed; expected {MODEL}; there is no such file or folder"
+        )
+
+    def test_a_model_that_is_a_file(self, tmp_path):
+        (tmp_path / "m").write_text("")
+        model = str(tmp_path / "m")
+        assert self.wrong(model=model).endswith(f"expected {MODEL}; this is a file")
+
+    def test_a_folder_for_checkpoints_that_is_a_file(self, tmp_path):
+        (tmp_path / "c").write_text("")
+        message = self.wrong(checkpoint={"dir": str(tmp_path / "c")})
+        assert message.endswith("is not allowed; expected a folder, or nothing yet")
+
+    def test_a_folder_for_the_command_that_is_not_there(self):
+        with pytest.raises(InvalidInput) as error:
+            check_paths(JobSpec(run="x", deadline="8h", workdir="/no/where"))
+        assert str(error.value) == (
+            "workdir: '/no/where' is not allowed; expected a folder that exists"
+        )
+
+    def test_load_checked_resolves_and_looks(self, tmp_path):
+        (tmp_path / "d.jsonl").write_text("{}\n")
+        (tmp_path / "job.yaml").write_text("model: gpt2\ndataset: d.jsonl\ndeadline: 8h\n")
+        assert load_checked(tmp_path / "job.yaml").dataset == str(tmp_path / "d.jsonl")
+        (tmp_path / "d.jsonl").unlink()
+        with pytest.raises(InvalidInput) as error:
+            load_checked(str(tmp_path / "job.yaml"))
+        assert error.value.field == "dataset"
+
+
+EXAMPLES = sorted((ROOT / "examples" / "jobs").glob("*.yaml"))
+
+
+def test_there_are_examples():
+    assert len(EXAMPLES) >= 4
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
+def test_the_examples_are_jobs(path):
+    spec = load_spec(path)
+    assert load_text(spec.to_yaml()) == spec

@@ -1,0 +1,391 @@
+from __future__ import annotations
+
+import json
+import math
+
+import msgspec
+import pytest
+
+from duetune.errors import InvalidInput
+from duetune.jobs.configure import TrainingPlan, configure, held_out_rows
+from duetune.jobs.site import Site
+from duetune.jobs.spec.job_spec import JobSpec
+from duetune.jobs.step_time import Basis, MeasuredPace
+from duetune.knowledge.facts.gpus import GPUS
+from duetune.knowledge.facts.model_facts import model_facts
+from duetune.training.batches import held_out
+
+SMALL, LARGE, UNKNOWN = "org/model-0.5b", "org/model-7b", "org/model"
+A100 = Site(accelerator="A100-80GB", max_gpus=8)
+
+
+def spec_with(**fields):
+    training = fields.pop("training", {})
+    given = {"model": LARGE, "dataset": "org/data", "deadline": "8h", "training": training}
+    return JobSpec.model_validate(given | fields)
+
+
+def chosen(site=A100, rows=20_000, measured=(), **fields) -> TrainingPlan:
+    spec = spec_with(**fields)
+    return configure(spec, site, rows, model_facts(spec.model), measured)
+
+
+def test_what_is_left_open_is_chosen_and_every_choice_has_a_reason():
+    plan = chosen()
+    assert plan.accelerator == "A100-80GB"
+    assert plan.method == "lora"
+    assert plan.precision == "bf16"
+    assert (plan.lora_r, plan.lora_alpha) == (16, 32.0)
+    assert plan.epochs == 3.0
+    assert (plan.min_gpus, plan.max_gpus) == (1, 8)
+    assert plan.global_batch == 16
+    assert plan.microbatch * plan.accumulation == 16
+    assert plan.max_length == 1024
+    assert plan.reasons.keys() >= {
+        *("accelerator", "min_gpus", "max_gpus", "method", "microbatch", "accumulation"),
+        *("global_batch", "precision", "gradient_checkpointing", "max_length", "lora_r"),
+        *("lora_alpha", "epochs", "total_steps", "parameters", "step_s"),
+    }
+    assert all(plan.reasons.values())
+    assert "given" not in plan.reasons.values()
+
+
+def test_what_is_given_is_kept_and_said_to_be():
+    plan = chosen(
+        method="lora",
+        resources={"accelerators": "A100:2..4"},
+        training={
+            "per_device_train_batch_size": 4,
+            "gradient_accumulation_steps": 6,
+            "max_length": 512,
+            "num_train_epochs": 2,
+            "gradient_checkpointing": True,
+            "fp16": True,
+        },
+    )
+    assert (plan.min_gpus, plan.max_gpus) == (2, 3)  # a fourth would only wait
+    assert plan.method == "lora"
+    assert (plan.microbatch, plan.accumulation) == (4, 6)
+    assert plan.global_batch == 24
+    assert plan.max_length == 512
+    assert plan.epochs == 2
+    assert plan.gradient_checkpointing
+    assert plan.precision == "fp16"
+    for field in ("method", "microbatch", "accumulation", "max_length", "precision", "epochs"):
+        assert plan.reasons[field] == "given"
+
+
+def test_the_document_survives_json():
+    plan = chosen()
+    text = msgspec.json.encode(plan)
+    assert msgspec.json.decode(text, type=TrainingPlan) == plan
+
+
+def test_small_models_are_trained_whole_and_large_ones_adapted():
+    assert chosen(model=SMALL).method == "full"
+    assert chosen(model="org/model-1.5b").method == "lora"
+    assert chosen(model="org/model-0.9b", site=Site(accelerator="T4")).method == "lora"
+    assert chosen(model=SMALL, training={"lora_r": 8}).method == "lora"
+    assert chosen(model=UNKNOWN).method == "lora"
+
+
+@pytest.mark.parametrize(
+    ("site", "precision"),
+    [
+        (Site(accelerator="H100"), "bf16"),
+        (Site(accelerator="V100-32GB"), "fp16"),
+        (Site(), "fp32"),
+        (Site(accelerator="H100", emulated_microbatch_s=0.1), "fp32"),
+    ],
+)
+def test_precision_is_what_the_gpu_can_do(site, precision):
+    assert chosen(site=site, model="org/model-1.5b").precision == precision
+
+
+def test_steps_are_counted_as_the_trainer_counts_them():
+    plan = chosen(rows=1000)
+    trained = 1000 - len(held_out(1000, 0.05, 256, seed=42))
+    assert plan.total_steps == math.ceil(3 * trained / 16)
+    assert chosen(training={"max_steps": 77}).total_steps == 77
+
+
+@pytest.mark.parametrize("rows", [1, 2, 19, 400, 10_000])
+@pytest.mark.parametrize("fraction", [None, 0.3, 0.9])
+def test_rows_held_out_are_those_of_the_trainer(rows, fraction):
+    spec = spec_with(training={} if fraction is None else {"eval_fraction": fraction})
+    assert held_out_rows(spec, rows) == held_out(rows, fraction or 0.05, 256, seed=42).size
+
+
+def test_rows_for_evaluation_of_its_own_are_not_taken_from_the_dataset():
+    assert held_out_rows(spec_with(training={"eval_dataset": "org/other"}), 1000) == 0
+
+
+def test_unknown_rows_need_the_number_of_steps():
+    with pytest.raises(InvalidInput, match=r"^training\.max_steps"):
+        chosen(rows=None)
+    assert chosen(rows=None, training={"max_steps": 10}).total_steps == 10
+
+
+def test_a_tiny_dataset_gets_a_small_batch():
+    plan = chosen(rows=6)
+    assert plan.global_batch == 4
+    assert plan.accumulation == plan.max_gpus == 4
+
+
+def test_the_microbatch_leaves_every_gpu_a_share_of_a_step():
+    for most in (1, 2, 4, 8):
+        site = Site(accelerator="H200", max_gpus=most)
+        plan = chosen(site=site, model="org/model-1.5b")
+        assert plan.max_gpus == most
+        assert plan.accumulation >= most
+
+
+def test_the_peak_fits_and_is_made_of_its_terms():
+    for name in ("T4", "L4", "A100", "H200"):
+        plan = chosen(site=Site(accelerator=name), model="org/model-3b")
+        assert plan.memory_gb is not None
+        assert plan.memory_gb <= GPUS[name].capacity / 1e9
+        assert plan.p_fits >= 0.8
+        # Not all of it is needed at the same time.
+        assert plan.memory_gb <= sum(plan.memory_terms.values())
+        assert plan.memory_gb >= plan.memory_terms["weights"]
+
+
+def test_recomputing_and_shorter_examples_come_in_only_where_memory_is_short():
+    roomy = chosen(site=Site(accelerator="H200"))
+    assert not roomy.gradient_checkpointing
+    small = chosen(site=Site(accelerator="L4"))
+    assert small.gradient_checkpointing
+    assert small.reasons["gradient_checkpointing"] != "given"
+    lengths = []
+    for memory_gb in range(24, 8, -1):
+        try:
+            smaller = chosen(site=Site(accelerator="L4", memory_gb=memory_gb))
+        except InvalidInput:
+            break
+        lengths.append(smaller.max_length)
+        cut = smaller.reasons["max_length"] == "the longest that fits in the GPU's memory"
+        assert cut == (smaller.max_length < 1024)
+    assert lengths == sorted(lengths, reverse=True)
+    assert (lengths[0], lengths[-1] < 1024) == (1024, True)
+
+
+def saved(folder, **changes):
+    """A model of 840 million parameters, as it is saved."""
+    config = {
+        "model_type": "llama",
+        "hidden_size": 2048,
+        "num_hidden_layers": 16,
+        "intermediate_size": 6144,
+        "vocab_size": 32_000,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "tie_word_embeddings": True,
+    }
+    (folder / "config.json").write_text(json.dumps(config | changes), "utf-8")
+    return str(folder)
+
+
+def test_the_length_is_no_longer_than_the_model_can_take(tmp_path):
+    assert chosen(model=saved(tmp_path, max_position_embeddings=512)).max_length == 512
+
+
+@pytest.mark.parametrize(
+    ("fields", "site", "field", "hint"),
+    [
+        (
+            {"model": "org/model-70b"},
+            A100,
+            "model",
+            " billion parameters with lora in the 80 GB of A100-80GB",
+        ),
+        ({"method": "full"}, A100, "method", "lora in the 80 GB of A100-80GB"),
+        (
+            {"training": {"per_device_train_batch_size": 512}},
+            A100,
+            "training.per_device_train_batch_size",
+            "at most ",
+        ),
+        (
+            {"training": {"max_length": 200_000}},
+            A100,
+            "training.max_length",
+            "at most ",
+        ),
+        (
+            {"training": {"gradient_checkpointing": False, "max_length": 1024}},
+            Site(accelerator="L4"),
+            "training.gradient_checkpointing",
+            "true",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_refused_with_what_would(fields, site, field, hint):
+    with pytest.raises(InvalidInput) as caught:
+        chosen(site=site, **fields)
+    assert caught.value.field == field
+    assert hint in caught.value.allowed
+
+
+@pytest.mark.parametrize("field", ["per_device_train_batch_size", "max_length"])
+def test_the_largest_that_is_said_to_fit_does(field):
+    usual = {"per_device_train_batch_size": 1, "max_length": 1024}
+    with pytest.raises(InvalidInput) as caught:
+        chosen(training=usual | {field: 100_000})
+    most = int(caught.value.allowed.split()[2])
+    chosen(training=usual | {field: most})
+    with pytest.raises(InvalidInput):
+        chosen(training=usual | {field: most + 1})
+
+
+def test_gpus_that_the_fleet_does_not_sell_are_refused():
+    assert chosen(resources={"accelerators": "A100"}).accelerator == "A100-80GB"
+    with pytest.raises(InvalidInput, match=r"^resources\.accelerators.*auto or A100-80GB"):
+        chosen(resources={"accelerators": "H100:2"})
+    with pytest.raises(InvalidInput, match=r"^resources\.accelerators.*at most 8"):
+        chosen(resources={"accelerators": "A100:9"})
+
+
+def test_fewer_microbatches_than_the_fewest_gpus_are_refused():
+    with pytest.raises(InvalidInput, match=r"^training\.gradient_accumulation_steps.*at least 4"):
+        chosen(resources={"accelerators": "A100:4"}, training={"gradient_accumulation_steps": 2})
+
+
+def test_of_an_unknown_model_no_memory_is_claimed():
+    plan = chosen(model=UNKNOWN)
+    assert plan.parameters is None
+    assert plan.memory_gb is None
+    assert plan.memory_terms == {}
+    assert plan.reasons["parameters"] == "not known"
+    assert "7 billion" in plan.reasons["step_s"]
+
+
+def test_more_gpus_take_less_time_for_a_step():
+    plan = chosen()
+    steps = plan.step_s
+    assert plan.basis is Basis.PHYSICS
+    assert len(steps) == plan.max_gpus + 1
+    assert steps[0] == 0.0
+    assert steps[1] > steps[2] > steps[4] > steps[8]
+    assert steps[8] > steps[1] / 8
+
+
+def test_gpus_that_would_only_wait_for_the_network_are_left_out():
+    slow = Site(accelerator="A100-80GB", max_gpus=8, network_gb_s=0.1)
+    assert chosen(site=slow, model=SMALL, method="full").max_gpus == 1
+    assert chosen(site=slow, model=SMALL, method="full", resources={"accelerators": "auto:4"})
+
+
+def test_an_emulated_gpu_takes_the_time_it_is_said_to():
+    site = Site(accelerator="H100", max_gpus=4, emulated_microbatch_s=2.0)
+    plan = chosen(site=site, model=UNKNOWN)
+    assert plan.basis is Basis.EMULATED
+    assert plan.emulated_microbatch_s == 2.0
+    rounds = [math.ceil(plan.accumulation / gpus) for gpus in range(1, 5)]
+    for gpus, count in enumerate(rounds, start=1):
+        assert plan.step_s[gpus] == pytest.approx(2.0 * count, rel=0.05)
+
+
+def measured(**fields) -> MeasuredPace:
+    usual = {
+        "subject": LARGE,
+        "accelerator": "A100-80GB",
+        "method": "lora",
+        "max_length": 1024,
+        "gpus": 1,
+        "step_s": 8.0,
+        "microbatch": 2,
+        "accumulation": 8,
+    }
+    return MeasuredPace(**(usual | fields))
+
+
+def test_what_was_measured_here_goes_before_what_is_known():
+    plan = chosen(measured=[measured()])
+    assert plan.basis is Basis.MEASURED
+    assert plan.step_s[1] == 8.0
+    assert plan.step_s[2] == pytest.approx(4.0, rel=0.02)
+    other = chosen(measured=[measured(microbatch=1, accumulation=16, step_s=8.0)])
+    assert other.step_s[1] == pytest.approx(8.0, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [{"subject": "org/other"}, {"accelerator": "L4"}, {"method": "full"}, {"max_length": 64}],
+)
+def test_what_was_measured_on_something_else_does_not_count(other):
+    assert chosen(measured=[measured(**other)]).basis is Basis.PHYSICS
+
+
+def own_command(**fields):
+    return JobSpec.model_validate({"run": "python train.py", "deadline": "2h"} | fields)
+
+
+def test_an_own_command_runs_on_one_gpu_and_reports_percent():
+    plan = configure(own_command(), Site(speed=60.0))
+    assert (plan.min_gpus, plan.max_gpus) == (1, 1)
+    assert plan.total_steps == 100
+    assert plan.basis is Basis.ASSUMED
+    # Half of two hours, sixty times as fast.
+    assert 100 * plan.step_s[1] == pytest.approx(60.0)
+
+
+def test_an_own_command_is_as_fast_as_it_was():
+    earlier = MeasuredPace(subject="python train.py", accelerator="CPU", gpus=1, step_s=3.0)
+    spec = own_command(training={"max_steps": 20})
+    plan = configure(spec, Site(), measured=[earlier])
+    assert plan.basis is Basis.MEASURED
+    assert plan.total_steps == 20
+    assert plan.step_s == (0.0, 3.0)
+
+
+def test_an_own_command_on_several_gpus_is_refused():
+    with pytest.raises(InvalidInput, match=r"^resources\.accelerators.*own command"):
+        configure(own_command(resources={"accelerators": "auto:2"}), Site())
+
+
+def test_an_own_command_with_a_moment_for_a_deadline_needs_the_present():
+    spec = own_command(deadline="2030-01-01T10:00Z")
+    with pytest.raises(InvalidInput, match=r"^deadline"):
+        configure(spec, Site())
+    now = spec.deadline_at(0.0) - 3600
+    assert configure(spec, Site(), now=now).step_s[1] == pytest.approx(18.0)
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"max_gpus": 0}, "max_gpus"),
+        ({"speed": 0.0}, "speed"),
+        ({"memory_gb": -1.0}, "memory_gb"),
+        ({"grow_s": -1.0}, "grow_s"),
+        ({"startup_s": math.inf}, "startup_s"),
+    ],
+)
+def test_a_site_that_cannot_be_is_refused(change, field):
+    with pytest.raises(InvalidInput, match=rf"^site\.{field}"):
+        Site(**change)
+
+
+def test_a_site_knows_its_gpu_by_name_and_may_know_better():
+    assert Site(accelerator="h100").memory == 80
+    assert Site(accelerator="H100", memory_gb=94).memory == 94
+    assert Site().memory is None
+
+
+def test_a_model_by_hand_takes_the_memory_it_should(tmp_path):
+    model = saved(tmp_path)
+    parameters = model_facts(model).parameters
+    assert parameters == pytest.approx(0.84e9, rel=0.01)
+    site = Site(accelerator="H200")
+    # Full training takes 16 bytes a parameter: itself, its gradient and two moments, in 32 bits.
+    full = chosen(model=model, method="full", site=site).memory_terms
+    assert full["weights"] == pytest.approx(4 * parameters / 1e9)
+    assert full["gradients"] == pytest.approx(4 * parameters / 1e9)
+    assert full["optimiser"] >= 8 * parameters / 1e9
+    # Rank 16 on all linear layers of 16 blocks, beside the frozen weights in 16 bits.
+    adapter = 16 * 16 * (2 * 4096 + 2 * 2560 + 3 * 8192) / 1e9
+    lora = chosen(model=model, method="lora", site=site).memory_terms
+    assert lora["weights"] == pytest.approx(2 * parameters / 1e9 + 4 * adapter)
+    assert lora["gradients"] == pytest.approx(4 * adapter)
+    assert lora["optimiser"] == pytest.approx(8 * adapter)
