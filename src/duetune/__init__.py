@@ -1,6 +1,12 @@
-"""duetune: fine-tunes by their due date at the least cost, on spot and on-demand GPUs.
+"""duetune fine-tunes LLMs by their deadline at the least cost, on spot and on-demand GPUs.
 
-The names below are imported when they are first used, so that ``import duetune`` costs nothing.
+    >>> import duetune
+    >>> duetune.plan("job.yaml")       # how it would be trained, what it would cost
+    >>> duetune.launch("job.yaml")     # run it; status() and explain() tell how it goes
+
+To run jobs: ``JobSpec``, ``plan``, ``launch``, ``status``, ``explain``, ``fits``, ``recommend``.
+To study them: ``load_trace`` or ``synthetic_market``, a policy such as ``Rubato``, ``simulate_job``
+and ``run_tournament``. Each name is imported on first use, so ``import duetune`` is quick.
 """
 
 from __future__ import annotations
@@ -9,8 +15,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from duetune.api import explain, fits, launch, plan, recommend, status
     from duetune.core.job import Job, linear_throughput
     from duetune.core.market import MarketTrace
+    from duetune.home import Home
+    from duetune.jobs.spec.job_spec import JobSpec
+    from duetune.jobs.spec.load import load_spec
     from duetune.market.forecast.forecast_source import ForecastSource
     from duetune.market.synthetic import synthetic_market
     from duetune.market.traces import load_trace
@@ -18,9 +28,12 @@ if TYPE_CHECKING:
     from duetune.policies.ahap import Ahap
     from duetune.policies.baselines import MaximalSpot, OnDemandOnly, UniformProgress
     from duetune.policies.guard import deadline_guard
+    from duetune.policies.rubato import Rubato
     from duetune.policies.select.adaptive import AdaHedge, FixedShare
     from duetune.policies.select.hedge import Hedge
     from duetune.policies.solve.dynamic import offline_optimum
+    from duetune.registry.forecasters import forecast_named
+    from duetune.registry.policies import policy_named
     from duetune.simulate.episode import simulate as simulate_job
     from duetune.simulate.tournament import run_tournament
 
@@ -33,49 +46,73 @@ __all__ = [
     "FixedShare",
     "ForecastSource",
     "Hedge",
+    "Home",
     "Job",
+    "JobSpec",
     "MarketTrace",
     "MaximalSpot",
     "OnDemandOnly",
+    "Rubato",
     "UniformProgress",
     "__version__",
     "deadline_guard",
+    "explain",
+    "fits",
+    "forecast_named",
+    "launch",
     "linear_throughput",
+    "load_spec",
     "load_trace",
     "offline_optimum",
+    "plan",
+    "policy_named",
+    "recommend",
     "run_tournament",
     "simulate_job",
+    "status",
     "synthetic_market",
 ]
 
 _HOMES = {
-    "AdaHedge": "duetune.policies.select.adaptive:AdaHedge",
-    "Ahanp": "duetune.policies.ahanp:Ahanp",
-    "Ahap": "duetune.policies.ahap:Ahap",
-    "FixedShare": "duetune.policies.select.adaptive:FixedShare",
-    "ForecastSource": "duetune.market.forecast.forecast_source:ForecastSource",
-    "Hedge": "duetune.policies.select.hedge:Hedge",
-    "Job": "duetune.core.job:Job",
-    "MarketTrace": "duetune.core.market:MarketTrace",
-    "MaximalSpot": "duetune.policies.baselines:MaximalSpot",
-    "OnDemandOnly": "duetune.policies.baselines:OnDemandOnly",
-    "UniformProgress": "duetune.policies.baselines:UniformProgress",
-    "deadline_guard": "duetune.policies.guard:deadline_guard",
-    "linear_throughput": "duetune.core.job:linear_throughput",
-    "load_trace": "duetune.market.traces:load_trace",
-    "offline_optimum": "duetune.policies.solve.dynamic:offline_optimum",
-    "run_tournament": "duetune.simulate.tournament:run_tournament",
-    # Not "simulate": that name is the subpackage, and whichever came first would win.
-    "simulate_job": "duetune.simulate.episode:simulate",
-    "synthetic_market": "duetune.market.synthetic:synthetic_market",
+    "AdaHedge": "duetune.policies.select.adaptive",
+    "Ahanp": "duetune.policies.ahanp",
+    "Ahap": "duetune.policies.ahap",
+    "FixedShare": "duetune.policies.select.adaptive",
+    "ForecastSource": "duetune.market.forecast.forecast_source",
+    "Hedge": "duetune.policies.select.hedge",
+    "Home": "duetune.home",
+    "Job": "duetune.core.job",
+    "JobSpec": "duetune.jobs.spec.job_spec",
+    "MarketTrace": "duetune.core.market",
+    "MaximalSpot": "duetune.policies.baselines",
+    "OnDemandOnly": "duetune.policies.baselines",
+    "Rubato": "duetune.policies.rubato",
+    "UniformProgress": "duetune.policies.baselines",
+    "deadline_guard": "duetune.policies.guard",
+    "explain": "duetune.api",
+    "fits": "duetune.api",
+    "forecast_named": "duetune.registry.forecasters",
+    "launch": "duetune.api",
+    "linear_throughput": "duetune.core.job",
+    "load_spec": "duetune.jobs.spec.load",
+    "load_trace": "duetune.market.traces",
+    "offline_optimum": "duetune.policies.solve.dynamic",
+    "plan": "duetune.api",
+    "policy_named": "duetune.registry.policies",
+    "recommend": "duetune.api",
+    "run_tournament": "duetune.simulate.tournament",
+    "status": "duetune.api",
+    "synthetic_market": "duetune.market.synthetic",
 }
 
 
 def __getattr__(name: str) -> object:
+    # "simulate" is the subpackage: the function has another name here.
+    if name == "simulate_job":
+        return import_module("duetune.simulate.episode").simulate
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module, attribute = _HOMES[name].split(":")
-    return getattr(import_module(module), attribute)
+    return getattr(import_module(_HOMES[name]), name)
 
 
 def __dir__() -> list[str]:

@@ -1,51 +1,23 @@
-"""What the commands that advise share: the site's knowledge, and how configurations are shown."""
+"""How ``fits``, ``recommend`` and ``history`` show configurations, chances and evidence."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
-
-from duetune.cli.context import waiting
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from rich.table import Table
 
-    from duetune.cli.context import Home
     from duetune.knowledge.advice import Fit, MemoryPart
-    from duetune.knowledge.advisor import Advisor
     from duetune.knowledge.configurations.configuration import Configuration
     from duetune.knowledge.estimate import Interval
     from duetune.knowledge.sources.knowledge_source import Neighbour
 
-FITTING = "Fitting the model to what was measured; it is kept for the next time"
+FITTING = "Fitting the model to measured runs; the fit is kept for the next time"
 _BAR = 24
 NARROW = 80
 """On screens with fewer columns, tables have only what matters most."""
-
-
-def known_advisor(home: Home, source: str = "hybrid") -> tuple[Advisor, tuple[str, ...]]:
-    """Return the advisor on what duetune's trainer does, and what could not be asked. Nothing is
-    made in the home but a model's file.
-    """
-    from duetune.errors import StoreError
-    from duetune.jobs.measured_runs import ran_out_of_memory
-    from duetune.jobs.trainer_facts import TrainerKnowledge, trainer_software
-    from duetune.knowledge.advisor import Advisor
-    from duetune.registry.sources import site_history, site_source
-    from duetune.store.home_store import existing_store
-
-    notes: tuple[str, ...] = ()
-    try:
-        store = existing_store(home.settings)
-        history = site_history(store)
-    except StoreError as error:
-        history = site_history(None)
-        notes = (f"only what comes with duetune is known: {error}",)
-    with waiting(FITTING):
-        known = site_source(home.settings, history, source)
-        ran_out = ran_out_of_memory(history)
-        return Advisor(TrainerKnowledge(known, trainer_software(), ran_out), history), notes
 
 
 def shortly(configuration: Configuration, *, gpu: bool = True) -> str:

@@ -1,9 +1,8 @@
-"""What commands about running jobs share: the home, its store, and how they print."""
+"""What commands about jobs share: how they print, and durations in words."""
 
 from __future__ import annotations
 
 from contextlib import contextmanager
-from functools import cached_property
 from typing import TYPE_CHECKING
 
 import click
@@ -14,54 +13,7 @@ from duetune import __version__
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from duetune.fleets.host import Connected
-    from duetune.settings import Settings
-    from duetune.store.store import Store
-
     Body = Callable[..., int | None]
-
-
-class Home:
-    """The parts of a home, each opened when it is first asked for."""
-
-    @cached_property
-    def settings(self) -> Settings:
-        from duetune.settings import load_settings
-
-        return load_settings()
-
-    @cached_property
-    def store(self) -> Store:
-        from duetune.store.home_store import opened_store
-
-        return opened_store(self.settings)
-
-    @property
-    def fleet(self) -> Connected | None:
-        """The fleet, if one is running."""
-        from duetune.wiring import running_fleet
-
-        return running_fleet(self.settings)
-
-    @property
-    def controller(self) -> int | None:
-        from duetune.jobs.controller_process import controller_pid
-
-        return controller_pid(self.settings)
-
-    def require_controller(self) -> None:
-        """What would stop a new one from running is refused; one that runs goes on."""
-        from duetune.wiring import check_names
-
-        if self.controller is None:
-            check_names(self.settings)
-
-    def start_controller(self) -> int:
-        """The process id of the one that runs, of a new one if there was none."""
-        from duetune.jobs.controller_process import start_controller
-
-        self.require_controller()
-        return start_controller(self.settings)
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):

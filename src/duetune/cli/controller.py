@@ -6,7 +6,8 @@ import logging
 
 import click
 
-from duetune.cli.context import Answer, Home, json_option, print_answer
+from duetune.cli.context import Answer, json_option, print_answer
+from duetune.home import Home
 
 
 class ControllerAnswer(Answer, frozen=True, kw_only=True):

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from duetune.cli.context import Answer, Home, json_option, print_answer
-from duetune.registry.policies import policy_named
+from duetune.cli.context import Answer, json_option, print_answer
+from duetune.home import Home
 
 if TYPE_CHECKING:
     from duetune.jobs.explain import Explanation, SlotExplained
@@ -25,8 +25,6 @@ class ExplainAnswer(Answer, frozen=True, kw_only=True):
 @json_option
 def explain(job: str, slot: int | None, plot: str | None, as_json: bool) -> None:
     """Why a job held what it held, slot by slot; with SLOT, one decision in full."""
-    from duetune.jobs.explain import explained
-
     home = Home()
     target = None
     if plot is not None:
@@ -34,11 +32,11 @@ def explain(job: str, slot: int | None, plot: str | None, as_json: bool) -> None
 
         target = plots.checked_plot(plot, "--plot")
     row = home.store.job(job)
-    story = home.store.journal.read(row.id)
-    explanation = explained(row.id, story, policy_named, slot=slot)
+    explanation = home.explain(row.id, slot)
     if target is not None:
         from duetune import plots
 
+        story = home.store.journal.read(row.id)
         plots.save_figure(plots.timeline_figure(row.name, story), target)
     if as_json:
         print_answer(ExplainAnswer(command="explain", explanation=explanation))

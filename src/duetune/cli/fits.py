@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import functools
 from typing import TYPE_CHECKING
 
 import click
 
-from duetune.cli.context import Answer, Home, print_answer
+from duetune.cli.context import Answer, print_answer, waiting
+from duetune.home import Home
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from duetune.knowledge.advice import Change, Fit
-    from duetune.knowledge.configurations.configuration import Configuration
 
 DOES_NOT_FIT = 1
 OTHER = " [dim](with another trainer)[/]"
@@ -21,7 +20,6 @@ OTHER = " [dim](with another trainer)[/]"
 
 class FitsAnswer(Answer, frozen=True, kw_only=True):
     fits: Fit
-    notes: tuple[str, ...] = ()
 
 
 @click.command()
@@ -74,29 +72,21 @@ def fits(model: str, as_json: bool, **chosen: object) -> int:
     """
     import msgspec
 
-    from duetune.cli.advice_format import known_advisor
-    from duetune.jobs.fit_question import FitQuestion, asked_configuration
+    from duetune.cli.advice_format import FITTING
+    from duetune.jobs.fit_question import FitQuestion
     from duetune.knowledge.advice import Verdict
 
-    wish = msgspec.convert({"model": model, **chosen}, FitQuestion)
-    home = Home()
-    known = functools.cache(lambda: known_advisor(home))
-
-    def whole_fits(one: Configuration) -> bool:
-        return known()[0].fits(one)
-
-    configuration, told = asked_configuration(wish, whole_fits)
-    advisor, notes = known()
-    fit = advisor.fit(configuration)
-    fit = msgspec.structs.replace(fit, assumptions=(*told, *fit.assumptions))
+    question = msgspec.convert({"model": model, **chosen}, FitQuestion)
+    with waiting(FITTING):
+        fit = Home().fits(question)
     if as_json:
-        print_answer(FitsAnswer(command="fits", fits=fit, notes=notes))
+        print_answer(FitsAnswer(command="fits", fits=fit))
     else:
-        _show(fit, notes)
+        _show(fit)
     return 0 if fit.verdict is Verdict.YES else DOES_NOT_FIT
 
 
-def _show(fit: Fit, notes: tuple[str, ...]) -> None:
+def _show(fit: Fit) -> None:
     from duetune.cli.tables import console
 
     screen = console()
@@ -106,7 +96,7 @@ def _show(fit: Fit, notes: tuple[str, ...]) -> None:
         return
     screen.print()
     show_fit(screen, fit)
-    for each in (*fit.assumptions, *notes):
+    for each in fit.assumptions:
         from rich.markup import escape
 
         screen.print(f"[dim]Assumed: {escape(each)}.[/]")

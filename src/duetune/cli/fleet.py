@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
-from duetune.cli.context import Answer, Home, json_option, print_answer
+from duetune.cli.context import Answer, json_option, print_answer
+from duetune.home import Home
 
 if TYPE_CHECKING:
     from duetune.fleets.host import Connected

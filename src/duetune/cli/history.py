@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
-from duetune.cli.context import Answer, Home, json_option, print_answer
+from duetune.cli.context import Answer, json_option, print_answer
 from duetune.errors import InvalidInput
+from duetune.home import Home
 
 if TYPE_CHECKING:
     from duetune.interop.import_measurements import Taken

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from duetune.cli.context import Answer, Home, json_option, print_answer
+from duetune.cli.context import Answer, json_option, print_answer
+from duetune.home import Home
 
 if TYPE_CHECKING:
     from duetune.core.events import UserRequest
@@ -68,7 +69,7 @@ def _ask(command: str, name: str, wish: UserRequest, words: str, *, as_json: boo
     from duetune.jobs.user_requests import asked
 
     home = Home()
-    home.require_controller()
+    home.check_settings()
     row, number = asked(home.store, name, wish)
     controller = home.start_controller()
     if as_json:

@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from duetune.cli.context import Answer, Home, json_option, print_answer, waiting
+from duetune.cli.context import Answer, json_option, print_answer, waiting
+from duetune.home import Home
 
 if TYPE_CHECKING:
     from duetune.jobs.configure import TrainingPlan
     from duetune.jobs.quote_document import QuoteDocument
+    from duetune.jobs.spec.job_spec import JobSpec
     from duetune.jobs.status import Look
     from duetune.jobs.submit import PreparedJob
 
@@ -71,12 +73,11 @@ def launch(spec: str, yes: bool, detach: bool, seed: int, as_json: bool) -> None
     0 if the job succeeded, 1 if it failed or was cancelled.
     """
     from duetune.cli.status import watch
-    from duetune.jobs.submit import submit
-    from duetune.wiring import desk_site, start_fleet
 
     home = Home()
-    _require_training(spec)
-    prepared = _prepared(home, spec, seed)
+    job_spec = home.spec(spec)
+    home.require_training(job_spec)
+    prepared = _prepared(home, job_spec, seed)
     if not as_json:
         from duetune.cli.plan_tables import show_plan
 
@@ -87,15 +88,8 @@ def launch(spec: str, yes: bool, detach: bool, seed: int, as_json: bool) -> None
         if not click.confirm("Launch it?"):
             click.echo("Nothing was launched.")
             return
-    fleet = start_fleet(home.settings)
+    job = home.launch(prepared)
     controller = home.start_controller()
-    job = submit(
-        prepared,
-        home.settings,
-        home.store,
-        site=desk_site(home.settings),
-        market=fleet.feed.now(),
-    )
     if detach:
         if as_json:
             print_answer(
@@ -130,23 +124,6 @@ def launch(spec: str, yes: bool, detach: bool, seed: int, as_json: bool) -> None
         sys.exit(OVER_BADLY)
 
 
-def _prepared(home: Home, spec: str, seed: int) -> PreparedJob:
-    from duetune.jobs.spec.load import load_checked
-    from duetune.jobs.submit import prepare
-    from duetune.wiring import desk
-
-    loaded = load_checked(spec)
+def _prepared(home: Home, spec: JobSpec | str, seed: int) -> PreparedJob:
     with waiting("Playing the policies on scenarios; the first time compiles for up to a minute"):
-        return prepare(loaded, desk(home.settings), home.store, seed=seed)
-
-
-def _require_training(spec: str) -> None:
-    """Before anything is started: what the job will run with must be installed."""
-    from importlib.util import find_spec
-
-    from duetune.errors import MissingExtra
-    from duetune.jobs.spec.load import load_checked
-
-    own_command = load_checked(spec).run is not None
-    if not own_command and any(find_spec(name) is None for name in ("torch", "torchft", "peft")):
-        raise MissingExtra("training", "train")
+        return home.plan(spec, seed=seed)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from duetune.cli.context import Home
+from duetune.home import Home
 
 if TYPE_CHECKING:
     from pathlib import Path

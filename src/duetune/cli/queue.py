@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from duetune.cli.context import Answer, Home, duration_words, json_option, print_answer
+from duetune.cli.context import Answer, duration_words, json_option, print_answer
+from duetune.home import Home
 
 if TYPE_CHECKING:
     from duetune.core.events import Status

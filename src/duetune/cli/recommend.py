@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import functools
 from typing import TYPE_CHECKING
 
 import click
 
-from duetune.cli.context import Answer, Home, print_answer
+from duetune.cli.context import Answer, print_answer, waiting
+from duetune.home import Home
 
 if TYPE_CHECKING:
-    from duetune.jobs.site import Site
-    from duetune.jobs.spec.job_spec import JobSpec
     from duetune.knowledge.advice import Advice
-    from duetune.knowledge.configurations.configuration import Configuration
-    from duetune.settings import Settings
 
 NOTHING_FITS = 1
 
@@ -28,7 +24,6 @@ class RecommendAnswer(Answer, frozen=True, kw_only=True):
     source: str
     advice: Advice
     probe: str | None = None
-    notes: tuple[str, ...] = ()
 
 
 @click.command()
@@ -76,57 +71,29 @@ def recommend(
     """
     import msgspec
 
-    from duetune.cli.advice_format import known_advisor
-    from duetune.jobs.advice_request import Wanted, request
+    from duetune.cli.advice_format import FITTING
+    from duetune.jobs.advice_request import Wanted
     from duetune.jobs.next_run_file import probe_text, write_probe
+    from duetune.knowledge.advice import asked_model
 
     if spec is None and chosen["model"] is None:
         raise click.UsageError("a job spec or --model is needed")
     home = Home()
-    job = _job(spec)
-    wanted = msgspec.convert(chosen, Wanted)
-    known = functools.cache(lambda: known_advisor(home, source))
-
-    def fits(one: Configuration) -> bool:
-        return known()[0].fits(one)
-
-    asked = request(wanted, job, *_site(home.settings), fits)
-    advisor, notes = known()
-    advice = advisor.recommend(asked)
+    job = None if spec is None else home.spec(spec)
+    with waiting(FITTING):
+        advice = home.recommend(msgspec.convert(chosen, Wanted), job, source=source)
     text = None if advice.lesson is None else probe_text(advice.lesson.run)
     if probe is not None and text is not None:
         write_probe(probe, text)
-    name = str(asked.given["model"]) if job is None else job.name
+    name = asked_model(str(chosen["model"])) if job is None else job.name
     if as_json:
         print_answer(
             RecommendAnswer(
-                command="recommend",
-                name=name,
-                source=source,
-                advice=advice,
-                probe=text,
-                notes=notes,
+                command="recommend", name=name, source=source, advice=advice, probe=text
             )
         )
     else:
         from duetune.cli.recommend_tables import show_advice
 
-        show_advice(name, advice, notes, probe)
+        show_advice(name, advice, probe)
     return 0 if advice.candidates else NOTHING_FITS
-
-
-def _job(spec: str | None) -> JobSpec | None:
-    from duetune.jobs.spec.load import load_checked
-
-    return None if spec is None else load_checked(spec)
-
-
-def _site(settings: Settings) -> tuple[Site | None, float | None]:
-    """The site and the price of its GPUs, if it names them."""
-    if settings.site.accelerator is None:
-        return None, None
-    from duetune.jobs.site import Site
-    from duetune.jobs.trainer_facts import trainer_software
-    from duetune.wiring import on_demand_usd_h
-
-    return Site.of(settings.site, trainer_software()), on_demand_usd_h(settings)

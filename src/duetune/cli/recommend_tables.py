@@ -40,7 +40,7 @@ WORTH_A_RUN = 0.005
 _PACE = "tokens/s (90%)"
 
 
-def show_advice(name: str, advice: Advice, notes: tuple[str, ...], probe: str | None) -> None:
+def show_advice(name: str, advice: Advice, probe: str | None) -> None:
     screen = console()
     screen.print(f"[bold]{escape(name)}[/]: {_task(advice)}")
     screen.print()
@@ -57,7 +57,7 @@ def show_advice(name: str, advice: Advice, notes: tuple[str, ...], probe: str | 
         screen.print()
     if advice.note and advice.chosen is not None:
         screen.print(f"[yellow]Note:[/] {escape(advice.note)}.")
-    for each in (*advice.assumptions, *notes):
+    for each in advice.assumptions:
         screen.print(f"[dim]Assumed: {escape(each)}.[/]")
 
 

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING
 
 import click
 
-from duetune.cli.context import Answer, Home, duration_words, json_option, print_answer
+from duetune.cli.context import Answer, duration_words, json_option, print_answer
+from duetune.home import Home
 
 if TYPE_CHECKING:
     from rich.console import Group
 
     from duetune.jobs.status import Look
 
-REFRESH_S = 0.5
-MOST_STARTS = 3
 BAR = 40
 
 
@@ -34,7 +32,7 @@ def status(job: str, follow: bool, as_json: bool) -> None:
     if follow and not as_json:
         watch(home, name)
         return
-    look = looked(home, name)
+    look = home.status(name)
     if as_json:
         print_answer(StatusAnswer(command="status", status=look))
         return
@@ -45,72 +43,37 @@ def status(job: str, follow: bool, as_json: bool) -> None:
         click.echo("No controller is running: 'duetune controller start' goes on with this job.")
 
 
-def looked(home: Home, job: str) -> Look:
-    from duetune.jobs.status import look_at
-
-    row = home.store.job(job)
-    return look_at(row, home.settings, home.store, home.fleet, controller=home.controller)
-
-
-class Keeper:
-    """Starts a controller that has died again, a few times."""
-
-    def __init__(self, home: Home) -> None:
-        self._home, self._left = home, MOST_STARTS
-
-    def look_after(self, look: Look) -> None:
-        from duetune.errors import FleetError
-        from duetune.jobs.controller_process import LOG_FILE
-
-        if look.job.status.final or look.controller is not None:
-            return
-        if not self._left:
-            log = self._home.settings.home / LOG_FILE
-            raise FleetError(f"the controller keeps ending; see {log}", retry=False)
-        self._left -= 1
-        self._home.start_controller()
-
-
 def watch(home: Home, job: str, *, silent: bool = False) -> Look:
-    """Until the job is over. In a pipe, a line whenever something has changed."""
+    """Show a job until it is over; in a pipe, print a line whenever something has changed."""
     from rich.live import Live
 
     from duetune.cli import tables
 
     screen = tables.console()
-    look = looked(home, job)
     if silent or not screen.is_terminal:
         return _lines(home, job, silent=silent)
-    keeper = Keeper(home)
+    look = home.status(job)
     with Live(panel(look), console=screen, refresh_per_second=4) as live:
-        while not look.job.status.final:
-            keeper.look_after(look)
-            time.sleep(REFRESH_S)
-            look = looked(home, job)
+        for look in home.follow(job):
             live.update(panel(look))
     return look
 
 
 def _lines(home: Home, job: str, *, silent: bool) -> Look:
-    said = ""
-    keeper = Keeper(home)
-    while True:
-        look = looked(home, job)
-        keeper.look_after(look)
+    printed = ""
+    for look in home.follow(job):
         running = [node for node in look.nodes if node.state.value == "running"]
         spot = sum(node.kind.value == "spot" for node in running)
-        held = f"{spot} spot, {len(running) - spot} on demand"
+        held = f"{spot} spot, {len(running) - spot} on-demand"
         words = f"{look.job.status.value} slot {look.slot}: {held}"
-        if words != said and not silent:
+        if words != printed and not silent:
             progress = look.progress
             loss = "" if progress.loss is None else f", loss {progress.loss:.3f}"
             click.echo(
                 f"{words}; step {progress.step}/{progress.total_steps}{loss}, ${look.spent:.2f}"
             )
-            said = words
-        if look.job.status.final:
-            return look
-        time.sleep(REFRESH_S)
+            printed = words
+    return look
 
 
 def panel(look: Look) -> Group:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from duetune.core.decision import Allocation
+from duetune.notebook import html_table
 
 
 class Entry(msgspec.Struct, frozen=True):
@@ -34,3 +35,24 @@ class Outcome(msgspec.Struct, frozen=True):
     value: float
     utility: float
     entries: tuple[Entry, ...] = ()
+
+    def _repr_html_(self) -> str:
+        end = "never finished" if self.finished is None else f"finished in slot {self.finished}"
+        title = f"{self.policy}: {end}, cost ${self.cost:.2f}, utility ${self.utility:.2f}"
+        return html_table(
+            ("slot", "spot price", "available", "spot", "on-demand", "progress", "charge", "why"),
+            (
+                (
+                    entry.slot,
+                    f"${entry.spot_price:.2f}",
+                    entry.available,
+                    entry.allocation.spot,
+                    entry.allocation.on_demand,
+                    f"{entry.progress:.1f}",
+                    f"${entry.charge:.2f}",
+                    entry.reason,
+                )
+                for entry in self.entries
+            ),
+            title,
+        )

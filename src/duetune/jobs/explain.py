@@ -14,6 +14,7 @@ from duetune.core.physics import charge
 from duetune.engine.deciding import decide
 from duetune.engine.engine import Engine
 from duetune.errors import InvalidInput
+from duetune.notebook import html_table
 from duetune.simulate.journal_replay import alternatives, job_lived
 
 if TYPE_CHECKING:
@@ -79,6 +80,25 @@ class Explanation(msgspec.Struct, frozen=True):
     slots: tuple[SlotExplained, ...]
     cost: float | None
     whole_runs: tuple[WholeRun, ...] = ()
+
+    def _repr_html_(self) -> str:
+        return html_table(
+            ("slot", "spot $/GPU-h", "available", "spot", "on-demand", "step", "spent", "why"),
+            (
+                (
+                    slot.slot,
+                    f"{slot.spot_price:.2f}",
+                    slot.available,
+                    slot.decided.spot,
+                    slot.decided.on_demand,
+                    f"{slot.step:.0f}",
+                    f"${slot.spent:.2f}",
+                    slot.reason,
+                )
+                for slot in self.slots
+            ),
+            f"{self.job}: policy {self.policy} ({self.chosen})",
+        )
 
 
 def explained(

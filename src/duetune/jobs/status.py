@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from duetune.core.events import Status
-from duetune.core.fleet import Node, NodeState
+from duetune.core.fleet import Node, NodeKind, NodeState
 from duetune.core.node_contract import PROGRESS
 from duetune.core.progress import Progress
 from duetune.errors import FleetError
+from duetune.notebook import html_fields
 from duetune.simulate.journal_replay import state_of
 from duetune.store.rows import JobRow
 from duetune.training.progress_files import read_progress
@@ -53,6 +54,23 @@ class Look(msgspec.Struct, frozen=True):
     share_reason: str = ""
     share_slot: int | None = None
     holders: dict[str, int] = {}
+
+    def _repr_html_(self) -> str:
+        running = [node for node in self.nodes if node.state is NodeState.RUNNING]
+        spot = sum(node.kind is NodeKind.SPOT for node in running)
+        total = self.progress.total_steps or self.job.total_steps
+        return html_fields(
+            {
+                "status": self.job.status.value,
+                "steps": f"{self.progress.step} of {total}",
+                "GPUs": f"{spot} spot, {len(running) - spot} on-demand",
+                "spent": f"${self.spent:.2f}",
+                "slot": f"{self.slot}, due at the end of slot {self.deadline_slot}",
+                "policy": self.job.policy,
+                "why": self.job.reason,
+            },
+            self.job.id,
+        )
 
 
 def look_at(

@@ -35,6 +35,7 @@ from duetune.knowledge.facts.model_facts import model_facts
 from duetune.knowledge.observation import Origin
 from duetune.knowledge.sources.knowledge_source import KnowledgeSource
 from duetune.market.forecast.outlook import outlook_at
+from duetune.notebook import html_table
 from duetune.policies.select.exponential_weights import Learner
 from duetune.settings import QueueSettings
 from duetune.store.store import Store
@@ -73,6 +74,24 @@ class PreparedJob(msgspec.Struct, frozen=True):
     rows: int | None
     outlook: Outlook
     past: Past
+
+    def _repr_html_(self) -> str:
+        quote = self.quote.document
+        return html_table(
+            ("", "cost", "80% between", "on time", "GPUs"),
+            (
+                (
+                    line.role.value.replace("_", " "),
+                    f"${line.cost:.2f}",
+                    f"${line.cost_low:.2f} to ${line.cost_high:.2f}",
+                    f"{line.on_time:.0%}",
+                    f"{line.gpus:.1f}",
+                )
+                for line in quote.lines
+            ),
+            f"{self.spec.name}: {self.plan.method}, {self.plan.total_steps} steps on "
+            f"{self.plan.max_gpus} x {self.plan.accelerator}; policy {self.policy}",
+        )
 
 
 class Submitter(msgspec.Struct, frozen=True):

@@ -23,6 +23,7 @@ from duetune.knowledge.facts.gpus import GPUS, gpu_name
 from duetune.knowledge.facts.model_facts import model_facts
 from duetune.knowledge.facts.model_registry import model_name
 from duetune.knowledge.sources.knowledge_source import Candidate, Limits, Neighbour, Objective, Term
+from duetune.notebook import html_table
 
 if TYPE_CHECKING:
     from duetune.knowledge.history import History
@@ -75,6 +76,17 @@ class Fit(msgspec.Struct, frozen=True, kw_only=True):
     room: tuple[Change, ...] = ()
     evidence: tuple[Neighbour, ...] = ()
     assumptions: tuple[str, ...] = ()
+
+    def _repr_html_(self) -> str:
+        memory, one = self.estimate.memory_gb, self.configuration
+        return html_table(
+            ("memory of one GPU", "GB"),
+            ((part.name, f"{part.gb:.1f}") for part in self.parts),
+            f"{one.model}, {one.method}, {one.batch_size} x {one.tokens_per_sample} tokens on "
+            f"{one.num_gpus} x {one.gpu_model}: fits: {self.verdict.value} "
+            f"({self.estimate.p_valid:.0%}); peak {memory.middle:.1f} GB "
+            f"({memory.low:.1f} to {memory.high:.1f}) of {self.capacity_gb:.1f} GB",
+        )
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
@@ -138,7 +150,26 @@ class Advice(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def chosen(self) -> Candidate | None:
+        """The best candidate, or None if nothing qualifies."""
         return self.candidates[0] if self.candidates else None
+
+    def _repr_html_(self) -> str:
+        return html_table(
+            ("GPUs", "method", "batch", "fits", "tokens/s", "cost"),
+            (
+                (
+                    f"{one.configuration.num_gpus} x {one.configuration.gpu_model}",
+                    one.configuration.method.value,
+                    one.configuration.batch_size,
+                    f"{one.estimate.p_valid:.0%}",
+                    f"{one.estimate.tokens_per_s.middle:,.0f}",
+                    "unknown" if one.cost is None else f"${one.cost.middle:.2f}",
+                )
+                for one in self.candidates
+            ),
+            f"{len(self.candidates)} best of {self.considered} configurations, by "
+            f"{self.objective.value}",
+        )
 
 
 def asked_model(text: str) -> str:

@@ -1,0 +1,237 @@
+"""A duetune home: its settings, store, fleet and controller, and what a user asks of them.
+
+``duetune.api`` and the command line both call ``Home``, so that they give the same answers. What
+the parts are made of is in ``duetune.wiring``.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import time
+from functools import cached_property
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from duetune.errors import FleetError, InvalidInput, MissingExtra, StoreError
+from duetune.settings import HOME, load_settings
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from duetune.fleets.host import Connected
+    from duetune.jobs.advice_request import Wanted
+    from duetune.jobs.explain import Explanation
+    from duetune.jobs.fit_question import FitQuestion
+    from duetune.jobs.site import Site
+    from duetune.jobs.spec.job_spec import JobSpec
+    from duetune.jobs.status import Look
+    from duetune.jobs.submit import PreparedJob
+    from duetune.knowledge.advice import Advice, Fit
+    from duetune.knowledge.advisor import Advisor
+    from duetune.knowledge.configurations.configuration import Configuration
+    from duetune.settings import Settings
+    from duetune.store.store import Store
+
+TRAINING_PACKAGES = ("torch", "torchft", "peft")
+REFRESH_S = 0.5
+MOST_STARTS = 3
+"""How often ``follow`` starts a controller that keeps ending before it gives up."""
+
+
+class Home:
+    """One home: by default the folder in ``DUETUNE_HOME``, else ``~/.duetune``.
+
+    Each part is opened when it is first needed. Nothing is created by asking a question.
+    """
+
+    def __init__(self, folder: str | Path | None = None) -> None:
+        self._folder = folder
+
+    @cached_property
+    def settings(self) -> Settings:
+        """The home's folder and its ``config.toml``."""
+        if self._folder is None:
+            return load_settings()
+        return load_settings({**os.environ, HOME: str(self._folder)})
+
+    @cached_property
+    def store(self) -> Store:
+        """The home's database, created if there is none."""
+        from duetune.store.home_store import opened_store
+
+        return opened_store(self.settings)
+
+    @property
+    def fleet(self) -> Connected | None:
+        """The home's fleet, or None if none is running."""
+        from duetune.wiring import running_fleet
+
+        return running_fleet(self.settings)
+
+    @property
+    def controller(self) -> int | None:
+        """The process id of the home's controller, or None if none is running."""
+        from duetune.jobs.controller_process import controller_pid
+
+        return controller_pid(self.settings)
+
+    def check_settings(self) -> None:
+        """Refuse settings that would stop a new controller; one that runs is left alone."""
+        from duetune.wiring import check_names
+
+        if self.controller is None:
+            check_names(self.settings)
+
+    def start_controller(self) -> int:
+        """Return the process id of the running controller; start one if there is none."""
+        from duetune.jobs.controller_process import start_controller
+
+        self.check_settings()
+        return start_controller(self.settings)
+
+    def spec(self, spec: JobSpec | str | Path) -> JobSpec:
+        """Return a checked job spec with absolute paths, from a spec or from a YAML file.
+
+        Relative paths in a file start at the file's folder, those of a ``JobSpec`` at the current
+        folder.
+        """
+        from duetune.jobs.spec.load import check_paths, load_checked
+
+        if isinstance(spec, str | Path):
+            return load_checked(spec)
+        resolved = spec.resolved(Path.cwd())
+        check_paths(resolved)
+        return resolved
+
+    def plan(self, spec: JobSpec | str | Path, *, seed: int = 0) -> PreparedJob:
+        """Return how the job would be trained, what it would cost and when it would be done.
+
+        Nothing is started or spent. ``seed`` draws the market scenarios of the quote.
+        """
+        from duetune.jobs.submit import prepare
+        from duetune.wiring import desk
+
+        return prepare(self.spec(spec), desk(self.settings), self.store, seed=seed)
+
+    def launch(self, prepared: PreparedJob) -> str:
+        """Submit a planned job and return its id; starts the fleet and controller if needed."""
+        from duetune.jobs.submit import submit
+        from duetune.wiring import desk_site, start_fleet
+
+        self.require_training(prepared.spec)
+        fleet = start_fleet(self.settings)
+        self.start_controller()
+        return submit(
+            prepared,
+            self.settings,
+            self.store,
+            site=desk_site(self.settings),
+            market=fleet.feed.now(),
+        )
+
+    @staticmethod
+    def require_training(spec: JobSpec) -> None:
+        """Refuse a job for duetune's trainer where the trainer's packages are not installed."""
+        if spec.run is None and any(find_spec(name) is None for name in TRAINING_PACKAGES):
+            raise MissingExtra("training", "train")
+
+    def status(self, job: str) -> Look:
+        """Return how a job is doing now; ``job`` is its id or the start of it."""
+        from duetune.jobs.status import look_at
+
+        row = self.store.job(job)
+        return look_at(row, self.settings, self.store, self.fleet, controller=self.controller)
+
+    def follow(self, job: str) -> Iterator[Look]:
+        """Yield a job's status twice a second until the job is over.
+
+        A controller that has ended is started again, at most ``MOST_STARTS`` times.
+        """
+        from duetune.jobs.controller_process import LOG_FILE
+
+        starts = 0
+        while True:
+            found = self.status(job)
+            yield found
+            if found.job.status.final:
+                return
+            if found.controller is None:
+                if starts == MOST_STARTS:
+                    log = self.settings.home / LOG_FILE
+                    raise FleetError(f"the controller keeps ending; see {log}", retry=False)
+                starts += 1
+                self.start_controller()
+            time.sleep(REFRESH_S)
+
+    def explain(self, job: str, slot: int | None = None) -> Explanation:
+        """Return why a job held what it held: every decision, or one slot in full."""
+        from duetune.jobs.explain import explained
+        from duetune.registry.policies import policy_named
+
+        row = self.store.job(job)
+        return explained(row.id, self.store.journal.read(row.id), policy_named, slot=slot)
+
+    def advisor(self, source: str = "hybrid") -> tuple[Advisor, tuple[str, ...]]:
+        """Return the advisor on duetune's trainer, and notes on what could not be read."""
+        from duetune.jobs.measured_runs import ran_out_of_memory
+        from duetune.jobs.trainer_facts import TrainerKnowledge, trainer_software
+        from duetune.knowledge.advisor import Advisor
+        from duetune.registry.sources import site_history, site_source
+        from duetune.store.home_store import existing_store
+
+        notes: tuple[str, ...] = ()
+        try:
+            history = site_history(existing_store(self.settings))
+        except StoreError as error:
+            history = site_history(None)
+            notes = (f"only the runs that come with duetune are known: {error}",)
+        known = site_source(self.settings, history, source)
+        trainer = TrainerKnowledge(known, trainer_software(), ran_out_of_memory(history))
+        return Advisor(trainer, history), notes
+
+    def fits(self, question: FitQuestion) -> Fit:
+        """Return whether one configuration fits on its GPU, with what takes the memory."""
+        from duetune.jobs.fit_question import asked_configuration
+
+        known = functools.cache(self.advisor)
+
+        def whole_fits(one: Configuration) -> bool:
+            return known()[0].fits(one)
+
+        configuration, assumed = asked_configuration(question, whole_fits)
+        advisor, notes = known()
+        fit = advisor.fit(configuration)
+        return msgspec.structs.replace(fit, assumptions=(*assumed, *fit.assumptions, *notes))
+
+    def recommend(
+        self, wanted: Wanted, spec: JobSpec | str | Path | None = None, *, source: str = "hybrid"
+    ) -> Advice:
+        """Return the best configurations for a job spec or a model, with the reasons."""
+        from duetune.jobs.advice_request import request
+
+        if spec is None and wanted.model is None:
+            raise InvalidInput("model", None, "a model, or a job spec that names one")
+        job = None if spec is None else self.spec(spec)
+        known = functools.cache(lambda: self.advisor(source))
+
+        def fits(one: Configuration) -> bool:
+            return known()[0].fits(one)
+
+        asked = request(wanted, job, *self._site(), fits)
+        advisor, notes = known()
+        advice = advisor.recommend(asked)
+        return msgspec.structs.replace(advice, assumptions=(*advice.assumptions, *notes))
+
+    def _site(self) -> tuple[Site | None, float | None]:
+        """Return the site and the hourly price of its GPUs, if the settings name them."""
+        from duetune.jobs.site import Site
+        from duetune.jobs.trainer_facts import trainer_software
+        from duetune.wiring import on_demand_usd_h
+
+        if self.settings.site.accelerator is None:
+            return None, None
+        return Site.of(self.settings.site, trainer_software()), on_demand_usd_h(self.settings)
