@@ -40,7 +40,7 @@ warm: venv
 	@$(BIN)/python benchmarks/decision.py --warm
 	@$(BIN)/pytest -n 0 --collect-only >/dev/null
 
-# SlipCover takes its probes out once they were hit, so that coverage costs a few seconds. It would
+# SlipCover takes its probes out once they were hit, so that coverage costs little. It would
 # put them into compiled functions too: their modules are left out. What runs in processes that the
 # tests start does not count.
 test: venv
