@@ -3,11 +3,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from duetune.cli.fits import fits
+from duetune.cli.recommend import recommend
 from duetune.errors import InvalidInput
 from duetune.jobs.fit_question import FitQuestion, asked_configuration
-from duetune.jobs.question import Question
+from duetune.jobs.question import USUAL_BATCH, Question
 from duetune.jobs.site import Site
 from duetune.jobs.trainer_facts import (
+    USUAL,
     TrainerKnowledge,
     adapted_layers,
     foreign_fields,
@@ -146,3 +149,15 @@ def test_a_field_that_cannot_be_is_refused():
         with pytest.raises(InvalidInput):
             single(**fields)
     assert isinstance(single()[0], Configuration)
+
+
+def test_the_defaults_that_help_names_are_the_trainers():
+    said = {
+        each.name: each.help or ""
+        for each in (*fits.params, *recommend.params)
+        if "help" in vars(each)
+    }
+    assert f"[default: {USUAL.max_length}]" in said["seq"]
+    assert f"[default: {USUAL.lora_r}]" in said["rank"]
+    assert f"[default: {USUAL.lora_target_modules}]" in said["targets"]
+    assert f"[default: {USUAL_BATCH}]" in said["batch"]
