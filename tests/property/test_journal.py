@@ -34,6 +34,7 @@ SPECIAL = {
     # What no job is submitted with, and no controller measures, need not be followed.
     "origin": TIMES,
     "slot_s": st.floats(1, 1e6),
+    "slot": st.integers(1, 500),
     "pace": st.dictionaries(st.integers(-1, 9), st.floats(-1, 1e6), max_size=3),
     "wish_id": st.integers(1, 4),
     "spec": st.sampled_from(["", "{}", '{"model": "m", "tags": {"a": "b", "c": 1}}']) | st.text(),

@@ -188,11 +188,11 @@ def test_a_point_that_is_not_there_is_refused(text):
 def test_a_real_process_is_killed():
     code = (
         "from duetune.control.crash_points import journal_with_crash_points\n"
-        "from duetune.core.events import Pause, Wished\n"
+        "from duetune.core.events import Pause, UserRequested\n"
         "from duetune.store import MemoryJournal\n"
         "journal = journal_with_crash_points(MemoryJournal())\n"
         "for number in range(4):\n"
-        "    journal.append('job', [Wished(0.0, number, Pause())], expected=number)\n"
+        "    journal.append('job', [UserRequested(0.0, number, Pause())], expected=number)\n"
         "    print(number, flush=True)\n"
     )
     done = subprocess.run(
