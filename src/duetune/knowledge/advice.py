@@ -38,6 +38,13 @@ class Verdict(StrEnum):
     UNSURE = "not sure"
 
 
+def percentage(share: float) -> str:
+    """Return a probability in percent, never 0% or 100%: nothing is certain before it was tried."""
+    if share > 0.994:
+        return ">99%"
+    return "<1%" if share < 0.006 else f"{share:.0%}"
+
+
 class MemoryPart(msgspec.Struct, frozen=True, kw_only=True):
     """``at_peak_gb`` is what of it is there when most memory is taken; together they are the
     peak.
@@ -84,7 +91,7 @@ class Fit(msgspec.Struct, frozen=True, kw_only=True):
             ((part.name, f"{part.gb:.1f}") for part in self.parts),
             f"{one.model}, {one.method}, {one.batch_size} x {one.tokens_per_sample} tokens on "
             f"{one.num_gpus} x {one.gpu_model}: fits: {self.verdict.value} "
-            f"({self.estimate.p_valid:.0%}); peak {memory.middle:.1f} GB "
+            f"({percentage(self.estimate.p_valid)}); peak {memory.middle:.1f} GB "
             f"({memory.low:.1f} to {memory.high:.1f}) of {self.capacity_gb:.1f} GB",
         )
 
@@ -161,7 +168,7 @@ class Advice(msgspec.Struct, frozen=True, kw_only=True):
                     f"{one.configuration.num_gpus} x {one.configuration.gpu_model}",
                     one.configuration.method.value,
                     one.configuration.batch_size,
-                    f"{one.estimate.p_valid:.0%}",
+                    percentage(one.estimate.p_valid),
                     f"{one.estimate.tokens_per_s.middle:,.0f}",
                     "unknown" if one.cost is None else f"${one.cost.middle:.2f}",
                 )
