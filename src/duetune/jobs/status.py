@@ -13,7 +13,7 @@ from duetune.core.progress import Progress
 from duetune.errors import FleetError
 from duetune.simulate.journal_replay import state_of
 from duetune.store.rows import JobRow
-from duetune.training.progress_files import read_progress
+from duetune.training.worker_contract import read_progress
 
 if TYPE_CHECKING:
     from duetune.fleets.host import Connected

@@ -9,8 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from duetune.training.checkpoint import Checkpoint, CheckpointStore, StaleEpoch
-from duetune.training.progress_files import ProgressReporter, read_progress
-from duetune.training.worker_contract import Contract, Notice
+from duetune.training.worker_contract import Contract, Notice, ProgressReporter, read_progress
 
 if TYPE_CHECKING:
     from duetune.training.callback import DuetuneCallback

@@ -35,8 +35,7 @@ from duetune.core.progress import Phase, Progress
 from duetune.training import ranks
 from duetune.training.checkpoint import CheckpointStore, StaleEpoch
 from duetune.training.hazard import checkpoint_interval, read_hazard
-from duetune.training.progress_files import ProgressReporter
-from duetune.training.worker_contract import Contract, Notice
+from duetune.training.worker_contract import Contract, Notice, ProgressReporter
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

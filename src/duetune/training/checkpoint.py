@@ -86,13 +86,13 @@ class Checkpoint(msgspec.Struct, frozen=True, order=True):
 
     def load(self) -> tuple[dict[str, torch.Tensor], dict[str, Json]]:
         """Arrays (on the CPU) and document, as they were saved."""
-        from duetune.training.arrays import decoded  # noqa: PLC0415 - imports torch
-
         arrays: dict[str, torch.Tensor] = {}
         for entry in manifests.read_manifest(self.path).files:
             if entry.path.startswith(_ARRAYS):
                 try:
-                    arrays |= decoded(b"".join(manifests.checked_pieces(self.path, entry)))
+                    arrays |= manifests.decoded(
+                        b"".join(manifests.checked_pieces(self.path, entry))
+                    )
                 except ValueError as error:
                     raise Damaged(f"{self.path.name}: {entry.path}: {error}") from error
         return arrays, self.document()
@@ -138,10 +138,9 @@ class CheckpointStore:
         ``StaleEpoch`` if another writer has taken over. One step is published once per epoch; a
         second time gives the first.
         """
-        from duetune.training.arrays import encoded  # noqa: PLC0415 - imports torch
 
         def write(folder: Path) -> Iterable[ManifestEntry]:
-            for number, content in enumerate(encoded(arrays), start=1):
+            for number, content in enumerate(manifests.encoded(arrays), start=1):
                 yield write_entry(folder, f"{_ARRAYS}{number:05d}.safetensors", (content,))
 
         return self._publish(step, write, document)

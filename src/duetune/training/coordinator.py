@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING
 from duetune.core.node_contract import HOPELESS
 from duetune.errors import DuetuneError, InvalidInput, MissingExtra
 from duetune.files import write_whole
-from duetune.training.native import lighthouse_server
+from duetune.training.lighthouse import lighthouse_server
 
 if TYPE_CHECKING:
-    from duetune.training.native import LighthouseServer
+    from duetune.training.lighthouse import LighthouseServer
 
 # A member is gone after so long without a heartbeat; one that is there but late is waited for.
 HEARTBEAT_TIMEOUT_MS = 600

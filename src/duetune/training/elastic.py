@@ -21,10 +21,9 @@ if TYPE_CHECKING:
 
     from duetune.training.group import Group
     from duetune.training.membership import Arrangement
-    from duetune.training.progress_files import ProgressReporter
     from duetune.training.saver import Saver
     from duetune.training.shared_state import SharedState
-    from duetune.training.worker_contract import Notice
+    from duetune.training.worker_contract import Notice, ProgressReporter
 
 _log = logging.getLogger(__name__)
 

@@ -13,15 +13,19 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from duetune.errors import DuetuneError
+from duetune.errors import DuetuneError, MissingExtra
 from duetune.files import write_new
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
+    from types import ModuleType
+
+    import torch
 
 NAME = "manifest.json"
 SCHEMA = 1
 
+SHARD_BYTES = 256 << 20
 _CHUNK = 1 << 20
 _MOST_BYTES = 64 << 20
 
@@ -150,3 +154,42 @@ def _check_name(folder: Path, entry: ManifestEntry) -> None:
     )
     if not plain:
         raise Damaged(f"{folder.name}: a manifest cannot name {entry.path!r}")
+
+
+def encoded(arrays: Mapping[str, torch.Tensor], shard_bytes: int = SHARD_BYTES) -> Iterator[bytes]:
+    """Files of at most ``shard_bytes`` each, or of one tensor, so that memory for them is bounded.
+
+    Tensors that share memory are written out each for itself.
+    """
+    save = _safetensors().torch.save
+    shard: dict[str, torch.Tensor] = {}
+    memory: set[int] = set()
+    size = 0
+    for name, array in arrays.items():
+        if shard and size + array.nbytes > shard_bytes:
+            yield save(shard)
+            shard, memory, size = {}, set(), 0
+        plain = array.detach().to("cpu").contiguous()
+        if plain.untyped_storage().data_ptr() in memory:
+            plain = plain.clone()
+        memory.add(plain.untyped_storage().data_ptr())
+        shard[name] = plain
+        size += array.nbytes
+    yield save(shard)
+
+
+def decoded(content: bytes) -> dict[str, torch.Tensor]:
+    library = _safetensors()
+    try:
+        tensors: dict[str, torch.Tensor] = library.torch.load(content)
+    except library.SafetensorError as error:
+        raise ValueError(str(error)) from error
+    return tensors
+
+
+def _safetensors() -> ModuleType:
+    try:
+        import safetensors.torch  # noqa: PLC0415 - imports torch
+    except ImportError as error:
+        raise MissingExtra("saving tensors", "train") from error
+    return safetensors

@@ -41,10 +41,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from duetune.training.group import Group
-    from duetune.training.progress_files import ProgressReporter
     from duetune.training.task import TrainingTask
     from duetune.training.tokens import TokenizedRows, Tokenizer
-    from duetune.training.worker_contract import Contract, Notice
+    from duetune.training.worker_contract import Contract, Notice, ProgressReporter
 
 _log = logging.getLogger(__name__)
 

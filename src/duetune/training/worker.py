@@ -17,10 +17,9 @@ import msgspec
 from duetune.core.node_contract import DONE, HOPELESS, LEFT
 from duetune.core.progress import Phase, Progress
 from duetune.errors import DuetuneError, InvalidInput, MissingExtra, OutOfMemory
-from duetune.training.progress_files import ProgressReporter, read_progress
 from duetune.training.publication import published
 from duetune.training.task import read_task
-from duetune.training.worker_contract import Contract, Notice
+from duetune.training.worker_contract import Contract, Notice, ProgressReporter, read_progress
 
 if TYPE_CHECKING:
     from duetune.training.publication import PublishedResult

@@ -14,7 +14,7 @@ from duetune.core.progress import Phase
 from duetune.errors import InvalidInput
 from duetune.training.checkpoint import CheckpointStore
 from duetune.training.hazard import write_hazard
-from duetune.training.progress_files import read_progress
+from duetune.training.worker_contract import read_progress
 from support.later import later
 
 pytestmark = pytest.mark.torch

@@ -19,7 +19,7 @@ from support.later import later
 pytestmark = pytest.mark.torch
 
 torch = later("torch")
-tensors = later("duetune.training.arrays")
+tensors = later("duetune.training.manifest")
 
 
 def state(number):

@@ -15,10 +15,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from duetune.fleets.embedded.client import EmbeddedFleet
+    from duetune.fleets.embedded.client import (
+        EmbeddedFleet,
+        provider_status,
+        start_provider,
+        stop_provider,
+    )
     from duetune.fleets.embedded.clock import ScaledClock
     from duetune.fleets.embedded.cloud_settings import FleetFaults, FleetSettings
-    from duetune.fleets.embedded.lifecycle import provider_status, start_provider, stop_provider
     from duetune.fleets.embedded.provider_messages import FleetStatus
 
 __all__ = [
@@ -38,9 +42,9 @@ _HOMES = {
     "FleetSettings": "cloud_settings",
     "FleetStatus": "provider_messages",
     "ScaledClock": "clock",
-    "provider_status": "lifecycle",
-    "start_provider": "lifecycle",
-    "stop_provider": "lifecycle",
+    "provider_status": "client",
+    "start_provider": "client",
+    "stop_provider": "client",
 }
 
 

@@ -69,6 +69,23 @@ class FleetSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         _require("seed", self.seed, self.seed >= 0, "0 or more")
 
 
+class Order(msgspec.Struct, frozen=True):
+    """Which fleet is wanted. ``digest`` tells the market's file, ``market`` is its name."""
+
+    settings: FleetSettings
+    market: str
+    digest: str
+
+    def difference(self, settings: FleetSettings, digest: str) -> str:
+        """In which fields another fleet is not the wanted one."""
+        fields = [
+            name
+            for name in FleetSettings.__struct_fields__
+            if getattr(self.settings, name) != getattr(settings, name)
+        ]
+        return ", ".join(fields + ["market"] * (self.digest != digest))
+
+
 def _require(field: str, value: object, holds: bool, allowed: str) -> None:
     if not holds:
         raise InvalidInput(field, value, allowed)

@@ -23,13 +23,16 @@ import msgspec
 from duetune.core.fleet import Launch, NodeEnd, NodeKind, NodeState
 from duetune.errors import FleetError
 from duetune.files import write_whole
-from duetune.fleets.embedded.coordinators import Coordinators
-from duetune.fleets.embedded.crew import Crew
+from duetune.fleets.embedded.crew import Coordinators, Crew
 from duetune.fleets.embedded.desk import Desk
-from duetune.fleets.embedded.devices import Devices, visible_devices
+from duetune.fleets.embedded.node_assignment import (
+    Devices,
+    assignment_of,
+    notice_file,
+    visible_devices,
+)
 from duetune.fleets.embedded.provider_messages import FleetStatus, NoticeDocument
 from duetune.fleets.embedded.starter import Starter
-from duetune.fleets.embedded.worker_environment import assignment_of, notice_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable

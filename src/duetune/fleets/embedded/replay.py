@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import secrets
 from datetime import UTC, datetime
+from hashlib import sha256
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,8 +13,11 @@ import numpy as np
 from duetune.core.fleet import MarketReport, NodeKind
 from duetune.core.market import MarketTrace
 from duetune.errors import InvalidInput
+from duetune.market.traces import save_trace
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from numpy.typing import NDArray
 
     from duetune.core.market import Slot
@@ -113,6 +118,19 @@ class MarketReplay:
             rounds, rest = divmod(place, slots)
             return float(rounds * paid[slots] + paid[rest] + share * price[rest])
         return float(paid[slots] + (place - slots + share) * price[slots - 1])
+
+
+def save_market(folder: Path, market: MarketTrace) -> str:
+    """Keeps the first pool of a market in the folder; its digest."""
+    draft = folder / f"draft-{secrets.token_hex(8)}.csv"
+    save_trace(market.pool(), draft)
+    digest = sha256(draft.read_bytes()).hexdigest()[:16]
+    draft.rename(market_file(folder, digest))
+    return digest
+
+
+def market_file(folder: Path, digest: str) -> Path:
+    return folder / f"market-{digest}.csv"
 
 
 def _running_sum(price: NDArray[np.float64]) -> NDArray[np.float64]:

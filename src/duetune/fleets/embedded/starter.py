@@ -13,13 +13,13 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, NamedTuple
 
 from duetune.fleets.embedded import processes
-from duetune.fleets.embedded.channel import Channel
+from duetune.fleets.embedded.node_assignment import Channel
 from duetune.fleets.embedded.zygote import NOTHING_TO_LOAD, READY
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from duetune.fleets.embedded.channel import Assignment
+    from duetune.fleets.embedded.node_assignment import Assignment
 
 REPLY_TIMEOUT_S = 5.0
 FIRST_PAUSE_S = 1.0
