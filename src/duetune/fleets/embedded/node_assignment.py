@@ -27,9 +27,11 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 class Assignment(msgspec.Struct, frozen=True, tag="assignment"):
-    """The first line: what to run, in which environment, and where its output goes.
+    """The first message to an agent: what to run, in which environment, and where its output goes.
 
-    ``tireless``: start it again however it ends, as for a coordinator.
+    - ``module`` with ``arguments``, or ``command``: what to run.
+    - ``heartbeat``: a file that the worker touches; a worker that stops doing so is killed.
+    - ``tireless``: restart it whatever its exit status is, as for a coordinator.
     """
 
     name: str
@@ -45,11 +47,11 @@ class Assignment(msgspec.Struct, frozen=True, tag="assignment"):
 
 
 class Leave(msgspec.Struct, frozen=True, tag="leave"):
-    """Ask what runs to end, and do not start it again."""
+    """Ask the agent to end its worker and not to restart it."""
 
 
 class Gone(msgspec.Struct, frozen=True, tag="gone"):
-    """It ended for good. A negative code is the signal that killed it."""
+    """The worker has ended for good. A negative ``code`` is the signal that killed it."""
 
     code: int
 
@@ -58,17 +60,18 @@ Message = Assignment | Leave | Gone
 
 
 class Channel:
-    """One end of the pair."""
+    """One end of the socket pair between the provider and an agent."""
 
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
         self._rest = b""
 
     def fileno(self) -> int:
+        """Return the socket's descriptor, for selectors."""
         return self.connection.fileno()
 
     def send(self, message: Message) -> bool:
-        """Whether the other end was still there."""
+        """Send a message; return whether the other end is still there."""
         try:
             self.connection.sendall(msgspec.json.encode(message) + b"\n")
         except OSError:
@@ -76,7 +79,7 @@ class Channel:
         return True
 
     def receive(self) -> list[Message] | None:
-        """The lines that have come, waiting for at least some bytes; None: the other is gone."""
+        """Wait for data and return the complete messages; None if the other end is gone."""
         try:
             chunk = self.connection.recv(65536)
         except OSError:
@@ -87,11 +90,13 @@ class Channel:
         return [msgspec.json.decode(line, type=Message) for line in lines]
 
     def close(self) -> None:
+        """Close this end."""
         with contextlib.suppress(OSError):
             self.connection.close()
 
 
 def notice_file(launch: Launch) -> Path:
+    """Return the file in which a worker reads when its node will be taken."""
     return Path(launch.task.folder) / f"notice-{launch.node}.json"
 
 
@@ -104,7 +109,7 @@ def assignment_of(
     device: str | None,
     heartbeat_timeout_s: float,
 ) -> Assignment:
-    """What the agent of this node is told. ``secret`` opens the job's address for progress."""
+    """Return the assignment of a node. ``secret`` is part of the job's progress address."""
     task, folder = launch.task, Path(launch.task.folder)
     environment = {
         **os.environ,
@@ -140,7 +145,7 @@ def assignment_of(
 
 
 def _secrets(folder: Path) -> dict[str, str]:
-    """Values that are in no journal and no ledger: only in a file beside the job."""
+    """Read the job's secret variables. They are in this file only, not in journal or ledger."""
     try:
         return msgspec.json.decode((folder / SECRETS_FILE).read_bytes(), type=dict[str, str])
     except (OSError, msgspec.MsgspecError):
@@ -148,7 +153,7 @@ def _secrets(folder: Path) -> dict[str, str]:
 
 
 def coordinator_of(launch: Launch, port: int) -> Assignment:
-    """The coordinator of the node's job. It is started again on the same port when it dies."""
+    """Return the assignment of the job's coordinator, which is always restarted on ``port``."""
     folder = Path(launch.task.folder)
     return Assignment(
         name="coordinator",
@@ -167,7 +172,7 @@ def coordinator_of(launch: Launch, port: int) -> Assignment:
 
 
 def visible_devices(environ: Mapping[str, str], place: Path = Path("/dev")) -> list[str]:
-    """As the environment says, else all there are."""
+    """Return the GPUs that the environment allows, or all GPUs of the machine if it names none."""
     if VISIBLE in environ:
         return [name.strip() for name in environ[VISIBLE].split(",") if name.strip()]
     names = [file.name.removeprefix("nvidia") for file in place.glob("nvidia[0-9]*")]
@@ -175,14 +180,14 @@ def visible_devices(environ: Mapping[str, str], place: Path = Path("/dev")) -> l
 
 
 class Devices:
-    """One for each node. More nodes than GPUs share them as evenly as can be."""
+    """Assigns one of the machine's GPUs to each node; extra nodes share GPUs evenly."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self._names = list(names)
         self._taken: dict[tuple[str, str], str] = {}
 
     def take(self, key: tuple[str, str]) -> str | None:
-        """None: the machine has none."""
+        """Return the GPU with the fewest nodes for a new node; None if the machine has no GPU."""
         if not self._names:
             return None
         users = list(self._taken.values())
@@ -190,4 +195,5 @@ class Devices:
         return self._taken[key]
 
     def give_back(self, key: tuple[str, str]) -> None:
+        """Free the GPU of a node that has ended."""
         self._taken.pop(key, None)

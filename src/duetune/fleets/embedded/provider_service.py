@@ -1,4 +1,4 @@
-"""A provider from its order to its end: puts the parts together."""
+"""Runs a provider from its ``Order`` to its end: restores the state and puts the parts together."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ if TYPE_CHECKING:
 
 
 def serve(folder: Path, order: bytes, ready: Callable[[], None]) -> None:
-    """``ready`` is called once calls are answered; returns when the provider was stopped."""
+    """Run the provider of ``folder`` until it is stopped; call ``ready`` once it answers calls."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     wanted = msgspec.json.decode(order, type=Order)
-    # Whoever holds the folder's lock is its only provider: what others have started is left over.
+    # This process holds the folder's lock, so processes of other providers are leftovers.
     processes.end_marked(folder)
     os.environ[processes.MARK] = str(folder)
     processes.adopt_orphans()
@@ -44,7 +44,7 @@ def serve(folder: Path, order: bytes, ready: Callable[[], None]) -> None:
         provider = Provider(folder, opened, cloud, ledger)
         server = Server(provider, opened.settings.faults)
         provider.url = server.url
-        # It ends with the process; it looks seldom whether it should end before.
+        # The thread ends with the process, so it rarely checks (every 60 s) for a shutdown.
         threading.Thread(target=server.serve_forever, args=(60.0,), daemon=True).start()
         described = ProviderFile(
             url=server.url,
@@ -65,26 +65,26 @@ def serve(folder: Path, order: bytes, ready: Callable[[], None]) -> None:
 
 
 def open_cloud(folder: Path, order: Order, ledger: Ledger, wall: float) -> tuple[Cloud, Opened]:
-    """After a kill, clock and market go on as if nothing had been; the nodes are lost.
+    """Return the cloud of a new provider and the ledger line that opens it.
 
-    After a stop the market begins anew, at a boundary of the slots as they were, so that no clock
-    ever goes back.
+    If the last provider was killed, clock and market continue and its nodes are lost. If it was
+    stopped, the market starts again at the next slot boundary, so the clock never goes back.
     """
     story = read_story(folder)
     settled = _settled(folder, story, ledger)
     opened = story.opened
     if opened is None or story.closed or order.difference(opened.settings, opened.digest):
-        opened = _fresh(order, story, wall, _slot_s(folder, order))
+        opened = _new_opening(folder, order, story, wall)
     ledger.append([opened])
-    cloud = Cloud(replay_of(folder, opened), opened.settings)
+    cloud = Cloud(_replay_of(folder, opened), opened.settings)
     cloud.restore(settled, story.limits, story.cancelled, story.last_at)
     return cloud, opened
 
 
-def replay_of(folder: Path, opened: Opened) -> MarketReplay:
+def _replay_of(folder: Path, opened: Opened) -> MarketReplay:
     file = market_file(folder, opened.digest)
     if not file.is_file():
-        raise InvalidInput("market", opened.market, f"a market that is still in {folder}")
+        raise InvalidInput("market", opened.market, f"a market whose file is in {folder}")
     return MarketReplay(
         load_trace(file, name=opened.market),
         began=opened.began,
@@ -95,17 +95,18 @@ def replay_of(folder: Path, opened: Opened) -> MarketReplay:
 
 
 def _settled(folder: Path, story: Story, ledger: Ledger) -> list[Node]:
-    """All nodes there ever were, those that lived when the provider was killed as lost."""
+    """Return all nodes of the ledger; nodes alive when the provider was killed are now lost."""
     if story.opened is None or not any(node.state.alive for node in story.nodes.values()):
         return list(story.nodes.values())
-    cloud = Cloud(replay_of(folder, story.opened), story.opened.settings)
+    cloud = Cloud(_replay_of(folder, story.opened), story.opened.settings)
     cloud.restore(story.nodes.values(), {}, set(), story.last_at)
     ended = {key: record.node for key, record in cloud.changed.items()}
     ledger.append([Changed(node) for node in ended.values()])
     return [ended.get(key, node) for key, node in story.nodes.items()]
 
 
-def _fresh(order: Order, story: Story, wall: float, slot_s: float) -> Opened:
+def _new_opening(folder: Path, order: Order, story: Story, wall: float) -> Opened:
+    """Return the line that starts the market again, after the time of all earlier providers."""
     before = story.opened
     began, index = float(math.floor(wall)), order.settings.first_slot
     if before is not None:
@@ -119,10 +120,6 @@ def _fresh(order: Order, story: Story, wall: float, slot_s: float) -> Opened:
         digest=order.digest,
         anchor=Anchor(wall=wall, market=began, speed=order.settings.speed),
         began=began,
-        slot_s=slot_s,
+        slot_s=load_trace(market_file(folder, order.digest)).slot_hours * 3600,
         first_index=index,
     )
-
-
-def _slot_s(folder: Path, order: Order) -> float:
-    return load_trace(market_file(folder, order.digest)).slot_hours * 3600
