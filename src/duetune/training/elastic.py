@@ -1,4 +1,4 @@
-"""The elastic training loop: each step gives the same result with any number of members.
+"""The elastic training loop: the same steps with any number of members.
 
 Every round forms the group, computes this member's share of the step, sums the gradients of all
 members, and updates the model. After a failure the round is repeated with the remaining members.

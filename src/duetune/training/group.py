@@ -36,7 +36,9 @@ BIND = "DUETUNE_BIND"
 
 
 class GroupSettings(msgspec.Struct, frozen=True):
-    """Timeouts of a group in seconds.
+    """The network interface of a group (``bind``) and its times in seconds.
+
+    - ``heartbeat_s``: time between two heartbeats to the coordinator.
 
     - ``connect_s``: limit for connecting to all members.
     - ``operation_s``: limit for a sum or gather; dead peers are noticed much earlier, by pings.
