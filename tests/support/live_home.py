@@ -110,7 +110,7 @@ class LiveHome:
         temperature = "--warm" if warm else "--cold"
         (run or self.run)("fleet", "start", "--trace", market, temperature, *flags)
         if warm:  # who waits for the libraries in slots that count seems to hang
-            self.until(lambda: self.fleet().status().warm == "ready", "the libraries")
+            self.until(lambda: self.fleet().fleet.status().warm == "ready", "the libraries")
 
     def spec(self, *, steps=20, step_s=0.2, deadline=DISTANT, **fields):
         """A job that runs the pretend trainer, with much more time than it needs."""
