@@ -203,7 +203,7 @@ def make_controller(settings: Settings, store: Store, found: Connected) -> Contr
 
 def _settle(settings: Settings, store: Store, job: str, story: Sequence[Recorded]) -> None:
     """What is to be kept of a job that is over, and what is not."""
-    from duetune.fleets.embedded.worker_environment import SECRETS_FILE
+    from duetune.fleets.embedded.node_assignment import SECRETS_FILE
     from duetune.jobs.measured_runs import record_observations
 
     (settings.folder(job) / SECRETS_FILE).unlink(missing_ok=True)

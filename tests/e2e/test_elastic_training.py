@@ -105,7 +105,7 @@ def test_losses_and_resizes_leave_no_trace_in_the_result(job):
     rough.kill("n3", "n4")
     rough.launch("n5", "n6")
     assert [rough.code("n5"), rough.code("n6")] == [DONE, DONE]
-    assert "going on from step" in rough.log("n5")
+    assert "continuing from step" in rough.log("n5")
 
     assert rough.result == calm.result
     assert rough.adapter == calm.adapter

@@ -16,8 +16,8 @@ import pytest
 from duetune.core.progress import Phase
 from duetune.jobs.spec.load import load_spec
 from duetune.training.checkpoint import CheckpointStore
-from duetune.training.progress_files import read_progress
 from duetune.training.tiny import build_tiny_model
+from duetune.training.worker_contract import read_progress
 from support.patience import PATIENCE_S, until
 from support.places import ROOT
 

@@ -9,9 +9,9 @@ import subprocess
 import sys
 
 from duetune.core.progress import Phase
-from duetune.training.progress_files import read_progress
 from duetune.training.publication import published
 from duetune.training.task import write_task
+from duetune.training.worker_contract import read_progress
 from support.patience import PATIENCE_S, until
 
 NURSERY = """

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from duetune.core.node_contract import HAZARD, PROGRESS
 from duetune.training.hazard import Hazard, write_hazard
-from duetune.training.progress_files import read_progress
+from duetune.training.worker_contract import read_progress
 
 if TYPE_CHECKING:
     from pathlib import Path

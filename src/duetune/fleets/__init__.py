@@ -1,1 +1,1 @@
-"""Where nodes come from: one package for each kind of fleet."""
+"""Fleets provide the nodes that jobs run on: one package per kind, and how to connect to it."""

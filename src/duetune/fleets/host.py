@@ -1,4 +1,8 @@
-"""How a fleet is reached and started, whichever kind it is."""
+"""The interface by which duetune connects to a fleet of any kind and starts it.
+
+The fleets themselves are in packages beside this module; ``duetune.registry.fleets`` finds the
+configured one by its name.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +18,14 @@ if TYPE_CHECKING:
 
 
 def _nothing() -> None:
-    """Do nothing: a clock that cannot be woken is waited for."""
+    """Do nothing. This is the default for clocks that cannot be interrupted."""
 
 
 class Connected(NamedTuple):
-    """A fleet that runs, its market and its clock.
+    """A running fleet with its market feed and its clock.
 
-    ``speed`` is how many seconds of ``clock`` pass in one on the wall. ``interrupt`` wakes a clock
-    that waits; it is called when the controller is told to stop.
+    - ``speed``: seconds of ``clock`` per wall-clock second.
+    - ``interrupt``: ends a wait of ``clock`` early; called when the controller is told to stop.
     """
 
     fleet: Fleet
@@ -33,43 +37,48 @@ class Connected(NamedTuple):
 
 @runtime_checkable
 class FleetHost(Protocol):
-    """Connects to a fleet of one kind, and starts it where duetune has to.
+    """Connects to a fleet of one kind, and starts it where that is duetune's task."""
 
-    ``running`` starts nothing, and returns None where no fleet runs. ``start`` returns the fleet
-    that runs, and starts one if there is none. ``revive`` is called when the fleet does not answer.
-    ``feed`` is the market as jobs would find it now, also where no fleet runs. ``site`` says what
-    its GPUs are.
-    """
+    def running(self) -> Connected | None:
+        """Return the running fleet, or None if there is none. This starts nothing."""
 
-    def running(self) -> Connected | None: ...
+    def start(self) -> Connected:
+        """Return the running fleet; start one first if there is none."""
+        ...
 
-    def start(self) -> Connected: ...
+    def revive(self) -> None:
+        """Repair or restart the fleet. Called when the fleet does not answer."""
 
-    def revive(self) -> None: ...
+    def feed(self) -> MarketFeed:
+        """Return the market that a job would meet now, even if no fleet runs."""
+        ...
 
-    def feed(self) -> MarketFeed: ...
-
-    def site(self) -> SiteSettings: ...
+    def site(self) -> SiteSettings:
+        """Return the description of the fleet's GPUs and slots."""
+        ...
 
 
 class AlwaysOn:
-    """The host of a fleet that somebody else runs; ``[site]`` in ``config.toml`` describes it."""
+    """The host of a fleet that others run; ``[site]`` in ``config.toml`` describes it."""
 
     def __init__(self, settings: Settings, connected: Connected) -> None:
         self._settings, self._connected = settings, connected
 
     def running(self) -> Connected:
+        """Return the fleet, which always runs."""
         return self._connected
 
     def start(self) -> Connected:
+        """Return the fleet; there is nothing to start."""
         return self._connected
 
     def revive(self) -> None:
-        """Do nothing: the fleet answers again when its owner has repaired it."""
+        """Do nothing: only the fleet's owner can repair it."""
 
     def feed(self) -> MarketFeed:
+        """Return the fleet's own market feed."""
         return self._connected.feed
 
     def site(self) -> SiteSettings:
-        """Return the configured site, at the speed of the fleet's clock."""
+        """Return the configured site with the speed of the fleet's clock."""
         return msgspec.structs.replace(self._settings.site, speed=self._connected.speed)

@@ -14,7 +14,7 @@ from duetune.errors import FleetError
 from duetune.notebook import html_fields
 from duetune.simulate.journal_replay import state_of
 from duetune.store.rows import JobRow
-from duetune.training.progress_files import read_progress
+from duetune.training.worker_contract import read_progress
 
 if TYPE_CHECKING:
     from duetune.fleets.host import Connected

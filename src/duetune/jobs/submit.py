@@ -22,7 +22,7 @@ from duetune.core.node_contract import CHECKPOINT_DIR, CHECKPOINT_KEEP, LOGS
 from duetune.core.ports import Policy
 from duetune.errors import InvalidInput
 from duetune.files import OWNER, write_whole
-from duetune.fleets.embedded.worker_environment import SECRETS_FILE
+from duetune.fleets.embedded.node_assignment import SECRETS_FILE
 from duetune.jobs.configure import TrainingPlan, configure
 from duetune.jobs.measured_runs import measured_paces, ran_out_of_memory
 from duetune.jobs.quote import Quote, make_quote

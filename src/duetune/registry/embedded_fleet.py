@@ -11,9 +11,8 @@ import msgspec
 from duetune.core.fleet import MarketReport
 from duetune.errors import InvalidInput
 from duetune.files import write_whole
-from duetune.fleets.embedded.client import EmbeddedFleet
+from duetune.fleets.embedded.client import EmbeddedFleet, provider_status, start_provider
 from duetune.fleets.embedded.cloud_settings import DEFAULT_PRELOAD, FleetSettings
-from duetune.fleets.embedded.lifecycle import provider_status, start_provider
 from duetune.fleets.host import Connected
 from duetune.market.resample import slice_slots
 from duetune.registry.markets import SYNTHETIC_SLOTS, market_named, markets_from_file

@@ -1,7 +1,8 @@
-"""Training that may be interrupted at any time and goes on where it was.
+"""Training that can be interrupted at any time and continues from its last checkpoint.
 
-For a training script of your own: the contract with the node (``contract``, ``progress``), and
-``DuetuneCallback`` for transformers' Trainer and TRL. None of it imports torch until it must.
+These names are for your own training scripts: the contract with the node (``Contract``,
+``Notice``), progress reports, checkpoints, and ``DuetuneCallback`` for the Trainer of transformers
+and TRL. Importing this package does not import torch. The built-in trainer starts in ``worker``.
 """
 
 from __future__ import annotations
@@ -9,8 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from duetune.training.checkpoint import Checkpoint, CheckpointStore, StaleEpoch
-from duetune.training.progress_files import ProgressReporter, read_progress
-from duetune.training.worker_contract import Contract, Notice
+from duetune.training.worker_contract import Contract, Notice, ProgressReporter, read_progress
 
 if TYPE_CHECKING:
     from duetune.training.callback import DuetuneCallback

@@ -1,4 +1,4 @@
-"""``python -m duetune.training``: see ``duetune.training.worker``."""
+"""``python -m duetune.training`` runs one member of a job; see ``duetune.training.worker``."""
 
 from __future__ import annotations
 
@@ -17,5 +17,5 @@ if __name__ == "__main__":
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
-        # Not sys.exit: connections to members that hang would be waited for.
+        # Not sys.exit, which would wait for connections to members that hang.
         os._exit(status)

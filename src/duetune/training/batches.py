@@ -1,8 +1,8 @@
-"""Which examples belong to which step: a pure function of seed and step.
+"""Decides which examples belong to which step: a pure function of seed and step.
 
-The examples of all passes stand in one line, every pass in an order of its own, and a step takes
-the next ``batch_rows`` of them. The number of members plays no part, so a run that grew, shrank or
-started again sees the same data in the same order.
+Each pass over the data (epoch) has its own random order. All passes together form one sequence, and
+each step takes the next ``batch_rows`` examples of it. The number of members has no influence, so a
+run that grew, shrank or restarted sees the same data in the same order.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-# What a seed is mixed with, so that order, held-out rows and dropout are drawn independently.
+# Mixed into the seed, so that order, held-out rows and dropout are drawn independently.
 _ORDER, _HELD_OUT, _DROPOUT = 1, 2, 3
 
 
 class BatchPlan(msgspec.Struct, frozen=True):
-    """``microbatch`` rows go through the model at once, ``batch_rows`` make one step."""
+    """The split of ``rows`` examples into steps of ``batch_rows`` and microbatches."""
 
     rows: int
     batch_rows: int
@@ -29,7 +29,7 @@ class BatchPlan(msgspec.Struct, frozen=True):
     seed: int
 
     def rows_of(self, step: int) -> NDArray[np.int64]:
-        """The examples of a step, in the order in which they are used."""
+        """Return the examples of a step, in the order in which they are used."""
         places = np.arange(step * self.batch_rows, (step + 1) * self.batch_rows, dtype=np.int64)
         passes, offsets = np.divmod(places, self.rows)
         chosen = np.empty(self.batch_rows, dtype=np.int64)
@@ -39,6 +39,7 @@ class BatchPlan(msgspec.Struct, frozen=True):
         return chosen
 
     def microbatches_of(self, step: int) -> list[NDArray[np.int64]]:
+        """Return the examples of each microbatch of a step; the last one may be smaller."""
         rows = self.rows_of(step)
         return [
             rows[begin : begin + self.microbatch]
@@ -47,19 +48,19 @@ class BatchPlan(msgspec.Struct, frozen=True):
 
 
 def share_of(microbatches: int, rank: int, world: int) -> range:
-    """The microbatches that member ``rank`` of ``world`` computes."""
+    """Return the microbatches that member ``rank`` of ``world`` computes."""
     return range(rank, microbatches, world)
 
 
 def held_out(rows: int, fraction: float, most: int, seed: int) -> NDArray[np.int64]:
-    """The examples to measure the loss on and never train on, at most half of all."""
+    """Return the examples for evaluation, which are never trained on: at most half of all."""
     count = min(int(rows * fraction), most, rows // 2)
     random = np.random.default_rng([seed, _HELD_OUT])
     return np.sort(random.permutation(rows)[:count])
 
 
 def dropout_seed(seed: int, step: int, microbatch: int) -> int:
-    """What the random generator of a microbatch starts from, on whichever member it runs."""
+    """Return the dropout seed of a microbatch, which is the same on every member."""
     state = np.random.SeedSequence([seed, _DROPOUT, step, microbatch]).generate_state(2, np.uint32)
     return int(state[0]) << 31 ^ int(state[1])
 

@@ -1,11 +1,11 @@
-"""For transformers' Trainer and what is built on it, such as TRL's SFTTrainer.
+"""A callback for the Trainer of transformers and its subclasses, such as TRL's SFTTrainer.
 
     duetune = DuetuneCallback()
     trainer = SFTTrainer(..., callbacks=[duetune])
     trainer.train(resume_from_checkpoint=duetune.resume_from())
     sys.exit(duetune.finish(trainer))
 
-Where duetune has not started the process these lines change nothing: training begins at the
+If duetune has not started the process, these lines change nothing: training starts from the
 beginning, the model is saved to the Trainer's own output folder, and the exit status is 0.
 """
 
@@ -35,8 +35,7 @@ from duetune.core.progress import Phase, Progress
 from duetune.training import ranks
 from duetune.training.checkpoint import CheckpointStore, StaleEpoch
 from duetune.training.hazard import checkpoint_interval, read_hazard
-from duetune.training.progress_files import ProgressReporter
-from duetune.training.worker_contract import Contract, Notice
+from duetune.training.worker_contract import Contract, Notice, ProgressReporter
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -49,11 +48,13 @@ _STATE = "trainer_state.json"
 
 
 class DuetuneCallback(TrainerCallback):
-    """Reports progress, publishes each checkpoint, and leaves in time when the node is taken.
+    """Reports progress, publishes each checkpoint, and stops training before the node is taken.
 
-    Checkpoints are those the Trainer makes (``save_steps``), and more where the nodes of this job
-    are lost so often that it pays; ``save_every_s`` sets the seconds between two instead. ``keep``
-    of the published ones are kept.
+    Besides the Trainer's own checkpoints (``save_steps``), it saves more often if the job's nodes
+    are lost often enough.
+
+    - ``save_every_s``: a fixed number of seconds between two checkpoints instead.
+    - ``keep``: the number of published checkpoints to keep.
     """
 
     def __init__(
@@ -69,23 +70,23 @@ class DuetuneCallback(TrainerCallback):
             self._run = _Run(contract, save_every_s=save_every_s, keep=keep)
 
     def resume_from(self) -> str | None:
-        """The folder to give as ``resume_from_checkpoint``; None to begin at the beginning.
+        """Return the folder for ``resume_from_checkpoint``; None to start from the beginning.
 
-        From here on older launches of this job can publish nothing more. If a later one has
-        begun already, there is nothing left to do here and the process ends.
+        After this call, older launches of this job can publish nothing more. If a later launch has
+        already started, this process has nothing to do and exits with status 75.
         """
         return None if self._run is None else self._run.resume_from()
 
     @property
     def exit_code(self) -> int:
-        """75 if training has stopped because the node will be taken, else 0."""
+        """Return 75 if training has stopped because the node will be taken, otherwise 0."""
         return LEFT if self._run is not None and self._run.left else DONE
 
     def finish(self, trainer: Trainer, output: str | os.PathLike[str] | None = None) -> int:
-        """The last line: save the model if training is done, tell so, and give the exit status.
+        """Save the model if training is done, report it, and return the exit status.
 
-        Saves to ``output``, or else to the folder the job's result is looked for in, or else to
-        the Trainer's own. All ranks must call it.
+        The model goes to ``output``, or to the job's output folder, or to the Trainer's own if
+        duetune has not started the process. All ranks must call this as their last step.
         """
         run = self._run
         if run is not None and run.left:
@@ -100,29 +101,32 @@ class DuetuneCallback(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
     ) -> None:
+        """Report the start; called by the Trainer."""
         if self._run is not None:
             if args.save_only_model:
-                raise InvalidInput(
-                    "save_only_model", value=True, allowed="False, to be able to resume"
-                )
+                allowed = "False, because training can only resume from a full checkpoint"
+                raise InvalidInput("save_only_model", value=True, allowed=allowed)
             self._run.begin(args, state)
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
     ) -> None:
+        """Report progress, and decide whether to save or leave; called by the Trainer."""
         if self._run is not None:
             self._run.step(args, state, control)
 
     def on_epoch_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
     ) -> None:
+        """Skip saving and evaluation when leaving; called by the Trainer."""
         if self._run is not None and self._run.left:
-            # Saved at the step already; there is no time for anything else.
+            # The last step was saved already, and there is no time for an evaluation.
             control.should_save = control.should_evaluate = False
 
     def on_save(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
     ) -> None:
+        """Publish the checkpoint that the Trainer has just written; called by the Trainer."""
         if self._run is not None:
             self._run.publish(_output_dir(args), state)
 
@@ -134,12 +138,13 @@ class DuetuneCallback(TrainerCallback):
         logs: dict[str, float] | None = None,
         **_: object,
     ) -> None:
+        """Report the measured losses; called by the Trainer."""
         if self._run is not None and logs is not None:
             self._run.measured(state, logs)
 
 
 class _Run:
-    """What the callback knows and does where duetune has started the process."""
+    """The callback's state and work in a process that duetune has started."""
 
     def __init__(self, contract: Contract, *, save_every_s: float | None, keep: int) -> None:
         self.contract = contract
@@ -161,20 +166,15 @@ class _Run:
         found = ""
         if ranks.first():
             self._claim()
-            # After the claim, so that what is read stays the newest.
+            # Read after the claim: from then on nobody else publishes a newer checkpoint.
             checkpoint = self._store.latest()
             if checkpoint is not None and not (checkpoint.files / _STATE).is_file():
-                raise InvalidInput(
-                    "checkpoint",
-                    str(checkpoint.path),
-                    "a checkpoint made by a transformers Trainer",
-                )
-            if checkpoint is not None:
-                found = str(checkpoint.files)
-                self._report(step=checkpoint.step, checkpoint_step=checkpoint.step)
-            else:
-                self._report()
-        return ranks.told_by_first(found) or None
+                allowed = "a checkpoint of a transformers Trainer"
+                raise InvalidInput("checkpoint", str(checkpoint.path), allowed)
+            step = 0 if checkpoint is None else checkpoint.step
+            found = "" if checkpoint is None else str(checkpoint.files)
+            self._report(step=step, checkpoint_step=step)
+        return ranks.from_first(found) or None
 
     def begin(self, args: TrainingArguments, state: TrainerState) -> None:
         if ranks.first() and not self._claimed:
@@ -188,6 +188,7 @@ class _Run:
         )
 
     def step(self, args: TrainingArguments, state: TrainerState, control: TrainerControl) -> None:
+        """Report a step, then stop after a notice or a takeover, or save if a save is due."""
         now = time.monotonic()
         if self._step_began is not None:
             self._step_times.append(now - self._step_began)
@@ -197,7 +198,7 @@ class _Run:
             step_s=step_s,
             tokens=max(state.num_input_tokens_seen, self._progress.tokens),
         )
-        # All ranks must stop and save at the same step, whichever of them has heard of it.
+        # All ranks must stop and save at the same step, even if only one of them got the notice.
         noticed, superseded, save = ranks.any_of(
             (self._notice.given, self._superseded, self._save_due(now)), args.device
         )
@@ -207,8 +208,8 @@ class _Run:
             control.should_training_stop = True
             control.should_save = not superseded
             control.should_evaluate = False
-            reason = "another launch has taken over" if superseded else "the node will be taken"
-            _log.warning("leaving after step %d: %s", state.global_step, reason)
+            reason = "a later launch has taken over" if superseded else "the node will be taken"
+            _log.warning("stopping after step %d: %s", state.global_step, reason)
         elif save:
             control.should_save = True
         self._step_began = self._save_began = time.monotonic()
@@ -218,7 +219,8 @@ class _Run:
             self._save_began = None
 
     def publish(self, output_dir: Path, state: TrainerState) -> None:
-        # Every rank writes its part of the folder.
+        """Publish the checkpoint of the last step; a failure is reported but not raised."""
+        # Each rank writes its own part of the folder.
         ranks.wait()
         if not ranks.first() or self._superseded:
             return
@@ -229,9 +231,9 @@ class _Run:
             self._superseded = True
             _log.warning("%s", error)
         except OSError as error:
-            # Training is worth more than this one; the one before it is still there.
-            _log.warning("the checkpoint of step %d is not published: %s", step, error)
-            self._report(message=f"checkpoint of step {step} failed: {error}")
+            # Training continues; the previous checkpoint is still there.
+            _log.warning("cannot publish the checkpoint of step %d: %s", step, error)
+            self._report(message=f"the checkpoint of step {step} could not be saved: {error}")
         else:
             self._saved_at = time.monotonic()
             if self._save_began is not None:
@@ -254,7 +256,7 @@ class _Run:
         try:
             self._store.claim(alone=True)
         except StaleEpoch as error:
-            _log.warning("%s: nothing left to do here", error)
+            _log.warning("%s; exiting", error)
             raise SystemExit(LEFT) from error
         self._claimed = True
 

@@ -1,14 +1,14 @@
-"""Checkpoints that survive whatever happens to their writer.
+"""Checkpoints that stay whole even if their writer is killed at any moment.
 
-A checkpoint is a folder ``step-00000120.epoch-000007`` with the state of the whole job, whatever
-the number of its members, and a manifest with the size and hash of each file. It is prepared under
-the writer's own claim, every file is synced, and one rename publishes it: no reader ever sees half
-of one. Readers take the newest by (epoch, step), check every byte, and fall back to the one before
-it where something is wrong. ``duetune.training.fence`` says why an old writer cannot
-interfere.
+A checkpoint is a folder ``step-00000120.epoch-000007``. It holds the state of the whole job, which
+does not depend on the number of members, and a manifest with the size and hash of each file. The
+writer prepares it in its own folder, syncs every file, and publishes it by one rename, so a reader
+never sees an incomplete one. Readers take the newest by (epoch, step), check every byte, and fall
+back to the previous one if something is damaged.
 
-Nothing here relies on locks, so a network file system will do. Torch is imported only where
-tensors are saved or loaded.
+``fence`` explains why an older writer cannot interfere; ``manifest`` has the files' format. Nothing
+here needs locks, so a network file system is sufficient. Torch is imported only to save or load
+tensors.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _SOFTWARE = ("duetune", "torch", "transformers", "safetensors")
 
 
 class Checkpoint(msgspec.Struct, frozen=True, order=True):
-    """A published checkpoint; they order by epoch first, then by step."""
+    """A published checkpoint. Checkpoints are ordered by epoch first, then by step."""
 
     epoch: int
     step: int
@@ -61,18 +61,18 @@ class Checkpoint(msgspec.Struct, frozen=True, order=True):
 
     @property
     def files(self) -> Path:
-        """The folder as it was handed to ``publish``."""
+        """Return the copy of the folder that was given to ``publish``."""
         return self.path / _FILES
 
     def verify(self) -> None:
-        """``Damaged`` unless every byte is as it was written."""
+        """Raise ``Damaged`` unless every byte is as it was written."""
         manifest = manifests.read_manifest(self.path)
         if (manifest.step, manifest.epoch) != (self.step, self.epoch):
-            raise Damaged(f"{self.path.name}: its manifest is of another checkpoint")
+            raise Damaged(f"{self.path.name}: the manifest belongs to another checkpoint")
         manifests.check_content(self.path, manifest)
 
     def document(self) -> dict[str, Json]:
-        """The state beside the arrays or files."""
+        """Return the JSON document that was saved with the arrays or files."""
         manifest = manifests.read_manifest(self.path)
         (entry,) = (entry for entry in manifest.files if entry.path == _DOCUMENT)
         content = b"".join(manifests.checked_pieces(self.path, entry))
@@ -81,28 +81,28 @@ class Checkpoint(msgspec.Struct, frozen=True, order=True):
         except ValueError as error:
             raise Damaged(f"{self.path.name}: {_DOCUMENT}: {error}") from error
         if not isinstance(found, dict):
-            raise Damaged(f"{self.path.name}: {_DOCUMENT} is no document")
+            raise Damaged(f"{self.path.name}: {_DOCUMENT} is not a JSON object")
         return found
 
     def load(self) -> tuple[dict[str, torch.Tensor], dict[str, Json]]:
-        """Arrays (on the CPU) and document, as they were saved."""
-        from duetune.training.arrays import decoded  # noqa: PLC0415 - imports torch
-
+        """Return the arrays (on the CPU) and the document as they were saved."""
         arrays: dict[str, torch.Tensor] = {}
         for entry in manifests.read_manifest(self.path).files:
             if entry.path.startswith(_ARRAYS):
                 try:
-                    arrays |= decoded(b"".join(manifests.checked_pieces(self.path, entry)))
+                    arrays |= manifests.decoded(
+                        b"".join(manifests.checked_pieces(self.path, entry))
+                    )
                 except ValueError as error:
                     raise Damaged(f"{self.path.name}: {entry.path}: {error}") from error
         return arrays, self.document()
 
 
 class CheckpointStore:
-    """The checkpoints of one job, for a process of launch ``epoch``.
+    """The checkpoints of one job, as seen by a process of launch ``epoch``.
 
-    Reading is open to all. ``save`` and ``publish`` need a claim: ``claim`` makes one, and the
-    first of them makes one as a process that works alone where there is none yet.
+    Any process may read. ``save`` and ``publish`` need a claim. ``claim`` makes one; otherwise the
+    first ``save`` or ``publish`` makes one for a process that works alone.
     """
 
     def __init__(self, folder: Path, epoch: int, keep: int = 2) -> None:
@@ -117,13 +117,14 @@ class CheckpointStore:
 
     @property
     def folder(self) -> Path:
+        """Return the folder of the job's checkpoints."""
         return self._folder
 
     def claim(self, *, alone: bool = False) -> int:
-        """Become the only writer, with a fresh epoch; whoever was it before is no more.
+        """Become the only writer and return the new epoch; earlier writers lose their claim.
 
-        In a group: only when its quorum has made this member the leader. ``alone`` is for a
-        process without a group: ``StaleEpoch`` if a later launch of the job has claimed already.
+        A member of a group calls this only after the quorum has made it the leader. A process
+        without a group passes ``alone``: it gets ``StaleEpoch`` if a later launch has a claim.
         """
         return self._claimed(alone=alone).epoch
 
@@ -133,15 +134,15 @@ class CheckpointStore:
         arrays: Mapping[str, torch.Tensor],
         document: Mapping[str, Json] | msgspec.Struct,
     ) -> Path:
-        """Publish a state. What an ``OSError`` (a full disk) interrupts leaves no trace.
+        """Publish a state and return its folder.
 
-        ``StaleEpoch`` if another writer has taken over. One step is published once per epoch; a
-        second time gives the first.
+        After an ``OSError`` (such as a full disk) nothing is left behind. ``StaleEpoch`` is raised
+        if another writer has taken over. Each step is published once per epoch; a second call
+        returns the first folder.
         """
-        from duetune.training.arrays import encoded  # noqa: PLC0415 - imports torch
 
         def write(folder: Path) -> Iterable[ManifestEntry]:
-            for number, content in enumerate(encoded(arrays), start=1):
+            for number, content in enumerate(manifests.encoded(arrays), start=1):
                 yield write_entry(folder, f"{_ARRAYS}{number:05d}.safetensors", (content,))
 
         return self._publish(step, write, document)
@@ -152,7 +153,7 @@ class CheckpointStore:
         source: Path,
         document: Mapping[str, Json] | msgspec.Struct | None = None,
     ) -> Path:
-        """Publish a copy of a file or folder as it is; as ``save`` in all else."""
+        """Publish a copy of a file or folder; otherwise like ``save``."""
 
         def write(folder: Path) -> Iterable[ManifestEntry]:
             target = folder / _FILES
@@ -162,9 +163,9 @@ class CheckpointStore:
         return self._publish(step, write, {} if document is None else document)
 
     def latest(self) -> Checkpoint | None:
-        """The newest whole checkpoint; damaged ones are passed over with a warning."""
+        """Return the newest whole checkpoint; damaged ones are skipped with a warning."""
         passed: set[Checkpoint] = set()
-        # Looks again after each, since a writer at work may remove old ones and publish new ones.
+        # List the folder each time: a writer may remove and publish checkpoints meanwhile.
         while candidates := set(self._all()) - passed:
             newest = max(candidates)
             try:
@@ -172,7 +173,7 @@ class CheckpointStore:
             except Damaged as damage:
                 passed.add(newest)
                 if newest.path.exists():
-                    _log.warning("passing over a damaged checkpoint: %s", damage)
+                    _log.warning("skipping a damaged checkpoint: %s", damage)
             else:
                 return newest
         return None
@@ -213,7 +214,7 @@ class CheckpointStore:
             with contextlib.suppress(OSError):
                 remove_tree(draft)
             if isinstance(error, OSError) and error.errno in _GONE:
-                # Most likely the claim was taken away under our feet; else it is what it says.
+                # The likely cause is a lost claim, which ``check`` reports instead.
                 self._fence.check(claim)
             raise
         self._prune(claim)
@@ -225,13 +226,13 @@ class CheckpointStore:
         return self._claim
 
     def _there(self, checkpoint: Checkpoint, claim: Claim) -> bool:
-        """Whether this claim has published that step already; if damaged, it is moved away."""
+        """Return whether this claim has already published the step; remove a damaged one."""
         if not checkpoint.path.exists():
             return False
         try:
             checkpoint.verify()
         except Damaged as damage:
-            _log.warning("writing a damaged checkpoint anew: %s", damage)
+            _log.warning("replacing a damaged checkpoint: %s", damage)
             self._remove(checkpoint, claim)
             return False
         return True
@@ -248,7 +249,7 @@ class CheckpointStore:
         ]
 
     def _prune(self, claim: Claim) -> None:
-        """Remove what is older than the newest ``keep`` whole ones. Failing to is no failure."""
+        """Remove all but the newest ``keep`` whole checkpoints. A failure is ignored."""
         whole = 0
         for checkpoint in sorted(self._all(), reverse=True):
             if whole >= self._keep:
@@ -260,7 +261,7 @@ class CheckpointStore:
                 whole += 1
 
     def _remove(self, checkpoint: Checkpoint, claim: Claim) -> None:
-        # Out of sight in one step, so that no reader finds half of it.
+        # Move it away by one rename first, so that no reader finds half of it.
         away = claim.place / f"removed-{checkpoint.path.name}"
         remove_tree(away)
         checkpoint.path.rename(away)
@@ -268,7 +269,7 @@ class CheckpointStore:
 
 
 def _copy(source: Path, folder: Path, target: Path) -> Iterator[ManifestEntry]:
-    """Copy into ``target``. Copies, not links: who wrote the source may write over it in place."""
+    """Copy into ``target``. Links would not do: the source may be overwritten in place."""
     if source.is_file():
         path = target / source.name
         yield write_entry(folder, path.relative_to(folder).as_posix(), pieces(source))
@@ -285,7 +286,7 @@ def _copy(source: Path, folder: Path, target: Path) -> Iterator[ManifestEntry]:
 
 
 def _json(document: Mapping[str, Json] | msgspec.Struct) -> bytes:
-    # The standard library's, since it keeps what msgspec does not: NaN, and integers of any size.
+    # The standard library keeps NaN and integers of any size; msgspec does not.
     return json.dumps(msgspec.to_builtins(document)).encode()
 
 

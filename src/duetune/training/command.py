@@ -1,9 +1,10 @@
-"""Checkpoints for commands that are not Python.
+"""Checkpoints for training commands that are not written in Python.
 
-    python -m duetune.training.command latest             prints the newest one's folder, if any
+    python -m duetune.training.command latest             prints the newest checkpoint's folder
     python -m duetune.training.command publish 120 DIR    publishes a copy of DIR as step 120
 
-The exit status of ``publish`` is 75 when a later launch of the job has taken over: leave then.
+``latest`` prints nothing if there is no checkpoint. ``publish`` exits with 75 if a later launch of
+the job has taken over; the command should then exit, too.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 
 def main(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
+    """Run one of the two commands and return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m duetune.training.command")
     verbs = parser.add_subparsers(dest="verb", required=True)
     verbs.add_parser("latest", help="print the folder of the newest whole checkpoint, if any")
@@ -38,7 +40,7 @@ def main(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
         if options.verb == "latest":
             found = CheckpointStore(contract.checkpoints, contract.epoch).latest()
             if found is not None:
-                print(found.files)  # noqa: T201 - what was asked for
+                print(found.files)  # noqa: T201 - the command's output
         else:
             store = CheckpointStore(contract.checkpoints, contract.epoch, options.keep)
             store.publish(options.step, options.source)

@@ -1,7 +1,8 @@
-"""``python -m duetune.training.coordinator``: says who is in a job's elastic group.
+"""``python -m duetune.training.coordinator``: decides who is in a job's elastic group.
 
-It runs torchft's lighthouse, writes its address to a file, and ends with the process that started
-it. It may be stopped and started again at the same place at any time: members wait for it.
+It runs torchft's lighthouse, writes its address to a file, and ends when its parent process ends.
+It may be restarted on the same port at any time: members wait for it. Torch is not imported. The
+members' side is in ``lighthouse``.
 """
 
 from __future__ import annotations
@@ -18,12 +19,13 @@ from typing import TYPE_CHECKING
 from duetune.core.node_contract import HOPELESS
 from duetune.errors import DuetuneError, InvalidInput, MissingExtra
 from duetune.files import write_whole
-from duetune.training.native import lighthouse_server
+from duetune.training.lighthouse import lighthouse_server
 
 if TYPE_CHECKING:
-    from duetune.training.native import LighthouseServer
+    from duetune.training.lighthouse import LighthouseServer
 
-# A member is gone after so long without a heartbeat; one that is there but late is waited for.
+# A member without a heartbeat for HEARTBEAT_TIMEOUT_MS counts as gone. A member that sends
+# heartbeats but has not asked for the quorum is waited for up to JOIN_TIMEOUT_MS.
 HEARTBEAT_TIMEOUT_MS = 600
 JOIN_TIMEOUT_MS = 10_000
 TICK_MS = 20
@@ -33,6 +35,7 @@ _BIND_PAUSE_S = 0.1
 
 
 def main(arguments: list[str] | None = None) -> int:
+    """Run the coordinator until it is stopped or its parent is gone; return the exit status."""
     options = _parser().parse_args(arguments)
     parent = os.getppid()
     stopped = threading.Event()
@@ -44,7 +47,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(error, file=sys.stderr)  # noqa: T201
         return HOPELESS if isinstance(error, MissingExtra) else error.exit_code
     host = options.bind.rpartition(":")[0]
-    # The server tells the name of the host, which need not lead to where it listens.
+    # The server reports the host's name, which may resolve to another address than it listens on.
     port = server.address().rpartition(":")[2]
     write_whole(options.port_file, f"http://{host}:{port}")
     while not stopped.wait(_WATCH_S):
@@ -55,7 +58,9 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _server(options: argparse.Namespace) -> LighthouseServer:
-    for attempt in range(_BIND_TRIES):
+    attempts = 0
+    while True:
+        attempts += 1
         try:
             return lighthouse_server(
                 options.bind,
@@ -64,11 +69,10 @@ def _server(options: argparse.Namespace) -> LighthouseServer:
                 tick_ms=TICK_MS,
             )
         except RuntimeError as error:
-            # The one before it may not be quite gone.
-            if attempt == _BIND_TRIES - 1:
+            # The previous coordinator may not have released the port yet.
+            if attempts == _BIND_TRIES:
                 raise InvalidInput("--bind", options.bind, f"a free address ({error})") from None
             time.sleep(_BIND_PAUSE_S)
-    raise AssertionError
 
 
 def _parser() -> argparse.ArgumentParser:

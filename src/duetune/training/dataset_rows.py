@@ -1,8 +1,8 @@
-"""Examples to train on: what a row may be, and whether a dataset holds such rows.
+"""The rows of a dataset: which forms a row may have, and checks of all rows of a dataset.
 
-A row is a ``text``, a ``prompt`` with its ``completion``, or ``messages`` of a conversation; other
-columns are ignored. Needs neither torch nor transformers, so that a dataset can be refused before
-anything is spent on it.
+A row is a ``text``, a ``prompt`` with its ``completion``, or the ``messages`` of a conversation.
+Other columns are ignored. Neither torch nor transformers is needed, so a wrong dataset is refused
+before it costs anything. File formats are read in ``records``; tokens are made in ``tokens``.
 """
 
 from __future__ import annotations
@@ -20,24 +20,28 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 CHARACTERS_PER_TOKEN = 4.0
-"""Of text in English with the usual tokenizers."""
+"""The average of English text with common tokenizers."""
 
 ROW = "an object with 'text', with 'prompt' and 'completion', or with 'messages'"
 
 
 class RowKind(StrEnum):
+    """The form of a row; all rows of a dataset have the same."""
+
     TEXT = "text"
     COMPLETION = "prompt and completion"
     CONVERSATION = "messages"
 
 
 class Message(msgspec.Struct, frozen=True):
+    """One message of a conversation."""
+
     role: str
     content: str
 
 
 class DataRow(msgspec.Struct, frozen=True):
-    """The loss counts on the text, on the completion, or on what the assistant says."""
+    """One training example. The loss covers the text, the completion, or the assistant's turns."""
 
     text: str | None = None
     prompt: str | None = None
@@ -46,6 +50,7 @@ class DataRow(msgspec.Struct, frozen=True):
 
     @property
     def kind(self) -> RowKind | None:
+        """Return the form of the row; None if required fields are missing."""
         if self.messages is not None:
             return RowKind.CONVERSATION
         if self.prompt is not None and self.completion is not None:
@@ -54,6 +59,7 @@ class DataRow(msgspec.Struct, frozen=True):
 
     @property
     def characters(self) -> int:
+        """Return the length of all texts of the row."""
         if self.messages is not None:
             return sum(len(message.content) for message in self.messages)
         if self.completion is not None and self.prompt is not None:
@@ -62,7 +68,7 @@ class DataRow(msgspec.Struct, frozen=True):
 
 
 class DatasetSummary(msgspec.Struct, frozen=True):
-    """``complete`` is false where only the first rows were looked at."""
+    """Figures of a dataset. ``complete`` is false if only its first rows were read."""
 
     rows: int
     kind: RowKind
@@ -72,28 +78,27 @@ class DatasetSummary(msgspec.Struct, frozen=True):
 
     @property
     def tokens_per_row(self) -> float:
-        """About how many, by characters: no tokenizer is asked."""
+        """Return the estimated tokens per row, from the number of characters."""
         return max(1.0, self.characters / self.rows / CHARACTERS_PER_TOKEN)
 
 
 def rows_of(place: str | Path) -> Iterator[DataRow]:
-    """All rows of a file or folder, or of a name on the hub; all are of one kind."""
+    """Yield the checked rows of a file, a folder or a dataset on the hub; all have one form."""
     first: RowKind | None = None
     for record in read_records(place):
         row = _checked(record.content, record.where)
         if first is None:
             first = row.kind
         elif row.kind != first:
-            raise InvalidInput(
-                record.where, f"a row with {row.kind}", f"{first}, as in the rows before"
-            )
+            allowed = f"a row with {first}, as in the first row"
+            raise InvalidInput(record.where, f"a row with {row.kind}", allowed)
         yield row
     if first is None:
         raise InvalidInput("dataset", str(place), f"at least one row: {ROW}")
 
 
 def check_dataset(place: str | Path, limit: int | None = None) -> DatasetSummary:
-    """Read a dataset, or its first ``limit`` rows, and refuse what cannot be trained on."""
+    """Return figures of a dataset or its first ``limit`` rows; ``InvalidInput`` for a wrong row."""
     rows = characters = longest = 0
     kind: RowKind | None = None
     complete = True
@@ -115,19 +120,15 @@ def _checked(content: object, where: str) -> DataRow:
         row = msgspec.convert(content, DataRow)
     except msgspec.ValidationError as error:
         raise InvalidInput(where, content, f"{ROW} ({error})") from None
-    match row.kind:
-        case None:
-            raise InvalidInput(where, content, ROW)
-        case RowKind.TEXT:
-            empty = not (row.text or "").strip()
-        case RowKind.COMPLETION:
-            empty = not (row.completion or "").strip()
-        case RowKind.CONVERSATION:
-            empty = not any(
-                message.role == "assistant" and message.content.strip()
-                for message in row.messages or ()
-            )
-    if empty:
+    if row.kind is None:
+        raise InvalidInput(where, content, ROW)
+    answers = (one.content for one in row.messages or () if one.role == "assistant")
+    learned = {
+        RowKind.TEXT: row.text or "",
+        RowKind.COMPLETION: row.completion or "",
+        RowKind.CONVERSATION: "".join(answers),
+    }
+    if not learned[row.kind].strip():
         raise InvalidInput(where, content, _NOT_EMPTY[row.kind])
     return row
 
@@ -135,5 +136,5 @@ def _checked(content: object, where: str) -> DataRow:
 _NOT_EMPTY = {
     RowKind.TEXT: "a 'text' that is not empty",
     RowKind.COMPLETION: "a 'completion' that is not empty",
-    RowKind.CONVERSATION: "'messages' in which the assistant says something",
+    RowKind.CONVERSATION: "'messages' with a message of the assistant that is not empty",
 }

@@ -1,8 +1,8 @@
-"""The elastic training loop: the same step on however many members there are.
+"""The elastic training loop: the same steps with any number of members.
 
-Every round forms the group, computes this member's share of the step, adds up and updates. What
-fails is tried again with whoever is left; nothing changes before the sum is complete, so a lost
-member costs at most one step.
+Every round forms the group, computes this member's share of the step, sums the gradients of all
+members, and updates the model. After a failure the round is repeated with the remaining members.
+The state changes only after the sum is complete, so a lost member costs at most one step.
 """
 
 from __future__ import annotations
@@ -21,10 +21,9 @@ if TYPE_CHECKING:
 
     from duetune.training.group import Group
     from duetune.training.membership import Arrangement
-    from duetune.training.progress_files import ProgressReporter
     from duetune.training.saver import Saver
     from duetune.training.shared_state import SharedState
-    from duetune.training.worker_contract import Notice
+    from duetune.training.worker_contract import Notice, ProgressReporter
 
 _log = logging.getLogger(__name__)
 
@@ -32,10 +31,7 @@ _MOST_PAUSE_S = 2.0
 
 
 class ElasticTraining:
-    """``run`` until all steps are done or this node will be taken.
-
-    ``over``: whether the result is there already.
-    """
+    """The training loop of one member. ``over`` returns whether the result is already published."""
 
     def __init__(
         self,
@@ -58,11 +54,11 @@ class ElasticTraining:
         self._pace = StepPace()
 
     def run(self) -> bool:
-        """Whether all steps are done; if not, this member was told to leave and has saved."""
+        """Train; return True if all steps are done, False if this member has saved and left."""
         learner, failures = self._learner, 0
         while learner.step < learner.total_steps:
             if self._over():
-                # Others were faster while this member stood still.
+                # The other members have finished while this one was suspended.
                 return True
             if self._notice.given:
                 self._leave()
@@ -73,9 +69,9 @@ class ElasticTraining:
             except GroupBroken as broken:
                 self._pace.disturb()
                 failures += 1
-                _log.info("step %d again: %s", learner.step + 1, broken)
-                # A loss costs one try or two. What fails on and on (a network that lets nobody
-                # through) must not fill the log.
+                _log.info("repeating step %d: %s", learner.step + 1, broken)
+                # A lost member causes one or two failures. Repeated ones (such as a blocked
+                # network) must not fill the log.
                 time.sleep(min(0.01 * 2**failures, _MOST_PAUSE_S) if failures > 3 else 0.0)
             except Left:
                 self._leave()
@@ -84,6 +80,7 @@ class ElasticTraining:
         return True
 
     def _round(self) -> None:
+        """Form the group and do one step with it."""
         learner, group = self._learner, self._group
         arrangement = group.form()
         self._pace.formed(arrangement)
@@ -97,7 +94,7 @@ class ElasticTraining:
         if change is not None:
             _log.info("step %d: %s", learner.step, change)
         if arrangement.leads and not self._over():
-            self._tell(arrangement)
+            self._report(arrangement)
             self._saver.save_if_due(learner)
 
     def _touch(self) -> None:
@@ -105,26 +102,22 @@ class ElasticTraining:
         if self._notice.given:
             self._group.hush()
 
-    def _tell(self, arrangement: Arrangement) -> None:
-        known, step_s = self._learner.known, self._pace.step_s
-        if known.step % self._logging_steps == 0 or known.step == self._learner.total_steps:
+    def _report(self, arrangement: Arrangement) -> None:
+        """Log and report the step that was just done. Only the leader calls this."""
+        known, total, step_s = self._learner.known, self._learner.total_steps, self._pace.step_s
+        loss, world = known.losses[-1], arrangement.world
+        if known.step % self._logging_steps == 0 or known.step == total:
             pace = "" if step_s is None else f", {step_s:.3g} s/step"
-            _log.info(
-                "step %d/%d: loss %.4f, %s%s",
-                known.step,
-                self._learner.total_steps,
-                known.losses[-1],
-                members(arrangement.world),
-                pace,
-            )
+            text = "step %d/%d: loss %.4f, %s%s"
+            _log.info(text, known.step, total, loss, members(world), pace)
         self._reporter.report(
             Progress(
                 step=known.step,
-                total_steps=self._learner.total_steps,
-                world=arrangement.world,
+                total_steps=total,
+                world=world,
                 step_s=step_s,
                 tokens=known.tokens,
-                loss=known.losses[-1],
+                loss=loss,
                 checkpoint_step=self._saver.saved_step,
                 phase=Phase.TRAINING,
                 message=self._saver.warning,
@@ -133,16 +126,16 @@ class ElasticTraining:
 
     def _leave(self) -> None:
         self._group.hush()
-        _log.info("this node will be taken: leaving after step %d", self._learner.step)
+        _log.info("this node will be taken; leaving after step %d", self._learner.step)
         self._saver.save_now(self._learner)
 
 
 STEADY = 4
-"""So many undisturbed steps tell a pace."""
+"""Number of steps without a change of members before a step time is reported."""
 
 
 class StepPace:
-    """How long a step takes, and how long a change of members took."""
+    """Measures the time of a step and of a change of members."""
 
     def __init__(self) -> None:
         self._last = time.monotonic()
@@ -153,22 +146,28 @@ class StepPace:
 
     @property
     def step_s(self) -> float | None:
-        """The usual length of a step with the present members; None until it is known: the first
-        ones after a change are slower.
+        """Return the median step time with the current members, in seconds.
+
+        None until ``STEADY`` steps were measured; the first steps after a change are slower.
         """
         return statistics.median(self._recent) if len(self._recent) >= STEADY else None
 
     def disturb(self) -> None:
+        """Leave the current step out of the measurement. Called when a round has failed."""
         self._disturbed = True
 
     def formed(self, arrangement: Arrangement) -> None:
+        """Start measuring again if the members have changed. Called when the group has formed."""
         if arrangement.connect:
             self._disturbed = True
             self._recent.clear()
         self._arrangement = arrangement
 
     def stepped(self) -> str | None:
-        """Called after every step; in words, the change of members that it was the first after."""
+        """Record the end of a step.
+
+        Return a description of the change of members if this is the first step after one.
+        """
         now, world = time.monotonic(), self._arrangement.world if self._arrangement else 0
         taken, self._last = now - self._last, now
         disturbed, self._disturbed = self._disturbed, False
@@ -177,9 +176,10 @@ class StepPace:
             return None
         before, self._before = self._before, world
         if before:
-            return f"{members(before)} -> {members(world)}, {taken:.2f} s until this step was done"
-        return f"joined, {members(world)}"
+            return f"{members(before)} -> {members(world)}, {taken:.2f} s since the last step"
+        return f"joined the group, {members(world)}"
 
 
 def members(count: int) -> str:
+    """Return a number of members in words."""
     return "1 member" if count == 1 else f"{count} members"

@@ -1,30 +1,30 @@
-"""Who may publish checkpoints: one writer at a time, without locks.
+"""Ensures that only one process at a time publishes checkpoints, without locks.
 
-A writer *claims* a fresh epoch, greater than every epoch claimed or published before. The claim is
-a folder ``writers/<epoch>/`` and in it the one place where its holder prepares what it will
-publish. Publishing is a rename from there into the open. A new claim first appears, then takes the
-folders of all older claims away. Hence:
+A writer *claims* a new epoch, greater than every epoch claimed or published before. The claim is a
+folder ``writers/<epoch>/``. Inside it is the only folder (the *place*) in which the writer prepares
+checkpoints. Publishing is a rename out of that place. A new claim first appears, then removes the
+folders of all older claims. This has four consequences:
 
-1. *Claims are unique and grow.* A claim folder is made elsewhere and renamed into place with its
-   content; a rename onto a folder with content fails, so of two that want one number one wins. A
-   claimant looks again afterwards and gives up its number if a greater one has appeared. The
-   greatest claim is never taken away, so a number that was taken away once has a greater one
-   beside it and cannot be held again.
-2. *Once ``claim`` has returned, no older writer publishes anything.* Its place is gone, so its
-   rename has no source and it gets ``StaleEpoch``. Which of the two renames comes first is
-   settled by the file system, not by a check that could be out of date. A number claimed again
-   after it was taken away has a place of another name, so an old holder cannot slip into it.
-3. *Should it be possible after all* (a network file system that acts on what it remembers of a
-   folder), its checkpoint has the lower epoch, and readers take the greatest epoch first: as soon
-   as the new writer has published, the old one's is never read. Until then it is a whole state of
-   this job's own past, and going on from it is right.
-4. *A crash at any point* leaves at most a claim nobody holds or a folder with a temporary name; the
-   next claim takes both away.
+1. *Claims are unique and grow.* A claim folder is made under a temporary name and renamed with its
+   content. A rename onto a folder with content fails, so only one of two claimants gets a number.
+   A claimant then checks again and gives up its number if a greater one has appeared. The greatest
+   claim is never removed. So a removed number always has a greater one beside it, and cannot be
+   held again.
+2. *After ``claim`` has returned, no older writer publishes anything.* Its place is gone, so its
+   rename fails and it gets ``StaleEpoch``. The file system decides which of the two renames comes
+   first, so no outdated check is involved. If a removed number is claimed again, its place has
+   another name, so the old writer cannot use it.
+3. *If an old writer publishes nevertheless* (a network file system with an outdated cache), its
+   checkpoint has the lower epoch. Readers take the greatest epoch first, so they never read it
+   once the new writer has published. Until then it is a whole earlier state of this job, and
+   continuing from it is correct.
+4. *A crash at any point* leaves at most an unused claim or a folder with a temporary name. The next
+   claim removes both.
 
-A process that works alone has no quorum to say who leads, so there the launch decides: it may not
-claim after a later launch has (``alone``). In a group the quorum decides, any member may lead and
-launches do not count; who finds itself superseded claims again only when the quorum has confirmed
-it as the leader.
+A process that works alone (``alone``) has no quorum that names a leader. There the launch number
+decides: a process may not claim after a later launch has. In a group the quorum decides, and any
+member may lead. A member that was superseded claims again only after the quorum has confirmed it
+as the leader.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _ABANDONED_S = 600.0
 
 
 class StaleEpoch(DuetuneError):
-    """Somebody else writes this job's checkpoints now: publish nothing more."""
+    """Another process now writes this job's checkpoints; this one must publish nothing more."""
 
     code = "stale_epoch"
     exit_code = 4
@@ -58,26 +58,26 @@ class StaleEpoch(DuetuneError):
         self.epoch = epoch
         self.newest = newest
         super().__init__(
-            f"epoch {epoch} may not write checkpoints any more; epoch {newest} has taken over"
+            f"epoch {epoch} may no longer write checkpoints; epoch {newest} has taken over"
         )
 
 
 class Claim(msgspec.Struct, frozen=True):
-    """The right to publish as ``epoch``; ``place`` is where to prepare it."""
+    """The right to publish as ``epoch``; ``place`` is the folder to prepare checkpoints in."""
 
     epoch: int
     place: Path
 
 
 class Fence:
-    """The claims on the checkpoints in one folder."""
+    """The claims on the checkpoints in ``folder``, for a process of launch ``launch``."""
 
     def __init__(self, folder: Path, launch: int) -> None:
         self._folder = folder / "writers"
         self._launch = launch
 
     def claim(self, *, published: int, alone: bool) -> Claim:
-        """Claim an epoch above all others and above ``published``; older claims end."""
+        """Claim an epoch above all claimed ones and ``published``; older claims end."""
         make_folder(self._folder)
         while True:
             newest = max(self._epochs(), default=0)
@@ -85,7 +85,7 @@ class Fence:
             if alone and launch > self._launch:
                 raise StaleEpoch(self._launch, launch)
             epoch = max(newest, published, self._launch - 1) + 1
-            # The greatest launch so far stays on record, whoever leads.
+            # The name records the greatest launch so far, even if an older launch leads.
             place = self._take(epoch, max(launch, self._launch))
             if place is None:
                 continue
@@ -97,7 +97,7 @@ class Fence:
             return Claim(epoch=epoch, place=place)
 
     def check(self, claim: Claim) -> None:
-        """``StaleEpoch`` if the claim has ended."""
+        """Raise ``StaleEpoch`` if the claim has ended."""
         newest = max(self._epochs(), default=0)
         if newest > claim.epoch or not claim.place.is_dir():
             raise StaleEpoch(claim.epoch, newest)
@@ -122,7 +122,7 @@ class Fence:
         )
 
     def _take(self, epoch: int, launch: int) -> Path | None:
-        """Make the claim folder with its place in it; None if the number was taken meanwhile."""
+        """Make the claim folder and return its place; None if another has the number now."""
         token = f"{os.getpid():x}-{secrets.token_hex(8)}"
         fresh = self._folder / f".new-{token}"
         place = f"launch-{launch:06d}.{token}"
@@ -132,7 +132,7 @@ class Fence:
             sync_folder(fresh)
             fresh.rename(self._path(epoch))
         except FileNotFoundError:
-            return None  # Swept as abandoned, because this process stood still for so long.
+            return None  # Another claimant removed it, because this process was suspended.
         except OSError as error:
             with contextlib.suppress(OSError):
                 remove_tree(fresh)
@@ -142,14 +142,14 @@ class Fence:
         return self._path(epoch) / place
 
     def _take_away(self, epoch: int) -> None:
-        # By rename, so that the holder sees it whole or not at all; then for good.
+        # Rename it first, so that its holder sees all of it or nothing.
         away = self._folder / f".gone-{epoch:06d}-{secrets.token_hex(8)}"
         with contextlib.suppress(FileNotFoundError):
             self._path(epoch).rename(away)
             remove_tree(away)
 
     def _sweep(self, epoch: int) -> None:
-        """End all older claims and remove what crashed claimants have left."""
+        """End all older claims and remove the leftovers of crashed claimants."""
         for older in self._epochs():
             if older < epoch:
                 self._take_away(older)

@@ -1,9 +1,9 @@
-"""The elastic group: members come and go, those that are there work on one state.
+"""The elastic group: members may join and leave between steps, and all share one state.
 
-``form`` begins every step. It agrees on the members with the coordinator (torchft's lighthouse),
-connects anew if they have changed, and takes over the state of another member if this one is
-behind. Whatever fails raises ``GroupBroken``: the connections are dropped at once, so that nobody
-waits for this member in vain, and the same step is tried again with whoever is left.
+``form`` starts every step. It asks the coordinator (torchft's lighthouse) for the members,
+reconnects if they have changed, and copies the state of another member if this one is behind. Any
+failure raises ``GroupBroken`` and closes the connections at once, so that no other member waits for
+this one. The step is then repeated with the remaining members.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from __future__ import annotations
 import threading
 import time
 import uuid
-from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+from concurrent.futures import Future, wait
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import msgspec
 
@@ -31,12 +32,20 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 
 BIND = "DUETUNE_BIND"
-"""The address of the network interface that the group uses, all of it."""
+"""Environment variable: the address of the network interface for all traffic of the group."""
 
 
 class GroupSettings(msgspec.Struct, frozen=True):
-    """``operation_s`` bounds how long members wait for each other; peers that are dead or stopped
-    are noticed long before. A member whose main thread does nothing for ``hang_s`` counts as dead.
+    """The network interface of a group (``bind``) and its times in seconds.
+
+    - ``heartbeat_s``: time between two heartbeats to the coordinator.
+
+    - ``connect_s``: limit for connecting to all members.
+    - ``operation_s``: limit for a sum or gather; dead peers are noticed much earlier, by pings.
+    - ``hang_s``: a member whose main thread is inactive for this long counts as dead.
+    - ``patience_s``: how long an operation runs before the other members are pinged.
+    - ``ping_s``, ``ping_pause_s``, ``missed_pings``: timeout of a ping, time between pings, and the
+      number of unanswered pings after which a member counts as dead.
     """
 
     bind: str = "127.0.0.1"
@@ -51,37 +60,45 @@ class GroupSettings(msgspec.Struct, frozen=True):
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str]) -> GroupSettings:
+        """Return the defaults with the network interface of ``DUETUNE_BIND``."""
         return cls(bind=environ.get(BIND) or "127.0.0.1")
 
 
 class GroupBroken(Exception):
-    """This round came to nothing; form again and repeat the step."""
+    """This round has failed. The caller forms the group again and repeats the step."""
 
 
 class Left(Exception):
-    """This member was told to leave while it waited for others."""
+    """This member was asked to leave while it waited for the others."""
 
 
 class Group(Protocol):
-    """``gather`` gives every member's part in the order of ranks; ``add_up`` sums in place."""
+    """One member's view of its group."""
 
-    def form(self) -> Arrangement: ...
+    def form(self) -> Arrangement:
+        """Agree on the members of the next step and connect to them."""
 
-    def gather(self, part: torch.Tensor) -> list[torch.Tensor]: ...
+    def gather(self, part: torch.Tensor) -> list[torch.Tensor]:
+        """Return every member's ``part``, in the order of ranks."""
 
-    def add_up(self, part: torch.Tensor) -> torch.Tensor: ...
+    def add_up(self, part: torch.Tensor) -> torch.Tensor:
+        """Replace ``part`` by the sum over all members and return it."""
 
-    def touch(self) -> None: ...
+    def touch(self) -> None:
+        """Record that the main thread is active. Any thread may call this."""
 
-    def hush(self) -> None: ...
+    def hush(self) -> None:
+        """Stop the heartbeats. Called before the last step of a member that leaves."""
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Leave the group and close all connections."""
 
 
 class ElasticGroup:
-    """One member's view. All of it is used from one thread; only ``touch`` may be called by any.
+    """A member of a group with a coordinator. Only ``touch`` may be called from any thread.
 
-    ``leaving`` is asked while waiting for others: once it holds, ``Left`` is raised.
+    - ``leaving``: checked while waiting for others; ``Left`` is raised once it returns true.
+    - ``touched``: called whenever the main thread is active.
     """
 
     def __init__(
@@ -102,10 +119,10 @@ class ElasticGroup:
         self._leaving = leaving
         self._touched = touched
         self._alive_at = time.monotonic()
-        self._server = StateServer(self._settings.bind, state, self._lively)
+        self._server = StateServer(self._settings.bind, state, self._active)
         self._rendezvous = Rendezvous(self._settings.bind)
         self._lighthouse = Lighthouse(
-            lighthouse, self._id, self._lively, self._settings.heartbeat_s
+            lighthouse, self._id, self._active, self._settings.heartbeat_s
         )
         self._formations = 0
         self._fresh = True
@@ -113,6 +130,7 @@ class ElasticGroup:
         self._collective: Collective | None = None
 
     def form(self) -> Arrangement:
+        """Agree on the members, connect to them, and copy the state if this member is behind."""
         own = Member(
             id=self._id,
             address=self._server.address,
@@ -123,7 +141,7 @@ class ElasticGroup:
             group=self._arrangement.group if self._arrangement is not None else "",
             fresh=self._fresh,
         )
-        members = self._patiently(lambda: self._lighthouse.quorum(own))
+        members = self._unless_leaving(lambda: self._lighthouse.quorum(own))
         arrangement = arrange(members, self._id)
         if arrangement.connect:
             self._drop()
@@ -131,28 +149,31 @@ class ElasticGroup:
             if arrangement.world > 1:
                 self._collective = self._watched(lambda: self._connected(arrangement), arrangement)
         if arrangement.source is not None:
-            self._take_over(arrangement)
+            self._copy_state(arrangement.source, arrangement)
         self._arrangement = arrangement
         self._fresh = False
         return arrangement
 
     def gather(self, part: torch.Tensor) -> list[torch.Tensor]:
+        """Return every member's ``part``, in the order of ranks."""
         return self._together(lambda collective: collective.gather(part), [part])
 
     def add_up(self, part: torch.Tensor) -> torch.Tensor:
+        """Replace ``part`` by the sum over all members and return it."""
         self._together(lambda collective: collective.add_up(part), None)
         return part
 
     def touch(self) -> None:
-        """The main thread is at work."""
+        """Record that the main thread is active."""
         self._alive_at = time.monotonic()
         self._touched()
 
     def hush(self) -> None:
-        """This is the last step here: the others need not wait for the heartbeat to run out."""
+        """Stop the heartbeats, so that the others need not wait for them to time out."""
         self._lighthouse.hush()
 
     def close(self) -> None:
+        """Leave the group and close all connections."""
         self._lighthouse.hush()
         self._drop()
         self._server.close()
@@ -177,34 +198,32 @@ class ElasticGroup:
             raise GroupBroken("not connected")
         return self._watched(lambda: work(collective), arrangement)
 
-    def _take_over(self, arrangement: Arrangement) -> None:
-        source, step = arrangement.source, arrangement.step
-        if source is None:
-            return
-        arrays, document = self._watched(lambda: fetch_state(source.address, step), arrangement)
+    def _copy_state(self, source: Member, arrangement: Arrangement) -> None:
+        arrays, document = self._watched(
+            lambda: fetch_state(source.address, arrangement.step), arrangement
+        )
         with self._state.lock:
             self._state.load(arrays, document)
 
-    def _lively(self) -> bool:
+    def _active(self) -> bool:
         return time.monotonic() - self._alive_at < self._settings.hang_s
 
-    def _patiently(self, work: Callable[[], _T]) -> _T:
-        """Run what may take long beside the main thread, which stays open to signals."""
-        task = _Beside(work)
-        since = time.monotonic()
-        while not task.done.wait(0.05 if time.monotonic() - since < 1 else 0.2):
+    def _unless_leaving(self, work: Callable[[], _T]) -> _T:
+        """Run ``work`` in a thread; raise ``Left`` if this member is asked to leave meanwhile."""
+        call, since = _in_background(work), time.monotonic()
+        while not wait([call], 0.05 if time.monotonic() - since < 1 else 0.2).done:
             self.touch()
             if self._leaving() and time.monotonic() - since > self._settings.patience_s:
                 raise Left
-        return task.result()
+        return call.result()
 
     def _watched(self, work: Callable[[], _T], arrangement: Arrangement) -> _T:
-        """The same while the others must live: who is seen dead or stopped breaks the round."""
-        task = _Beside(work)
+        """Run ``work`` in a thread and ping the others; a dead or stopped one breaks the round."""
+        call = _in_background(work)
         missed = dict.fromkeys((member.id for member in arrangement.members), 0)
         next_ping = time.monotonic() + self._settings.patience_s
         try:
-            while not task.done.wait(0.05):
+            while not wait([call], 0.05).done:
                 self.touch()
                 if time.monotonic() < next_ping:
                     continue
@@ -212,10 +231,10 @@ class ElasticGroup:
                     if member.id != self._id:
                         self._ping(member, missed)
                 next_ping = time.monotonic() + self._settings.ping_pause_s
-            return task.result()
+            return call.result()
         except (RuntimeError, OSError, TransferFailed, GroupBroken) as error:
             self._drop()
-            raise GroupBroken(_in_short(error)) from error
+            raise GroupBroken(_short_reason(error)) from error
 
     def _ping(self, member: Member, missed: dict[str, int]) -> None:
         answer = alive(member.address, self._settings.ping_s)
@@ -224,14 +243,14 @@ class ElasticGroup:
             raise GroupBroken(f"{member.id} does not answer")
 
     def _drop(self) -> None:
-        """Give up the connections. Closing may block on what is under way, so elsewhere."""
+        """Close the connections, in a thread because closing may wait for a running operation."""
         collective, self._collective, self._arrangement = self._collective, None, None
         if collective is not None:
             threading.Thread(target=collective.abort, name="abandon", daemon=True).start()
 
 
 class SoloGroup:
-    """A member without a coordinator: always alone."""
+    """The group of a job without a coordinator: one member, always alone."""
 
     def __init__(self, name: str, state: State, touched: Callable[[], None]) -> None:
         self._name = name
@@ -240,51 +259,47 @@ class SoloGroup:
         self._group = ""
 
     def form(self) -> Arrangement:
+        """Return the arrangement with this member alone."""
         own = Member(id=self._name, address="", store="", step=self._state.step, group=self._group)
         arrangement = arrange([own], self._name)
         self._group = arrangement.group
         return arrangement
 
     def gather(self, part: torch.Tensor) -> list[torch.Tensor]:
+        """Return the only part."""
         return [part]
 
     def add_up(self, part: torch.Tensor) -> torch.Tensor:
+        """Return the only part, which is the sum."""
         return part
 
     def touch(self) -> None:
+        """Record that the main thread is active."""
         self._touched()
 
     def hush(self) -> None:
-        """Nobody listens."""
+        """Do nothing: there is no heartbeat."""
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: there is no connection."""
 
 
-class _Beside(Generic[_T]):
-    """A call in a thread of its own, which may be left to itself."""
+def _in_background(work: Callable[[], _T]) -> Future[_T]:
+    """Run ``work`` in its own thread, which the caller may stop waiting for."""
+    call: Future[_T] = Future()
 
-    def __init__(self, work: Callable[[], _T]) -> None:
-        self.done = threading.Event()
-        self._answers: list[_T] = []
-        self._error: Exception | None = None
-        threading.Thread(target=self._run, args=(work,), name="beside", daemon=True).start()
-
-    def result(self) -> _T:
-        if self._error is not None:
-            raise self._error
-        return self._answers[0]
-
-    def _run(self, work: Callable[[], _T]) -> None:
+    def run() -> None:
         try:
-            self._answers.append(work())
-        except Exception as error:  # noqa: BLE001 - raised again where it is waited for
-            self._error = error
-        finally:
-            self.done.set()
+            call.set_result(work())
+        except Exception as error:  # noqa: BLE001 - raised again by ``result``
+            call.set_exception(error)
+
+    # A pool would wait for its threads when the process exits; a daemon thread does not.
+    threading.Thread(target=run, name="group-call", daemon=True).start()
+    return call
 
 
-def _in_short(error: BaseException) -> str:
+def _short_reason(error: BaseException) -> str:
     if "closed by peer" in str(error) or "reset by peer" in str(error):
-        return "a member has gone"
+        return "a member has closed its connection"
     return " ".join(str(error).split())[:160] or type(error).__name__

@@ -1,8 +1,8 @@
-"""How often nodes are lost, and how often to save because of it.
+"""The rate at which nodes are lost, and the checkpoint interval that follows from it.
 
-Saving often costs time, saving seldom costs the work since the last save. Young (1974): with C
-seconds per save and M seconds between losses, save every sqrt(2 C M) seconds. Daly (2006) refines
-it for losses that come nearly as often as saves take.
+Frequent saves cost time; rare saves lose more work when a node is lost. Young (1974): with C
+seconds per save and a mean of M seconds between losses, save every sqrt(2 C M) seconds. Daly (2006)
+refines this for the case that M is not much longer than C.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ def checkpoint_interval(
     least: float = 5.0,
     most: float = 1800.0,
 ) -> float:
-    """Seconds of training between two saves, within [``least``, ``most``].
+    """Return the seconds of training between two saves, within [``least``, ``most``].
 
-    ``every`` is the user's own choice and is taken as it is. With no known time between losses
-    (None) the answer is ``most``.
+    ``every`` is the user's own interval and is returned unchanged. If the mean time between losses
+    is not known (None), the result is ``most``.
     """
     if every is not None:
         if not every > 0:
@@ -49,11 +49,12 @@ def checkpoint_interval(
 
 
 def young_interval(save_s: float, mean_s: float) -> float:
+    """Return Young's interval sqrt(2 C M) in seconds."""
     return math.sqrt(2 * save_s * mean_s)
 
 
 def daly_interval(save_s: float, mean_s: float) -> float:
-    """Daly's higher-order estimate; M itself where a save takes longer than two M."""
+    """Return Daly's higher-order interval in seconds; M if a save takes 2 M or longer."""
     ratio = save_s / (2 * mean_s)
     if ratio >= 1:
         return mean_s
@@ -62,10 +63,11 @@ def daly_interval(save_s: float, mean_s: float) -> float:
 
 
 class Hazard(msgspec.Struct, frozen=True):
-    """Losses per node-second, learnt from what was seen: Poisson losses, Gamma prior.
+    """The estimated loss rate of nodes: Poisson losses with a Gamma prior.
 
-    The prior counts as ``prior_losses`` seen in ``prior_node_s``, by default one loss in eight
-    hours of one node, so it has little to say after a few real losses.
+    - ``losses``, ``node_s``: observed losses in so many node-seconds.
+    - ``prior_losses``, ``prior_node_s``: the prior in the same units. The default is one loss in
+      eight node-hours, which matters little after a few observed losses.
     """
 
     losses: int = 0
@@ -82,18 +84,18 @@ class Hazard(msgspec.Struct, frozen=True):
                 raise InvalidInput(field, getattr(self, field), "a number above 0")
 
     def seen(self, losses: int, node_s: float) -> Hazard:
-        """With ``losses`` more in ``node_s`` more node-seconds."""
+        """Return the estimate after ``losses`` more losses in ``node_s`` more node-seconds."""
         return msgspec.structs.replace(
             self, losses=self.losses + losses, node_s=self.node_s + node_s
         )
 
     @property
     def rate(self) -> float:
-        """Expected losses per node and second."""
+        """Return the expected losses per node-second."""
         return (self.prior_losses + self.losses) / (self.prior_node_s + self.node_s)
 
     def mean_time_between_losses_s(self, nodes: int = 1) -> float:
-        """Seconds until one of ``nodes`` is lost, on average."""
+        """Return the mean time in seconds until one of ``nodes`` is lost."""
         if nodes < 1:
             raise InvalidInput("nodes", nodes, "a whole number from 1 on")
         return 1 / (self.rate * nodes)
@@ -104,15 +106,15 @@ class _HazardDocument(msgspec.Struct, frozen=True):
 
 
 def write_hazard(path: Path, mean_time_between_losses_s: float) -> None:
-    """Replace the hazard file; readers see the old or the new one."""
+    """Replace the hazard file of a job. The controller calls this; the workers read the file."""
     write_whole(path, msgspec.json.encode(_HazardDocument(mean_time_between_losses_s)))
 
 
 def read_hazard(path: Path) -> float | None:
-    """Mean seconds between losses; None where the file is absent or holds something else."""
+    """Return the mean seconds between losses; None if the file is missing or not valid."""
     try:
-        mean = msgspec.json.decode(path.read_bytes(), type=_HazardDocument)
+        document = msgspec.json.decode(path.read_bytes(), type=_HazardDocument)
     except (OSError, msgspec.MsgspecError, ValueError):
         return None
-    seconds = mean.mean_time_between_losses_s
+    seconds = document.mean_time_between_losses_s
     return seconds if math.isfinite(seconds) and seconds > 0 else None

@@ -1,7 +1,9 @@
-"""The list of what a checkpoint holds, by which a whole one is told from a damaged one.
+"""The files of a checkpoint: tensors as safetensors, and a manifest with size and hash of each.
 
-The hashes find damage, not malice: who can write to the folder can write a manifest too. What a
-manifest names is nevertheless only ever looked for inside its own folder.
+The manifest shows whether a checkpoint is whole. It detects damage, not attacks: anyone who can
+write to the folder can also write a manifest. Still, only files inside the checkpoint's folder are
+ever read. Tensors are stored without pickle, so loading runs no code. Torch is imported only when
+tensors are written or read. ``checkpoint`` decides when files are written and published.
 """
 
 from __future__ import annotations
@@ -13,28 +15,32 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from duetune.errors import DuetuneError
+from duetune.errors import DuetuneError, MissingExtra
 from duetune.files import write_new
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
+    from types import ModuleType
+
+    import torch
 
 NAME = "manifest.json"
 SCHEMA = 1
 
+SHARD_BYTES = 256 << 20
 _CHUNK = 1 << 20
 _MOST_BYTES = 64 << 20
 
 
 class Damaged(DuetuneError):
-    """A checkpoint that is not what its manifest says."""
+    """A checkpoint differs from its manifest."""
 
     code = "damaged_checkpoint"
     exit_code = 4
 
 
 class ManifestEntry(msgspec.Struct, frozen=True):
-    """A file, named by its path below the checkpoint's folder, with '/' between the parts."""
+    """One file; ``path`` is relative to the checkpoint's folder, with '/' as separator."""
 
     path: str
     size: int
@@ -42,7 +48,10 @@ class ManifestEntry(msgspec.Struct, frozen=True):
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """``created`` is wall time; ``software`` says which versions wrote it, for those who ask."""
+    """The list of a checkpoint's files.
+
+    ``created`` is in wall seconds since the epoch; ``software`` holds the versions that wrote it.
+    """
 
     schema: int = SCHEMA
     step: int
@@ -53,7 +62,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def write_entry(folder: Path, name: str, content: Iterable[bytes]) -> ManifestEntry:
-    """Write a new file of a checkpoint to the disk itself, and return its line of the manifest."""
+    """Write a new file of a checkpoint, sync it to disk, and return its manifest entry."""
     digest, size = hashlib.sha256(), 0
 
     def counted() -> Iterator[bytes]:
@@ -68,7 +77,7 @@ def write_entry(folder: Path, name: str, content: Iterable[bytes]) -> ManifestEn
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """The manifest of a checkpoint, with nothing in it that points elsewhere."""
+    """Return a checkpoint's manifest; ``Damaged`` if it is not valid or names a file outside."""
     path = folder / NAME
     try:
         _regular(path)
@@ -76,18 +85,18 @@ def read_manifest(folder: Path) -> Manifest:
             content = file.read(_MOST_BYTES)
         manifest = msgspec.json.decode(content, type=Manifest)
     except OSError as error:
-        raise Damaged(f"{folder.name}: no manifest can be read: {error.strerror}") from error
+        raise Damaged(f"{folder.name}: cannot read {NAME}: {error.strerror}") from error
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise Damaged(f"{folder.name}: {NAME} is no manifest: {error}") from error
+        raise Damaged(f"{folder.name}: {NAME} is not a manifest: {error}") from error
     if manifest.schema != SCHEMA:
-        raise Damaged(f"{folder.name}: manifest schema {manifest.schema}, this is for {SCHEMA}")
+        raise Damaged(f"{folder.name}: manifest schema is {manifest.schema}, expected {SCHEMA}")
     for entry in manifest.files:
         _check_name(folder, entry)
     return manifest
 
 
 def check_sizes(folder: Path, manifest: Manifest) -> None:
-    """Quick: every file is there, inside the folder, at its size."""
+    """Check quickly that every file exists inside the folder and has its size."""
     root = folder.resolve()
     for entry in manifest.files:
         path = folder / entry.path
@@ -97,13 +106,13 @@ def check_sizes(folder: Path, manifest: Manifest) -> None:
         except (OSError, ValueError) as error:
             raise Damaged(f"{folder.name}: {entry.path!r}: {error}") from error
         if not inside:
-            raise Damaged(f"{folder.name}: {entry.path} lies outside the checkpoint")
+            raise Damaged(f"{folder.name}: {entry.path} is outside the checkpoint")
         if size != entry.size:
             raise Damaged(f"{folder.name}: {entry.path} has {size} bytes, not {entry.size}")
 
 
 def check_content(folder: Path, manifest: Manifest) -> None:
-    """Thorough: every file has the bytes that were written."""
+    """Check thoroughly that every file has exactly the bytes that were written."""
     check_sizes(folder, manifest)
     for entry in manifest.files:
         for _ in checked_pieces(folder, entry):
@@ -111,7 +120,7 @@ def check_content(folder: Path, manifest: Manifest) -> None:
 
 
 def checked_pieces(folder: Path, entry: ManifestEntry) -> Iterator[bytes]:
-    """The content of a file; ``Damaged`` at its end if it was not what the manifest says."""
+    """Yield the content of a file; raise ``Damaged`` at its end if the hash is wrong."""
     digest = hashlib.sha256()
     try:
         for piece in pieces(folder / entry.path):
@@ -120,7 +129,7 @@ def checked_pieces(folder: Path, entry: ManifestEntry) -> Iterator[bytes]:
     except OSError as error:
         raise Damaged(f"{folder.name}: {entry.path}: {error.strerror}") from error
     if digest.hexdigest() != entry.sha256:
-        raise Damaged(f"{folder.name}: {entry.path} has other content than was written")
+        raise Damaged(f"{folder.name}: the content of {entry.path} has changed")
 
 
 def pieces(path: Path) -> Iterator[bytes]:
@@ -149,4 +158,45 @@ def _check_name(folder: Path, entry: ManifestEntry) -> None:
         and entry.path != NAME
     )
     if not plain:
-        raise Damaged(f"{folder.name}: a manifest cannot name {entry.path!r}")
+        raise Damaged(f"{folder.name}: the manifest names {entry.path!r}, which is not allowed")
+
+
+def encoded(arrays: Mapping[str, torch.Tensor], shard_bytes: int = SHARD_BYTES) -> Iterator[bytes]:
+    """Yield the contents of safetensors files that hold the arrays.
+
+    A file has at most ``shard_bytes`` or one tensor, so that they need little memory. Tensors that
+    share memory are each written in full.
+    """
+    save = _safetensors().torch.save
+    shard: dict[str, torch.Tensor] = {}
+    memory: set[int] = set()
+    size = 0
+    for name, array in arrays.items():
+        if shard and size + array.nbytes > shard_bytes:
+            yield save(shard)
+            shard, memory, size = {}, set(), 0
+        plain = array.detach().to("cpu").contiguous()
+        if plain.untyped_storage().data_ptr() in memory:
+            plain = plain.clone()
+        memory.add(plain.untyped_storage().data_ptr())
+        shard[name] = plain
+        size += array.nbytes
+    yield save(shard)
+
+
+def decoded(content: bytes) -> dict[str, torch.Tensor]:
+    """Return the tensors of a safetensors file; ``ValueError`` if it is not valid."""
+    library = _safetensors()
+    try:
+        tensors: dict[str, torch.Tensor] = library.torch.load(content)
+    except library.SafetensorError as error:
+        raise ValueError(str(error)) from error
+    return tensors
+
+
+def _safetensors() -> ModuleType:
+    try:
+        import safetensors.torch  # noqa: PLC0415 - imports torch
+    except ImportError as error:
+        raise MissingExtra("saving tensors", "train") from error
+    return safetensors

@@ -1,8 +1,8 @@
-"""Who is in the group and what each member does: a pure function of what the members say.
+"""Decides what each member of the group does, as a pure function of what the members report.
 
-The coordinator (torchft's lighthouse) hands every member of a quorum the same list. Nothing else is
-taken from it, not even the quorum's number, so one that was restarted and has forgotten everything
-does no harm: members that agree go on, others form anew under a name that was never used.
+The coordinator (torchft's lighthouse) sends every member of a quorum the same list. Nothing else of
+it is used, not even the quorum's number. A restarted coordinator that has lost its memory therefore
+does no harm: members that agree continue, others connect again under a new, unused name.
 """
 
 from __future__ import annotations
@@ -17,12 +17,14 @@ if TYPE_CHECKING:
 
 
 class Member(msgspec.Struct, frozen=True, kw_only=True):
-    """One process. ``id`` is never used twice; the order of ids is the order of ranks.
+    """What one process reports about itself.
 
-    ``device`` is the accelerator it computes on, "" if none.
-    ``group`` names the connections it holds and believes whole, "" if none: who is in it, and which
-    attempt it was; ``formations`` counts how often it has tried to connect. ``fresh``: its state
-    has not been compared with anybody's.
+    - ``id``: unique and never reused; members are ranked in the order of their ids.
+    - ``address``, ``store``: where it serves its state, and its rendezvous store.
+    - ``device``: its GPU, or "" for the CPU.
+    - ``formations``: how often it has tried to connect.
+    - ``group``: the name of its working connections, or "" if it has none.
+    - ``fresh``: its state has not been compared with that of another member yet.
     """
 
     id: str
@@ -38,7 +40,8 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
 class Arrangement(msgspec.Struct, frozen=True, kw_only=True):
     """What one member does in this round.
 
-    ``connect``: connect anew as ``group``. ``source``: whose state to take over first, if any.
+    - ``connect``: make new connections under the name ``group``.
+    - ``source``: the member whose state this one copies first, if any.
     """
 
     members: tuple[Member, ...]
@@ -50,24 +53,26 @@ class Arrangement(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def world(self) -> int:
+        """Return the number of members."""
         return len(self.members)
 
     @property
     def leads(self) -> bool:
+        """Return whether this member reports progress and saves checkpoints."""
         return self.rank == 0
 
     @property
     def accelerators_differ(self) -> bool:
-        """Whether every member has one to itself, as NCCL wants it."""
+        """Return whether every member has its own GPU, as NCCL requires."""
         devices = {member.device for member in self.members}
         return "" not in devices and len(devices) == len(self.members)
 
 
 def arrange(members: Sequence[Member], own_id: str) -> Arrangement:
-    """All members get the same list and so come to the same group, ranks and step.
+    """Return the arrangement of one member. All members compute the same group, ranks and step.
 
-    A state is right if it is at the latest step and has been in use; where all are new, that of
-    the first counts for all.
+    The valid states are those at the latest step that are not fresh. If all of these are fresh, the
+    state of the first member is used.
     """
     ordered = tuple(sorted(members, key=lambda member: member.id))
     (rank,) = (place for place, member in enumerate(ordered) if member.id == own_id)
@@ -84,7 +89,7 @@ def arrange(members: Sequence[Member], own_id: str) -> Arrangement:
     if whole:
         group = ordered[0].group
     else:
-        # Never used before: whoever tries again has counted up its formations.
+        # The name is unused: a member that tries again has a greater count of formations.
         attempt = _digest(f"{member.id} {member.formations}" for member in ordered)
         group = f"{present}.{attempt}"
     return Arrangement(

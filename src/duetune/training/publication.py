@@ -1,4 +1,7 @@
-"""The result: written once, whole, by one member, and found by all who come later."""
+"""The result of a job: one member writes it once, and members that come later find it.
+
+Checkpoints during training are in ``checkpoint``.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ RESULT_FILE = "duetune.json"
 
 
 class PublishedResult(msgspec.Struct, frozen=True, kw_only=True):
-    """Stands beside the weights. ``loss`` is that of the last step."""
+    """The file ``duetune.json`` beside the weights. ``loss`` is that of the last step."""
 
     steps: int
     tokens: int
@@ -33,7 +36,7 @@ class PublishedResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def published(output: Path) -> PublishedResult | None:
-    """What is there already, if all of it is."""
+    """Return the published result; None if there is none or it is incomplete."""
     try:
         return msgspec.json.decode((output / RESULT_FILE).read_bytes(), type=PublishedResult)
     except (OSError, msgspec.MsgspecError):
@@ -43,9 +46,10 @@ def published(output: Path) -> PublishedResult | None:
 def publish(
     output: Path, write: Callable[[Path], None], result: PublishedResult
 ) -> PublishedResult:
-    """``write`` fills a temporary folder; one rename makes it the output.
+    """Publish a result and return it, or return the one that is there already.
 
-    Whatever is at ``output`` and is not a whole result gives way.
+    ``write`` fills a temporary folder, which one rename makes the output. Anything else at
+    ``output`` is renamed to ``*.before``.
     """
     draft = output.with_name(f".{output.name}.{os.getpid()}-{secrets.token_hex(4)}")
     try:
@@ -58,7 +62,7 @@ def publish(
         if (before := published(output)) is not None:
             return before
         if output.exists():
-            # An empty folder that somebody made, or half of what is not ours.
+            # An empty folder, or files of another program.
             output.rename(output.with_name(f"{output.name}.{secrets.token_hex(4)}.before"))
         draft.rename(output)
         sync_folder(output.parent)
@@ -69,10 +73,10 @@ def publish(
 
 @contextlib.contextmanager
 def only_publisher(output: Path, poll: Callable[[], None]) -> Iterator[None]:
-    """Inside, this process is the only one that publishes; who dies inside lets the next one in.
+    """Make this process the only one that publishes; the lock is released if it dies.
 
-    ``poll`` is called while another has its turn, and may raise to give up. On a file system
-    without locks all are let in, and the first rename counts.
+    ``poll`` is called while another process holds the lock, and may raise to stop waiting. On a
+    file system without locks all processes enter, and the first rename wins.
     """
     output.parent.mkdir(parents=True, exist_ok=True)
     with (output.parent / f".{output.name}.lock").open("wb") as file:

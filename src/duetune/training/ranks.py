@@ -1,4 +1,8 @@
-"""The processes of one training command on one node, where there are several (``torchrun``)."""
+"""Agreement among the ranks of one training command on one node (``torchrun``).
+
+A command with a single process is its own first rank, and all functions return at once. The group
+of the built-in trainer, which spans nodes, is in ``group``.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +21,7 @@ if TYPE_CHECKING:
 
 
 def several() -> bool:
+    """Return whether the command has more than one process."""
     return (
         distributed.is_available()
         and distributed.is_initialized()
@@ -25,18 +30,18 @@ def several() -> bool:
 
 
 def first() -> bool:
-    """Whether this process speaks for all of them."""
+    """Return whether this process is the one that reports and publishes."""
     return not several() or distributed.get_rank() == 0
 
 
 def wait() -> None:
-    """Until all are here."""
+    """Wait until all ranks have called this."""
     if several():
         distributed.barrier()
 
 
 def any_of(flags: Sequence[bool], device: torch.device) -> tuple[bool, ...]:
-    """Each flag, true where it is true in any process. All must call it."""
+    """Return each flag, true if it is true on any rank. All ranks must call this."""
     if not several():
         return tuple(flags)
     votes = torch.tensor([int(flag) for flag in flags], device=device)
@@ -44,10 +49,9 @@ def any_of(flags: Sequence[bool], device: torch.device) -> tuple[bool, ...]:
     return tuple(bool(vote) for vote in votes.tolist())
 
 
-def told_by_first(text: str) -> str:
-    """What the first process says. All must call it."""
-    if not several():
-        return text
-    told = [text]
-    distributed.broadcast_object_list(told, src=0)
-    return told[0]
+def from_first(text: str) -> str:
+    """Return the text of the first rank. All ranks must call this."""
+    texts = [text]
+    if several():
+        distributed.broadcast_object_list(texts, src=0)
+    return texts[0]

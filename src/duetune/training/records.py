@@ -1,7 +1,8 @@
-"""Records of a dataset as they stand in its files, each with the place where it stands.
+"""Reads the raw records of a dataset, each with its location for error messages.
 
-JSON Lines, JSON, CSV, Parquet; a folder of such files; a folder that ``save_to_disk`` of Hugging
-Face's ``datasets`` wrote; or, where that library is installed, a name on the hub.
+Formats: JSON Lines, JSON, CSV or Parquet files, a folder of them, a folder written by
+``save_to_disk`` of Hugging Face's ``datasets``, or, if that library is installed, a dataset on the
+hub. What a record must contain is checked in ``dataset_rows``.
 """
 
 from __future__ import annotations
@@ -23,11 +24,13 @@ ALLOWED = (
 )
 _T = TypeVar("_T")
 
-# One row of text is not longer than this; csv's own limit of 128 KiB is.
+# The csv module's own limit of 128 KiB per field is too small for training texts.
 _MOST_FIELD = 2**31 - 1
 
 
 class Record(msgspec.Struct, frozen=True):
+    """One record; ``where`` is its file and line, or its row number."""
+
     where: str
     content: object
 
@@ -45,9 +48,14 @@ class _SavedSplits(msgspec.Struct, frozen=True):
 
 
 def read_records(place: str | Path) -> Iterator[Record]:
+    """Yield the records of a file, a folder or a dataset on the hub; ``InvalidInput`` if none."""
     path = Path(place)
     if path.is_dir():
-        yield from _of_folder(path)
+        files = dataset_files(path)
+        if not files:
+            raise InvalidInput("dataset", str(path), ALLOWED)
+        for file in files:
+            yield from _of_file(file)
     elif path.exists() or path.is_absolute() or path.suffix.lower() in _READERS:
         yield from _of_file(path)
     else:
@@ -55,7 +63,7 @@ def read_records(place: str | Path) -> Iterator[Record]:
 
 
 def dataset_files(path: Path) -> list[Path]:
-    """The files a dataset on disk is made of: what a cache of it depends on."""
+    """Return the files of a dataset on disk; a cache of it is valid until one changes."""
     if not path.is_dir():
         return [path] if path.exists() else []
     splits = path / "dataset_dict.json"
@@ -66,16 +74,8 @@ def dataset_files(path: Path) -> list[Path]:
         names = _decoded(state, _SavedState).data_files
         return [path / file.filename for file in names]
     files = sorted(file for file in path.iterdir() if file.suffix.lower() in _READERS)
-    # A folder with train-*.jsonl and test-*.jsonl is trained on the former.
+    # If a folder has train-*.jsonl and test-*.jsonl, only the former are used.
     return [file for file in files if file.name.lower().startswith("train")] or files
-
-
-def _of_folder(path: Path) -> Iterator[Record]:
-    files = dataset_files(path)
-    if not files:
-        raise InvalidInput("dataset", str(path), ALLOWED)
-    for file in files:
-        yield from _of_file(file)
 
 
 def _train_split(path: Path) -> str:
@@ -84,7 +84,8 @@ def _train_split(path: Path) -> str:
         return "train"
     if len(splits) == 1:
         return splits[0]
-    raise InvalidInput("dataset", str(path.parent), f"one with a split 'train', not {splits}")
+    allowed = f"a dataset with a split 'train'; this one has {splits}"
+    raise InvalidInput("dataset", str(path.parent), allowed)
 
 
 def _of_file(path: Path) -> Iterator[Record]:
@@ -94,9 +95,8 @@ def _of_file(path: Path) -> Iterator[Record]:
     try:
         yield from reader(path)
     except OSError as error:
-        raise InvalidInput(
-            "dataset", str(path), f"a readable file ({error.strerror or error})"
-        ) from None
+        allowed = f"a readable file ({error.strerror or error})"
+        raise InvalidInput("dataset", str(path), allowed) from None
 
 
 def _json_lines(path: Path) -> Iterator[Record]:
@@ -140,16 +140,14 @@ def _csv(path: Path) -> Iterator[Record]:
 
 def _frame(path: Path) -> Iterator[Record]:
     try:
-        import polars as pl  # noqa: PLC0415  an optional part, and slow to import
+        import polars as pl  # noqa: PLC0415 - optional, and slow to import
     except ImportError:
         raise MissingExtra(f"reading {path.name}", "parquet") from None
     try:
         frame = pl.read_parquet(path) if path.suffix == ".parquet" else pl.read_ipc_stream(path)
     except (pl.exceptions.PolarsError, OSError) as error:
-        reason = " ".join(str(error).split())[:120]
-        raise InvalidInput(
-            "dataset", str(path), f"a readable {path.suffix} file ({reason})"
-        ) from None
+        allowed = f"a readable {path.suffix} file ({_short(error)})"
+        raise InvalidInput("dataset", str(path), allowed) from None
     for number, row in enumerate(frame.iter_rows(named=True), start=1):
         yield Record(f"{path}, row {number}", row)
 
@@ -158,23 +156,26 @@ def _of_hub(name: str) -> Iterator[Record]:
     try:
         datasets = importlib.import_module("datasets")
     except ImportError:
-        allowed = f"{ALLOWED}; names on the hub need the library 'datasets'"
+        allowed = f"{ALLOWED}; datasets on the hub need the library 'datasets'"
         raise InvalidInput("dataset", name, allowed) from None
     try:
         rows = datasets.load_dataset(name, split="train")
-    except Exception as error:  # noqa: BLE001 - whatever the hub and its loader may raise
-        reason = " ".join(str(error).split())[:120]
-        allowed = f"{ALLOWED}, or a name on the hub ({reason})"
+    except Exception as error:  # noqa: BLE001 - the hub and its loader raise many kinds
+        allowed = f"{ALLOWED}, or a name on the hub ({_short(error)})"
         raise InvalidInput("dataset", name, allowed) from None
     for number, row in enumerate(rows, start=1):
         yield Record(f"{name}, row {number}", row)
+
+
+def _short(error: Exception) -> str:
+    return " ".join(str(error).split())[:120]
 
 
 def _decoded(path: Path, kind: type[_T]) -> _T:
     try:
         return msgspec.json.decode(path.read_bytes(), type=kind)
     except (OSError, msgspec.MsgspecError) as error:
-        raise InvalidInput("dataset", str(path), f"as save_to_disk writes it ({error})") from None
+        raise InvalidInput("dataset", str(path), f"a file of save_to_disk ({error})") from None
 
 
 _READERS = {

@@ -1,7 +1,8 @@
-"""When the leader saves, and that a save that fails costs a warning, not the training.
+"""Decides when the leader saves a checkpoint, and writes it in a background thread.
 
-The state is copied at a step's end and written beside the next steps. How often follows from how
-long a save takes and how often nodes are lost (Young and Daly).
+The state is copied at the end of a step and written during the next steps. The interval follows
+from the duration of a save and the loss rate of nodes (``hazard``). A failed save causes a warning
+and training continues. The files are written by ``checkpoint``.
 """
 
 from __future__ import annotations
@@ -25,14 +26,19 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-# After a failed save: soon enough to matter, seldom enough not to fill the log.
+# Seconds until the next attempt after a failed save; more often would fill the log.
 _RETRY_S = 15.0
 _TOUCH_S = 0.2
 
 
 class Saver:
-    """``every_s`` is the user's own interval. ``alone``: there is no group to say who leads.
-    ``touch`` is called while waiting.
+    """Saves the state of one member while it leads the group.
+
+    - ``every_s``: the user's own interval in seconds, if any.
+    - ``alone``: there is no group that names a leader.
+    - ``saved_step``: the step of the newest checkpoint.
+    - ``touch``: called while waiting.
+    - ``warning``: why the last save failed; "" if it succeeded.
     """
 
     def __init__(
@@ -50,7 +56,7 @@ class Saver:
         self._every_s = every_s
         self._alone = alone
         self._touch = touch
-        self._writing: threading.Thread | None = None
+        self._writing = threading.Thread()
         self._leads = False
         self._claimed = False
         self._confirmed = False
@@ -61,9 +67,9 @@ class Saver:
         self.warning = ""
 
     def lead(self, *, leads: bool) -> None:
-        """Called whenever the group has formed: the quorum's word on who may save."""
+        """Set whether this member may save. Called whenever the group has formed."""
         if leads and not self._leads:
-            # At once, so that a former leader that wakes up late finds itself replaced.
+            # Claim at once, so that a former leader that wakes up later can save nothing.
             self._start(self._claim)
             self._last = time.monotonic()
         self._leads = self._confirmed = leads
@@ -71,21 +77,21 @@ class Saver:
             self._claimed = False
 
     def save_if_due(self, state: State) -> None:
-        """Between two steps: copy the state and let it be written, if it is time to."""
-        if not self._confirmed or self._busy() or state.step <= self.saved_step or not self._due():
-            return
-        self._begin(state)
+        """Copy the state and start writing it if a save is due. Called between two steps."""
+        idle = self._confirmed and not self._writing.is_alive()
+        if idle and state.step > self.saved_step and self._due():
+            self._begin(state)
 
     def save_now(self, state: State) -> None:
-        """The last chance: write what is not yet written, and wait for it."""
+        """Save the current step unless it is saved, and wait for it. Called at the end."""
         self.wait()
         if self._confirmed and state.step > self.saved_step:
             self._begin(state)
             self.wait()
 
     def wait(self) -> None:
-        """Until nothing is being written."""
-        while self._writing is not None and self._writing.is_alive():
+        """Wait until no save is running."""
+        while self._writing.is_alive():
             self._touch()
             self._writing.join(_TOUCH_S)
 
@@ -95,9 +101,6 @@ class Saver:
             return now - self._failed_at >= _RETRY_S
         mean = read_hazard(self._hazard_file)
         return now - self._last >= checkpoint_interval(self._save_s, mean, every=self._every_s)
-
-    def _busy(self) -> bool:
-        return self._writing is not None and self._writing.is_alive()
 
     def _begin(self, state: State) -> None:
         with state.lock:
@@ -113,12 +116,13 @@ class Saver:
         self._writing.start()
 
     def _claim(self) -> None:
+        """Become the only writer and look up the newest checkpoint; runs in a thread."""
         try:
             self._store.claim(alone=self._alone)
             self._claimed = True
             found = self._store.latest()
         except (OSError, StaleEpoch) as error:
-            _log.warning("may not save yet: %s", error)
+            _log.warning("cannot save checkpoints yet: %s", error)
         else:
             if found is not None:
                 self.saved_step = max(self.saved_step, found.step)
@@ -131,13 +135,13 @@ class Saver:
                 self._claimed = True
             self._store.save(step, arrays, document)
         except StaleEpoch as error:
-            # Somebody else leads by now. If the next quorum says otherwise, claim again.
+            # Another member leads now. Claim again only if the next quorum names this one.
             self._claimed = self._confirmed = False
-            _log.warning("step %d is not saved: %s", step, error)
+            _log.warning("step %d was not saved: %s", step, error)
         except OSError as error:
             self._failed_at = time.monotonic()
             self.warning = f"step {step} could not be saved: {error}"
-            _log.warning("%s; training goes on", self.warning)
+            _log.warning("%s; training continues", self.warning)
         else:
             self._save_s = time.monotonic() - began
             self._last = time.monotonic()

@@ -1,4 +1,7 @@
-"""One member's work on a task: prepare, train together with the others, publish the result."""
+"""One member's work on a task: load model and data, train with the group, publish the result.
+
+Importing this module imports torch and transformers; ``worker`` does so only when it must.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,6 @@ from duetune.training.trained_model import (
     mean_loss,
     precision,
     save_model,
-    without_adapter,
 )
 
 if TYPE_CHECKING:
@@ -41,20 +43,17 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from duetune.training.group import Group
-    from duetune.training.progress_files import ProgressReporter
     from duetune.training.task import TrainingTask
     from duetune.training.tokens import TokenizedRows, Tokenizer
-    from duetune.training.worker_contract import Contract, Notice
+    from duetune.training.worker_contract import Contract, Notice, ProgressReporter
 
 _log = logging.getLogger(__name__)
-
-"""How many checkpoints stay."""
 
 _POLL_S = 0.2
 
 
 class Session:
-    """``prepare`` first, then ``run`` once."""
+    """One member's run: call ``prepare``, then ``run`` once."""
 
     def __init__(
         self,
@@ -75,16 +74,16 @@ class Session:
 
     @classmethod
     def prepare(cls, contract: Contract, task: TrainingTask, *, threads: int) -> Self:
-        """Load model and data, and the last checkpoint if there is one."""
+        """Load the model and the tokenized data; ``threads`` is for torch's operations."""
         torch.set_num_threads(threads)
-        # No bars in a log file.
+        # Progress bars would fill the log file.
         transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         tokenizer = load_tokenizer(task)
         cache = contract.folder / "tokens"
         data = tokenized_dataset(task.dataset, tokenizer, task.max_length, cache)
         if data.left_out:
-            _log.info("%d rows have nothing to learn from and are left out", data.left_out)
+            _log.info("skipping %d rows without tokens to learn", data.left_out)
         rows = np.arange(len(data))
         if task.eval_dataset is not None:
             aside = tokenized_dataset(task.eval_dataset, tokenizer, task.max_length, cache)
@@ -98,22 +97,23 @@ class Session:
             _check_fit(task, data, model.config)
             learner = SharedState(task, model, data, rows, device)
         except torch.OutOfMemoryError as error:
-            allowed = f"a smaller model or adapters: out of memory ({error})"
+            allowed = f"a smaller model, or LoRA: out of memory ({error})"
             raise OutOfMemory("model", task.model, allowed) from None
         torch.use_deterministic_algorithms(learner.exact and device.type == "cuda")
         return cls(contract, task, tokenizer, learner, evaluation, device)
 
     @property
-    def words(self) -> str:
+    def summary(self) -> str:
+        """Return a one-line description for the log."""
         learner = self._learner
-        adding = "exact" if learner.exact else "fast"
+        reduction = "exact" if learner.exact else "fast"
         return (
             f"{learner.trainable:,} trainable parameters on {self._device.type}, "
-            f"{self._task.microbatches} microbatches per step, {adding} sums"
+            f"{self._task.microbatches} microbatches per step, {reduction} reduction"
         )
 
     def run(self, notice: Notice, reporter: ProgressReporter) -> PublishedResult | None:
-        """The result once all steps are done; None if this member has left before."""
+        """Train and return the published result; None if this member had to leave before."""
         contract, learner = self._contract, self._learner
         store = CheckpointStore(contract.checkpoints, contract.epoch, keep=_kept(os.environ))
         saved_step = self._restore(store)
@@ -138,13 +138,13 @@ class Session:
             )
             if not training.run():
                 return None
-            # Still a member, so that who joins now waits instead of training on its own.
+            # Stay a member while publishing, so that a new member waits instead of training alone.
             return self._result(saver.warning)
         except torch.OutOfMemoryError as error:
             if learner.step:
                 raise
             size = self._task.per_device_train_batch_size
-            allowed = f"fewer rows or a shorter max_length: out of memory ({error})"
+            allowed = f"a smaller batch or a shorter max_length: out of memory ({error})"
             raise OutOfMemory("per_device_train_batch_size", size, allowed) from None
         finally:
             group.close()
@@ -153,8 +153,7 @@ class Session:
     def _result(self, warning: str) -> PublishedResult:
         output = self._contract.output
         with only_publisher(output, self._wait):
-            found = published(output)
-            if found is not None:
+            if (found := published(output)) is not None:
                 return found
             with self._touch.kept_up():
                 return self._publish(warning)
@@ -175,25 +174,26 @@ class Session:
         )
 
     def _restore(self, store: CheckpointStore) -> int:
+        """Load the newest checkpoint and return its step; 0 if there is none."""
         while (found := store.latest()) is not None:
             try:
                 arrays, document = found.load()
             except Damaged:
-                # It was whole a moment ago: the leader has replaced it. There is a newer one.
+                # The leader has just replaced it by a newer one.
                 continue
             try:
                 self._learner.load(arrays, document)
             except (ValueError, KeyError) as error:
-                allowed = f"checkpoints of this task ({error})"
+                allowed = f"checkpoints of this training task ({error})"
                 raise InvalidInput("checkpoints", str(found.path), allowed) from None
-            _log.info("going on from step %d", found.step)
+            _log.info("continuing from step %d", found.step)
             return found.step
         return 0
 
     def _publish(self, warning: str) -> PublishedResult:
         if self._learner.step < self._learner.total_steps:
-            raise RuntimeError("the result of others was there and is not any more")
-        _log.info("all %d steps are done: measuring", self._learner.step)
+            raise RuntimeError("the result that another member had published was removed")
+        _log.info("all %d steps are done; measuring the evaluation loss", self._learner.step)
         base, tuned, count = self._losses()
         known = self._learner.known
         result = PublishedResult(
@@ -214,7 +214,7 @@ class Session:
         return result
 
     def _losses(self) -> tuple[float | None, float | None, int]:
-        """The loss on rows that were not trained on, before and after."""
+        """Return the evaluation loss before and after training, and the number of rows."""
         data, rows = self._evaluation
         if not len(rows):
             return None, None, 0
@@ -223,7 +223,7 @@ class Session:
         model, device, dtype = self._learner.model, self._device, precision(self._task)
         tuned = mean_loss(model, data, batches, device, dtype)
         if self._task.method is Method.LORA:
-            with without_adapter(model):
+            with model.disable_adapter():
                 base = mean_loss(model, data, batches, device, dtype)
         else:
             base = mean_loss(load_base(self._task, device), data, batches, device, dtype)
@@ -235,7 +235,7 @@ class Session:
 
 
 class _Heartbeat:
-    """A file whose time says when this member was last at work, for whoever watches over it."""
+    """A file that this member touches while it works; the node's agent watches it."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -243,20 +243,20 @@ class _Heartbeat:
 
     @contextlib.contextmanager
     def kept_up(self) -> Iterator[None]:
-        """For work that takes its time and asks nobody: measuring, loading, writing."""
+        """Touch the file in a thread, for long work that does not: measuring and writing."""
         done = threading.Event()
 
         def touch() -> None:
             while not done.wait(_POLL_S):
                 self()
 
-        beside = threading.Thread(target=touch, name="heartbeat-file", daemon=True)
-        beside.start()
+        thread = threading.Thread(target=touch, name="heartbeat-file", daemon=True)
+        thread.start()
         try:
             yield
         finally:
             done.set()
-            beside.join()
+            thread.join()
 
     def __call__(self) -> None:
         if time.monotonic() < self._next:
@@ -266,19 +266,22 @@ class _Heartbeat:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             self._path.touch()
         except OSError as error:
-            _log.debug("no heartbeat: %s", error)
+            _log.debug("cannot touch the heartbeat file: %s", error)
 
 
 def _kept(environ: Mapping[str, str]) -> int:
+    """Return the number of checkpoints to keep, from ``DUETUNE_CHECKPOINT_KEEP``."""
     text = environ.get(CHECKPOINT_KEEP, "")
     return int(text) if text.isdigit() and int(text) > 0 else 2
 
 
 def _check_fit(task: TrainingTask, data: TokenizedRows, config: object) -> None:
+    """Raise ``InvalidInput`` if rows are too long for the model or contain unknown tokens."""
     positions = getattr(config, "max_position_embeddings", None)
     longest = int(np.diff(data.begins).max())
     if isinstance(positions, int) and longest > positions:
         raise InvalidInput("max_length", task.max_length, f"at most {positions} for this model")
-    words = getattr(config, "vocab_size", None)
-    if isinstance(words, int) and int(data.ids.max()) >= words:
-        raise InvalidInput("model", task.model, "a tokenizer whose tokens the model knows")
+    vocabulary = getattr(config, "vocab_size", None)
+    if isinstance(vocabulary, int) and int(data.ids.max()) >= vocabulary:
+        allowed = f"a model whose vocabulary ({vocabulary}) contains all tokens of its tokenizer"
+        raise InvalidInput("model", task.model, allowed)

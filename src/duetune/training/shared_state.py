@@ -1,12 +1,13 @@
-"""The state that the members share and what a step does to it.
+"""The training state that all members share, and what a step does to it.
 
-A step is: gradients of some microbatches on every member, their sum over all, one update. Up to
-the update nothing changes, so a step can be tried again with other members. Given the sum, the
-update is the same everywhere.
+In a step every member computes the gradients of some microbatches, the gradients are summed over
+all members, and each member makes the same update. Nothing changes before the update, so a step can
+be repeated with other members. ``elastic`` runs the steps; ``group`` sums over members.
 """
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import math
 import threading
@@ -18,12 +19,11 @@ import torch
 
 from duetune.errors import DuetuneError
 from duetune.training.batches import BatchPlan, dropout_seed, share_of
-from duetune.training.flat import FlatParameters
 from duetune.training.task import EXACT_BYTES, Reduction
 from duetune.training.trained_model import precision, seeded, summed_loss
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     import numpy as np
     from numpy.typing import NDArray
@@ -42,7 +42,7 @@ _SCALE_GROWS_AFTER = 2000
 
 
 class Diverged(DuetuneError):
-    """The loss is not a number any more."""
+    """Training stopped because the loss was not finite for many steps in a row."""
 
     code = "diverged"
 
@@ -54,7 +54,14 @@ class Diverged(DuetuneError):
 
 
 class LearnerState(msgspec.Struct, frozen=True):
-    """What is known of the run beside the arrays. ``scale`` is that of float16 gradients."""
+    """The state of a run besides its arrays.
+
+    - ``layout``: a digest of the names and shapes of the trained parameters.
+    - ``updates``: steps with a finite gradient.
+    - ``losses``: the last 50 losses.
+    - ``scale``: the loss scale of float16 training; ``steady`` counts steps since it changed.
+    - ``skipped``: steps in a row whose gradient was not finite.
+    """
 
     layout: str
     step: int = 0
@@ -66,8 +73,64 @@ class LearnerState(msgspec.Struct, frozen=True):
     skipped: int = 0
 
 
+class FlatParameters:
+    """The trainable parameters of a model as one vector; those with weight decay come first.
+
+    One vector is easy to sum, to send to another member and to save. The parameters of the model
+    become views into it.
+    """
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        named = [
+            (name, parameter)
+            for name, parameter in model.named_parameters()
+            if parameter.requires_grad
+        ]
+        # As in transformers, biases and the scales of normalisation layers do not decay.
+        named.sort(key=lambda pair: pair[1].ndim < 2)
+        self._parameters = [parameter for _, parameter in named]
+        sizes = [parameter.numel() for parameter in self._parameters]
+        self.decaying = sum(
+            parameter.numel() for parameter in self._parameters if parameter.ndim >= 2
+        )
+        self.layout = _layout(named)
+        device = self._parameters[0].device
+        self.size = sum(sizes)
+        self.values = torch.empty(self.size, dtype=torch.float32, device=device)
+        for parameter, place in zip(self._parameters, torch.split(self.values, sizes), strict=True):
+            place.copy_(parameter.data.flatten())
+            parameter.data = place.view_as(parameter.data)
+
+    def collect_into(self, row: torch.Tensor) -> None:
+        """Add the gradients of the following backward passes to ``row``."""
+        begin = 0
+        for parameter in self._parameters:
+            place = row[begin : begin + parameter.numel()]
+            parameter.grad = place.view_as(parameter)
+            begin += parameter.numel()
+
+    def forget_gradients(self) -> None:
+        """Stop collecting gradients."""
+        for parameter in self._parameters:
+            parameter.grad = None
+
+
+def _layout(named: Iterable[tuple[str, torch.Tensor]]) -> str:
+    """Return a digest of names and shapes; states of another layout belong to another task."""
+    seen = hashlib.sha256()
+    for name, parameter in named:
+        seen.update(f"{name}:{tuple(parameter.shape)}\n".encode())
+    return seen.hexdigest()[:16]
+
+
 class SharedState:
-    """``rows`` of ``data`` are trained on. ``lock`` is held while the state changes."""
+    """One member's copy of the shared state, trained on ``rows`` of ``data``.
+
+    - ``known``: the state besides the arrays.
+    - ``lock``: held while the state changes or is read.
+    - ``trainable``: the number of trainable parameters.
+    - ``exact``: whether every microbatch's gradient is sent separately (``Reduction``).
+    """
 
     def __init__(
         self,
@@ -78,7 +141,7 @@ class SharedState:
         device: torch.device,
     ) -> None:
         self._task = task
-        self._model = model
+        self.model = model
         self._data = data
         self._rows = rows
         self._device = device
@@ -91,34 +154,25 @@ class SharedState:
         self.total_steps = task.total_steps(len(rows))
         self.lock = threading.Lock()
         self._flat = FlatParameters(model)
+        self.trainable = self._flat.size
         self._optimizer = _optimizer(task, self._flat)
         scale = _FIRST_SCALE if task.fp16 else 1.0
-        self._known = LearnerState(layout=self._flat.layout, scale=scale)
+        self.known = LearnerState(layout=self._flat.layout, scale=scale)
         self.exact = task.reduction is Reduction.EXACT or (
             task.reduction is Reduction.AUTO
             and task.microbatches * self._flat.size * 4 <= EXACT_BYTES
         )
 
     @property
-    def model(self) -> LanguageModel:
-        return self._model
-
-    @property
-    def known(self) -> LearnerState:
-        return self._known
-
-    @property
     def step(self) -> int:
-        return self._known.step
-
-    @property
-    def trainable(self) -> int:
-        return self._flat.size
+        """Return the number of steps done."""
+        return self.known.step
 
     def contribution(self, rank: int, world: int, touch: Callable[[], None]) -> torch.Tensor:
-        """The gradients of this member's share of the step, the loss in the last column.
+        """Return the gradients of this member's share of the step; the last column is the loss.
 
-        Exact: one row per microbatch, the same number on every member. Fast: one row for all.
+        If ``exact``, there is one row per microbatch, with the same number of rows on every member.
+        Otherwise there is one row for all microbatches.
         """
         try:
             return self._gradients(rank, world, touch)
@@ -128,7 +182,9 @@ class SharedState:
                 or not torch.are_deterministic_algorithms_enabled()
             ):
                 raise
-            _log.warning("not the same to the last bit on this model: %s", str(error)[:160])
+            _log.warning(
+                "results on this model are not reproducible to the last bit: %s", str(error)[:160]
+            )
             torch.use_deterministic_algorithms(mode=False)
             return self._gradients(rank, world, touch)
 
@@ -145,10 +201,10 @@ class SharedState:
             self._flat.collect_into(row[:-1])
             with seeded(dropout_seed(task.seed, self.step, number), self._device):
                 rows = self._rows[batches[number]]
-                loss = summed_loss(self._model, self._data, rows, self._device, precision(task))
-                # By the whole batch's tokens, so that any split of it gives the same sum.
+                loss = summed_loss(self.model, self._data, rows, self._device, precision(task))
+                # Divide by the tokens of the whole batch, so that every split gives the same sum.
                 loss = loss / targets
-                (loss * self._known.scale).backward()  # type: ignore[no-untyped-call]
+                (loss * self.known.scale).backward()  # type: ignore[no-untyped-call]
             row[-1] += loss.detach()
             if task.emulated_microbatch_s is not None:
                 time.sleep(max(0.0, began + task.emulated_microbatch_s - time.monotonic()))
@@ -156,7 +212,7 @@ class SharedState:
         return part
 
     def combined(self, parts: list[torch.Tensor]) -> torch.Tensor:
-        """Rows of all members, added in the order of the microbatches whoever computed them."""
+        """Return the sum of all rows, added in the order of microbatches on every member."""
         total = torch.zeros_like(parts[0][0])
         world = len(parts)
         for number in range(self._task.microbatches):
@@ -164,8 +220,8 @@ class SharedState:
         return total
 
     def update(self, total: torch.Tensor) -> None:
-        """One optimiser step, or none where the gradient is not finite."""
-        known, task = self._known, self._task
+        """Do one optimiser step, or skip it if the gradient is not finite."""
+        known, task = self.known, self._task
         gradient, loss = total[:-1], float(total[-1])
         gradient /= known.scale
         norm = float(torch.linalg.vector_norm(gradient))
@@ -176,14 +232,12 @@ class SharedState:
         with self.lock:
             if finite:
                 self._move(gradient)
-            self._known = _after(
-                known, loss, self._data.tokens(rows), finite=finite, fp16=task.fp16
-            )
-        if self._known.skipped >= _MOST_SKIPPED:
-            raise Diverged(self._known.step)
+            self.known = _after(known, loss, self._data.tokens(rows), finite=finite, fp16=task.fp16)
+        if self.known.skipped >= _MOST_SKIPPED:
+            raise Diverged(self.known.step)
 
     def arrays(self) -> dict[str, torch.Tensor]:
-        """By name, what changes in training; the tensors themselves, not copies."""
+        """Return the tensors that training changes, by name; not copies."""
         found = {"parameters": self._flat.values}
         for name, piece in zip(("decaying", "other"), self._pieces(), strict=True):
             for moment in ("exp_avg", "exp_avg_sq"):
@@ -192,13 +246,15 @@ class SharedState:
         return found
 
     def document(self) -> dict[str, Json]:
-        found: dict[str, Json] = msgspec.to_builtins(self._known)
+        """Return the state besides the arrays as JSON."""
+        found: dict[str, Json] = msgspec.to_builtins(self.known)
         return found
 
     def load(self, arrays: dict[str, torch.Tensor], document: dict[str, Json]) -> None:
+        """Replace the state by that of a checkpoint or another member."""
         known = msgspec.convert(document, LearnerState)
         if known.layout != self._flat.layout:
-            raise ValueError("this state is of another model or task")
+            raise ValueError("the state belongs to another model or task")
         self._flat.values.copy_(arrays["parameters"])
         for name, piece in zip(("decaying", "other"), self._pieces(), strict=True):
             self._optimizer.state[piece] = {
@@ -206,14 +262,15 @@ class SharedState:
                 "exp_avg": arrays[f"{name}.exp_avg"].to(self._device),
                 "exp_avg_sq": arrays[f"{name}.exp_avg_sq"].to(self._device),
             }
-        self._known = known
+        self.known = known
 
     def _move(self, gradient: torch.Tensor) -> None:
+        """Apply one AdamW update with the learning rate of the current step."""
         border = self._flat.decaying
         for piece, part in zip(self._pieces(), (gradient[:border], gradient[border:]), strict=True):
             piece.grad = part
         for group in self._optimizer.param_groups:
-            group["lr"] = self._task.learning_rate_at(self._known.step, self.total_steps)
+            group["lr"] = self._task.learning_rate_at(self.known.step, self.total_steps)
         self._optimizer.step()
         for piece in self._pieces():
             piece.grad = None

@@ -1,7 +1,7 @@
-"""What to train and how, as the service writes it and every worker of the job reads it.
+"""The training task: what to train and how. ``launch`` writes it, every worker of the job reads it.
 
-Field names are those of Hugging Face's ``TrainingArguments``, TRL and PEFT. Nothing here needs
-torch. The file never changes during a job: every member must follow the same recipe.
+Field names are those of Hugging Face's ``TrainingArguments``, TRL and PEFT. Torch is not needed
+here. The file never changes during a job, because all members must do the same.
 """
 
 from __future__ import annotations
@@ -22,12 +22,14 @@ TASK_FILE = "task.json"
 
 
 class Method(StrEnum):
+    """What is trained: a LoRA adapter, or all weights."""
+
     LORA = "lora"
     FULL = "full"
 
 
 class Schedule(StrEnum):
-    """How the learning rate goes on after the warm-up."""
+    """The course of the learning rate after the warm-up."""
 
     LINEAR = "linear"
     COSINE = "cosine"
@@ -36,11 +38,12 @@ class Schedule(StrEnum):
 
 
 class Reduction(StrEnum):
-    """How gradients of the members become one.
+    """How the gradients of the members are summed.
 
-    EXACT: every microbatch's gradient travels by itself and all are added in one order, so the
-    result is the same to the last bit with any number of members. FAST: members add up their own
-    first. AUTO: exact while that is at most ``EXACT_BYTES``.
+    - EXACT: every microbatch's gradient is sent separately and all are added in one order, so the
+      result is the same to the last bit with any number of members.
+    - FAST: each member sums its own gradients first.
+    - AUTO: EXACT if the gradients of a step have at most ``EXACT_BYTES``, otherwise FAST.
     """
 
     AUTO = "auto"
@@ -52,12 +55,14 @@ EXACT_BYTES = 256 * 2**20
 
 
 class TrainingTask(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One optimiser step takes ``gradient_accumulation_steps`` microbatches of
-    ``per_device_train_batch_size`` examples over all members together; ``global_batch`` says the
-    same as a number of examples. ``max_steps`` overrides ``num_train_epochs``.
+    """The task of one job, the same for all its members.
 
-    ``emulated_microbatch_s`` stands in for an accelerator: a microbatch takes at least so long.
-    ``checkpoint_every_s`` overrides the interval that follows from how often nodes are lost.
+    - ``per_device_train_batch_size``: examples per microbatch.
+    - ``gradient_accumulation_steps``: microbatches per optimiser step, over all members together.
+    - ``global_batch``: examples per optimiser step; it overrides the line above.
+    - ``max_steps``: overrides ``num_train_epochs``.
+    - ``checkpoint_every_s``: overrides the interval that follows from the loss rate of nodes.
+    - ``emulated_microbatch_s``: minimum duration of a microbatch, to emulate an accelerator.
     """
 
     model: str
@@ -95,10 +100,13 @@ class TrainingTask(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     emulated_microbatch_s: float | None = None
 
     def __post_init__(self) -> None:
-        for field in _POSITIVE:
-            _above(self, field, 0, strictly=True)
-        for field in _NOT_NEGATIVE:
-            _above(self, field, 0, strictly=False)
+        for field in (*_POSITIVE, *_NOT_NEGATIVE):
+            value: float | None = getattr(self, field)
+            allowed = "a number above 0" if field in _POSITIVE else "a number from 0 on"
+            if value is not None and (
+                not math.isfinite(value) or value < 0 or (value == 0 and field in _POSITIVE)
+            ):
+                raise InvalidInput(field, value, allowed)
         for field in ("adam_beta1", "adam_beta2", "lora_dropout", "eval_fraction"):
             if not 0 <= getattr(self, field) < 1:
                 raise InvalidInput(field, getattr(self, field), "a number from 0 to below 1")
@@ -107,30 +115,30 @@ class TrainingTask(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         if not 0 <= self.seed < 2**32:
             raise InvalidInput("seed", self.seed, "a whole number from 0 to 4294967295")
         if self.bf16 and self.fp16:
-            raise InvalidInput("fp16", True, "false, or bf16 false: one of the two")
+            raise InvalidInput("fp16", True, "false, because bf16 is true")
         if self.max_length < 2:
             raise InvalidInput("max_length", self.max_length, "a whole number from 2 on")
 
     @property
     def batch_rows(self) -> int:
-        """Examples per optimiser step, whatever the number of members."""
+        """Return the examples per optimiser step, with any number of members."""
         return self.global_batch or (
             self.per_device_train_batch_size * self.gradient_accumulation_steps
         )
 
     @property
     def microbatches(self) -> int:
-        """Microbatches per optimiser step; the last one may be smaller."""
+        """Return the microbatches per optimiser step; the last one may be smaller."""
         return -(-self.batch_rows // self.per_device_train_batch_size)
 
     def total_steps(self, rows: int) -> int:
-        """Optimiser steps for ``rows`` training examples."""
+        """Return the optimiser steps for ``rows`` training examples."""
         if self.max_steps is not None:
             return self.max_steps
         return max(1, math.ceil(self.num_train_epochs * rows / self.batch_rows))
 
     def learning_rate_at(self, step: int, total_steps: int) -> float:
-        """The learning rate of the update after ``step`` ones, as in transformers."""
+        """Return the learning rate of the update after ``step`` updates, as transformers does."""
         warmup = self.warmup_steps or math.ceil(self.warmup_ratio * total_steps)
         if self.lr_scheduler_type is Schedule.CONSTANT:
             return self.learning_rate
@@ -148,13 +156,14 @@ class TrainingTask(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
 
 def write_task(folder: Path, task: TrainingTask) -> Path:
-    """Put the task into the job's folder; a reader sees all of it or none."""
+    """Write the task to the job's folder and return the file. ``launch`` calls this."""
     path = folder / TASK_FILE
     write_whole(path, msgspec.json.format(msgspec.json.encode(task)) + b"\n")
     return path
 
 
 def read_task(folder: Path) -> TrainingTask:
+    """Read the task from the job's folder; ``InvalidInput`` if it is missing or not valid."""
     path = folder / TASK_FILE
     try:
         return msgspec.json.decode(path.read_bytes(), type=TrainingTask)
@@ -179,12 +188,3 @@ _POSITIVE = (
     "checkpoint_every_s",
 )
 _NOT_NEGATIVE = ("warmup_steps", "weight_decay", "max_grad_norm", "emulated_microbatch_s")
-
-
-def _above(task: TrainingTask, field: str, least: float, *, strictly: bool) -> None:
-    value: float | None = getattr(task, field)
-    if value is None:
-        return
-    if not math.isfinite(value) or value < least or (strictly and value == least):
-        word = "above 0" if strictly else "from 0 on"
-        raise InvalidInput(field, value, f"a number {word}")

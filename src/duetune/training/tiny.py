@@ -1,4 +1,4 @@
-"""A small Llama and its tokenizer, made on the spot: for demonstrations and tests."""
+"""Creates a tiny Llama model and its tokenizer, for demonstrations and tests."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ def build_tiny_model(
     positions: int = 2048,
     seed: int | None = None,
 ) -> Path:
-    """A Llama of 1.8 million parameters over bytes, in the form ``from_pretrained`` reads.
+    """Write a Llama of 1.8 million parameters over bytes to ``folder`` for ``from_pretrained``.
 
-    Without a ``seed`` no weights are written, and a worker draws them by the task's seed.
+    Without a ``seed`` no weights are written; a worker then draws them with the task's seed.
     """
-    import torch  # noqa: PLC0415 - heavy, and the rest of this package must not pay for it
+    import torch  # noqa: PLC0415 - slow to import
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers  # noqa: PLC0415
     from transformers import (  # noqa: PLC0415
         LlamaConfig,

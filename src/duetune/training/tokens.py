@@ -1,13 +1,12 @@
-"""Rows as tokens, with a mark on each that counts in the loss; made once per job and kept.
+"""Converts rows to tokens and marks the tokens that count in the loss; cached once per job.
 
-- ``text``: its tokens and the end-of-text token, all of which count.
-- ``prompt`` and ``completion``: one after the other; completion and end-of-text count.
-- ``messages``: by the tokenizer's chat template; what the assistant says counts. A tokenizer
-  without a template gets ``### role``, the content and an empty line for each message, where the
-  content of the assistant is followed by the end-of-text token.
+- ``text``: its tokens and the end-of-text token; all of them count.
+- ``prompt`` and ``completion``: joined; the completion and the end-of-text token count.
+- ``messages``: formatted by the tokenizer's chat template; the assistant's messages count. Without
+  a template, each message becomes ``### role``, the content and an empty line, and the assistant's
+  content is followed by the end-of-text token.
 
-What is longer than ``max_length`` loses its end. Rows in which nothing is left that counts are
-left out.
+Rows are cut at ``max_length`` tokens. Rows without a token that counts are left out.
 """
 
 from __future__ import annotations
@@ -30,19 +29,20 @@ from duetune.training.records import dataset_files
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-# Counted up whenever the same row would give other tokens.
+# Increase this whenever the same row gives other tokens, so that old caches are not used.
 _VERSION = 1
 
 
 class Tokenizer(Protocol):
-    """What is used of a tokenizer of transformers."""
+    """The part of a transformers tokenizer that is used here."""
 
     chat_template: str | None
     bos_token_id: int | None
     eos_token_id: int | None
     name_or_path: str
 
-    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]: ...
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """Return the tokens of a text."""
 
     def apply_chat_template(
         self,
@@ -50,13 +50,19 @@ class Tokenizer(Protocol):
         *,
         tokenize: bool,
         add_generation_prompt: bool,
-    ) -> str: ...
+    ) -> str:
+        """Return a conversation as one text."""
 
-    def save_pretrained(self, folder: Path) -> object: ...
+    def save_pretrained(self, folder: Path) -> object:
+        """Write the tokenizer to a folder."""
 
 
 class Part(msgspec.Struct, frozen=True):
-    """A piece of a row; ``counts`` in the loss or is only read."""
+    """A piece of a row.
+
+    - ``counts``: its tokens count in the loss.
+    - ``ends``: the end-of-text token follows.
+    """
 
     text: str
     counts: bool
@@ -64,7 +70,11 @@ class Part(msgspec.Struct, frozen=True):
 
 
 class TokenizedRows(msgspec.Struct, frozen=True):
-    """Row ``i`` is ``ids[begins[i]:begins[i + 1]]``; ``counts`` marks what the loss is taken on."""
+    """Tokenized rows: row ``i`` is ``ids[begins[i]:begins[i + 1]]``.
+
+    - ``counts``: marks the tokens that count in the loss.
+    - ``left_out``: the number of rows that had none.
+    """
 
     ids: NDArray[np.int32]
     counts: NDArray[np.bool_]
@@ -75,26 +85,31 @@ class TokenizedRows(msgspec.Struct, frozen=True):
         return len(self.begins) - 1
 
     def row(self, index: int) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
+        """Return the tokens of a row and which of them count."""
         place = slice(self.begins[index], self.begins[index + 1])
         return self.ids[place], self.counts[place]
 
     def targets(self, rows: NDArray[np.int64]) -> int:
-        """How many tokens of these rows are predicted and count. The first of a row never is."""
+        """Return how many tokens of these rows count. The first of a row is never predicted."""
         return int(
             sum(self.counts[self.begins[row] + 1 : self.begins[row + 1]].sum() for row in rows)
         )
 
     def tokens(self, rows: NDArray[np.int64]) -> int:
+        """Return the number of tokens of these rows."""
         return int((self.begins[rows + 1] - self.begins[rows]).sum())
 
 
 def tokenized(rows: Iterable[DataRow], tokenizer: Tokenizer, max_length: int) -> TokenizedRows:
+    """Convert rows to tokens; ``InvalidInput`` if no row has a token that counts."""
     ids: list[NDArray[np.int32]] = []
     counts: list[NDArray[np.bool_]] = []
     left_out = 0
     starts_with = _start(tokenizer)
     for number, row in enumerate(rows, start=1):
-        tokens: list[int] = [] if _templated(row, tokenizer) else list(starts_with)
+        # A chat template writes its own beginning-of-text token.
+        templated = row.messages is not None and tokenizer.chat_template
+        tokens: list[int] = [] if templated else list(starts_with)
         marks = [False] * len(tokens)
         for part in _parts(row, tokenizer, f"messages of row {number}"):
             piece = tokenizer.encode(part.text, add_special_tokens=False) if part.text else []
@@ -108,7 +123,7 @@ def tokenized(rows: Iterable[DataRow], tokenizer: Tokenizer, max_length: int) ->
         ids.append(np.array(tokens[:max_length], dtype=np.int32))
         counts.append(np.array(marks[:max_length], dtype=np.bool_))
     if not ids:
-        allowed = f"rows that leave something to learn within max_length {max_length}"
+        allowed = f"rows with tokens to learn within max_length {max_length}"
         raise InvalidInput("dataset", f"{left_out} rows", allowed)
     begins = np.zeros(len(ids) + 1, dtype=np.int64)
     np.cumsum([len(row) for row in ids], out=begins[1:])
@@ -118,7 +133,7 @@ def tokenized(rows: Iterable[DataRow], tokenizer: Tokenizer, max_length: int) ->
 def tokenized_dataset(
     place: str, tokenizer: Tokenizer, max_length: int, cache: Path
 ) -> TokenizedRows:
-    """The tokens of a dataset, from the ``cache`` folder where another worker has been before."""
+    """Return the tokens of a dataset, from the ``cache`` folder if another worker has made them."""
     path = cache / f"{_fingerprint(place, tokenizer, max_length)}.npz"
     with (
         contextlib.suppress(OSError, ValueError, KeyError, zipfile.BadZipFile),
@@ -126,7 +141,7 @@ def tokenized_dataset(
     ):
         return TokenizedRows(found["ids"], found["counts"], found["begins"], int(found["left_out"]))
     rows = tokenized(rows_of(place), tokenizer, max_length)
-    # If it cannot be kept, only the next worker's start is slower.
+    # Without the cache, only the start of the next worker is slower.
     with contextlib.suppress(OSError):
         cache.mkdir(parents=True, exist_ok=True)
         with whole_file(path) as draft, draft.open("wb") as file:
@@ -149,18 +164,18 @@ def _parts(row: DataRow, tokenizer: Tokenizer, where: str) -> list[Part]:
 def _plain(messages: Sequence[Message]) -> list[Part]:
     parts: list[Part] = []
     for message in messages:
-        said = message.role == "assistant"
+        answer = message.role == "assistant"
         parts.append(Part(f"### {message.role}\n", counts=False))
-        parts.append(Part(message.content, counts=said, ends=said))
+        parts.append(Part(message.content, counts=answer, ends=answer))
         parts.append(Part("\n\n", counts=False))
     return parts[:-1]
 
 
 def _by_template(messages: Sequence[Message], tokenizer: Tokenizer, where: str) -> list[Part]:
-    """Each answer of the assistant is what the template adds to the prompt for it.
+    """Split a templated conversation; an answer is what the template adds to its prompt.
 
-    Templates that write earlier answers differently once later ones follow (without the thinking,
-    say) have only their last answer counted.
+    Some templates rewrite earlier answers once later ones follow (they drop the reasoning, for
+    example). With these, only the last answer counts.
     """
     answers = [place for place, message in enumerate(messages) if message.role == "assistant"]
     for chosen in (answers, answers[-1:]):
@@ -175,9 +190,8 @@ def _by_template(messages: Sequence[Message], tokenizer: Tokenizer, where: str) 
             done = upto
         else:
             return parts
-    raise InvalidInput(
-        where, messages[0].content, "a chat template that only adds answers at the end"
-    )
+    allowed = "a conversation to which the model's chat template adds answers only at the end"
+    raise InvalidInput(where, messages[0].content, allowed)
 
 
 def _rendered(
@@ -188,22 +202,19 @@ def _rendered(
     turns = [{"role": message.role, "content": message.content} for message in messages]
     try:
         return tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=prompt)
-    except Exception as error:  # noqa: BLE001 - templates raise whatever they like
+    except Exception as error:  # noqa: BLE001 - templates may raise any exception
         allowed = f"messages that fit the model's chat template ({error})"
         raise InvalidInput(where, [turn["role"] for turn in turns], allowed) from None
 
 
-def _templated(row: DataRow, tokenizer: Tokenizer) -> bool:
-    # A template writes its own beginning-of-text token.
-    return row.messages is not None and bool(tokenizer.chat_template)
-
-
 def _start(tokenizer: Tokenizer) -> list[int]:
+    """Return the beginning-of-text token if the tokenizer adds one."""
     first = tokenizer.encode("", add_special_tokens=True)[:1]
     return first if first and first[0] == tokenizer.bos_token_id else []
 
 
 def _fingerprint(place: str, tokenizer: Tokenizer, max_length: int) -> str:
+    """Return a digest of everything on which the tokens depend."""
     seen = hashlib.sha256(f"{_VERSION}:{max_length}:{tokenizer.chat_template}".encode())
     files = dataset_files(Path(place))
     folder = Path(tokenizer.name_or_path)

@@ -1,4 +1,4 @@
-"""The model of a task: loaded, adapted, and written out again."""
+"""Loads the model of a task, adds an adapter, computes its loss, and saves it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from duetune.training.tokens import TokenizedRows, Tokenizer
 
     class LanguageModel(torch.nn.Module):
-        """What is used of a model of transformers or PEFT."""
+        """The part of a transformers or PEFT model that is used here."""
 
         config: object
 
@@ -44,8 +44,9 @@ _IGNORED = -100
 
 
 def load_tokenizer(task: TrainingTask) -> Tokenizer:
+    """Load the tokenizer of the task's model; ``InvalidInput`` if there is none."""
     if Path(task.model).is_absolute() and not Path(task.model).is_dir():
-        # The hub would be asked for it first, for a long time.
+        # Otherwise transformers would ask the hub first, which takes long.
         raise InvalidInput("model", task.model, "a folder or a name on the hub")
     try:
         return cast("Tokenizer", transformers.AutoTokenizer.from_pretrained(task.model))
@@ -54,9 +55,9 @@ def load_tokenizer(task: TrainingTask) -> Tokenizer:
 
 
 def load_model(task: TrainingTask, device: torch.device) -> LanguageModel:
-    """The base model with what is to be trained made trainable, the same on every member."""
+    """Return the model with its trainable parameters, the same on every member."""
     base = load_base(task, device)
-    # Weights of an adapter are drawn here; every member must draw the same.
+    # The random weights of an adapter must be the same on every member.
     with seeded(task.seed, device):
         model = base if task.method is Method.FULL else _with_adapter(task, base)
     for parameter in model.parameters():
@@ -71,7 +72,7 @@ def load_model(task: TrainingTask, device: torch.device) -> LanguageModel:
 
 
 def load_base(task: TrainingTask, device: torch.device) -> LanguageModel:
-    """A folder without weights gets random ones by the task's seed."""
+    """Load the base model; a folder without weights gets random ones from the task's seed."""
     frozen = task.method is Method.LORA
     dtype = precision(task) if frozen and precision(task) is not None else torch.float32
     folder = Path(task.model)
@@ -91,7 +92,7 @@ def load_base(task: TrainingTask, device: torch.device) -> LanguageModel:
 
 
 def precision(task: TrainingTask) -> torch.dtype | None:
-    """What to compute in; None: as the weights are."""
+    """Return the data type for computation; None for that of the weights."""
     if task.bf16:
         return torch.bfloat16
     return torch.float16 if task.fp16 else None
@@ -99,7 +100,7 @@ def precision(task: TrainingTask) -> torch.dtype | None:
 
 @contextlib.contextmanager
 def seeded(seed: int, device: torch.device) -> Iterator[None]:
-    """Random draws in here follow from ``seed`` and leave those outside as they were."""
+    """Seed random draws inside the block, without changing the draws outside."""
     devices = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices):
         torch.manual_seed(seed)
@@ -113,7 +114,7 @@ def summed_loss(
     device: torch.device,
     dtype: torch.dtype | None,
 ) -> torch.Tensor:
-    """The sum of the losses over the tokens that count: the mean is for who knows the batch."""
+    """Return the summed loss of the tokens that count. The caller divides by the batch's tokens."""
     ids, mask, labels = padded(data, rows)
     with torch.autocast(device.type, dtype=dtype, enabled=dtype is not None):
         logits = model(input_ids=ids.to(device), attention_mask=mask.to(device)).logits
@@ -128,7 +129,7 @@ def summed_loss(
 def padded(
     data: TokenizedRows, rows: NDArray[np.int64]
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Tokens, their mask and their labels, as long as the longest of these rows."""
+    """Return tokens, attention mask and labels, padded to the longest of these rows."""
     pieces = [data.row(int(row)) for row in rows]
     longest = max(len(ids) for ids, _ in pieces)
     tokens = torch.zeros(len(pieces), longest, dtype=torch.int64)
@@ -150,22 +151,17 @@ def mean_loss(
     device: torch.device,
     dtype: torch.dtype | None,
 ) -> float:
-    """The loss per token that counts, over all batches."""
+    """Return the mean loss per token that counts, over all batches."""
     model.eval()
     total = sum(float(summed_loss(model, data, rows, device, dtype)) for rows in batches)
     return total / max(1, sum(data.targets(rows) for rows in batches))
 
 
-def without_adapter(model: LanguageModel) -> contextlib.AbstractContextManager[None]:
-    """Inside, the model is what it was before; of an adapted model only."""
-    return model.disable_adapter()
-
-
 def save_model(model: LanguageModel, tokenizer: Tokenizer, folder: Path) -> None:
-    """What ``from_pretrained`` of PEFT (an adapter) or of transformers (all of it) reads."""
+    """Save an adapter (for PEFT) or the whole model (for transformers), with the tokenizer."""
     for parameter in model.parameters():
         if parameter.requires_grad:
-            # Out of the flat buffer: what shares memory is taken for tied weights.
+            # Copy it out of the flat vector: tensors that share memory look like tied weights.
             parameter.data = parameter.data.clone()
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
@@ -183,14 +179,14 @@ def _with_adapter(task: TrainingTask, base: LanguageModel) -> LanguageModel:
     try:
         return cast("LanguageModel", peft.get_peft_model(base, config))
     except ValueError as error:
-        reason = " ".join(str(error).split())[:160]
-        raise InvalidInput(
-            "lora_target_modules", chosen, f"layers of this model ({reason})"
-        ) from None
+        allowed = f"names of layers of this model ({_short(error)})"
+        raise InvalidInput("lora_target_modules", chosen, allowed) from None
 
 
 def _refused(task: TrainingTask, what: str, error: Exception) -> InvalidInput:
-    reason = " ".join(str(error).split())[:160]
-    return InvalidInput(
-        "model", task.model, f"a folder or a name on the hub with {what} ({reason})"
-    )
+    allowed = f"a folder or a name on the hub with {what} ({_short(error)})"
+    return InvalidInput("model", task.model, allowed)
+
+
+def _short(error: Exception) -> str:
+    return " ".join(str(error).split())[:160]

@@ -1,7 +1,8 @@
-"""Handing a member's state to another, and telling whether a member still lives.
+"""Copies the state of one member to another, and checks whether a member is alive.
 
-Every member serves its state over HTTP on the group's own network: a length, a JSON header and the
-bytes of the arrays. Nothing is unpickled, so a wrong peer can spoil a state but run no code.
+Every member serves its state over HTTP on the group's network: a length, a JSON header and the
+bytes of the arrays. Nothing is unpickled, so a wrong peer can send a wrong state but cannot run
+code.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
     from duetune.training.checkpoint import Json
 
-# A peer that sends nothing for so long, or takes nothing, is given up.
+# A transfer fails if the peer sends or reads nothing for this long.
 _STALL_S = 10.0
 _HEADER_BYTES = 8
 _MOST_HEADER = 16 << 20
@@ -29,27 +30,32 @@ _DTYPES = {str(dtype): dtype for dtype in (torch.float32, torch.float64, torch.i
 
 
 class TransferFailed(Exception):
-    """The state of a member could not be had."""
+    """The state of another member could not be copied."""
 
 
 class State(Protocol):
-    """What a member is made of. ``lock`` is held by whoever reads it or changes it."""
+    """The state of a member, as it is copied and saved."""
 
     @property
-    def lock(self) -> threading.Lock: ...
+    def lock(self) -> threading.Lock:
+        """Return the lock to hold while the state is read or changed."""
 
     @property
-    def step(self) -> int: ...
+    def step(self) -> int:
+        """Return the number of steps done."""
 
-    def arrays(self) -> dict[str, torch.Tensor]: ...
+    def arrays(self) -> dict[str, torch.Tensor]:
+        """Return the tensors of the state, by name; not copies."""
 
-    def document(self) -> dict[str, Json]: ...
+    def document(self) -> dict[str, Json]:
+        """Return the rest of the state as JSON."""
 
-    def load(self, arrays: dict[str, torch.Tensor], document: dict[str, Json]) -> None: ...
+    def load(self, arrays: dict[str, torch.Tensor], document: dict[str, Json]) -> None:
+        """Replace the state."""
 
 
 class StateServer:
-    """Serves ``/state/<step>`` and ``/alive``, the latter as long as ``alive`` says so."""
+    """Serves ``/state/<step>`` and ``/alive``; the latter answers 503 if ``alive`` is false."""
 
     def __init__(self, bind: str, state: State, alive: Callable[[], bool]) -> None:
         class Handler(BaseHTTPRequestHandler):
@@ -70,8 +76,8 @@ class StateServer:
                 self.end_headers()
 
             def _send_state(self, step: str) -> None:
-                # While it is being read the state must not change: the lock is held until the
-                # last byte is on its way. Who stops reading is cut off after ``timeout``.
+                # The state must not change while it is sent, so the lock is held until the last
+                # byte. A reader that stops reading is disconnected after ``timeout``.
                 with state.lock:
                     if str(state.step) != step:
                         self._answer(409)
@@ -85,7 +91,7 @@ class StateServer:
                         self.wfile.write(_bytes_of(array.detach().to("cpu").contiguous()))
 
             def log_message(self, *_arguments: object) -> None:
-                pass
+                """Log nothing."""
 
         self._server = _Server((bind, 0), Handler)
         threading.Thread(
@@ -94,10 +100,12 @@ class StateServer:
 
     @property
     def address(self) -> str:
+        """Return the address at which other members reach this server."""
         host, port = self._server.server_address[:2]
         return f"http://{host!s}:{port}"
 
     def close(self) -> None:
+        """Stop serving."""
         self._server.shutdown()
         self._server.server_close()
 
@@ -106,11 +114,11 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """A peer that went away is no news."""
+        """Ignore errors of connections: a peer that leaves is normal."""
 
 
 def fetch_state(address: str, step: int) -> tuple[dict[str, torch.Tensor], dict[str, Json]]:
-    """Arrays and document of the member at ``address``, which must be at ``step``."""
+    """Return arrays and document of the member at ``address``, which must be at ``step``."""
     try:
         with _get(address, f"/state/{step}", _STALL_S) as answer:
             if answer.status != http.client.OK:
@@ -129,7 +137,7 @@ def fetch_state(address: str, step: int) -> tuple[dict[str, torch.Tensor], dict[
 
 
 def alive(address: str, timeout_s: float) -> bool | None:
-    """Whether a member answers: False if nobody is there or it says no, None if it is too slow."""
+    """Return whether a member is alive; False if it is not or says so, None on a timeout."""
     try:
         with _get(address, "/alive", timeout_s) as answer:
             return answer.status == http.client.OK

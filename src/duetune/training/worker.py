@@ -1,7 +1,7 @@
-"""``python -m duetune.training``: one member of a job's training, from start to exit status.
+"""The built-in trainer, ``python -m duetune.training``: one member from start to exit status.
 
-``main`` may also be called in a process forked from one that has called ``preload``, which saves
-the seconds that imports take.
+A fleet may also call ``main`` in a fork of a process that has called ``preload``, which saves the
+seconds of the imports. The training itself is in ``session``.
 """
 
 from __future__ import annotations
@@ -17,10 +17,9 @@ import msgspec
 from duetune.core.node_contract import DONE, HOPELESS, LEFT
 from duetune.core.progress import Phase, Progress
 from duetune.errors import DuetuneError, InvalidInput, MissingExtra, OutOfMemory
-from duetune.training.progress_files import ProgressReporter, read_progress
 from duetune.training.publication import published
 from duetune.training.task import read_task
-from duetune.training.worker_contract import Contract, Notice
+from duetune.training.worker_contract import Contract, Notice, ProgressReporter, read_progress
 
 if TYPE_CHECKING:
     from duetune.training.publication import PublishedResult
@@ -31,12 +30,12 @@ _NEEDED = frozenset({"torch", "torchft", "transformers", "peft", "safetensors"})
 
 
 def main() -> int:
-    """Run this member; the answer is the exit status of the contract."""
+    """Run this member and return its exit status (see ``duetune.core.node_contract``)."""
     _set_up_log()
     try:
         contract = Contract.from_environment(os.environ)
     except InvalidInput as error:
-        print(error, file=sys.stderr)  # noqa: T201 - there is no job to report to
+        print(error, file=sys.stderr)  # noqa: T201 - without a contract there is no log
         return HOPELESS
     reporter = ProgressReporter(contract)
     with Notice(contract.notice_file) as notice:
@@ -49,9 +48,9 @@ def main() -> int:
 
 
 def preload() -> None:
-    """Import what training needs. Starts no thread, and leaves the accelerator alone.
+    """Import the training libraries, without starting threads or using the GPU.
 
-    Nothing here may run a backward pass: torch refuses one in a child if its parent has.
+    This must not run a backward pass: torch refuses backward passes in forks of such a process.
     """
     _set_environment()
     import torch  # noqa: PLC0415
@@ -66,7 +65,7 @@ def preload() -> None:
 
 def _run(contract: Contract, notice: Notice, reporter: ProgressReporter) -> int:
     if (result := published(contract.output)) is not None:
-        _log.info("training is complete already")
+        _log.info("training is already complete")
         _report_finished(contract, reporter, result)
         return DONE
     task = read_task(contract.folder)
@@ -79,7 +78,7 @@ def _run(contract: Contract, notice: Notice, reporter: ProgressReporter) -> int:
             raise MissingExtra("training", "train") from None
         raise
     session = Session.prepare(contract, task, threads=_threads())
-    _log.info("%s, ready in %.2f s", session.words, time.monotonic() - began)
+    _log.info("%s, ready in %.2f s", session.summary, time.monotonic() - began)
     result = session.run(notice, reporter)
     if result is None:
         return LEFT
@@ -107,7 +106,7 @@ def _report_finished(
 
 
 def _failed(contract: Contract, error: DuetuneError) -> Progress:
-    """The last report with the reason, so that how far it came is not forgotten."""
+    """Return the last report with the reason added, so that the step reached stays known."""
     file = contract.progress_file
     last = read_progress(file) if file is not None else None
     return msgspec.structs.replace(
@@ -120,13 +119,13 @@ def _failed(contract: Contract, error: DuetuneError) -> Progress:
 
 
 def _threads() -> int:
-    """Threads of one operation: with more, sums come out differently in the last bits."""
+    """Return the threads per operation. Their number changes the last bits of sums."""
     text = os.environ.get("OMP_NUM_THREADS", "")
     return int(text) if text.isdigit() and int(text) > 0 else 1
 
 
 def _set_environment() -> None:
-    # What torch and its libraries read once, when they are imported or first used.
+    # Torch and its libraries read these variables once, on import or on first use.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("RUST_LOG", "error")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")

@@ -1,48 +1,50 @@
-"""What a training process is told by the node it runs on, and how it answers.
+"""The contract between a node and its training process: settings, notice and progress reports.
 
-All of it is environment variables, files and an exit status, so a command in any language can take
-part; nothing here needs torch. What the names are is in ``duetune.core.node_contract``.
+It consists of environment variables, files and an exit status, so a command in any language can
+take part. Torch is not needed. Names and exit statuses are in ``duetune.core.node_contract``.
 """
 
 from __future__ import annotations
 
+import http.client
+import logging
 import re
 import signal
 import threading
+import time
+import urllib.request
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 from urllib.parse import urlsplit
 
 import msgspec
 
-from duetune.core.node_contract import (
-    CHECKPOINT_DIR,
-    CHECKPOINTS,
-    EPOCH,
-    HAZARD,
-    HAZARD_FILE,
-    JOB_DIR,
-    JOB_ID,
-    LIGHTHOUSE,
-    NODE_ID,
-    NOTICE_FILE,
-    OUTPUT,
-    OUTPUT_DIR,
-    PROGRESS,
-    PROGRESS_FILE,
-    PROGRESS_URL,
-)
+from duetune.core import node_contract
+from duetune.core.progress import Progress
 from duetune.errors import InvalidInput
+from duetune.files import write_whole
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from types import FrameType, TracebackType
+    from types import FrameType
 
+_log = logging.getLogger(__name__)
+
+_LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
+_POST_TIMEOUT_S = 2.0
+_POST_PAUSE_S = 10.0
+_FINAL_TRIES = 3
+_MOST_BYTES = 1 << 20
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 
 class Contract(msgspec.Struct, frozen=True, kw_only=True):
-    """What the node says. ``epoch`` grows from launch to launch of a job."""
+    """The settings of a training process, from its environment.
+
+    - ``epoch``: the number of the launch; it grows with every launch of the job.
+    - ``progress_file``, ``progress_url``: where progress reports go; the file takes precedence.
+    - ``lighthouse``: the address of the coordinator, if the members form a group.
+    """
 
     job: str
     node: str
@@ -58,39 +60,41 @@ class Contract(msgspec.Struct, frozen=True, kw_only=True):
 
     @staticmethod
     def given(environ: Mapping[str, str]) -> bool:
-        """Whether duetune has started this process at all."""
-        return JOB_ID in environ
+        """Return whether duetune has started this process."""
+        return node_contract.JOB_ID in environ
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str]) -> Self:
-        node = _name(environ, NODE_ID)
-        folder = Path(_needed(environ, JOB_DIR, "the job's folder")).absolute()
-        url = _url(environ, PROGRESS_URL)
+        """Read the contract; ``InvalidInput`` if a variable is missing or not valid."""
+        node = _name(environ, node_contract.NODE_ID)
+        folder = Path(_needed(environ, node_contract.JOB_DIR, "the job's folder")).absolute()
+        url = _url(environ, node_contract.PROGRESS_URL)
 
         def place(variable: str, default: str) -> Path:
             return Path(environ.get(variable) or folder / default).absolute()
 
-        # A report goes to one place: with only an address given, the file is not ours to write.
-        in_file = PROGRESS_FILE in environ or url is None
+        # If only an address is given, progress reports go there and no file is written.
+        in_file = node_contract.PROGRESS_FILE in environ or url is None
+        file = place(node_contract.PROGRESS_FILE, node_contract.PROGRESS)
         return cls(
-            job=_name(environ, JOB_ID),
+            job=_name(environ, node_contract.JOB_ID),
             node=node,
             epoch=_epoch(environ),
             folder=folder,
-            checkpoints=place(CHECKPOINT_DIR, CHECKPOINTS),
-            output=place(OUTPUT_DIR, OUTPUT),
-            notice_file=place(NOTICE_FILE, f"notice-{node}.json"),
-            hazard_file=place(HAZARD_FILE, HAZARD),
-            progress_file=place(PROGRESS_FILE, PROGRESS) if in_file else None,
+            checkpoints=place(node_contract.CHECKPOINT_DIR, node_contract.CHECKPOINTS),
+            output=place(node_contract.OUTPUT_DIR, node_contract.OUTPUT),
+            notice_file=place(node_contract.NOTICE_FILE, f"notice-{node}.json"),
+            hazard_file=place(node_contract.HAZARD_FILE, node_contract.HAZARD),
+            progress_file=file if in_file else None,
             progress_url=url,
-            lighthouse=_url(environ, LIGHTHOUSE),
+            lighthouse=_url(environ, node_contract.LIGHTHOUSE),
         )
 
 
 class Notice:
-    """Whether this node will be taken: by SIGTERM, by the notice file, or both.
+    """Tells whether this node will be taken: by SIGTERM, by the notice file, or by both.
 
-    Asking is cheap (a flag, then one ``stat``), so ask at every step. Once given, it stays given.
+    ``given`` costs at most one ``stat``, so check it at every step. Once true, it stays true.
     """
 
     def __init__(self, file: Path | None) -> None:
@@ -101,30 +105,31 @@ class Notice:
         self._installed = False
 
     def install(self) -> Self:
-        """Take SIGTERM. Only the main thread may; elsewhere the file alone is watched."""
+        """Handle SIGTERM from now on. Outside the main thread only the file is watched."""
         if threading.current_thread() is threading.main_thread() and not self._installed:
             self._previous = signal.signal(signal.SIGTERM, self._on_signal)
             self._installed = True
         return self
 
     def restore(self) -> None:
-        """Give SIGTERM back to whoever had it."""
+        """Restore the previous handler of SIGTERM."""
         if self._installed:
             previous = self._previous
-            # None: a handler that was not set from Python, which Python cannot set again.
+            # None is a handler that was not set from Python, and Python cannot restore it.
             if callable(previous) or isinstance(previous, int):
                 signal.signal(signal.SIGTERM, previous)
             self._installed = False
 
     @property
     def given(self) -> bool:
+        """Return whether this node will be taken."""
         if not self._seen:
             self._seen = self._signalled.is_set() or _there(self._file)
         return self._seen
 
     @property
     def taken_at(self) -> float | None:
-        """When the node will be taken, in wall seconds since the epoch; None if not known."""
+        """Return when the node will be taken, in wall seconds since the epoch; None if unknown."""
         if self._file is None or not self.given:
             return None
         try:
@@ -135,12 +140,7 @@ class Notice:
     def __enter__(self) -> Self:
         return self.install()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.restore()
 
     def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
@@ -166,7 +166,7 @@ def _needed(environ: Mapping[str, str], variable: str, allowed: str) -> str:
 
 
 def _name(environ: Mapping[str, str], variable: str) -> str:
-    # Names become parts of paths.
+    # Names become parts of file paths.
     text = _needed(environ, variable, "a name")
     if _NAME.fullmatch(text) is None:
         raise InvalidInput(variable, text, "letters, digits, '.', '_' and '-', at most 128")
@@ -174,9 +174,9 @@ def _name(environ: Mapping[str, str], variable: str) -> str:
 
 
 def _epoch(environ: Mapping[str, str]) -> int:
-    text = _needed(environ, EPOCH, "a whole number from 0 on")
+    text = _needed(environ, node_contract.EPOCH, "a whole number from 0 on")
     if not (text.isascii() and text.isdigit() and len(text) <= 15):
-        raise InvalidInput(EPOCH, text, "a whole number from 0 on")
+        raise InvalidInput(node_contract.EPOCH, text, "a whole number from 0 on")
     return int(text)
 
 
@@ -188,3 +188,86 @@ def _url(environ: Mapping[str, str], variable: str) -> str | None:
     if parts.scheme not in {"http", "https"} or not parts.hostname:
         raise InvalidInput(variable, text, "an http:// or https:// address")
     return text
+
+
+class ProgressReporter:
+    """Writes progress reports to the file, or posts them to the address if there is no file.
+
+    It never raises, because a failed report must not stop training. Reports less than ``least_s``
+    after the last one are dropped, unless phase, checkpoint or message have changed.
+    """
+
+    def __init__(self, contract: Contract, *, least_s: float = 0.2) -> None:
+        self._file = contract.progress_file
+        self._url = contract.progress_url
+        self._least_s = least_s
+        self._last: Progress | None = None
+        self._next_at = 0.0
+
+    def report(self, progress: Progress) -> None:
+        """Send a report if one is due. Call this after every step."""
+        if not progress.at:
+            progress = msgspec.structs.replace(progress, at=time.time())
+        if not self._due(progress):
+            return
+        self._next_at = time.monotonic() + self._least_s
+        tries = _FINAL_TRIES if progress.phase.final else 1
+        for attempt in range(tries):
+            if attempt:
+                time.sleep(0.5)
+            try:
+                self._send(msgspec.json.encode(progress))
+            except (OSError, http.client.HTTPException, ValueError) as error:
+                _log.warning("cannot report the progress of step %d: %s", progress.step, error)
+            else:
+                self._last = progress
+                return
+        if self._file is None:
+            # Do not delay every step by the timeout if nobody listens.
+            self._next_at = time.monotonic() + _POST_PAUSE_S
+
+    def _due(self, progress: Progress) -> bool:
+        last = self._last
+        return (
+            progress.phase.final
+            or time.monotonic() >= self._next_at
+            or (last is not None and _news(last) != _news(progress))
+        )
+
+    def _send(self, document: bytes) -> None:
+        if self._file is not None:
+            write_whole(self._file, document)
+        elif self._url is not None:
+            _post(self._url, document)
+
+
+class _AnyReport(msgspec.Struct):
+    """The only required field, which distinguishes a report from other JSON objects."""
+
+    step: int
+
+
+def read_progress(path: Path) -> Progress | None:
+    """Return the last report; None if there is none or the file holds something else."""
+    try:
+        with path.open("rb") as file:
+            content = file.read(_MOST_BYTES)
+        msgspec.json.decode(content, type=_AnyReport)
+        return msgspec.json.decode(content, type=Progress)
+    except (OSError, msgspec.MsgspecError, ValueError, RecursionError):
+        return None
+
+
+def _news(progress: Progress) -> tuple[str, int, str]:
+    return progress.phase, progress.checkpoint_step, progress.message
+
+
+def _post(url: str, document: bytes) -> None:
+    request = urllib.request.Request(  # noqa: S310 - the contract allows http and https alone
+        url, data=document, headers={"Content-Type": "application/json"}, method="POST"
+    )
+    # A proxy cannot reach this machine's loopback address.
+    nearby = urlsplit(url).hostname in _LOOPBACK
+    opener = urllib.request.build_opener(*([urllib.request.ProxyHandler({})] if nearby else []))
+    with opener.open(request, timeout=_POST_TIMEOUT_S) as answer:
+        answer.read(_MOST_BYTES)

@@ -126,7 +126,7 @@ def test_a_price_above_the_highest_accepted_refuses_and_takes():
     fleet = MemoryFleet(market_of([0.4, 0.6], [9, 9]), NOTICED)
     fleet.apply([launch("low", max_price=0.7), launch("mid", max_price=1.0), launch("any")])
     assert fleet.node("low").state is NodeState.REFUSED
-    assert fleet.node("low").reason == "price (0.8 is above 0.7 dollars per hour)"
+    assert fleet.node("low").reason == "price ($0.8 per GPU-hour is above $0.7)"
     fleet.clock.advance(SLOT + 1)
     assert states(fleet) == {"low": "refused", "mid": "lost", "any": "running"}
     assert fleet.node("mid").reason == "price"
@@ -215,7 +215,7 @@ def test_a_limit_below_what_is_spent_ends_everything_now():
     fleet.apply([Limit("job", 0.1)])
     assert fleet.node("a").state is NodeState.LOST
     fleet.apply([launch("b")])
-    assert fleet.node("b").reason == "limit (0.1 dollars are spent)"
+    assert fleet.node("b").reason == "limit (the limit of $0.1 is spent)"
     fleet.apply([Limit("job", 1.0), launch("c")])
     assert fleet.node("c").state is NodeState.RUNNING
 
@@ -237,8 +237,8 @@ def test_a_node_that_comes_late_shortens_the_time_of_all():
     [
         (0, NodeState.RELEASED, "finished"),
         (78, NodeState.RELEASED, "hopeless"),
-        (75, NodeState.LOST, "capacity, left after notice"),
-        (-15, NodeState.LOST, "capacity, left after notice"),
+        (75, NodeState.LOST, "capacity, worker left after notice"),
+        (-15, NodeState.LOST, "capacity, worker left after notice"),
     ],
 )
 def test_how_a_worker_ends_is_how_its_node_ends(code, state, reason):

@@ -9,7 +9,9 @@ from duetune.core.fleet import Launch, Limit, Node, NodeKind, NodeState, Release
 from duetune.errors import FleetError
 from duetune.fleets.embedded import FleetSettings
 from duetune.fleets.embedded.bill_ledger import Cancelled, Changed, Closed, Ledger, read_story
-from duetune.fleets.embedded.opening import Order, open_cloud, save_market
+from duetune.fleets.embedded.cloud_settings import Order
+from duetune.fleets.embedded.provider_service import open_cloud
+from duetune.fleets.embedded.replay import save_market
 from duetune.testing import constant_market, market_of
 
 WALL = 1_700_000_000.75

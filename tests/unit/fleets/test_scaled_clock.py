@@ -66,7 +66,7 @@ def test_without_a_fleet_there_is_no_clock(tmp_path):
     with pytest.raises(FleetError, match="no fleet is running"):
         ScaledClock(tmp_path)
     (tmp_path / PROVIDER_FILE).write_text("{half of")
-    with pytest.raises(FleetError, match="cannot be read"):
+    with pytest.raises(FleetError, match="cannot read"):
         ScaledClock(tmp_path)
 
 

@@ -85,7 +85,7 @@ def test_a_task_is_read_as_it_was_written(tmp_path):
         ({"max_steps": 0}, "max_steps: 0"),
         ({"learning_rate": float("nan")}, "learning_rate: nan"),
         ({"lora_dropout": 1.0}, "lora_dropout"),
-        ({"bf16": True, "fp16": True}, "one of the two"),
+        ({"bf16": True, "fp16": True}, "because bf16 is true"),
         ({"seed": -1}, "seed"),
     ],
 )

@@ -14,7 +14,7 @@ from duetune.core.progress import Phase
 from duetune.errors import InvalidInput
 from duetune.training.checkpoint import CheckpointStore
 from duetune.training.hazard import write_hazard
-from duetune.training.progress_files import read_progress
+from duetune.training.worker_contract import read_progress
 from support.later import later
 
 pytestmark = pytest.mark.torch
@@ -205,7 +205,7 @@ def test_training_goes_on_when_a_checkpoint_cannot_be_published(tmp_path):
     trainer = trainer_in(tmp_path / "here", lose, said, callback, max_steps=4, save_steps=2)
     trainer.train()
     assert callback.exit_code == 0
-    assert "checkpoint of step 2 failed" in messages[0]
+    assert "checkpoint of step 2 could not be saved" in messages[0]
     assert CheckpointStore(tmp_path / "checkpoints", 2).latest().step == 4
     assert not read_progress(tmp_path / "progress.json").message
 
@@ -235,7 +235,7 @@ def test_checkpoints_that_cannot_be_resumed_from_are_refused(tmp_path):
     with pytest.raises(InvalidInput, match="save_only_model"):
         trainer_in(tmp_path / "here", callback, save_only_model=True).train()
     CheckpointStore(tmp_path / "checkpoints", 1).publish(4, tmp_path / "here")
-    with pytest.raises(InvalidInput, match="made by a transformers Trainer"):
+    with pytest.raises(InvalidInput, match="a checkpoint of a transformers Trainer"):
         callbacks.DuetuneCallback(environment(tmp_path, epoch=2)).resume_from()
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from duetune.training.native import lighthouse_server
+from duetune.training.lighthouse import lighthouse_server
 from support.later import later
 from support.patience import PATIENCE_S, slowness, until
 

@@ -261,7 +261,7 @@ def test_training_lowers_the_loss_and_the_adapter_can_be_put_aside(folder):
     for _ in range(15):
         step([member])
     after = models.mean_loss(member.model, member._data, rows, cpu(), None)
-    with models.without_adapter(member.model):
+    with member.model.disable_adapter():
         assert models.mean_loss(member.model, member._data, rows, cpu(), None) == before
     assert after < before - 0.1
 

@@ -11,8 +11,7 @@ from duetune.core.node_contract import HOPELESS
 from duetune.core.progress import Phase, Progress
 from duetune.errors import InvalidInput, OutOfMemory
 from duetune.training import worker
-from duetune.training.progress_files import ProgressReporter, read_progress
-from duetune.training.worker_contract import Contract
+from duetune.training.worker_contract import Contract, ProgressReporter, read_progress
 
 
 def contract_in(folder, **others):

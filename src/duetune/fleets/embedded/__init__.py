@@ -1,12 +1,14 @@
-"""A cloud on one machine: a provider process on loopback that replays a market, grants and takes
-nodes (process groups), and bills them.
+"""An emulated cloud on one machine.
+
+A provider process on loopback replays a recorded market, grants and takes nodes (process groups),
+and bills them.
 
     fleet = start_provider(folder, FleetSettings(speed=60), trace)
     fleet.apply([Launch(...)])
     fleet.observe("job")
     stop_provider(folder)
 
-The names are imported when they are first used: node agents need none of them.
+The public names are imported on first use, because node agents need none of them.
 """
 
 from __future__ import annotations
@@ -15,10 +17,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from duetune.fleets.embedded.client import EmbeddedFleet
+    from duetune.fleets.embedded.client import (
+        EmbeddedFleet,
+        provider_status,
+        start_provider,
+        stop_provider,
+    )
     from duetune.fleets.embedded.clock import ScaledClock
     from duetune.fleets.embedded.cloud_settings import FleetFaults, FleetSettings
-    from duetune.fleets.embedded.lifecycle import provider_status, start_provider, stop_provider
     from duetune.fleets.embedded.provider_messages import FleetStatus
 
 __all__ = [
@@ -33,18 +39,14 @@ __all__ = [
 ]
 
 _HOMES = {
-    "EmbeddedFleet": "client",
     "FleetFaults": "cloud_settings",
     "FleetSettings": "cloud_settings",
     "FleetStatus": "provider_messages",
     "ScaledClock": "clock",
-    "provider_status": "lifecycle",
-    "start_provider": "lifecycle",
-    "stop_provider": "lifecycle",
 }
 
 
 def __getattr__(name: str) -> object:
-    if name not in _HOMES:
+    if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    return getattr(import_module(f"{__name__}.{_HOMES.get(name, 'client')}"), name)

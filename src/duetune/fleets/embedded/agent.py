@@ -1,36 +1,44 @@
-"""The agent of one node: runs what the node is for, starts it again when it crashes, and takes it
-down when the provider is gone.
+"""The agent process of one node: it runs the node's worker and restarts the worker after a crash.
 
-Single-threaded and light, since it forks what it runs: forked from a process that has the heavy
-libraries loaded (``zygote``), it starts a worker in a fraction of a second.
+When the provider is gone, the agent ends the worker and itself. The agent is single-threaded and
+imports little, because it forks the worker. An agent that was itself forked from a process with
+the heavy libraries loaded (``zygote``) starts a worker in about 0.05 s.
 """
 
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import select
 import signal
 import socket
 import sys
 import time
+import traceback
 from pathlib import Path
+from typing import NoReturn, TextIO
 
 from duetune.core.node_contract import DONE, HOPELESS, LEFT, PROGRESS_FILE
-from duetune.fleets.embedded.channel import Assignment, Channel, Gone, Leave
-from duetune.fleets.embedded.node_worker import become_worker
+from duetune.fleets.embedded.node_assignment import Assignment, Channel, Gone, Leave
 from duetune.fleets.embedded.processes import adopt_orphans, end_family
 
+CRASHED = 1
 FINAL = {DONE, LEFT, HOPELESS}
 FIRST_PAUSE_S = 0.5
 LONGEST_PAUSE_S = 30.0
-# A worker that lived this long was not crashing at once: the pauses begin anew.
+# After a worker has run this long, the next crash counts as the first one again.
 SOUND_S = 30.0
 MOST_CRASHES = 5
-HEARTBEAT_GLANCE_S = 5.0
+HEARTBEAT_CHECK_S = 5.0
 
 
 class Agent:
+    """Runs the worker of one ``Assignment`` until the worker is done or the provider is gone.
+
+    ``leaving`` is true if the provider has asked the node to leave before the worker started.
+    """
+
     def __init__(self, channel: Channel, assignment: Assignment, *, leaving: bool) -> None:
         self._channel = channel
         self._assignment = assignment
@@ -44,7 +52,7 @@ class Agent:
         self._leaving = leaving
 
     def run(self) -> int:
-        """Until the worker is done, or the provider is gone."""
+        """Run until the worker is done (returns 0) or the provider is gone (returns 1)."""
         woken, waker = socket.socketpair()
         waker.setblocking(False)
         signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
@@ -54,10 +62,10 @@ class Agent:
             if self._worker is None and time.monotonic() >= self._start_at and not self._leaving:
                 self._start()
             ends = [self._channel.fileno(), woken.fileno()]
-            ready, _, _ = select.select(ends, [], [], self._patience())
+            ready, _, _ = select.select(ends, [], [], self._wait_s())
             if woken.fileno() in ready:
                 woken.recv(4096)
-            if self._channel.fileno() in ready and not self._heard():
+            if self._channel.fileno() in ready and not self._read_channel():
                 end_family(os.getpid(), spare_root=True)
                 return 1
             code = self._reap()
@@ -75,27 +83,28 @@ class Agent:
             become_worker(self._assignment)
         self._worker, self._started = pid, time.monotonic()
 
-    def _heard(self) -> bool:
-        """Whether the provider is still there."""
+    def _read_channel(self) -> bool:
+        """Act on the provider's messages; return whether the provider is still there."""
         messages = self._channel.receive()
         if messages is None:
             return False
         if any(isinstance(message, Leave) for message in messages):
             self._leaving = True
             if self._worker is not None:
-                self._tell(self._worker)
+                self._terminate(self._worker)
         return True
 
-    def _tell(self, worker: int) -> None:
-        """A shell does not pass a signal on, so a command's whole group gets it."""
+    def _terminate(self, worker: int) -> None:
+        """Send SIGTERM to the worker."""
         if self._assignment.command:
+            # A shell does not forward signals, so the command's whole process group gets it.
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(worker, signal.SIGTERM)
                 return
         os.kill(worker, signal.SIGTERM)
 
     def _reap(self) -> int | None:
-        """The worker's exit code, once it has one. What it leaves behind ends with it."""
+        """Return the worker's exit code once it has ended; its other processes are killed."""
         code = None
         while True:
             try:
@@ -109,34 +118,36 @@ class Agent:
                 self._worker = None
                 end_family(os.getpid(), spare_root=True)
         if code is None and self._leaving and self._worker is None:
-            return -signal.SIGTERM  # it was between two attempts
+            return -signal.SIGTERM  # The worker was waiting to be restarted.
         return code
 
     def _is_over(self, code: int) -> bool:
+        """Return whether the node's work is over after an exit; if not, schedule a restart."""
         if self._leaving or (code in FINAL and not self._assignment.tireless):
             return True
         if time.monotonic() - self._started > SOUND_S:
             self._pause_s = FIRST_PAUSE_S
             self._crashes.clear()
         self._crashes.append(time.time())
-        if self._crashes_in_vain() >= MOST_CRASHES and not self._assignment.tireless:
-            self._log(f"has crashed {MOST_CRASHES} times in a row, last with code {code}: given up")
+        if self._fruitless_crashes() >= MOST_CRASHES and not self._assignment.tireless:
+            self._log(f"crashed {MOST_CRASHES} times in a row, last with code {code}; given up")
             self._gave_up = True
             return True
-        self._log(f"ended with code {code}; starts again in {self._pause_s:g} s")
+        self._log(f"ended with code {code}; restarting in {self._pause_s:g} s")
         self._start_at = time.monotonic() + self._pause_s
         self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
         return False
 
-    def _crashes_in_vain(self) -> int:
-        """Since the last report of progress, by whomever."""
+    def _fruitless_crashes(self) -> int:
+        """Return the number of crashes since any node of the job last reported progress."""
         try:
-            told = Path(self._assignment.environment[PROGRESS_FILE]).stat().st_mtime
+            reported = Path(self._assignment.environment[PROGRESS_FILE]).stat().st_mtime
         except (OSError, KeyError):
-            told = 0.0
-        return sum(moment > told for moment in self._crashes)
+            reported = 0.0
+        return sum(moment > reported for moment in self._crashes)
 
     def _check_heartbeat(self) -> None:
+        """Kill a worker whose heartbeat file has become too old."""
         if self._worker is None or self._heartbeat is None:
             return
         try:
@@ -144,31 +155,31 @@ class Agent:
         except OSError:
             return
         if age > self._assignment.heartbeat_timeout_s:
-            self._log(f"has given no sign of life for {age:.0f} s and is killed")
+            self._log(f"has sent no heartbeat for {age:.0f} s; killing it")
             self._heartbeat.unlink(missing_ok=True)
             os.kill(self._worker, signal.SIGKILL)
 
-    def _patience(self) -> float | None:
-        """How long nothing needs to be looked at."""
+    def _wait_s(self) -> float | None:
+        """Return the seconds until something is due; None to wait for a message or signal."""
         if self._leaving and self._worker is None:
             return 0.0
         if self._worker is None:
             return max(0.0, self._start_at - time.monotonic())
         if self._heartbeat is None:
             return None
-        return min(HEARTBEAT_GLANCE_S, self._assignment.heartbeat_timeout_s / 4)
+        return min(HEARTBEAT_CHECK_S, self._assignment.heartbeat_timeout_s / 4)
 
-    def _log(self, words: str) -> None:
-        # A job whose folder is gone needs no log.
+    def _log(self, message: str) -> None:
+        # If the job's folder was removed, nobody reads the log.
         with (
             contextlib.suppress(OSError),
             Path(self._assignment.log).open("a", encoding="utf-8") as log,
         ):
-            log.write(f"[duetune] {self._assignment.name} {words}\n")
+            log.write(f"[duetune] {self._assignment.name} {message}\n")
 
 
 def serve(connection: socket.socket) -> int:
-    """The life of an agent, from its first line on."""
+    """Read the assignment from ``connection``, run it, and return the agent's exit status."""
     connection.set_inheritable(False)
     adopt_orphans()
     channel = Channel(connection)
@@ -180,6 +191,79 @@ def serve(connection: socket.socket) -> int:
         for message in messages:
             if isinstance(message, Assignment):
                 return Agent(channel, message, leaving=leaving).run()
+
+
+def become_worker(assignment: Assignment) -> NoReturn:
+    """Turn this fork of the agent into the worker. It never returns: the stack is the agent's."""
+    code = CRASHED
+    try:
+        _detach_from_agent(assignment)
+        code = _run_command(assignment) if assignment.command else _run_module(assignment)
+    except SystemExit as leaving:
+        code = _exit_code(leaving.code)
+    except BaseException:  # noqa: BLE001 - the last resort before the process ends
+        traceback.print_exc()
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(Exception):
+                stream.flush()
+        # A normal exit would run the exit handlers of the process this one was forked from.
+        os._exit(code)
+
+
+def _detach_from_agent(assignment: Assignment) -> None:
+    """Give the worker its own process group, signals, streams, folder and environment."""
+    os.setpgid(0, 0)
+    signal.set_wakeup_fd(-1)
+    for number in (signal.SIGCHLD, signal.SIGINT, signal.SIGTERM, signal.SIGPIPE):
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    log = os.open(assignment.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115 - open until the end
+    sys.stdout = _lines(1)
+    sys.stderr = _lines(2)
+    os.chdir(assignment.folder)
+    os.environ.clear()
+    os.environ.update(assignment.environment)
+
+
+def _run_command(assignment: Assignment) -> int:
+    program, *_ = assignment.command
+    try:
+        os.execvp(program, assignment.command)  # noqa: S606 - the job's own command
+    except OSError as error:
+        sys.stderr.write(f"[duetune] cannot start {program!r}: {error.strerror}\n")
+    return HOPELESS
+
+
+def _run_module(assignment: Assignment) -> int:
+    # Python ignores SIGPIPE; for other programs it stays at its default.
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    sys.argv = [assignment.module, *assignment.arguments]
+    for place in reversed(assignment.environment.get("PYTHONPATH", "").split(os.pathsep)):
+        if place and place not in sys.path:
+            sys.path.insert(0, place)
+    return _exit_code(importlib.import_module(assignment.module).main())
+
+
+def _exit_code(value: object) -> int:
+    """Convert the argument of ``sys.exit`` to an exit status."""
+    if value is None:
+        return 0
+    if isinstance(value, int):
+        return value & 0xFF
+    sys.stderr.write(f"{value}\n")
+    return CRASHED
+
+
+def _lines(descriptor: int) -> TextIO:
+    return open(
+        descriptor, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False
+    )
 
 
 if __name__ == "__main__":

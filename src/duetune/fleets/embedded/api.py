@@ -1,15 +1,16 @@
 """The provider's HTTP interface, on loopback only.
 
-    GET  /status                        the provider as a whole
-    GET  /market                        the present slot
-    GET  /market/history/<slots>        the slots before it
+    GET  /status                        status of the whole provider
+    GET  /market                        the current slot
+    GET  /market/history/<slots>        the slots before the current one
     POST /apply                         a list of commands
     GET  /jobs/<job>/nodes              all nodes the job ever had
-    POST /stop                          take all nodes and end
-    GET  /nodes/<node>/notice           404 until the node will be taken, then when
-    POST /jobs/<job>/progress/<secret>  a worker's report, for those that cannot write the file
+    POST /stop                          take all nodes and stop the provider
+    GET  /nodes/<node>/notice           when the node will be taken; 404 if not known
+    POST /jobs/<job>/progress/<secret>  a progress report of a worker that cannot write the file
 
-All but the last two want the token of ``provider.json``; those two are for workers.
+The last two are for workers. All others need the token of ``provider.json``. The calls themselves
+are carried out in ``desk``; the Python client is in ``client``.
 """
 
 from __future__ import annotations
@@ -44,9 +45,15 @@ LONGEST_BODY = 16 * 2**20
 IDLE_S = 10.0
 Document = msgspec.Struct | dict[str, str]
 
+_STATUSES: dict[type[Exception], HTTPStatus] = {
+    NotFound: HTTPStatus.NOT_FOUND,
+    FleetError: HTTPStatus.SERVICE_UNAVAILABLE,
+    PermissionError: HTTPStatus.UNAUTHORIZED,
+}
+
 
 class Server(ThreadingHTTPServer):
-    """Listens once it is made; the port is whichever was free."""
+    """The HTTP server of one provider. It listens on a free port as soon as it is created."""
 
     daemon_threads = True
 
@@ -58,39 +65,39 @@ class Server(ThreadingHTTPServer):
 
     @property
     def url(self) -> str:
+        """Return the address that clients call."""
         return f"http://127.0.0.1:{self.server_address[1]}"
 
     def server_bind(self) -> None:
-        # Not HTTPServer's own, which asks the network for this machine's name.
+        """Bind without looking up this machine's name, which ``HTTPServer`` would do."""
         socketserver.TCPServer.server_bind(self)
         self.server_name, self.server_port = "127.0.0.1", int(self.server_address[1])
 
 
 class Handler(BaseHTTPRequestHandler):
+    """Answers one HTTP connection with JSON documents."""
+
     server: Server
     timeout = IDLE_S
 
     def do_GET(self) -> None:
+        """Answer a GET request."""
         self._serve("GET")
 
     def do_POST(self) -> None:
+        """Answer a POST request."""
         self._serve("POST")
 
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - as it is called
-        """Calls come all the time; only errors are worth a line, and those are answered."""
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the parent's name
+        """Log nothing: calls are frequent, and errors are part of the answer."""
 
     def _serve(self, method: str) -> None:
         path = [unquote(part) for part in self.path.split("?")[0].strip("/").split("/")]
         try:
             status, answer = HTTPStatus.OK, self._answer(method, path)
-        except NotFound as error:
-            status, answer = HTTPStatus.NOT_FOUND, Problem(str(error))
-        except FleetError as error:
-            status, answer = HTTPStatus.SERVICE_UNAVAILABLE, Problem(str(error))
-        except PermissionError as error:
-            status, answer = HTTPStatus.UNAUTHORIZED, Problem(str(error))
-        except DuetuneError as error:
-            status, answer = HTTPStatus.UNPROCESSABLE_ENTITY, Problem(str(error))
+        except (DuetuneError, PermissionError) as error:
+            status = _STATUSES.get(type(error), HTTPStatus.UNPROCESSABLE_ENTITY)
+            answer = Problem(str(error))
         faults = self.server.faults
         time.sleep(faults.reply_delay_s)
         applied = method == "POST" and path == ["apply"] and status == HTTPStatus.OK
@@ -111,7 +118,7 @@ class Handler(BaseHTTPRequestHandler):
             case "GET", ["nodes", node, "notice"]:
                 notice = desk.notice(node)
                 if notice is None:
-                    raise NotFound("notice for a node", node)
+                    raise NotFound("node with a notice", node)
                 return notice
             case "POST", ["jobs", job, "progress", secret]:
                 self._check(secret, provider.progress_secret(job))
@@ -136,6 +143,7 @@ class Handler(BaseHTTPRequestHandler):
         raise NotFound("path of the fleet's API", self.path)
 
     def _take_progress(self, job: str) -> Document:
+        """Write a worker's posted report to the job's progress file."""
         body = self._body()
         folder = self.server.provider.desk.job_folder(job)
         if folder is None:
@@ -147,7 +155,7 @@ class Handler(BaseHTTPRequestHandler):
         try:
             write_whole(folder / PROGRESS, msgspec.json.encode(report), durable=True)
         except OSError as error:
-            raise FleetError(f"progress cannot be written: {error}", retry=True) from None
+            raise FleetError(f"cannot write the progress report: {error}", retry=True) from None
         return {}
 
     def _body(self) -> bytes:
@@ -159,4 +167,4 @@ class Handler(BaseHTTPRequestHandler):
     @staticmethod
     def _check(given: str, wanted: str) -> None:
         if not hmac.compare_digest(given.encode(), wanted.encode()):
-            raise PermissionError("the token of provider.json is needed")
+            raise PermissionError("this call needs the token in provider.json")

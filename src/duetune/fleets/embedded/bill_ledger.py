@@ -1,8 +1,9 @@
-"""The provider's own book: what became of every node, one JSON line per change, never rewritten.
+"""The provider's ledger: one JSON line for each change of a node, appended and never rewritten.
 
-Lines are on disk before anybody is told. That nodes live is noted in a small file beside it every
-second and whenever a bill is told, so that even after a kill a bill is right to the second and
-never less than what was told. (After a power cut it may be.)
+A line is on disk before any client learns of the change. A small heartbeat file beside the ledger
+stores until when the nodes have run. It is updated every second and whenever a bill is reported.
+Therefore a bill is exact to the second even after the provider was killed, and never below an
+amount reported before. A power cut may lose the last second.
 """
 
 from __future__ import annotations
@@ -27,8 +28,10 @@ HEARTBEAT_FILE = "heartbeat"
 
 
 class Opened(msgspec.Struct, frozen=True, tag="opened"):
-    """A provider began: its clock, and slot ``settings.first_slot`` of the market at ``began``,
-    which the feed calls ``first_index``.
+    """A provider started. Slot ``settings.first_slot`` of the market began at ``began``.
+
+    - ``anchor``: the market clock.
+    - ``first_index``: the number of that slot in the market feed.
     """
 
     settings: FleetSettings
@@ -41,18 +44,20 @@ class Opened(msgspec.Struct, frozen=True, tag="opened"):
 
 
 class Changed(msgspec.Struct, frozen=True, tag="node"):
+    """A node changed; this is its new state."""
+
     node: Node
 
 
 class Cancelled(msgspec.Struct, frozen=True, tag="cancelled"):
-    """Released before it was launched."""
+    """A node was released before it was launched."""
 
     job: str
     node: str
 
 
 class Closed(msgspec.Struct, frozen=True, tag="closed"):
-    """The provider was stopped; no node lived any more."""
+    """The provider was stopped and all its nodes had ended."""
 
     at: float
 
@@ -61,7 +66,10 @@ Line = Opened | Changed | Cancelled | Limit | Closed
 
 
 class Story(msgspec.Struct):
-    """What the lines come to. ``last_at`` is the last time of which they know."""
+    """The state that all ledger lines together describe.
+
+    ``last_at`` is the latest time in the ledger or the heartbeat file, in market seconds.
+    """
 
     opened: Opened | None = None
     closed: bool = True
@@ -71,6 +79,7 @@ class Story(msgspec.Struct):
     last_at: float = 0.0
 
     def add(self, line: Line) -> None:
+        """Apply one more ledger line."""
         match line:
             case Opened():
                 self.opened, self.closed = line, False
@@ -94,10 +103,10 @@ class Story(msgspec.Struct):
 
 
 def read_story(folder: Path) -> Story:
-    """What the book of a folder says, also while somebody writes it."""
+    """Read the ledger of a folder. A provider may be writing to it at the same time."""
     path, story = folder / LEDGER_FILE, Story()
     try:
-        # After the last line end there is nothing, or a line that is not whole.
+        # The text after the last line end is empty or an incomplete line.
         *lines, _ = path.read_bytes().split(b"\n")
     except FileNotFoundError:
         return story
@@ -114,16 +123,16 @@ def read_story(folder: Path) -> Story:
 
 
 class Ledger:
-    """For one writer at a time."""
+    """The open ledger of a folder. Only one process may write to it at a time."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / LEDGER_FILE
-        self._mend()
+        self._drop_incomplete_line()
         self._file = self.path.open("ab", buffering=0)
         self._heartbeat = os.open(folder / HEARTBEAT_FILE, os.O_WRONLY | os.O_CREAT, 0o600)
 
     def append(self, lines: Sequence[Line]) -> None:
-        """All of them, on disk, or none."""
+        """Append lines and sync them to disk. On ``OSError`` none of them is kept."""
         rest = b"".join(msgspec.json.encode(line) + b"\n" for line in lines)
         if not rest:
             return
@@ -137,10 +146,11 @@ class Ledger:
             raise
 
     def note_alive(self, moment: float) -> None:
-        """All nodes that live have lived until ``moment``."""
+        """Record that all running nodes have run until ``moment``."""
         os.pwrite(self._heartbeat, b"%020.6f\n" % moment, 0)
 
     def close(self) -> None:
+        """Close the ledger and the heartbeat file."""
         self._file.close()
         os.close(self._heartbeat)
 
@@ -150,8 +160,8 @@ class Ledger:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _mend(self) -> None:
-        """A last line that was cut off in the middle never counted: nobody was told."""
+    def _drop_incomplete_line(self) -> None:
+        """Remove a last line that was cut off. No client has learned of it yet."""
         with contextlib.suppress(FileNotFoundError):
             content = self.path.read_bytes()
             whole = content.rfind(b"\n") + 1

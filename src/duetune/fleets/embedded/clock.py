@@ -1,4 +1,7 @@
-"""The market's time, which may run faster than the wall's, and where to find the provider."""
+"""The market clock, which may run faster than wall-clock time, and the file that describes it.
+
+``provider.json`` in the provider's folder holds the address, the token and the clock.
+"""
 
 from __future__ import annotations
 
@@ -12,26 +15,34 @@ from duetune.errors import FleetError
 from duetune.fleets.embedded.cloud_settings import FleetSettings
 
 PROVIDER_FILE = "provider.json"
-# How long a wait goes on before it looks whether the clock was set anew, in wall seconds.
-GLANCE_S = 1.0
+# A wait re-reads the provider's file this often, in wall seconds, in case the clock was reset.
+REREAD_S = 1.0
 
 
 class Anchor(msgspec.Struct, frozen=True):
-    """The market's clock showed ``market`` when the wall's showed ``wall``."""
+    """The relation of the two clocks: market time ``market`` was wall time ``wall``.
+
+    Times are seconds since the epoch; ``speed`` is market seconds per wall second.
+    """
 
     wall: float
     market: float
     speed: float
 
     def market_time(self, wall: float) -> float:
+        """Return the market time at a wall time."""
         return self.market + (wall - self.wall) * self.speed
 
     def wall_time(self, market: float) -> float:
+        """Return the wall time at a market time."""
         return self.wall + (market - self.market) / self.speed
 
 
 class ProviderFile(msgspec.Struct, frozen=True):
-    """How to reach a provider, and its clock; only its owner may read the file."""
+    """The content of ``provider.json``: how to reach a provider, and its clock.
+
+    The file holds a secret token, so only its owner may read it.
+    """
 
     url: str
     pid: int
@@ -44,7 +55,7 @@ class ProviderFile(msgspec.Struct, frozen=True):
 
 
 class Signpost:
-    """The provider's file, read anew when it has changed and kept when it is gone."""
+    """Reads ``provider.json``: again after each change, and the last content after its removal."""
 
     def __init__(self, folder: Path | str) -> None:
         self.path = Path(folder).expanduser() / PROVIDER_FILE
@@ -52,6 +63,7 @@ class Signpost:
         self._known: ProviderFile | None = None
 
     def read(self) -> ProviderFile:
+        """Return the latest content; ``FleetError`` if no provider has ever been found."""
         try:
             stat = self.path.stat()
             stamp = (stat.st_mtime_ns, stat.st_ino)
@@ -62,14 +74,14 @@ class Signpost:
             pass
         except (OSError, msgspec.DecodeError) as error:
             if self._known is None:
-                raise FleetError(f"{self.path} cannot be read: {error}", retry=False) from None
+                raise FleetError(f"cannot read {self.path}: {error}", retry=False) from None
         if self._known is None:
             raise FleetError(f"no fleet is running in {self.path.parent}", retry=False)
         return self._known
 
 
 class ScaledClock:
-    """The market's clock, told from the wall's; needs the provider's file, not the provider."""
+    """The market clock, computed from wall-clock time. It needs ``provider.json`` only."""
 
     def __init__(self, folder: Path | str) -> None:
         self._signpost = Signpost(folder)
@@ -78,25 +90,28 @@ class ScaledClock:
 
     @property
     def speed(self) -> float:
+        """Return the market seconds per wall second."""
         return self._signpost.read().anchor.speed
 
     def now(self) -> float:
+        """Return the current market time in seconds since the epoch."""
         return self._signpost.read().anchor.market_time(time.time())
 
     def wait_until(self, moment: float) -> None:
-        """Returns early after ``interrupt``."""
+        """Wait until market time ``moment``; return early after ``interrupt``."""
         while True:
             anchor = self._signpost.read().anchor
             left = anchor.wall_time(moment) - time.time()
             if left <= 0:
                 return
-            if self._interrupted.wait(min(left, GLANCE_S)):
+            if self._interrupted.wait(min(left, REREAD_S)):
                 self._interrupted.clear()
                 return
 
     def interrupt(self) -> None:
-        """Ends the present wait, or the next one if nobody waits; from any thread."""
+        """End the current wait, or the next one if none is running. Any thread may call this."""
         self._interrupted.set()
 
     def wall_time(self, moment: float) -> float:
+        """Return the wall time at market time ``moment``."""
         return self._signpost.read().anchor.wall_time(moment)

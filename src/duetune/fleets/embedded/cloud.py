@@ -1,7 +1,8 @@
-"""The emulated cloud itself, without a clock or a process: who gets a node, who loses it, the bill.
+"""The rules of the emulated cloud: which node is granted, which is taken, and what it costs.
 
-Whoever drives it says what time it is; it then says what has changed. The provider process makes
-that true with real processes, ``duetune.testing.MemoryFleet`` with none.
+There is no clock and no process here. The caller passes the time, and the cloud lists the nodes
+that changed. The provider starts and ends real processes accordingly (``provider``);
+``duetune.testing.MemoryFleet`` uses the same rules without processes.
 """
 
 from __future__ import annotations
@@ -33,14 +34,19 @@ if TYPE_CHECKING:
     from duetune.fleets.embedded.cloud_settings import FleetSettings
     from duetune.fleets.embedded.replay import MarketReplay
 
-# A limit is kept with this much to spare, in dollars: sums of many small charges are not exact.
+# Margin below a cost limit in dollars, because sums of many small charges are not exact.
 SPARE = 1e-6
-# Market seconds by which a limit is looked at late, so that it has then surely been reached.
+# A limit is checked this many market seconds late, so that it has certainly been reached.
 LATE = 1e-3
 
 
 class NodeRecord(msgspec.Struct):
-    """A node and what only the cloud knows of it: when it will be granted, when taken, and why."""
+    """A node with the cloud's private knowledge about it.
+
+    - ``grant_at``: when the request will be granted.
+    - ``silent``: the node will be taken without notice.
+    - ``taken_at``, ``why``: when and why the node will be taken, as far as known.
+    """
 
     node: Node
     launch: Launch | None = None
@@ -49,22 +55,19 @@ class NodeRecord(msgspec.Struct):
     taken_at: float = math.inf
     why: NodeEnd = NodeEnd.CAPACITY
 
-    @property
-    def alive(self) -> bool:
-        return self.node.state.alive
-
     def stays_after(self, moment: float) -> bool:
-        return self.alive and self.taken_at > moment
+        """Return whether the node will still be held after ``moment``, as far as known."""
+        return self.node.state.alive and self.taken_at > moment
 
 
 Key = tuple[str, str]
 
 
 class Cloud:
-    """All nodes of all jobs. Times are market seconds.
+    """All nodes of all jobs. Times are market seconds since the epoch.
 
-    ``changed`` collects the nodes that differ from what was last taken out of it, in order; who
-    drives the cloud empties it. ``refusing``: nobody gets a node.
+    - ``changed``: the nodes that changed, in order; the caller empties it.
+    - ``refusing``: if true, every launch is refused.
     """
 
     def __init__(self, replay: MarketReplay, settings: FleetSettings) -> None:
@@ -83,7 +86,7 @@ class Cloud:
     def restore(
         self, nodes: Iterable[Node], limits: dict[str, float], cancelled: set[Key], at: float
     ) -> None:
-        """What was before: nodes that lived then have ended with it, at ``at``."""
+        """Load the state of an earlier provider; nodes that were alive end as lost at ``at``."""
         self.at = max(self.at, at)
         self.limits = dict(limits)
         self.cancelled = set(cancelled)
@@ -94,19 +97,17 @@ class Cloud:
                 self._settled[node.job] += node.billed
             else:
                 self._living[key] = record
-                lived = node.state is NodeState.RUNNING
                 end = max(at, node.requested_at, node.started_at or 0.0)
-                state = NodeState.LOST if lived else NodeState.REFUSED
-                self._end(record, state, NodeEnd.RESTARTED, end)
+                self._lose(record, NodeEnd.RESTARTED, end)
 
     def advance(self, moment: float) -> None:
-        """Everything that is due by ``moment``, each at its own time."""
+        """Carry out everything that is due by ``moment``, each event at its own time."""
         while (due := self.next_moment()) <= moment:
             self._step(due)
         self._step(max(moment, self.at))
 
     def next_moment(self) -> float:
-        """When something may happen by itself; infinite if nothing will."""
+        """Return when the next event may happen without a command; infinite if none will."""
         if not self._living:
             return math.inf
         ahead = self.replay.slots_since(self.at + self._notice_s) + 1
@@ -120,10 +121,11 @@ class Cloud:
             reached = self._reached(job, soonest + self._notice_s)
             if reached is not None:
                 soonest = min(soonest, reached - self._notice_s + LATE)
-        # A moment that has passed would be taken again and again.
+        # A moment in the past would be returned again and again.
         return max(soonest, math.nextafter(self.at, math.inf))
 
     def apply(self, command: Command, moment: float) -> None:
+        """Advance to ``moment`` and carry out a command; repeating it has no further effect."""
         self.advance(moment)
         match command:
             case Launch():
@@ -138,14 +140,14 @@ class Cloud:
         self._step(self.at)
 
     def take(self, job: str, node: str, moment: float, end: NodeEnd, *, notice: bool) -> None:
-        """The node will be gone at ``moment``, or already is."""
+        """Take a node at ``moment``; nothing happens if it has already ended."""
         record = self._living.get((job, node))
         if record is not None:
             self._doom(record, moment, end, notice=notice)
             self._step(self.at)
 
     def worker_ended(self, job: str, node: str, code: int) -> None:
-        """What a node ran is over and will not be started again."""
+        """End a node whose worker has ended for good with exit status ``code``."""
         record = self._living.get((job, node))
         if record is None:
             return
@@ -154,40 +156,38 @@ class Cloud:
         elif code == HOPELESS:
             self._end(record, NodeState.RELEASED, NodeEnd.HOPELESS, self.at)
         elif record.node.notice_at is not None:
-            self._end(record, NodeState.LOST, record.why, self.at, ", left after notice")
+            self._end(record, NodeState.LOST, record.why, self.at, ", worker left after notice")
         else:
             self._end(record, NodeState.RELEASED, NodeEnd.RELEASED, self.at)
 
     def report(self, job: str) -> FleetReport:
+        """Return all nodes that the job ever had, billed until now."""
         nodes = (record.node for record in self._records.values() if record.node.job == job)
         return FleetReport(at=self.at, nodes=tuple(self._as_billed(node) for node in nodes))
 
     def living(self) -> list[NodeRecord]:
+        """Return the nodes that are requested or running, oldest request first."""
         return list(self._living.values())
 
     def find(self, node: str) -> Node | None:
-        """The latest node of that name, whatever its job."""
+        """Return the latest node of that name in any job; None if there is none."""
         found = [record.node for (_, name), record in self._records.items() if name == node]
-        if not found:
-            return None
-        latest = max(found, key=lambda each: (each.state.alive, each.requested_at))
-        return self._as_billed(latest)
+        latest = max(found, key=lambda one: (one.state.alive, one.requested_at), default=None)
+        return None if latest is None else self._as_billed(latest)
 
     def spent(self) -> float:
-        """The bill of all jobs."""
+        """Return the bill of all jobs in dollars."""
         return sum(self._as_billed(record.node).billed for record in self._records.values())
 
     def _step(self, moment: float) -> None:
+        """Move to ``moment``, and grant and take the nodes for which that is due."""
         self._before, self.at = self.at, moment
         self._foresee_market()
         self._foresee_limits()
         for record in self.living():
-            node = record.node
             if record.taken_at <= moment:
-                lived = node.state is NodeState.RUNNING
-                state = NodeState.LOST if lived else NodeState.REFUSED
-                self._end(record, state, record.why, record.taken_at)
-            elif node.state is NodeState.REQUESTED and record.grant_at <= moment:
+                self._lose(record, record.why, record.taken_at)
+            elif record.node.state is NodeState.REQUESTED and record.grant_at <= moment:
                 self._grant(record)
 
     def _launch(self, launch: Launch) -> None:
@@ -207,7 +207,7 @@ class Cloud:
             end, details = refusal
             self._end(record, NodeState.REFUSED, end, self.at, details)
             return
-        # Chance hangs on the node's name alone, so that the order of calls does not matter.
+        # Random draws depend on the node's name only, so the order of calls does not matter.
         draw = np.random.default_rng([self.settings.seed, crc32("/".join(key).encode())])
         delay = self.settings.grant_delay_s * self.settings.speed * draw.uniform(0.5, 1.5)
         record.grant_at = math.inf if self.settings.faults.never_grant else self.at + delay
@@ -215,12 +215,12 @@ class Cloud:
         self.changed[key] = record
 
     def _refusal(self, launch: Launch) -> tuple[NodeEnd, str] | None:
-        """Why the node cannot be had now, and the numbers of it; None if it can."""
+        """Return why the node is refused, with figures for the reason; None if it is granted."""
         if self.refusing:
             return NodeEnd.CAPACITY, ""
         dollars = self.limits.get(launch.job)
         if dollars is not None and self._bill(launch.job, self.at) >= dollars - 2 * SPARE:
-            return NodeEnd.LIMIT, f" ({dollars:g} dollars are spent)"
+            return NodeEnd.LIMIT, f" (the limit of ${dollars:g} is spent)"
         held = sum(record.node.kind is launch.kind for record in self._living.values()) - 1
         number = self.replay.slots_since(self.at)
         if launch.kind is NodeKind.ON_DEMAND:
@@ -230,7 +230,7 @@ class Cloud:
             highest = self._max_price(launch)
             price = self.replay.hourly(NodeKind.SPOT, number)
             if price > highest:
-                return NodeEnd.PRICE, f" ({price:g} is above {highest:g} dollars per hour)"
+                return NodeEnd.PRICE, f" (${price:g} per GPU-hour is above ${highest:g})"
         if held >= capacity:
             return NodeEnd.CAPACITY, f" ({held} of {capacity} {launch.kind} GPUs are held)"
         return None
@@ -253,7 +253,7 @@ class Cloud:
         self._note(record)
 
     def _foresee_market(self) -> None:
-        """Dooms the spot nodes that the market takes from now until the notice is over."""
+        """Mark the spot nodes that the market takes from now until the end of the notice time."""
         spot = [record for record in self.living() if record.node.kind is NodeKind.SPOT]
         if not spot:
             return
@@ -271,6 +271,7 @@ class Cloud:
                 self._doom(record, moment, NodeEnd.CAPACITY, notice=not record.silent)
 
     def _foresee_limits(self) -> None:
+        """Mark the nodes of jobs whose bill reaches its limit within the notice time."""
         for job in self.limits:
             reached = self._reached(job, self.at + self._notice_s)
             if reached is not None:
@@ -279,6 +280,7 @@ class Cloud:
                         self._doom(record, reached, NodeEnd.LIMIT, notice=True)
 
     def _doom(self, record: NodeRecord, moment: float, end: NodeEnd, *, notice: bool) -> None:
+        """Mark a node to be taken at ``moment``, unless it will be taken earlier."""
         if moment >= record.taken_at:
             return
         record.taken_at, record.why = moment, end
@@ -287,8 +289,10 @@ class Cloud:
             self._note(record)
 
     def _reached(self, job: str, until: float) -> float | None:
-        """The last moment at which the job's bill is within its limit, if that is before
-        ``until``; never before the step that led to now.
+        """Return the last moment at which the job's bill is within its limit.
+
+        None if the bill is still within the limit at ``until``. The result is never earlier than
+        the previous step.
         """
         allowed = self.limits[job] - SPARE
         if not any(self._of(job)) or self._bill(job, until) <= allowed:
@@ -304,7 +308,7 @@ class Cloud:
         return within
 
     def _bill(self, job: str, moment: float) -> float:
-        """What the job will have cost by ``moment``, if nothing else happens."""
+        """Return what the job will have cost by ``moment`` if nothing else happens, in dollars."""
         total = self._settled[job]
         for record in self._of(job):
             started = record.node.started_at
@@ -313,6 +317,10 @@ class Cloud:
             if start < stop:
                 total += self.replay.cost(record.node.kind, start, stop)
         return total
+
+    def _lose(self, record: NodeRecord, end: NodeEnd, moment: float) -> None:
+        running = record.node.state is NodeState.RUNNING
+        self._end(record, NodeState.LOST if running else NodeState.REFUSED, end, moment)
 
     def _end(
         self, record: NodeRecord, state: NodeState, end: NodeEnd, moment: float, details: str = ""

@@ -1,4 +1,4 @@
-"""How the emulated cloud behaves: chosen when it starts, the same until it is stopped."""
+"""The settings of the emulated cloud. They are chosen at its start and fixed until it stops."""
 
 from __future__ import annotations
 
@@ -12,10 +12,13 @@ DEFAULT_PRELOAD = "duetune.training.worker"
 
 
 class FleetFaults(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What goes wrong on purpose, for tests.
+    """Faults that tests inject.
 
-    ``lost_replies``: which calls of ``apply`` (the first is 1) are carried out and then not
-    answered. ``reply_delay_s``: wall seconds before any answer.
+    - ``lost_replies``: the numbers of the ``apply`` calls (the first is 1) that are carried out but
+      not answered.
+    - ``never_grant``: requests stay open forever.
+    - ``no_notice``: every node is taken without notice.
+    - ``reply_delay_s``: wall seconds before each answer.
     """
 
     lost_replies: tuple[int, ...] = ()
@@ -25,14 +28,20 @@ class FleetFaults(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class FleetSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """``speed`` is market seconds per wall second. Other times here are wall seconds.
+    """The settings of one provider. Fields that end in ``_s`` are wall seconds.
 
-    ``first_slot``: the replay begins there; the slots of the trace before it are the history.
-    After its end the last slot repeats, or with ``wrap`` the trace begins anew.
-    ``notice_s``: between notice and taking; 0 is none. ``silent_share``: how likely a node is
-    one that is taken without. ``max_price``: for spot nodes that state none, dollars per GPU
-    and hour. ``release_grace_s``: how long a worker whose node was given back may take to leave.
-    ``preload``: a module with ``preload()``, loaded once so that workers start warm; "" is none.
+    - ``first_slot``: the slot of the trace at which the replay begins; earlier ones are history.
+    - ``wrap``: start the trace again after its end; otherwise its last slot repeats.
+    - ``speed``: market seconds per wall second.
+    - ``grant_delay_s``: mean time from a request to its grant.
+    - ``notice_s``: time between a notice and the loss of the node; 0 for no notice.
+    - ``silent_share``: probability that a node is taken without notice.
+    - ``on_demand_capacity``: number of on-demand GPUs.
+    - ``max_price``: highest price of spot nodes that name none, in dollars per GPU-hour.
+    - ``release_grace_s``: time that a worker has to leave after its node was released.
+    - ``heartbeat_timeout_s``: a worker without a heartbeat for this long is killed.
+    - ``coordinator_linger_s``: how long a coordinator stays after its job's last node.
+    - ``preload``: a module whose ``preload()`` loads the libraries for workers once; "" for none.
     """
 
     first_slot: int = 0
@@ -51,24 +60,34 @@ class FleetSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     faults: FleetFaults = FleetFaults()
 
     def __post_init__(self) -> None:
-        _require("first_slot", self.first_slot, self.first_slot >= 0, "0 or more")
-        positive = math.isfinite(self.speed) and self.speed > 0
-        _require("speed", self.speed, positive, "a positive number of market seconds per second")
-        for field in ("grant_delay_s", "notice_s", "release_grace_s", "coordinator_linger_s"):
-            seconds = getattr(self, field)
-            allowed = "a number of seconds, 0 or more"
-            _require(field, seconds, math.isfinite(seconds) and seconds >= 0, allowed)
-        timeout = self.heartbeat_timeout_s
-        _require("heartbeat_timeout_s", timeout, timeout > 0, "a positive number of seconds")
-        share = self.silent_share
-        _require("silent_share", share, 0 <= share <= 1, "a probability from 0 to 1")
-        capacity = self.on_demand_capacity
-        _require("on_demand_capacity", capacity, capacity >= 0, "0 or more")
-        price = self.max_price
-        _require("max_price", price, price is None or price >= 0, "0 or more, or none")
-        _require("seed", self.seed, self.seed >= 0, "0 or more")
+        times = ("grant_delay_s", "notice_s", "release_grace_s", "coordinator_linger_s")
+        price_holds = self.max_price is None or self.max_price >= 0
+        for field, holds, allowed in (
+            ("first_slot", self.first_slot >= 0, "0 or more"),
+            ("speed", 0 < self.speed < math.inf, "a positive number of market seconds per second"),
+            *((name, 0 <= getattr(self, name) < math.inf, "0 seconds or more") for name in times),
+            ("heartbeat_timeout_s", self.heartbeat_timeout_s > 0, "a positive number of seconds"),
+            ("silent_share", 0 <= self.silent_share <= 1, "a probability from 0 to 1"),
+            ("on_demand_capacity", self.on_demand_capacity >= 0, "0 or more"),
+            ("max_price", price_holds, "0 or more, or none"),
+            ("seed", self.seed >= 0, "0 or more"),
+        ):
+            if not holds:
+                raise InvalidInput(field, getattr(self, field), allowed)
 
 
-def _require(field: str, value: object, holds: bool, allowed: str) -> None:
-    if not holds:
-        raise InvalidInput(field, value, allowed)
+class Order(msgspec.Struct, frozen=True):
+    """A request to start a fleet: its settings, its market's name and that file's digest."""
+
+    settings: FleetSettings
+    market: str
+    digest: str
+
+    def difference(self, settings: FleetSettings, digest: str) -> str:
+        """Return the names of the fields in which another fleet differs; "" if it is the same."""
+        fields = [
+            name
+            for name in FleetSettings.__struct_fields__
+            if getattr(self.settings, name) != getattr(settings, name)
+        ]
+        return ", ".join(fields + ["market"] * (self.digest != digest))

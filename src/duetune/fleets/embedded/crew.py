@@ -1,10 +1,15 @@
-"""The processes behind the nodes: agents that are started, asked to leave, and ended."""
+"""The provider's child processes: an agent for each node and a coordinator for each job.
+
+``starter`` creates the processes; ``processes`` kills them with all their descendants. Everything
+here runs in the provider's main thread.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import math
 import selectors
+import socket
 import subprocess
 import time
 from pathlib import Path
@@ -12,8 +17,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from duetune.core.fleet import Launch
 from duetune.fleets.embedded import processes
-from duetune.fleets.embedded.channel import Assignment, Gone, Leave
+from duetune.fleets.embedded.node_assignment import Assignment, Gone, Leave, coordinator_of
 from duetune.fleets.embedded.starter import Started, Warmth
 
 if TYPE_CHECKING:
@@ -22,15 +28,20 @@ if TYPE_CHECKING:
     from duetune.fleets.embedded.starter import Starter
 
 Key = tuple[str, str]
-"""Job and node; a job's coordinator has the empty name."""
+"""Job and node. The coordinator of a job has the empty node name."""
 
-# A worker waits this long for the heavy libraries to be loaded once for all, then loads its own.
+# A worker waits this long for the preloaded libraries; after that it starts and loads its own.
 WARM_PATIENCE_S = 60.0
 RETRY_S = 0.2
+COORDINATOR_PAUSE_S = 0.5
 
 
 class NodeProcess(msgspec.Struct):
-    """An agent, or the wish for one. Times are those of the monotonic clock."""
+    """An agent that runs or will be started. Times are of the monotonic clock.
+
+    - ``cold_at``: from then on the agent is started even without preloaded libraries.
+    - ``end_at``: when the agent is killed.
+    """
 
     assignment: Assignment
     cold_at: float
@@ -39,8 +50,9 @@ class NodeProcess(msgspec.Struct):
 
 
 class Crew:
-    """For the provider's main thread only. ``gone(key, code)`` is called when an agent's work is
-    over; without a code the agent itself died.
+    """All agents of a provider.
+
+    ``gone(key, code)`` is called when an agent's work is over; ``code`` is None if the agent died.
     """
 
     def __init__(
@@ -60,15 +72,17 @@ class Crew:
         return key in self._members
 
     def members(self) -> list[Key]:
+        """Return the keys of all agents."""
         return list(self._members)
 
     def start(self, key: Key, assignment: Assignment) -> None:
+        """Start an agent, now or when the preloaded libraries are ready."""
         now = time.monotonic()
         self._members[key] = NodeProcess(assignment, cold_at=now + WARM_PATIENCE_S)
         self._begin(key)
 
     def leave(self, key: Key, within_s: float) -> None:
-        """Asks an agent to end its worker; what is still there after ``within_s`` is ended."""
+        """Ask an agent to end its worker; kill both if they still run after ``within_s``."""
         member = self._members.get(key)
         if member is None:
             return
@@ -78,13 +92,13 @@ class Crew:
             member.end_at = min(member.end_at, time.monotonic() + within_s)
 
     def notify(self, key: Key) -> None:
-        """The worker is asked to leave; when its node goes is for others to say."""
+        """Ask a worker to leave, without a time limit: the cloud takes the node when it is due."""
         member = self._members.get(key)
         if member is not None and member.started is not None:
             member.started.channel.send(Leave())
 
     def end(self, key: Key) -> None:
-        """The agent and everything it has started, at once."""
+        """Kill an agent and everything it has started, at once."""
         member = self._members.pop(key, None)
         if member is None or member.started is None:
             return
@@ -99,7 +113,7 @@ class Crew:
         self._sweep = True
 
     def tend(self) -> None:
-        """Starts, ends and sweeps what is due."""
+        """Start and kill the processes that are due."""
         now = time.monotonic()
         for key, member in list(self._members.items()):
             if member.started is None:
@@ -108,18 +122,20 @@ class Crew:
                 self.end(key)
         self._unfinished = {pid for pid in self._unfinished if not processes.end_family(pid)}
         if self._sweep:
-            known = {each.started.pid for each in self._members.values() if each.started}
+            known = {member.started.pid for member in self._members.values() if member.started}
             self._sweep = processes.end_strays(known | self._starter.pids())
 
     def next_moment(self) -> float:
-        """When ``tend`` has something to do."""
-        moments = [each.end_at for each in self._members.values()]
-        moments += [each.cold_at for each in self._members.values() if each.started is None]
+        """Return when ``tend`` has something to do, by the monotonic clock."""
+        members = self._members.values()
+        moments = [member.end_at for member in members]
+        moments += [member.cold_at for member in members if member.started is None]
         if self._unfinished or self._sweep:
             moments.append(time.monotonic() + RETRY_S)
         return min(moments, default=math.inf)
 
     def _begin(self, key: Key) -> None:
+        """Start the agent's process, unless it should wait for the preloaded libraries."""
         member = self._members[key]
         waits = member.assignment.module and self._starter.warmth is Warmth.STARTING
         if waits and time.monotonic() < member.cold_at:
@@ -133,10 +149,10 @@ class Crew:
             self._gone(key, None)
             return
         self._selector.register(
-            member.started.channel, selectors.EVENT_READ, lambda: self._heard(key)
+            member.started.channel, selectors.EVENT_READ, lambda: self._read_channel(key)
         )
 
-    def _heard(self, key: Key) -> None:
+    def _read_channel(self, key: Key) -> None:
         member = self._members.get(key)
         if member is None or member.started is None:
             return
@@ -149,3 +165,65 @@ class Crew:
             if isinstance(message, Gone):
                 self.end(key)
                 self._gone(key, message.code)
+
+
+class Coordinator(msgspec.Struct):
+    """A job's coordinator, which keeps its ``port`` over restarts. Times are monotonic."""
+
+    launch: Launch
+    port: int
+    start_at: float = 0.0
+    end_at: float = math.inf
+
+
+class Coordinators:
+    """One coordinator for every job whose members form a group, as long as the job has nodes."""
+
+    def __init__(self, crew: Crew, linger_s: float) -> None:
+        self._crew = crew
+        self._linger_s = linger_s
+        self._all: dict[str, Coordinator] = {}
+
+    def address(self, launch: Launch) -> str:
+        """Return the address of the job's coordinator; start it for the job's first node."""
+        found = self._all.get(launch.job)
+        if found is None:
+            found = self._all[launch.job] = Coordinator(launch, free_port())
+            self._start(found)
+        found.end_at = math.inf
+        return f"http://127.0.0.1:{found.port}"
+
+    def died(self, job: str) -> None:
+        """Schedule a restart on the same port. Called when the coordinator's agent has died."""
+        if job in self._all:
+            self._all[job].start_at = time.monotonic() + COORDINATOR_PAUSE_S
+
+    def tend(self, living: set[str]) -> None:
+        """Start and end the coordinators that are due; ``living`` are the jobs with nodes."""
+        now = time.monotonic()
+        for job, coordinator in list(self._all.items()):
+            if job in living:
+                coordinator.end_at = math.inf
+            elif coordinator.end_at == math.inf:
+                coordinator.end_at = now + self._linger_s
+            if coordinator.end_at <= now:
+                self._crew.end((job, ""))
+                del self._all[job]
+            elif (job, "") not in self._crew and coordinator.start_at <= now:
+                self._start(coordinator)
+
+    def next_moment(self) -> float:
+        """Return when ``tend`` has something to do, by the monotonic clock."""
+        absent = [one.start_at for job, one in self._all.items() if (job, "") not in self._crew]
+        return min([*absent, *(one.end_at for one in self._all.values())], default=math.inf)
+
+    def _start(self, coordinator: Coordinator) -> None:
+        launch = coordinator.launch
+        self._crew.start((launch.job, ""), coordinator_of(launch, coordinator.port))
+
+
+def free_port() -> int:
+    """Return a loopback port on which no process listens now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

@@ -1,7 +1,8 @@
-"""The provider as a process of its own: ``python -m duetune.fleets.embedded.daemon FOLDER``.
+"""Starts the provider as a background process: ``python -m duetune.fleets.embedded.daemon FOLDER``.
 
-Reads the order from standard input, detaches, and returns once the provider answers calls, or with
-what kept it from that on standard error.
+The command reads an ``Order`` (JSON) from standard input and forks the provider. It exits with 0
+once the provider answers calls. Otherwise it writes the reason to standard error. A lock file
+ensures that a folder has at most one provider.
 """
 
 from __future__ import annotations
@@ -22,30 +23,32 @@ LOCK_PATIENCE_S = 2.0
 
 
 def main() -> int:
+    """Start the provider of the folder on the command line and return the exit status."""
     folder, order = Path(sys.argv[1]), sys.stdin.buffer.read()
     listener, speaker = os.pipe()
-    # Forked before anything heavy is imported: libraries with threads do not survive it.
+    # Fork before the heavy imports: libraries that have started threads break in a fork.
     if os.fork() == 0:
         os.close(listener)
         _detached(folder, order, speaker)
     os.close(speaker)
     with open(listener, "rb") as answers:  # noqa: PTH123 - a descriptor
-        said = answers.read()
-    if said == READY:
+        answer = answers.read()
+    if answer == READY:
         return 0
-    sys.stderr.write(said.decode(errors="replace") or f"it died; see {folder / LOG_FILE}")
+    problem = answer.decode(errors="replace") or f"the process died; see {folder / LOG_FILE}"
+    sys.stderr.write(problem)
     return 1
 
 
 def locked(folder: Path) -> int | None:
-    """The lock that says who is the provider of the folder, or None if somebody else has it."""
+    """Take the folder's provider lock and return its descriptor; None if it is taken."""
     descriptor = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o600)
     deadline = time.monotonic() + LOCK_PATIENCE_S
     while True:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            # Somebody may just be looking whether it is taken.
+            # ``is_locked`` of another process may hold it for a moment.
             if time.monotonic() > deadline:
                 os.close(descriptor)
                 return None
@@ -55,7 +58,7 @@ def locked(folder: Path) -> int | None:
 
 
 def is_locked(folder: Path) -> bool:
-    """Whether a provider runs."""
+    """Return whether a provider of the folder runs."""
     try:
         descriptor = os.open(folder / LOCK_FILE, os.O_RDWR)
     except FileNotFoundError:
@@ -75,8 +78,8 @@ def _detached(folder: Path, order: bytes, speaker: int) -> NoReturn:
         os.setsid()
         os.chdir("/")
         log = os.open(folder / LOG_FILE, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-        nothing = os.open(os.devnull, os.O_RDONLY)
-        for source, target in ((nothing, 0), (log, 1), (log, 2)):
+        empty = os.open(os.devnull, os.O_RDONLY)
+        for source, target in ((empty, 0), (log, 1), (log, 2)):
             os.dup2(source, target)
         if locked(folder) is None:
             os.write(speaker, BUSY)

@@ -1,7 +1,12 @@
-"""Where calls arrive: the cloud behind a lock, and the book that is written before any answer."""
+"""Carries out API calls: the cloud behind a lock, and the ledger, written before any answer.
+
+HTTP itself is in ``api``. Processes are started and ended by the main thread (``provider``), which
+takes the changed nodes from here.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from pathlib import Path
@@ -13,7 +18,7 @@ from duetune.fleets.embedded.bill_ledger import Cancelled, Changed, Closed
 from duetune.fleets.embedded.provider_messages import NoticeDocument
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from duetune.core.fleet import Command, FleetReport, MarketReport
     from duetune.core.market import MarketTrace
@@ -23,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class Desk:
-    """Any thread may call. ``wake`` is called when there is something to carry out."""
+    """The cloud and its ledger. Any thread may call; ``wake`` wakes the main thread."""
 
     def __init__(
         self, cloud: Cloud, ledger: Ledger, anchor: Anchor, wake: Callable[[], None]
@@ -40,6 +45,7 @@ class Desk:
         self._to_do: dict[Key, NodeRecord] = {}
 
     def apply(self, commands: Sequence[Command]) -> None:
+        """Carry out commands; the ledger has them on disk when this returns."""
         with self._lock:
             if self._closed:
                 raise FleetError("the fleet is being stopped", retry=True)
@@ -57,17 +63,21 @@ class Desk:
         self._wake()
 
     def observe(self, job: str) -> FleetReport:
+        """Return all nodes that the job ever had, billed until now."""
         with self._lock:
             self._advance()
             return self._cloud.report(job)
 
     def market(self) -> MarketReport:
+        """Return the market in the current slot."""
         return self._cloud.replay.report(self._now())
 
     def history(self, slots: int) -> MarketTrace | None:
+        """Return at most ``slots`` slots before the current one; None if there are none."""
         return self._cloud.replay.history(self._now(), slots)
 
     def notice(self, node: str) -> NoticeDocument | None:
+        """Return when a node will be taken; None if that is not known."""
         with self._lock:
             found = self._cloud.find(node)
         if found is None or found.notice_at is None:
@@ -75,22 +85,23 @@ class Desk:
         return NoticeDocument(self.anchor.wall_time(found.notice_at))
 
     def job_folder(self, job: str) -> Path | None:
-        """Of a job that has had a node since this provider began."""
+        """Return the folder of a job; None if it has had no node since this provider started."""
         return self._folders.get(job)
 
     def held(self) -> dict[NodeKind, list[str]]:
-        """For each living node its job, by kind."""
+        """Return, for each kind, the job of every node that is requested or running."""
         with self._lock:
             nodes = [record.node for record in self._cloud.living()]
         return {kind: [node.job for node in nodes if node.kind is kind] for kind in NodeKind}
 
     def spent(self) -> float:
+        """Return the bill of all jobs in dollars."""
         with self._lock:
             self._advance()
             return self._cloud.spent()
 
     def turn(self) -> list[NodeRecord]:
-        """What has changed since the last turn and is in the book."""
+        """Return the nodes that changed since the last call; the ledger has them on disk."""
         with self._lock:
             self._cloud.advance(self._now())
             self._settle()
@@ -98,12 +109,12 @@ class Desk:
         return to_do
 
     def next_wall_moment(self) -> float:
-        """When the cloud has something to do by itself."""
+        """Return the wall time at which the cloud's next event is due."""
         with self._lock:
             return self.anchor.wall_time(self._cloud.next_moment())
 
     def gone(self, key: Key, code: int | None) -> None:
-        """A node's worker is done; without a code the node has died."""
+        """Record that a worker has ended with ``code``; None means that the node has died."""
         with self._lock:
             moment = self._now()
             self._cloud.advance(moment)
@@ -114,11 +125,12 @@ class Desk:
         self._wake()
 
     def note_alive(self) -> None:
+        """Record on disk that all running nodes have run until now."""
         with self._lock:
             self._advance()
 
     def take_all(self) -> None:
-        """The end: no node lives on, none is granted any more."""
+        """End all nodes and refuse further commands. Called when the provider stops."""
         with self._lock:
             self._closed = True
             moment = self._now()
@@ -130,28 +142,32 @@ class Desk:
             self._ledger.append([Closed(self._now())])
 
     def _advance(self) -> None:
-        """Now, and whatever is told of it will not be undone by a restart."""
+        """Advance the cloud to now and store the time, so that a restart cannot lower a bill."""
         self._cloud.advance(self._now())
         self._settle()
-        try:
+        with _writing_ledger():
             self._ledger.note_alive(self._cloud.at)
-        except OSError as error:
-            raise FleetError(f"the ledger cannot be written: {error}", retry=True) from None
 
     def _settle(self) -> None:
-        """Into the book first, then to whoever carries it out."""
+        """Write all changes to the ledger, then hand them to the main thread."""
         changed = dict(self._cloud.changed)
         self._cloud.changed.clear()
         self._unwritten += [Changed(record.node) for record in changed.values()]
         self._held_back.update(changed)
-        try:
+        with _writing_ledger():
             self._ledger.append(self._unwritten)
-        except OSError as error:
-            raise FleetError(f"the ledger cannot be written: {error}", retry=True) from None
         self._unwritten.clear()
         self._to_do.update(self._held_back)
         self._held_back.clear()
 
     def _now(self) -> float:
-        # The wall's clock may be set back; the market's never goes back.
+        # The system clock may be set back; the market clock must not go back.
         return max(self._cloud.at, self.anchor.market_time(time.time()))
+
+
+@contextlib.contextmanager
+def _writing_ledger() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise FleetError(f"cannot write the ledger: {error}", retry=True) from None

@@ -1,8 +1,8 @@
-"""Processes as the kernel sees them, so that whatever a node has started ends with it.
+"""Finds and kills all processes that a node has started, including daemons.
 
-A node's agent leads a session of its own and adopts the orphans among its descendants, so a node's
-family is the agent's session and its descendants, daemons included. Linux tells this in ``/proc``;
-where that is missing, only the process group is ended.
+A node's agent leads its own session and adopts orphaned descendants. The node's family is therefore
+the agent's session and all descendants of the agent. Linux lists them in ``/proc``. On systems
+without it, only the agent's process group is killed.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ _GONE = {"Z", "X"}
 
 
 class Process(NamedTuple):
+    """One line of the process table; ``state`` is the letter that ``ps`` shows."""
+
     pid: int
     parent: int
     session: int
@@ -31,42 +33,40 @@ class Process(NamedTuple):
 
 
 def adopt_orphans() -> None:
-    """Descendants of this process that lose their parent become its children."""
+    """Make this process the parent of its orphaned descendants (Linux only)."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_ADOPT_ORPHANS, 1, 0, 0, 0)
 
 
 def running() -> list[Process]:
-    """Every process that is not yet dead; none where the system does not tell."""
-    return [each for each in _everyone() if each.state not in _GONE]
+    """Return all processes that have not ended; an empty list on systems without ``/proc``."""
+    return [process for process in _process_table() if process.state not in _GONE]
 
 
-def _everyone() -> list[Process]:
+def _process_table() -> list[Process]:
     found = []
     for entry in _numbers():
         with contextlib.suppress(OSError, ValueError, IndexError):
             text = (PROC / entry / "stat").read_text(errors="replace")
-            # The name of the program is in brackets and may hold anything, brackets too.
+            # The program's name is in brackets and may itself contain brackets.
             state, parent, _group, session = text.rpartition(")")[2].split()[:4]
             found.append(Process(int(entry), int(parent), int(session), state))
     return found
 
 
 def family(root: int) -> set[int]:
-    """The processes of the session that ``root`` leads and all descendants, without ``root``."""
-    everyone = running()
-    members = {each.pid for each in everyone if each.session == root} | {root}
-    while more := {
-        each.pid for each in everyone if each.parent in members and each.pid not in members
-    }:
+    """Return the processes of the session that ``root`` leads and all descendants of ``root``."""
+    table = running()
+    members = {process.pid for process in table if process.session == root} | {root}
+    while more := {process.pid for process in table if process.parent in members} - members:
         members |= more
     return members - {root}
 
 
 def end_family(root: int, *, spare_root: bool = False) -> bool:
-    """Kills a node's agent and all that it has started; whether nothing is left.
+    """Kill an agent and all its descendants; return whether none is left.
 
-    The agent goes last: as long as it lives it adopts whoever tries to get away.
+    The agent is killed last: until then it adopts descendants that lose their parent.
     """
     if not spare_root:
         send(root, signal.SIGSTOP)
@@ -85,11 +85,13 @@ def end_family(root: int, *, spare_root: bool = False) -> bool:
 
 
 def end_strays(known: set[int]) -> bool:
-    """Ends the children of this process that are none of ``known``: the orphans of nodes that are
-    gone. Whether there was one.
+    """Kill children of this process that are not in ``known``; return whether there were any.
+
+    Such children are orphans of nodes that have ended.
     """
     own = os.getpid()
-    strays = [each.pid for each in _everyone() if each.parent == own and each.pid not in known]
+    children = {process.pid for process in _process_table() if process.parent == own}
+    strays = children - known
     for pid in strays:
         send(pid, signal.SIGKILL)
         with contextlib.suppress(ChildProcessError):
@@ -98,7 +100,7 @@ def end_strays(known: set[int]) -> bool:
 
 
 def marked(folder: Path) -> list[int]:
-    """Processes started by a provider of ``folder``, without itself, in whatever depth."""
+    """Return all direct and indirect child processes of providers of ``folder``."""
     wanted = f"{MARK}={folder}".encode()
     found = []
     for entry in _numbers():
@@ -109,10 +111,10 @@ def marked(folder: Path) -> list[int]:
 
 
 def end_marked(folder: Path) -> None:
-    """Ends what a provider of ``folder`` that is gone left behind."""
+    """Kill what a provider of ``folder`` has left behind. Called when no provider runs there."""
     deadline = time.monotonic() + _PATIENCE_S
     while time.monotonic() < deadline:
-        alive = {each.pid for each in running()} & set(marked(folder)) - {os.getpid()}
+        alive = {process.pid for process in running()} & set(marked(folder)) - {os.getpid()}
         if not alive:
             return
         for pid in alive:
@@ -121,7 +123,7 @@ def end_marked(folder: Path) -> None:
 
 
 def send(pid: int, number: signal.Signals) -> bool:
-    """Whether there was somebody to send it to."""
+    """Send a signal; return whether the process exists and may be signalled."""
     try:
         os.kill(pid, number)
     except (ProcessLookupError, PermissionError):

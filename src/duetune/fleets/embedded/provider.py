@@ -1,7 +1,7 @@
-"""The provider's main thread: makes true with processes what the cloud says.
+"""The provider's main thread: starts and ends processes as the cloud grants and takes nodes.
 
-It alone starts and ends processes; calls come in on other threads (``desk``) and wake it. It sleeps
-until something is due.
+API calls arrive on other threads (``api``, ``desk``) and wake this one. Otherwise the main thread
+sleeps until something is due. ``provider_service`` puts the parts together.
 """
 
 from __future__ import annotations
@@ -23,18 +23,20 @@ import msgspec
 from duetune.core.fleet import Launch, NodeEnd, NodeKind, NodeState
 from duetune.errors import FleetError
 from duetune.files import write_whole
-from duetune.fleets.embedded.coordinators import Coordinators
-from duetune.fleets.embedded.crew import Crew
+from duetune.fleets.embedded.crew import Coordinators, Crew
 from duetune.fleets.embedded.desk import Desk
-from duetune.fleets.embedded.devices import Devices, visible_devices
+from duetune.fleets.embedded.node_assignment import (
+    Devices,
+    assignment_of,
+    notice_file,
+    visible_devices,
+)
 from duetune.fleets.embedded.provider_messages import FleetStatus, NoticeDocument
 from duetune.fleets.embedded.starter import Starter
-from duetune.fleets.embedded.worker_environment import assignment_of, notice_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
-    from types import FrameType
 
     from duetune.fleets.embedded.bill_ledger import Ledger, Opened
     from duetune.fleets.embedded.cloud import Cloud, Key, NodeRecord
@@ -45,7 +47,7 @@ log = logging.getLogger(__name__)
 
 
 class Provider:
-    """``url`` is to be set before ``run``."""
+    """A provider from its start to its end. Set ``url`` before calling ``run``."""
 
     def __init__(self, folder: Path, opened: Opened, cloud: Cloud, ledger: Ledger) -> None:
         self.url = ""
@@ -58,17 +60,18 @@ class Provider:
         self._woken, self._waker = socket.socketpair()
         self._woken.setblocking(False)
         self._waker.setblocking(False)
-        self._watch(self._woken, self._drain)
-        self._starter = Starter(settings.preload, self._watch, self._unwatch)
+        self._selector.register(self._woken, selectors.EVENT_READ, self._drain)
+        self._starter = Starter(settings.preload, self._selector)
         self._crew = Crew(self._starter, self._selector, self._gone)
         self._coordinators = Coordinators(self._crew, settings.coordinator_linger_s)
         self._devices = Devices(visible_devices(os.environ))
         self._noticed: set[Key] = set()
         self._started: set[Key] = set()
         self._next_note = 0.0
-        self._orders_to_stop = 0
+        self._stop_requests = 0
 
     def status(self) -> FleetStatus:
+        """Return the status of the whole provider."""
         held = self.desk.held()
         return FleetStatus(
             pid=os.getpid(),
@@ -85,23 +88,25 @@ class Provider:
         )
 
     def wake(self) -> None:
-        with contextlib.suppress(BlockingIOError):  # it is as good as awake
+        """Wake the main thread. Any thread may call this."""
+        with contextlib.suppress(BlockingIOError):  # A full buffer wakes it as well.
             self._waker.send(b"!")
 
     def stop(self) -> None:
-        """From any thread; asked twice, nobody gets time to leave."""
-        self._orders_to_stop += 1
+        """Ask the provider to stop. After a second call, workers get no time to leave."""
+        self._stop_requests += 1
         self.wake()
 
     def progress_secret(self, job: str) -> str:
+        """Return the secret with which workers of the job may post progress reports."""
         return hmac.new(self.token.encode(), job.encode(), sha256).hexdigest()[:32]
 
     def run(self) -> None:
-        """Until told to stop."""
+        """Run the provider until it is asked to stop."""
         for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._on_signal)
+            signal.signal(number, lambda *_: self.stop())
         signal.set_wakeup_fd(self._waker.fileno(), warn_on_full_buffer=False)
-        while not self._orders_to_stop:
+        while not self._stop_requests:
             self._turn()
         self._end()
 
@@ -112,12 +117,12 @@ class Provider:
                 self._carry_out(record)
             wait_s = self._tend()
         except (FleetError, OSError):
-            # Nothing is carried out before it is in the book; it is tried again.
-            log.exception("the fleet's folder cannot be written")
+            # No process is started or ended before its ledger line is on disk. Try again later.
+            log.exception("cannot write to the fleet's folder")
         self._sleep(wait_s)
 
     def _tend(self) -> float:
-        """Whatever is due; how long nothing will be."""
+        """Do what is due in all parts; return the seconds until something is due again."""
         living = {job for jobs in self.desk.held().values() for job in jobs}
         self._starter.tend()
         self._crew.tend()
@@ -138,6 +143,7 @@ class Provider:
             callback()
 
     def _carry_out(self, record: NodeRecord) -> None:
+        """Start, notify or end the process of a node that changed."""
         node, launch = record.node, record.launch
         key = (node.job, node.id)
         if node.state is NodeState.RUNNING and launch is not None:
@@ -146,7 +152,8 @@ class Provider:
                 self._start(key, launch)
             if node.notice_at is not None and key not in self._noticed:
                 self._noticed.add(key)
-                self._notify(key, launch, node.notice_at)
+                self._write_notice(launch, self.desk.anchor.wall_time(node.notice_at))
+                self._crew.notify(key)
         elif not node.state.alive:
             self._devices.give_back(key)
             if node.end is NodeEnd.RELEASED and launch is not None and key in self._crew:
@@ -170,17 +177,13 @@ class Provider:
         )
         self._crew.start(key, assignment)
 
-    def _notify(self, key: Key, launch: Launch, taken_at: float) -> None:
-        self._write_notice(launch, self.desk.anchor.wall_time(taken_at))
-        self._crew.notify(key)
-
     def _write_notice(self, launch: Launch, wall: float) -> None:
         try:
             document = msgspec.json.encode(NoticeDocument(wall))
             write_whole(notice_file(launch), document, durable=True)
         except OSError as error:
-            # The signal tells it too.
-            log.warning("node %s: the notice file cannot be written: %s", launch.node, error)
+            # The worker still gets the signal.
+            log.warning("node %s: cannot write the notice file: %s", launch.node, error)
 
     def _gone(self, key: Key, code: int | None) -> None:
         job, node = key
@@ -190,7 +193,7 @@ class Provider:
             self._coordinators.died(job)
 
     def _end(self) -> None:
-        """Takes all nodes, with time to leave, then everything else."""
+        """End all nodes, giving their workers time to leave, then all other processes."""
         self.desk.take_all()
         for record in self.desk.turn():
             launch = record.launch
@@ -198,22 +201,13 @@ class Provider:
             if launch is not None and key in self._crew:
                 self._write_notice(launch, time.time() + self._settings.release_grace_s)
                 self._crew.leave(key, self._settings.release_grace_s)
-        while self._orders_to_stop == 1 and any(node for _, node in self._crew.members()):
+        while self._stop_requests == 1 and any(node for _, node in self._crew.members()):
             self._crew.tend()
             self._sleep(max(0.0, self._crew.next_moment() - time.monotonic()))
         for key in self._crew.members():
             self._crew.end(key)
         self._starter.stop()
         self._crew.tend()
-
-    def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
-        self._orders_to_stop += 1
-
-    def _watch(self, end: socket.socket, callback: Callable[[], None]) -> None:
-        self._selector.register(end, selectors.EVENT_READ, callback)
-
-    def _unwatch(self, end: socket.socket) -> None:
-        self._selector.unregister(end)
 
     def _drain(self) -> None:
         with contextlib.suppress(BlockingIOError):

@@ -1,4 +1,4 @@
-"""What goes over HTTP between the provider and its clients, as JSON, and where."""
+"""The JSON documents that the provider and its clients exchange over HTTP, and their checks."""
 
 from __future__ import annotations
 
@@ -13,13 +13,15 @@ from duetune.core.market import MarketTrace, Pool
 from duetune.errors import InvalidInput
 from duetune.fleets.embedded.cloud_settings import FleetSettings
 
-# A name goes into paths of files and of the API; nothing in it may lead elsewhere.
+# Names become parts of file paths and URLs, so "/" and similar characters are not allowed.
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 
 class FleetStatus(msgspec.Struct, frozen=True):
-    """The provider as a whole. ``warm``: whether workers start from preloaded libraries
-    ("ready", "starting" or "none"). ``spent`` is the bill of all jobs ever.
+    """The status of the whole provider.
+
+    - ``spent``: the bill of all jobs so far, in dollars.
+    - ``warm``: whether preloaded libraries are available: "ready", "starting" or "none".
     """
 
     pid: int
@@ -36,19 +38,19 @@ class FleetStatus(msgspec.Struct, frozen=True):
 
 
 class NoticeDocument(msgspec.Struct, frozen=True):
-    """When a node will be taken, in wall seconds since the epoch."""
+    """The time at which a node will be taken, in wall seconds since the epoch."""
 
     taken_at: float
 
 
 class Problem(msgspec.Struct, frozen=True):
-    """The body of every answer that is not a success."""
+    """The body of every answer that reports an error."""
 
     error: str
 
 
 class TraceDocument(msgspec.Struct, frozen=True):
-    """A trace of one pool."""
+    """A market trace of one pool as JSON."""
 
     spot_price: list[float]
     available: list[int]
@@ -60,6 +62,7 @@ class TraceDocument(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, trace: MarketTrace) -> TraceDocument:
+        """Return the document of a trace's first pool."""
         return cls(
             spot_price=trace.spot_price[0].tolist(),
             available=trace.available[0].tolist(),
@@ -71,6 +74,7 @@ class TraceDocument(msgspec.Struct, frozen=True):
         )
 
     def trace(self) -> MarketTrace:
+        """Return the trace that the document describes."""
         return MarketTrace.single(
             np.array(self.spot_price),
             np.array(self.available, dtype=np.int64),
@@ -83,11 +87,13 @@ class TraceDocument(msgspec.Struct, frozen=True):
 
 
 class HistoryDocument(msgspec.Struct, frozen=True):
+    """The answer to a request for past slots; None if there are none."""
+
     trace: TraceDocument | None
 
 
 def decode_commands(body: bytes) -> list[Command]:
-    """Commands that can be carried out, or ``InvalidInput``."""
+    """Decode and check the commands of an ``apply`` call; ``InvalidInput`` if one is wrong."""
     try:
         commands = msgspec.json.decode(body, type=list[Command])
     except msgspec.DecodeError as error:
@@ -101,6 +107,7 @@ def decode_commands(body: bytes) -> list[Command]:
 
 
 def check_name(field: str, name: str) -> None:
+    """Raise ``InvalidInput`` unless ``name`` may name a job or a node."""
     if NAME.fullmatch(name) is None:
         raise InvalidInput(field, name, "letters, digits, '.', '_' and '-', at most 128")
 
@@ -114,4 +121,4 @@ def _check_task(launch: Launch) -> None:
         raise InvalidInput("task", given, "either a module or a command")
     for name, value in task.environment.items():
         if not name or "=" in name or "\0" in name + value:
-            raise InvalidInput("task.environment", name, "names without = and no zero bytes")
+            raise InvalidInput("task.environment", name, "a name without '=', and no null bytes")

@@ -1,8 +1,9 @@
-"""A provider from its order to its end: puts the parts together."""
+"""Runs a provider from its ``Order`` to its end: restores the state and puts the parts together."""
 
 from __future__ import annotations
 
 import logging
+import math
 import os
 import threading
 import time
@@ -10,24 +11,31 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from duetune.errors import InvalidInput
 from duetune.files import OWNER, write_whole
 from duetune.fleets.embedded import processes
 from duetune.fleets.embedded.api import Server
-from duetune.fleets.embedded.bill_ledger import Ledger
-from duetune.fleets.embedded.clock import PROVIDER_FILE, ProviderFile
-from duetune.fleets.embedded.opening import Order, open_cloud
+from duetune.fleets.embedded.bill_ledger import Changed, Ledger, Opened, read_story
+from duetune.fleets.embedded.clock import PROVIDER_FILE, Anchor, ProviderFile
+from duetune.fleets.embedded.cloud import Cloud
+from duetune.fleets.embedded.cloud_settings import Order
 from duetune.fleets.embedded.provider import Provider
+from duetune.fleets.embedded.replay import MarketReplay, market_file
+from duetune.market.traces import load_trace
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from duetune.core.fleet import Node
+    from duetune.fleets.embedded.bill_ledger import Story
+
 
 def serve(folder: Path, order: bytes, ready: Callable[[], None]) -> None:
-    """``ready`` is called once calls are answered; returns when the provider was stopped."""
+    """Run the provider of ``folder`` until it is stopped; call ``ready`` once it answers calls."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     wanted = msgspec.json.decode(order, type=Order)
-    # Whoever holds the folder's lock is its only provider: what others have started is left over.
+    # This process holds the folder's lock, so processes of other providers are leftovers.
     processes.end_marked(folder)
     os.environ[processes.MARK] = str(folder)
     processes.adopt_orphans()
@@ -36,7 +44,7 @@ def serve(folder: Path, order: bytes, ready: Callable[[], None]) -> None:
         provider = Provider(folder, opened, cloud, ledger)
         server = Server(provider, opened.settings.faults)
         provider.url = server.url
-        # It ends with the process; it looks seldom whether it should end before.
+        # The thread ends with the process, so it rarely checks (every 60 s) for a shutdown.
         threading.Thread(target=server.serve_forever, args=(60.0,), daemon=True).start()
         described = ProviderFile(
             url=server.url,
@@ -54,3 +62,64 @@ def serve(folder: Path, order: bytes, ready: Callable[[], None]) -> None:
         ready()
         provider.run()
         (folder / PROVIDER_FILE).unlink(missing_ok=True)
+
+
+def open_cloud(folder: Path, order: Order, ledger: Ledger, wall: float) -> tuple[Cloud, Opened]:
+    """Return the cloud of a new provider and the ledger line that opens it.
+
+    If the last provider was killed, clock and market continue and its nodes are lost. If it was
+    stopped, the market starts again at the next slot boundary, so the clock never goes back.
+    """
+    story = read_story(folder)
+    settled = _settled(folder, story, ledger)
+    opened = story.opened
+    if opened is None or story.closed or order.difference(opened.settings, opened.digest):
+        opened = _new_opening(folder, order, story, wall)
+    ledger.append([opened])
+    cloud = Cloud(_replay_of(folder, opened), opened.settings)
+    cloud.restore(settled, story.limits, story.cancelled, story.last_at)
+    return cloud, opened
+
+
+def _replay_of(folder: Path, opened: Opened) -> MarketReplay:
+    file = market_file(folder, opened.digest)
+    if not file.is_file():
+        raise InvalidInput("market", opened.market, f"a market whose file is in {folder}")
+    return MarketReplay(
+        load_trace(file, name=opened.market),
+        began=opened.began,
+        first_slot=opened.settings.first_slot,
+        first_index=opened.first_index,
+        wrap=opened.settings.wrap,
+    )
+
+
+def _settled(folder: Path, story: Story, ledger: Ledger) -> list[Node]:
+    """Return all nodes of the ledger; nodes alive when the provider was killed are now lost."""
+    if story.opened is None or not any(node.state.alive for node in story.nodes.values()):
+        return list(story.nodes.values())
+    cloud = Cloud(_replay_of(folder, story.opened), story.opened.settings)
+    cloud.restore(story.nodes.values(), {}, set(), story.last_at)
+    ended = {key: record.node for key, record in cloud.changed.items()}
+    ledger.append([Changed(node) for node in ended.values()])
+    return [ended.get(key, node) for key, node in story.nodes.items()]
+
+
+def _new_opening(folder: Path, order: Order, story: Story, wall: float) -> Opened:
+    """Return the line that starts the market again, after the time of all earlier providers."""
+    before = story.opened
+    began, index = float(math.floor(wall)), order.settings.first_slot
+    if before is not None:
+        present = max(story.last_at, before.anchor.market_time(wall))
+        slots = math.ceil((present - before.began) / before.slot_s)
+        began = before.began + slots * before.slot_s
+        index = before.first_index + slots
+    return Opened(
+        settings=order.settings,
+        market=order.market,
+        digest=order.digest,
+        anchor=Anchor(wall=wall, market=began, speed=order.settings.speed),
+        began=began,
+        slot_s=load_trace(market_file(folder, order.digest)).slot_hours * 3600,
+        first_index=index,
+    )

@@ -1,9 +1,14 @@
-"""A recorded market over time: which slot is when, and what holding a GPU costs in between."""
+"""Replays a recorded market: when each slot begins, its prices, and the cost of holding a GPU.
+
+The provider keeps the market that it replays as a CSV file in its folder (``save_market``).
+"""
 
 from __future__ import annotations
 
 import math
+import secrets
 from datetime import UTC, datetime
+from hashlib import sha256
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,18 +16,23 @@ import numpy as np
 from duetune.core.fleet import MarketReport, NodeKind
 from duetune.core.market import MarketTrace
 from duetune.errors import InvalidInput
+from duetune.market.traces import save_trace
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from numpy.typing import NDArray
 
     from duetune.core.market import Slot
 
 
 class MarketReplay:
-    """Slot ``first_slot`` of ``trace`` begins at ``began``, the next one ``slot_s`` later.
+    """The first pool of ``trace``, replayed from ``first_slot`` on, which begins at ``began``.
 
-    ``first_index`` is what the feed calls that first slot; its count goes on where the trace ends,
-    and the trace repeats its last slot, or itself (``wrap``). Only the first pool is replayed.
+    - ``first_index``: the number of that first slot in the market feed.
+    - ``wrap``: start the trace again after its end; otherwise its last slot repeats.
+
+    Methods count slots from 0 at the first slot replayed. Times are market seconds.
     """
 
     def __init__(
@@ -47,29 +57,34 @@ class MarketReplay:
             NodeKind.SPOT: self.trace.spot_price[0],
             NodeKind.ON_DEMAND: self.trace.on_demand_price[0],
         }
-        # What one GPU held from the beginning of the trace to the beginning of a slot costs.
+        # The cost of one GPU from the beginning of the trace to the beginning of each slot.
         self._paid = {kind: _running_sum(price) for kind, price in self._price.items()}
 
     def slots_since(self, moment: float) -> int:
-        """How many slots have begun after the first one by ``moment``."""
+        """Return the number of the slot at ``moment``."""
         return math.floor((moment - self.began) / self.slot_s)
 
     def begins(self, number: int) -> float:
-        """When slot ``number`` begins, counted from 0 at the first one replayed."""
+        """Return when slot ``number`` begins."""
         return self.began + number * self.slot_s
 
     def slot(self, number: int) -> Slot:
+        """Return the market in slot ``number``."""
         return self.trace.slot(self._column(number))
 
     def hourly(self, kind: NodeKind, number: int) -> float:
-        """Dollars per GPU and hour in slot ``number``."""
+        """Return the price in slot ``number`` in dollars per GPU-hour."""
         return float(self._price[kind][self._column(number)]) / self.trace.slot_hours
 
     def cost(self, kind: NodeKind, start: float, stop: float) -> float:
-        """Dollars for one GPU held from ``start`` to ``stop``; never falls as ``stop`` grows."""
+        """Return the cost of one GPU from ``start`` to ``stop`` in dollars.
+
+        The cost never falls when ``stop`` grows.
+        """
         return max(0.0, self._cost_until(kind, stop) - self._cost_until(kind, start))
 
     def report(self, moment: float) -> MarketReport:
+        """Return the market at ``moment`` as a feed reports it."""
         number = self.slots_since(moment)
         return MarketReport(
             at=moment,
@@ -80,7 +95,7 @@ class MarketReplay:
         )
 
     def history(self, moment: float, slots: int) -> MarketTrace | None:
-        """At most ``slots`` slots that ended by ``moment``, oldest first."""
+        """Return at most ``slots`` slots that ended by ``moment``, oldest first; None if none."""
         number = self.slots_since(moment)
         count = min(slots, number + self._first_slot)
         if count <= 0:
@@ -113,6 +128,20 @@ class MarketReplay:
             rounds, rest = divmod(place, slots)
             return float(rounds * paid[slots] + paid[rest] + share * price[rest])
         return float(paid[slots] + (place - slots + share) * price[slots - 1])
+
+
+def save_market(folder: Path, market: MarketTrace) -> str:
+    """Save the first pool of a market in ``folder`` and return the digest of the file."""
+    draft = folder / f"draft-{secrets.token_hex(8)}.csv"
+    save_trace(market.pool(), draft)
+    digest = sha256(draft.read_bytes()).hexdigest()[:16]
+    draft.rename(market_file(folder, digest))
+    return digest
+
+
+def market_file(folder: Path, digest: str) -> Path:
+    """Return the file in which ``save_market`` has saved the market with this digest."""
+    return folder / f"market-{digest}.csv"
 
 
 def _running_sum(price: NDArray[np.float64]) -> NDArray[np.float64]:

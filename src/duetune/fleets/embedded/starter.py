@@ -1,9 +1,13 @@
-"""How the provider starts agents: as forks of the zygote where there is one, else cold."""
+"""Starts agent processes: as forks of the zygote if it is ready, otherwise as new processes.
+
+The zygote (``zygote``) has the training libraries loaded, so its forks start within milliseconds.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import math
+import selectors
 import signal
 import socket
 import subprocess
@@ -13,13 +17,11 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, NamedTuple
 
 from duetune.fleets.embedded import processes
-from duetune.fleets.embedded.channel import Channel
+from duetune.fleets.embedded.node_assignment import Channel
 from duetune.fleets.embedded.zygote import NOTHING_TO_LOAD, READY
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from duetune.fleets.embedded.channel import Assignment
+    from duetune.fleets.embedded.node_assignment import Assignment
 
 REPLY_TIMEOUT_S = 5.0
 FIRST_PAUSE_S = 1.0
@@ -27,13 +29,15 @@ LONGEST_PAUSE_S = 60.0
 
 
 class Warmth(StrEnum):
+    """The state of the zygote."""
+
     NONE = "none"
     STARTING = "starting"
     READY = "ready"
 
 
 class Started(NamedTuple):
-    """An agent that runs. ``process`` is None for a child of the zygote."""
+    """A running agent. ``process`` is None if the zygote has forked it."""
 
     channel: Channel
     pid: int
@@ -41,34 +45,30 @@ class Started(NamedTuple):
 
 
 class Starter:
-    """For the provider's main thread only. ``watch`` and ``unwatch`` are told of the zygote's
-    socket, so that ``heard`` is called when it says something.
+    """Keeps the zygote running and starts agents. Only the provider's main thread uses it.
+
+    ``selector`` is that of the main thread; the zygote's socket is registered there.
     """
 
-    def __init__(
-        self,
-        preload: str,
-        watch: Callable[[socket.socket, Callable[[], None]], None],
-        unwatch: Callable[[socket.socket], None],
-    ) -> None:
+    def __init__(self, preload: str, selector: selectors.BaseSelector) -> None:
         self.warmth = Warmth.NONE
         self._preload = preload
-        self._watch = watch
-        self._unwatch = unwatch
+        self._selector = selector
         self._control: socket.socket | None = None
         self._zygote: subprocess.Popen[bytes] | None = None
         self._pause_s = FIRST_PAUSE_S
         self._next_try = 0.0 if preload else math.inf
 
     def pids(self) -> set[int]:
+        """Return the process id of the zygote, if it runs."""
         return set() if self._zygote is None else {self._zygote.pid}
 
     def next_moment(self) -> float:
-        """When ``tend`` has something to do, by the monotonic clock."""
+        """Return when ``tend`` has something to do, by the monotonic clock."""
         return self._next_try if self._zygote is None else math.inf
 
     def tend(self) -> None:
-        """Starts the zygote if that is due."""
+        """Start the zygote if that is due."""
         if self._zygote is not None or time.monotonic() < self._next_try:
             return
         self._control, theirs = socket.socketpair()
@@ -76,10 +76,10 @@ class Starter:
         with theirs:
             self._zygote = _python("zygote", theirs, self._preload)
         self.warmth = Warmth.STARTING
-        self._watch(self._control, self._heard)
+        self._selector.register(self._control, selectors.EVENT_READ, self._read_control)
 
     def start(self, assignment: Assignment) -> Started:
-        """An agent that has been told its assignment; ``OSError`` if none could be started."""
+        """Start an agent and send it its assignment; ``OSError`` if no process can be started."""
         ours, theirs = socket.socketpair()
         with theirs:
             pid = self._fork(theirs) if self.warmth is Warmth.READY else None
@@ -96,11 +96,12 @@ class Starter:
         return Started(channel, pid, process)
 
     def stop(self) -> None:
+        """End the zygote for good. Called when the provider stops."""
         self._next_try = math.inf
         self._end_zygote(patience_s=0.0)
 
     def _fork(self, theirs: socket.socket) -> int | None:
-        """The new agent's process id; None, and no zygote any more, if it does not answer."""
+        """Return the process id of a new agent; None if the zygote failed and was ended."""
         if self._control is None:
             return None
         try:
@@ -111,14 +112,14 @@ class Starter:
             self._try_later()
             return None
 
-    def _heard(self) -> None:
+    def _read_control(self) -> None:
         if self._control is None:
             return
         try:
-            said = self._control.recv(64)
+            message = self._control.recv(64)
         except OSError:
-            said = b""
-        if said == READY:
+            message = b""
+        if message == READY:
             self.warmth, self._pause_s = Warmth.READY, FIRST_PAUSE_S
             return
         code = self._end_zygote()
@@ -132,12 +133,12 @@ class Starter:
         self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
 
     def _end_zygote(self, patience_s: float = 0.5) -> int | None:
-        """Its exit code, if it ends by itself."""
+        """End the zygote; return its exit status if it has ended by itself."""
         self.warmth = Warmth.NONE
         zygote, control = self._zygote, self._control
         self._zygote = self._control = None
         if control is not None:
-            self._unwatch(control)
+            self._selector.unregister(control)
             control.close()
         if zygote is None:
             return None
@@ -151,7 +152,7 @@ class Starter:
 
 
 def _python(part: str, end: socket.socket, *arguments: str) -> subprocess.Popen[bytes]:
-    """Another process of ours, in a session of its own, that holds ``end``."""
+    """Start a module of this package in its own session; it inherits the socket ``end``."""
     number = end.fileno()
     return subprocess.Popen(  # noqa: S603 - our own module
         [sys.executable, "-m", f"{__package__}.{part}", str(number), *arguments],

@@ -1,8 +1,8 @@
-"""A process that has loaded the heavy libraries once and forks agents from itself on request.
+"""The zygote: a process that loads the training libraries once and forks agents on request.
 
-Started by the provider with one end of a socket. It says "ready" when it has loaded, then forks an
-agent for every descriptor it is sent and answers with the agent's process id. It ends when the
-provider does.
+The provider starts it with one end of a socket pair. It sends "ready" after loading. Then it forks
+an agent for every descriptor it receives, and answers with the agent's process id. It ends when
+the provider ends.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ READY = b"ready\n"
 
 
 def loaded(module: str) -> bool:
-    """Whether there was such a module, with a ``preload`` of its own."""
+    """Call ``preload`` of a module; return False if there is no such module or function."""
     try:
         preload = importlib.import_module(module).preload
     except (ImportError, AttributeError) as error:
-        sys.stderr.write(f"workers start cold: {error}\n")
+        sys.stderr.write(f"workers start without preloaded libraries: {error}\n")
         return False
     preload()
     return True
 
 
 def serve(control: socket.socket) -> None:
-    """Forks until the provider is gone."""
-    # Nobody asks how an agent ended: the provider sees the end of its channel.
+    """Fork agents until the provider is gone."""
+    # Exit statuses are not needed: the provider notices the end of an agent by its channel.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     control.sendall(READY)
@@ -58,18 +58,19 @@ def serve(control: socket.socket) -> None:
 
 
 def main() -> int:
+    """Load the module and serve the socket given on the command line."""
     control = socket.socket(fileno=int(sys.argv[1]))
     control.set_inheritable(False)
     if not loaded(sys.argv[2]):
         return NOTHING_TO_LOAD
     if threading.active_count() > 1:
-        # Locks that another thread holds stay locked in the fork.
-        sys.stderr.write("workers start cold: preloading left threads running\n")
+        # A lock held by another thread would stay locked forever in the fork.
+        sys.stderr.write("workers start without preloaded libraries: loading started threads\n")
         return NOTHING_TO_LOAD
-    # What is loaded stays shared between all forks, untouched by their collectors.
+    # Keep the loaded objects out of garbage collection, so that all forks share their memory.
     gc.collect()
     gc.freeze()
-    with contextlib.suppress(OSError):  # the provider is gone, and nobody else needs this process
+    with contextlib.suppress(OSError):  # The provider is gone, so this process ends.
         serve(control)
     return 0
 

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from duetune.fleets.embedded.devices import Devices, visible_devices
+from duetune.fleets.embedded.node_assignment import Devices, visible_devices
 
 
 def test_gpus_are_those_of_the_environment_or_of_the_machine(tmp_path):

@@ -1,0 +1,199 @@
+"""What a node runs: the assignment, the channel on which its agent gets it, and the GPU it sees.
+
+The provider builds an ``Assignment`` from a ``Launch`` and sends it over a socket pair as one JSON
+line. Only these two processes hold the ends of the pair, so each notices when the other dies.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from duetune.core import node_contract
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Mapping, Sequence
+
+    from duetune.core.fleet import Launch
+
+COORDINATOR = "duetune.training.coordinator"
+SECRETS_FILE = "secrets.json"
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+
+
+class Assignment(msgspec.Struct, frozen=True, tag="assignment"):
+    """The first message to an agent: what to run, in which environment, and where its output goes.
+
+    - ``module`` with ``arguments``, or ``command``: what to run.
+    - ``heartbeat``: a file that the worker touches; a worker that stops doing so is killed.
+    - ``tireless``: restart it whatever its exit status is, as for a coordinator.
+    """
+
+    name: str
+    folder: str
+    log: str
+    environment: dict[str, str]
+    module: str = ""
+    arguments: tuple[str, ...] = ()
+    command: tuple[str, ...] = ()
+    heartbeat: str = ""
+    heartbeat_timeout_s: float = 60.0
+    tireless: bool = False
+
+
+class Leave(msgspec.Struct, frozen=True, tag="leave"):
+    """Ask the agent to end its worker and not to restart it."""
+
+
+class Gone(msgspec.Struct, frozen=True, tag="gone"):
+    """The worker has ended for good. A negative ``code`` is the signal that killed it."""
+
+    code: int
+
+
+Message = Assignment | Leave | Gone
+
+
+class Channel:
+    """One end of the socket pair between the provider and an agent."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.connection = connection
+        self._rest = b""
+
+    def fileno(self) -> int:
+        """Return the socket's descriptor, for selectors."""
+        return self.connection.fileno()
+
+    def send(self, message: Message) -> bool:
+        """Send a message; return whether the other end is still there."""
+        try:
+            self.connection.sendall(msgspec.json.encode(message) + b"\n")
+        except OSError:
+            return False
+        return True
+
+    def receive(self) -> list[Message] | None:
+        """Wait for data and return the complete messages; None if the other end is gone."""
+        try:
+            chunk = self.connection.recv(65536)
+        except OSError:
+            return None
+        if not chunk:
+            return None
+        *lines, self._rest = (self._rest + chunk).split(b"\n")
+        return [msgspec.json.decode(line, type=Message) for line in lines]
+
+    def close(self) -> None:
+        """Close this end."""
+        with contextlib.suppress(OSError):
+            self.connection.close()
+
+
+def notice_file(launch: Launch) -> Path:
+    """Return the file in which a worker reads when its node will be taken."""
+    return Path(launch.task.folder) / f"notice-{launch.node}.json"
+
+
+def assignment_of(
+    launch: Launch,
+    *,
+    url: str,
+    secret: str,
+    lighthouse: str,
+    device: str | None,
+    heartbeat_timeout_s: float,
+) -> Assignment:
+    """Return the assignment of a node. ``secret`` is part of the job's progress address."""
+    task, folder = launch.task, Path(launch.task.folder)
+    environment = {
+        **os.environ,
+        "PYTHONUNBUFFERED": "1",
+        node_contract.CHECKPOINT_DIR: str(folder / node_contract.CHECKPOINTS),
+        node_contract.OUTPUT_DIR: str(folder / node_contract.OUTPUT),
+        node_contract.PROGRESS_FILE: str(folder / node_contract.PROGRESS),
+        node_contract.HAZARD_FILE: str(folder / node_contract.HAZARD),
+        **({} if device is None else {VISIBLE: device}),
+        **task.environment,
+        **_secrets(folder),
+        node_contract.JOB_ID: launch.job,
+        node_contract.NODE_ID: launch.node,
+        node_contract.EPOCH: str(launch.epoch),
+        node_contract.JOB_DIR: str(folder),
+        node_contract.NOTICE_FILE: str(notice_file(launch)),
+        node_contract.NOTICE_URL: f"{url}/nodes/{launch.node}/notice",
+    }
+    if task.command:
+        environment[node_contract.PROGRESS_URL] = f"{url}/jobs/{launch.job}/progress/{secret}"
+    if lighthouse:
+        environment[node_contract.LIGHTHOUSE] = lighthouse
+    return Assignment(
+        name=launch.node,
+        folder=str(folder),
+        log=str(folder / node_contract.LOGS / f"{launch.node}.log"),
+        environment=environment,
+        module=task.module,
+        command=task.command,
+        heartbeat=str(folder / "heartbeats" / launch.node),
+        heartbeat_timeout_s=heartbeat_timeout_s,
+    )
+
+
+def _secrets(folder: Path) -> dict[str, str]:
+    """Read the job's secret variables. They are in this file only, not in journal or ledger."""
+    try:
+        return msgspec.json.decode((folder / SECRETS_FILE).read_bytes(), type=dict[str, str])
+    except (OSError, msgspec.MsgspecError):
+        return {}
+
+
+def coordinator_of(launch: Launch, port: int) -> Assignment:
+    """Return the assignment of the job's coordinator, which is always restarted on ``port``."""
+    folder = Path(launch.task.folder)
+    return Assignment(
+        name="coordinator",
+        folder=str(folder),
+        log=str(folder / node_contract.LOGS / "coordinator.log"),
+        environment={**os.environ, **launch.task.environment, "PYTHONUNBUFFERED": "1"},
+        module=COORDINATOR,
+        arguments=(
+            "--port-file",
+            str(folder / "coordinator.port"),
+            "--bind",
+            f"127.0.0.1:{port}",
+        ),
+        tireless=True,
+    )
+
+
+def visible_devices(environ: Mapping[str, str], place: Path = Path("/dev")) -> list[str]:
+    """Return the GPUs that the environment allows, or all GPUs of the machine if it names none."""
+    if VISIBLE in environ:
+        return [name.strip() for name in environ[VISIBLE].split(",") if name.strip()]
+    names = [file.name.removeprefix("nvidia") for file in place.glob("nvidia[0-9]*")]
+    return sorted((name for name in names if name.isdigit()), key=int)
+
+
+class Devices:
+    """Assigns one of the machine's GPUs to each node; extra nodes share GPUs evenly."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self._names = list(names)
+        self._taken: dict[tuple[str, str], str] = {}
+
+    def take(self, key: tuple[str, str]) -> str | None:
+        """Return the GPU with the fewest nodes for a new node; None if the machine has no GPU."""
+        if not self._names:
+            return None
+        users = list(self._taken.values())
+        self._taken[key] = min(self._names, key=users.count)
+        return self._taken[key]
+
+    def give_back(self, key: tuple[str, str]) -> None:
+        """Free the GPU of a node that has ended."""
+        self._taken.pop(key, None)
