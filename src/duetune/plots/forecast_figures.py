@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from duetune.core.market import MarketTrace
-    from duetune.simulate.backtest.fan import Expected, Fan
     from duetune.simulate.backtest.forecast_backtest import Backtest
+    from duetune.simulate.backtest.past_forecasts import Expected, Fan
 
 _COLOURS = (BLUE, ORANGE, GREEN, PINK, RED, SKY)
 _MARKERS = "osD^vP"

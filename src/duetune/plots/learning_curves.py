@@ -22,7 +22,7 @@ from duetune.plots.style import (
     plain,
     styled_axes,
 )
-from duetune.simulate.summary_selection import regret_slope
+from duetune.simulate.summary import regret_slope
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

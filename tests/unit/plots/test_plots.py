@@ -21,8 +21,7 @@ from duetune.policies.baselines import MaximalSpot, OnDemandOnly
 from duetune.policies.select import AdaHedge, run_selection
 from duetune.policies.solve.dynamic import offline_optimum
 from duetune.simulate.episode import simulate
-from duetune.simulate.summary import Standing, dollars, replay, standings
-from duetune.simulate.summary_selection import selection_summary
+from duetune.simulate.summary import Standing, dollars, replay, selection_summary, standings
 from duetune.simulate.tournament import Tournament
 
 JOB = Job(work=20, deadline=6, value=60, throughput=linear_throughput(4))

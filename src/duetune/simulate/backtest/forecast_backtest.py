@@ -19,15 +19,18 @@ from duetune.errors import InvalidInput
 from duetune.market.forecast.distribution import LEVELS
 from duetune.policies.ahap import Ahap
 from duetune.simulate.backtest.past_forecasts import Rolled, rolled, source_name
-from duetune.simulate.backtest.regret import Regret, jobs_on, regrets, usual_mix
 from duetune.simulate.backtest.standings import (
     PERSISTENCE,
     ForecasterStanding,
     Quantity,
+    Regret,
     Score,
     horizon_scores,
+    jobs_on,
+    regrets,
     slots_ahead,
     standing,
+    usual_mix,
 )
 
 if TYPE_CHECKING:

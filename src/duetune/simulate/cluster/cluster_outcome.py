@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
@@ -9,7 +10,8 @@ import msgspec
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
+    from typing import TextIO
 
 
 class JobOutcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -145,3 +147,37 @@ class ClusterOutcome(msgspec.Struct, frozen=True, kw_only=True):
 
 def _hours(seconds: Iterable[float | None]) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
     return np.array([each for each in seconds if each is not None], np.float64) / 3600.0
+
+
+def write_jobs(outcome: ClusterOutcome, world: str, file: TextIO) -> None:
+    """A row for each job; moments in seconds since the simulation began."""
+    rows = csv.writer(file, lineterminator="\n")
+    rows.writerow((*JobOutcome.__struct_fields__, "jct_s", "queued_s", "late", "world"))
+    for each in outcome.jobs:
+        values = (*msgspec.structs.astuple(each), each.jct_s, each.queued_s, each.late, world)
+        rows.writerow(["" if value is None else value for value in values])
+
+
+def write_rounds(
+    outcome: ClusterOutcome, world: str, partitions: Sequence[str], file: TextIO
+) -> None:
+    """A line of JSON for each round; GPUs by name of partition, in use and there."""
+    for each in outcome.rounds:
+        line = {
+            "at_s": each.at_s,
+            "world": world,
+            "used": dict(zip(partitions, each.used, strict=True)),
+            "there": dict(zip(partitions, each.there, strict=True)),
+            "running": each.running,
+            "waiting": each.waiting,
+            "changes": [
+                {
+                    "job": change.job,
+                    "what": change.what,
+                    "partition": partitions[change.partition],
+                    "gpus": change.gpus,
+                }
+                for change in each.changes
+            ],
+        }
+        file.write(msgspec.json.encode(line).decode() + "\n")

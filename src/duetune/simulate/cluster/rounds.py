@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from duetune.core.ports import Planner
     from duetune.knowledge.configurations.configuration import Configuration
     from duetune.knowledge.sources.knowledge_source import KnowledgeSource
+    from duetune.simulate.cluster.cluster_world import Supply
     from duetune.simulate.cluster.job_views import Briefing
-    from duetune.simulate.cluster.supply import Supply
     from duetune.simulate.cluster.workload import ClusterJob
 
 GIVEN_UP_DAYS = 90

@@ -12,10 +12,9 @@ from duetune.core.market import MarketTrace
 from duetune.core.planning import Stock
 from duetune.errors import InvalidInput
 from duetune.simulate.cluster.cluster_outcome import Figures
-from duetune.simulate.cluster.cluster_world import ClusterWorld
+from duetune.simulate.cluster.cluster_world import ClusterWorld, Supply
 from duetune.simulate.cluster.job_views import Briefing
 from duetune.simulate.cluster.rounds import Delays, Simulation, Truth
-from duetune.simulate.cluster.supply import Supply
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

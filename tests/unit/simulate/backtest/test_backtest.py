@@ -19,15 +19,13 @@ from duetune.market.forecast import ForecastSource, LastValue
 from duetune.market.forecast.distribution import LEVELS, Distribution
 from duetune.plots.forecast_figures import backtest_figure, fan_figure
 from duetune.policies.ahap import Ahap
-from duetune.simulate.backtest.fan import fan
 from duetune.simulate.backtest.forecast_backtest import (
     backtest,
     checked_horizons,
     first_scored,
     write_scores,
 )
-from duetune.simulate.backtest.past_forecasts import rolled
-from duetune.simulate.backtest.regret import jobs_on, usual_mix
+from duetune.simulate.backtest.past_forecasts import fan, rolled
 from duetune.simulate.backtest.scores import (
     Atoms,
     at_levels,
@@ -37,7 +35,7 @@ from duetune.simulate.backtest.scores import (
     pinball,
     share_below,
 )
-from duetune.simulate.backtest.standings import Quantity
+from duetune.simulate.backtest.standings import Quantity, jobs_on, usual_mix
 from duetune.simulate.tournament import run_tournament
 from duetune.testing.small_markets import constant_market, random_market
 
