@@ -45,8 +45,6 @@ GAP = 2e-3
 RISK = 1.1
 """The factor by which a job takes longer on spot, because of the work that preemptions lose."""
 
-_HOUR_S = 3600.0
-
 
 class Tutti(msgspec.Struct, frozen=True):
     """The tutti planner.

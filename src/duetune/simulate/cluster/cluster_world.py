@@ -1,9 +1,9 @@
-"""Worlds to simulate: which configurations there are and what they really do.
+"""Simulated worlds: which GPUs are there over time, and what configurations really do.
 
-A replay knows only what was measured: jobs may choose among the very configurations that were run,
-and do what those did. An emulation fills a grid with what a model fitted to measurements says, so
-there are configurations of every kind, and many that run out of memory; but what learns from it
-learns from a model, which flatters one of the same form.
+A replay knows only measurements: jobs choose among the configurations that were run and perform as
+those did. An emulation fills a grid of configurations with the predictions of a model fitted to
+measurements. It has configurations of every kind, and many that run out of memory. But a source
+that learns from it learns from a model, which favours models of the same form.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
+from duetune.core.cluster_physics import HOUR_S
 from duetune.core.planning import Partition, Stock, Tenure
 from duetune.errors import InvalidInput
 from duetune.knowledge.configurations.configuration import Configurations, Sharding
@@ -35,12 +36,11 @@ if TYPE_CHECKING:
     from duetune.core.market import MarketTrace
 
 
-_HOUR_S = 3600.0
-
-
 class Supply:
-    """``markets`` say, by name of a partition, how many of its nodes there are and what a GPU
-    costs: of a spot partition both, of one on demand the price. A market that ends begins anew.
+    """The stock of GPUs over time: fixed nodes stay, rented ones follow a market.
+
+    ``markets`` maps the name of a partition to its market. A spot partition takes nodes and price
+    from it, an on-demand partition only the price. A market that ends starts again.
     """
 
     def __init__(self, stock: Stock, markets: Mapping[str, MarketTrace] | None = None) -> None:
@@ -51,7 +51,7 @@ class Supply:
                 raise InvalidInput("market", name, f"a partition: {', '.join(known)}")
             if known[name].tenure is Tenure.FIXED:
                 raise InvalidInput("market", name, "a partition of spot or on-demand nodes")
-        # The shapes are those of all that there ever is.
+        # Shapes are numbered for the largest stock, so their numbers never change.
         self.stock = Stock(
             tuple(msgspec.structs.replace(each, most=each.most_nodes) for each in stock.partitions),
             stock.quotas,
@@ -59,10 +59,11 @@ class Supply:
         self._at: dict[tuple[int, ...], Stock] = {}
 
     def at(self, seconds: float) -> Stock:
+        """Return the stock at this time, in seconds since the simulation began."""
         if not self.markets:
             return self.stock
         slots = tuple(
-            int(seconds / (trace.slot_hours * _HOUR_S) + 1e-9) % trace.slots
+            int(seconds / (trace.slot_hours * HOUR_S) + 1e-9) % trace.slots
             for trace in self.markets.values()
         )
         if slots not in self._at:
@@ -96,11 +97,16 @@ EMULATED_COUNTS = (1, 2, 4, 8)
 EMULATED_BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)
 EXECUTED = 600
 NOISE = 0.05
+"""The standard deviation of the logarithm of a measured pace."""
 
 
 class ClusterWorld(msgspec.Struct, frozen=True, eq=False):
-    """``truth`` answers for every configuration of ``space``; ``known`` is the history that sources
-    begin with. ``how`` is "replay" or "emulated".
+    """What a simulation takes for reality.
+
+    - ``how`` is "replay" or "emulated".
+    - ``truth`` answers for every configuration of ``space``.
+    - ``known`` is the history that sources start with.
+    - ``kinds`` are the kinds of jobs that a workload may contain.
     """
 
     how: str
@@ -111,7 +117,7 @@ class ClusterWorld(msgspec.Struct, frozen=True, eq=False):
 
 
 def usual_stock() -> Stock:
-    """32 A100 with NVLink, 16 with PCIe and 16 L40S, at what they usually cost."""
+    """Return the default cluster: 32 A100 with NVLink, 16 with PCIe and 16 L40S at usual prices."""
     return Stock(
         tuple(
             Partition(
@@ -133,8 +139,10 @@ def usual_stock() -> Stock:
 def replayed(
     history: History, stock: Stock, *, seed: int = 0, share: float = 0.5, least: int = 8
 ) -> ClusterWorld:
-    """Jobs of the cells with at least so many configurations; sources begin with a random ``share``
-    of the runs.
+    """Return a world of measured runs.
+
+    Jobs are of the kinds with at least ``least`` configurations. Sources start with a random
+    ``share`` of the runs.
     """
     believed = History(history.plausible)
     gpus = {each.gpu_model for each in stock.partitions}
@@ -156,7 +164,7 @@ def replayed(
         raise InvalidInput(
             "history",
             len(runs),
-            f"a model, method and length with {least} or more configurations that were run",
+            f"runs with at least {least} configurations of one model, method and length",
         )
     return ClusterWorld("replay", truth, space, known, kinds)
 
@@ -168,10 +176,10 @@ def emulated(
     models: Sequence[str] = EMULATED_MODELS,
     seed: int = 0,
     executed: int = EXECUTED,
-    noise: float = NOISE,
 ) -> ClusterWorld:
-    """What a model fitted to ``history`` says, taken for the truth; sources begin with ``executed``
-    of its configurations, measured with that much noise.
+    """Return a world in which the predictions of a model fitted to ``history`` are the truth.
+
+    Sources start with ``executed`` of its configurations, measured with 5% noise.
     """
     model = KnowledgeModel.fit(history)
     gpus = tuple(dict.fromkeys(each.gpu_model for each in stock.partitions))
@@ -211,7 +219,7 @@ def emulated(
     space = Listing.of(grid)
     random = np.random.default_rng(seed)
     drawn = np.sort(random.permutation(len(runs))[:executed])
-    known = History(_measured(runs[int(row)], noise, random) for row in drawn)
+    known = History(_measured(runs[int(row)], random) for row in drawn)
     kinds = kinds_of(truth, space, stock)
     if not kinds:
         words = ", ".join(f"{each.most_nodes}x{each.gpus_per_node}" for each in stock.partitions)
@@ -219,8 +227,9 @@ def emulated(
     return ClusterWorld("emulated", truth, space, known, kinds)
 
 
-def _measured(run: Observation, noise: float, random: np.random.Generator) -> Observation:
+def _measured(run: Observation, random: np.random.Generator) -> Observation:
+    """Return the run with noise on its pace."""
     if run.tokens_per_s is None:
         return run
-    pace = run.tokens_per_s * float(np.exp(noise * random.standard_normal()))
+    pace = run.tokens_per_s * float(np.exp(NOISE * random.standard_normal()))
     return msgspec.structs.replace(run, tokens_per_s=pace)
