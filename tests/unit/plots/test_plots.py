@@ -16,7 +16,7 @@ from duetune.core.market import MarketTrace
 from duetune.errors import InvalidInput, MissingExtra
 from duetune.files import checked_target, whole_file
 from duetune.market.forecast import ForecastSource
-from duetune.plots.policy_bars import chosen_bars, family
+from duetune.plots.policy_figures import chosen_bars, family
 from duetune.policies.baselines import MaximalSpot, OnDemandOnly
 from duetune.policies.select import AdaHedge, run_selection
 from duetune.policies.solve.dynamic import offline_optimum
