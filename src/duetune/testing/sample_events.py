@@ -1,4 +1,4 @@
-"""One of every event, every field filled: what a journal must give back unchanged."""
+"""One event of every kind with every field set: what a journal must return unchanged."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _SLOT_S = 1800.0
 
 
 def submission(*, name: str = "tuning", spec: str = "{}") -> Submitted:
-    """A job of 30 steps in 10 slots."""
+    """Return the submission of a job of 30 steps in 10 slots."""
     return Submitted(
         at=_ORIGIN + 7.5,
         spec=spec,
@@ -63,7 +63,7 @@ def submission(*, name: str = "tuning", spec: str = "{}") -> Submitted:
 
 
 def decision(slot: int, *, reason: str = "spot is cheap") -> Decided:
-    """What was decided in slot ``slot``: small, and different for every slot."""
+    """Return a small decision that differs from slot to slot."""
     return Decided(
         at=_ORIGIN + slot * _SLOT_S,
         slot=slot,
@@ -74,7 +74,7 @@ def decision(slot: int, *, reason: str = "spot is cheap") -> Decided:
 
 
 def story() -> tuple[Event, ...]:
-    """A whole life, as it may be, in which everything happens."""
+    """Return the events of a whole job in which every kind of event occurs."""
     node = Node(
         id="tuning-n1",
         job="tuning",
