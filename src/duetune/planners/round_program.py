@@ -150,7 +150,6 @@ def solve(
     *,
     capacity: NDArray[np.int64] | None = None,
     gap: float = GAP,
-    largest: int = LARGEST,
 ) -> Solution:
     """Return the cheapest choice of shapes.
 
@@ -165,7 +164,7 @@ def solve(
     chosen, objective = _rounded(pairs, stock, room, share)
     slack = gap * max(1.0, abs(bound))
     loss = np.array(highs.getSolution().col_dual)
-    for size in (pairs.jobs,) if pairs.job.size <= largest else (CORE, 4 * CORE):
+    for size in (pairs.jobs,) if pairs.job.size <= LARGEST else (CORE, 4 * CORE):
         if objective <= bound + slack:
             break
         found, proved = _core(pairs, stock, room, (share, loss), size, (bound, slack, objective))

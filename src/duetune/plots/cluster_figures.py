@@ -76,7 +76,10 @@ def cluster_figure(outcome: ClusterOutcome, partitions: Sequence[str], *, title:
 
 @house_style()
 def comparison_figure(settings: Sequence[Compared], *, title: str) -> Figure:
-    """Return the mean completion time of each setting: lines over loads, or bars for one load."""
+    """Return the mean completion time of each setting, with 95% intervals over seeds.
+
+    With several loads it has a line per planner and source, with one load a bar.
+    """
     loads = list(dict.fromkeys(each.setting.load for each in settings))
     height = 5.6 if len(loads) > 1 else max(3.0, 1.4 + 0.42 * len(settings))
     figure = new_figure(11, height)

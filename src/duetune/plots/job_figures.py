@@ -169,6 +169,7 @@ def _draw_market(
 def _draw_progress(
     axes: Axes, times: NDArray[np.number], share: NDArray[np.float64], deadline: float, label: str
 ) -> None:
+    """Draw the progress in percent against the uniform pace to the deadline."""
     axes.plot([0, deadline], [0, 100], color=GREY, linestyle="--", label="uniform pace")
     axes.plot(times, share, color=GREEN, label=label.removesuffix(" (%)").lower())
     axes.set_ylabel(label)
@@ -194,6 +195,7 @@ def _finish(figure: Figure, title: str, deadline: float) -> None:
 
 
 def _hours(state: JobState, moment: float) -> float:
+    """Return the moment in hours since the job's first slot."""
     return (moment - state.submitted.origin) / 3600
 
 
@@ -210,6 +212,7 @@ def _steps(state: JobState, story: Sequence[Recorded]) -> list[tuple[float, floa
 
 
 def _outcome_title(outcome: Outcome, job: Job) -> str:
+    """Return policy, money and end of a simulated run."""
     if outcome.finished is None:
         when = f"not finished by the hard deadline, slot {job.hard_deadline}"
     elif outcome.on_time:
@@ -221,6 +224,7 @@ def _outcome_title(outcome: Outcome, job: Job) -> str:
 
 
 def _story_title(name: str, state: JobState, ended: Ended | None) -> str:
+    """Return name, status, cost and preemptions of a live job."""
     if ended is None:
         return f"{name} — {state.status}, {dollars(state.spent)} so far"
     lost = "1 preemption" if state.preemptions == 1 else f"{state.preemptions} preemptions"

@@ -50,8 +50,10 @@ class Bar(msgspec.Struct, frozen=True):
 def policies_figure(
     standings: Sequence[Standing], *, optimum: float | None = None, jobs: int | None = None
 ) -> Figure:
-    """Return the mean utility per job with 95% intervals, best policy on top; a line is the
-    optimum.
+    """Return the bar chart of the policies of a tournament, the best on top.
+
+    Bars are the mean utility in dollars per job with its 95% interval; a line marks the optimum. Of
+    many policies only some of each family are shown (see ``chosen_bars``).
     """
     bars = chosen_bars(standings)
     figure = new_figure(12, 1.7 + 0.42 * len(bars))
@@ -125,6 +127,7 @@ def family(policy: str) -> str:
 
 
 def _colour(policy: str) -> str:
+    """Return the colour of a policy's family; baselines are grey."""
     if policy in BASELINES:
         return GREY
     return _COLOURS.get(family(policy).removeprefix("guarded:"), ORANGE)
@@ -136,7 +139,10 @@ _ARM_COLOURS = (BLUE, ORANGE, GREEN, PINK, SKY, YELLOW)
 
 @house_style()
 def weights_figure(run: SelectionRun, policies: Sequence[str], *, title: str = "") -> Figure:
-    """Return the figure of the policies' weights over jobs."""
+    """Return the figure of the policies' weights over jobs.
+
+    The policies with the largest weights are named; all others are one area.
+    """
     figure = new_figure(12, 5)
     (axes,) = styled_axes(figure)
     draw_weights(axes, run, policies)

@@ -28,11 +28,12 @@ class Case(msgspec.Struct, frozen=True):
 
 
 class JobMix(msgspec.Struct, frozen=True):
-    """A distribution of jobs. Each field is a closed range; values are drawn from it uniformly.
+    """A distribution of jobs. Each range is closed; values are drawn from it uniformly.
 
     - ``deadline`` is in slots.
     - ``tightness`` is the work as a share of what ``max_gpus`` GPUs could do by the deadline.
-    - ``value_factor`` is the job's value as a multiple of the cost of its work on demand.
+    - ``value_factor`` is the job's value as a multiple of what its work costs on ``max_gpus``
+      on-demand GPUs.
     - ``intercept`` is that of the linear throughput curve.
     """
 

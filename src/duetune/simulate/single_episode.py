@@ -113,7 +113,7 @@ def single_optimum(job: SingleJob, available: NDArray[np.bool_]) -> float:
 
 
 class SingleUniformProgress:
-    """Uniform progress of NSDI'24, with a safety net that never misses a feasible deadline.
+    """Uniform progress of NSDI'24; it switches to on-demand at the last possible tick.
 
     It uses on-demand when it is behind schedule, spot whenever that is available, and waits when it
     is ahead. With ``hysteresis`` it leaves on-demand only once it is two restarts ahead of

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from duetune.simulate.cases import Case
 
 _CASES_PER_TASK = 16
+_COLUMNS = ("utility", "cost", "finished", "slots", "spot_slots", "on_demand_slots")
 
 
 class Tournament(msgspec.Struct, frozen=True, eq=False):
@@ -165,14 +166,7 @@ class _Contest:
                 self.roster,
                 self._workspace(),
             )
-            for field in (
-                "utility",
-                "cost",
-                "finished",
-                "slots",
-                "spot_slots",
-                "on_demand_slots",
-            ):
+            for field in _COLUMNS:
                 getattr(self.result, field)[row, self.columns] = getattr(played, field)
         for place in self.stepped:
             self._play_stepped(row, place)

@@ -86,7 +86,7 @@ class FleetContract:
         It is called after the launch of ``exiting(code)``.
         """
 
-    def lose(self, fleet: Fleet, node: str) -> bool:  # noqa: ARG002 - for who overrides it
+    def lose(self, fleet: Fleet, node: str) -> bool:  # noqa: ARG002 - for overriding
         """Take a running spot node, as the market or a failure would; return False if a test
         cannot.
         """
@@ -301,7 +301,7 @@ class FleetContract:
         assert other.state.alive
 
     def test_a_limit_can_be_lifted(self) -> None:
-        """Launches are refused below the limit and granted once it is lifted."""
+        """A limit of 0 refuses launches; once it is lifted, they are granted."""
         fleet = self.make()
         fleet.apply([Limit("job", 0.0), self.launch("a"), Limit("job", None), self.launch("b")])
         report = self.eventually(fleet, lambda report: _state(report, "b") is NodeState.RUNNING)

@@ -128,9 +128,8 @@ class DistributionForecasterContract(CausalForecasterContract):
 
     def seen(self, trace: MarketTrace, slots: int) -> DistributionForecaster:
         """Return a forecaster that has observed the first ``slots`` slots."""
-        forecaster = self.make(trace)
-        for index in range(slots):
-            forecaster.observe(trace.slot(index))
+        forecaster = self.after(trace, slots)
+        assert isinstance(forecaster, DistributionForecaster)
         return forecaster
 
     def test_it_tells_distributions(self) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from duetune.core.decision import Allocation, Outlook
 from duetune.core.events import (
     Amend,
@@ -84,13 +86,9 @@ def story() -> tuple[Event, ...]:
         started_at=_ORIGIN + 20,
         billed=0.125,
     )
-    taken = Node(
-        id="tuning-n1",
-        job="tuning",
-        kind=NodeKind.SPOT,
+    taken = msgspec.structs.replace(
+        node,
         state=NodeState.LOST,
-        requested_at=_ORIGIN + 10,
-        started_at=_ORIGIN + 20,
         ended_at=_ORIGIN + 4000,
         notice_at=_ORIGIN + 3970,
         billed=1.75,

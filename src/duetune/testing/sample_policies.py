@@ -26,8 +26,7 @@ class Idle(msgspec.Struct, frozen=True):
 
 
 class FixedPlan(msgspec.Struct, frozen=True):
-    """A policy that holds a written allocation in each slot, as far as allowed: for worked
-    examples.
+    """A policy that holds a given allocation in each slot, as far as allowed: for examples.
 
     Spot that is not available is left out or, with ``replace``, replaced by on-demand. After its
     end the plan holds nothing.
@@ -42,7 +41,7 @@ class FixedPlan(msgspec.Struct, frozen=True):
         return "fixed_plan"
 
     def decide(self, view: View) -> Decision:
-        """Return the written allocation of the slot, reduced to what is allowed."""
+        """Return the given allocation of the slot, reduced to what is allowed."""
         written = self.plan[view.slot - 1] if view.slot <= len(self.plan) else (0, 0)
         spot = min(written[0], view.market.available)
         on_demand = written[1] + (written[0] - spot if self.replace else 0)

@@ -108,6 +108,7 @@ def kinds_of(
 
 
 def _value(configuration: Configuration, field: str) -> Value:
+    """Return the field of a configuration as a plain value; enums become text."""
     found: Value = getattr(configuration, field)
     return str(found) if isinstance(found, str) else found
 

@@ -160,6 +160,7 @@ def _own(table: Table, kinds: Sequence[WorkloadKind]) -> tuple[ClusterJob, ...]:
 
 
 def _own_job(row: TableRow) -> ClusterJob:
+    """Return the job of one row of a file in duetune's own format."""
     given: dict[str, Value] = {
         "model": model_name(row.needed("model")),
         "method": field_value("method", row.needed("method")),
@@ -184,6 +185,7 @@ def _own_job(row: TableRow) -> ClusterJob:
 
 
 def _number(row: TableRow, column: str) -> float:
+    """Return the number in this column; raise ``InvalidInput`` if there is none."""
     number = row.number_of(column)
     if number is None:
         raise InvalidInput(column, row.raw(column), "a number")
@@ -191,6 +193,7 @@ def _number(row: TableRow, column: str) -> float:
 
 
 def _kinds_words(kinds: Sequence[WorkloadKind]) -> str:
+    """Return the first kinds of job as text for an error message."""
     known = [" ".join(str(value) for value in kind.given.values()) for kind in kinds]
     more = f" and {len(known) - 3} more" if len(known) > 3 else ""
     return f"a kind of job of this world: {', '.join(known[:3])}{more}"
@@ -226,6 +229,7 @@ def _arrivals(table: Table, form: str) -> tuple[list[_Arrival], int]:
 
 
 def _arrival(row: TableRow, columns: dict[str, str]) -> _Arrival:
+    """Return the arrival of one row of a foreign trace."""
     submitted = columns["submitted"]
     seconds = row.number_of(columns["duration"]) if "duration" in columns else None
     if seconds is not None and seconds < 0:
