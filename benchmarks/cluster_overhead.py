@@ -17,8 +17,7 @@ import msgspec
 import numpy as np
 
 from duetune.core.planning import JobView, Partition, Stock
-from duetune.planners.assignment import program_of
-from duetune.planners.round_program import solve
+from duetune.planners.round_program import program_of, solve
 from duetune.planners.sia import Sia
 from duetune.registry.planners import planner_named
 from knowledge_peers import Peer, Unavailable, environment, variables

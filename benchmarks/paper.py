@@ -15,7 +15,7 @@ import numpy as np
 from rich.console import Console
 from rich.progress import Progress
 
-from duetune.plots.learning_curves import selection_figure
+from duetune.plots.policy_figures import selection_figure
 from duetune.plots.style import save_figure
 from duetune.policies.ahanp import Ahanp
 from duetune.policies.ahap import Ahap

@@ -14,7 +14,7 @@ from rich.progress import Progress
 
 from duetune.market.forecast.forecast_source import ForecastSource
 from duetune.market.synthetic import SYNTHETIC_MARKETS, synthetic_market
-from duetune.plots.learning_curves import selection_figure
+from duetune.plots.policy_figures import selection_figure
 from duetune.plots.style import save_figure
 from duetune.policies.pool import compiled_pool
 from duetune.policies.select import AdaHedge, FixedShare, Hedge

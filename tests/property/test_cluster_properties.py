@@ -219,7 +219,7 @@ class Promises(QueuePlanner, frozen=True):
     def plan(self, views, stock):
         plan = super().plan(views, stock)
         for name, reason in plan.reasons.items():
-            if reason.startswith("there will be room"):
+            if reason.startswith("enough GPUs become free"):
                 age = next(view.age_s for view in views if view.name == name)
                 self.made.setdefault(name, age + 60 * (float(reason.split()[-2]) + 0.5))
         return plan

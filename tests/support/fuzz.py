@@ -14,8 +14,8 @@ from duetune.core.events import Amend, Cancel, Pause, Resume, UserRequested
 from duetune.core.fleet import Launch, Limit, NodeKind, Task
 from duetune.core.job import linear_throughput
 from duetune.errors import FleetError, StaleController
+from duetune.fleets.embedded.cloud_settings import FleetFaults, FleetSettings
 from duetune.testing import market_of
-from duetune.testing.memory_fleet import FleetFaults, FleetSettings
 from support.harness import SLOT_S, Lessons, Room, Status
 from support.invariants import check_over, check_turn
 

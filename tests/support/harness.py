@@ -15,7 +15,7 @@ from duetune.market.forecast.simple import LastValue
 from duetune.registry.policies import policy_named
 from duetune.store.memory_journal import MemoryJournal
 from duetune.testing import MemoryFleet, market_of
-from duetune.testing.pretended_training import PretendTraining
+from duetune.testing.memory_fleet import PretendTraining
 
 SLOT_S = 1800.0
 AVAILABLE = [3, 3, 1, 0, 2, 4, 4, 4, 0, 1, 4, 4] * 6

@@ -11,10 +11,9 @@ from duetune.knowledge.listed_space import Listing
 from duetune.knowledge.observation import Observation, RunOutcome
 from duetune.knowledge.sources.past_runs import OracleSource
 from duetune.simulate.cluster.cluster_outcome import What
-from duetune.simulate.cluster.cluster_world import ClusterWorld
+from duetune.simulate.cluster.cluster_world import ClusterWorld, Supply
 from duetune.simulate.cluster.job_views import Briefing
 from duetune.simulate.cluster.rounds import Delays, Simulation, Truth
-from duetune.simulate.cluster.supply import Supply
 from duetune.simulate.cluster.workload import kinds_of
 
 MODEL = "meta-llama/Llama-3.2-1B"

@@ -68,7 +68,7 @@ def simulate(
     from duetune.plots.cluster_figures import cluster_figure
     from duetune.registry.clusters import world_source
     from duetune.registry.planners import planner_named
-    from duetune.simulate.cluster.cluster_outcome_files import write_jobs, write_rounds
+    from duetune.simulate.cluster.cluster_outcome import write_jobs, write_rounds
     from duetune.simulate.cluster.workload_files import write_workload
 
     target = None if plot is None else plots.checked_plot(plot, "--plot")

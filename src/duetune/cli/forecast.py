@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from duetune.cli.options import MarketOptions
     from duetune.core.market import MarketTrace
-    from duetune.simulate.backtest.fan import Expected, Fan, FanSlot
+    from duetune.simulate.backtest.past_forecasts import Expected, Fan, FanSlot
 
 USUAL_HOURS = 12.0
 MOST_SLOTS = 2000
@@ -98,7 +98,7 @@ def show(
     """
     from duetune import plots
     from duetune.plots.forecast_figures import fan_figure
-    from duetune.simulate.backtest.fan import fan
+    from duetune.simulate.backtest.past_forecasts import fan
 
     target = None if plot is None else plots.checked_plot(plot, "--plot")
     if trace_file is not None:

@@ -16,7 +16,7 @@ from duetune.registry.selectors import selector_named
 if TYPE_CHECKING:
     from duetune.cli.case_options import CaseOptions
     from duetune.cli.options import MarketOptions
-    from duetune.simulate.summary_selection import SelectionSummary
+    from duetune.simulate.summary import SelectionSummary
 
 DOLLARS = "$"
 SHARES = "share of a job's range"
@@ -70,7 +70,7 @@ def select(
 
     from duetune import plots
     from duetune.policies.select import Hedge, run_selection
-    from duetune.simulate.summary_selection import case_ranges, selection_summary
+    from duetune.simulate.summary import case_ranges, selection_summary
 
     target = None if plot is None else plots.checked_plot(plot, "--plot")
     pool = policies_named(names)

@@ -1,1 +1,5 @@
-"""Many jobs on one stock of GPUs: planners, what they are told, and a simulator to judge them."""
+"""Planners decide in every round which job gets which GPUs of a shared stock.
+
+What a planner is shown and what it returns is in ``duetune.core.planning``. The simulator that
+compares planners is in ``duetune.simulate.cluster``; the live queue is in ``duetune.control``.
+"""

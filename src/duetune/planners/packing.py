@@ -1,4 +1,7 @@
-"""Which nodes a job gets. Part of a node is never split over two; whole nodes are whole."""
+"""Placement: which nodes each job of a plan gets.
+
+A shape smaller than a node is placed on one node; a larger shape gets whole nodes.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Packing:
-    """GPUs that are free, node by node."""
+    """The free GPUs of every node. Planners and ``placed`` make one for each round."""
 
     def __init__(self, stock: Stock) -> None:
         self.stock = stock
@@ -26,7 +29,7 @@ class Packing:
         ]
 
     def keep(self, placement: Placement) -> bool:
-        """Take these very GPUs; False, and nothing is taken, if they are not free."""
+        """Take exactly these GPUs; return False and take nothing if they are not all free."""
         free = self.free[placement.partition]
         if any(node >= free.size or free[node] < gpus for node, gpus in placement.nodes):
             return False
@@ -35,8 +38,9 @@ class Packing:
         return True
 
     def put(self, number: int) -> Placement | None:
-        """Take GPUs of this shape, on the fullest node that has room, so that whole ones stay
-        whole; None if there are none.
+        """Take GPUs for shape ``number`` and return where; None if they do not fit.
+
+        Part of a node is taken from the fullest node that has room, to keep other nodes whole.
         """
         shape = self.stock.shapes[number]
         free = self.free[shape.partition]
@@ -57,11 +61,12 @@ class Packing:
         return placement
 
     def give_back(self, placement: Placement) -> None:
+        """Free these GPUs again."""
         for node, gpus in placement.nodes:
             self.free[placement.partition][node] += gpus
 
     def room(self) -> NDArray[np.bool_]:
-        """Shapes that could be put now."""
+        """Return for each shape whether ``put`` would find GPUs for it now."""
         stock = self.stock
         largest = np.array([free.max(initial=0) for free in self.free])
         sizes = np.array([each.gpus_per_node for each in stock.partitions])
@@ -77,9 +82,10 @@ class Packing:
 
 
 def placed(plan: Plan, views: Sequence[JobView], stock: Stock) -> dict[str, Placement]:
-    """Nodes for every job of the plan. Jobs that keep their shape keep their nodes unless they are
-    in the way: then the smallest of them are moved, those that are pinned never. A job for which
-    there is no room even so gets nothing.
+    """Return the nodes of every job of the plan; called after each round of planning.
+
+    A job that keeps its shape keeps its nodes. If another job then does not fit, the smallest of
+    these jobs are moved; pinned jobs are never moved. A job that still does not fit gets no nodes.
     """
     wanted = {view.name: plan.shapes[view.name] for view in views if view.name in plan.shapes}
     kept = {
@@ -101,14 +107,11 @@ def placed(plan: Plan, views: Sequence[JobView], stock: Stock) -> dict[str, Plac
 def _around(
     kept: Mapping[str, Placement], wanted: Mapping[str, int], stock: Stock
 ) -> dict[str, Placement]:
-    """The largest first: what is left between them is then as whole as can be."""
+    """Place the wanted jobs around the kept ones, the largest first to limit fragmentation."""
     packing = Packing(stock)
     found = {name: placement for name, placement in kept.items() if packing.keep(placement)}
-    others = sorted(
-        (name for name in wanted if name not in found),
-        key=lambda name: -int(stock.gpus[wanted[name]]),
-    )
-    for name in others:
+    unplaced = [name for name in wanted if name not in found]
+    for name in sorted(unplaced, key=lambda name: -int(stock.gpus[wanted[name]])):
         placement = packing.put(wanted[name])
         if placement is not None:
             found[name] = placement

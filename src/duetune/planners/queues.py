@@ -1,4 +1,7 @@
-"""Planners that serve jobs one after the other: first come, shortest first, most urgent first."""
+"""Queue planners: they serve jobs one after the other.
+
+The order is by arrival (fifo), by shortest remaining time (srt) or by earliest deadline (edf).
+"""
 
 from __future__ import annotations
 
@@ -21,11 +24,11 @@ if TYPE_CHECKING:
     from duetune.core.planning import JobView, Placement, Stock
 
 CAUTION = 1.2
-"""Backfilled jobs are taken to need so many times what is believed."""
+"""The safety factor on the predicted time of a backfilled job."""
 
 
 class QueueOrder(StrEnum):
-    """Who comes first, among those of the same priority."""
+    """The order in which jobs of the same priority are served."""
 
     ARRIVAL = "fifo"
     REMAINING = "srt"
@@ -33,13 +36,15 @@ class QueueOrder(StrEnum):
 
 
 class QueuePlanner(msgspec.Struct, frozen=True):
-    """Each job in turn gets the best shape for which there is room: that with the highest pace for
-    GPUs to the power of ``balance``; by deadline the one that is in time with the least GPU time.
-    If that is below ``patience`` of the best that there could be, it waits for a better one.
+    """Gives each job in turn the shape with the best score among those that fit.
 
-    First come, first served: who has GPUs keeps them, and nobody overtakes the one that waits,
-    unless with ``backfill``: then those that do not hold it up. The other orders overtake, and
-    take GPUs from those behind.
+    The score is pace / GPUs^``balance``. In order of deadline it is the least GPU time among the
+    shapes that finish on time. A job waits if the best score that fits is below ``patience`` times
+    the best score of all available shapes.
+
+    With fifo, running jobs keep their GPUs and no job overtakes a waiting one. ``backfill`` lets
+    later jobs start if they do not delay the first waiting job. With the other orders, jobs
+    overtake and take GPUs from jobs that are served later.
     """
 
     order: QueueOrder = QueueOrder.ARRIVAL
@@ -53,73 +58,80 @@ class QueuePlanner(msgspec.Struct, frozen=True):
         if not 0 <= self.balance <= 1:
             raise InvalidInput("balance", self.balance, "a power from 0 to 1")
         if self.backfill and self.order is not QueueOrder.ARRIVAL:
-            raise InvalidInput("backfill", self.order.value, "fifo: the others overtake anyhow")
+            allowed = "the order fifo; with the other orders jobs overtake anyway"
+            raise InvalidInput("backfill", self.order.value, allowed)
 
     @property
     def as_submitted(self) -> bool:
+        """Return True: a source without knowledge chooses one configuration per job."""
         return True
 
     @property
     def name(self) -> str:
+        """Return the name by which the registry knows this planner."""
         return f"{self.order}:backfill" if self.backfill else self.order.value
 
     def plan(self, views: Sequence[JobView], stock: Stock) -> Plan:
+        """Return the shapes and reasons of this round; called once per round with all jobs."""
         strict = self.order is QueueOrder.ARRIVAL
         round_ = _Round(views, stock, keep_all=strict)
         blocked: JobView | None = None
-        for view in sorted(round_.waiting, key=self._first):
+        for view in sorted(round_.waiting, key=self._rank):
             if blocked is not None:
-                self._squeeze_in(view, blocked, round_)
+                self._backfilled(view, blocked, round_)
                 continue
-            why = self._serve(view, round_)
-            if why and strict:
+            obstacle = self._serve(view, round_)
+            if obstacle and strict:
                 if not self.backfill:
-                    round_.hold_up(why)
+                    round_.hold_up(obstacle)
                     break
                 blocked = view
-                round_.reserve(view, self._best(view, stock.there, stock))
-        return round_.plan()
+                score = np.where(stock.there, self._score(view, stock), 0.0)
+                round_.reserve(view, int(np.argmax(score)))
+        return Plan(round_.shapes, round_.reasons)
 
-    def _first(self, view: JobView) -> tuple[float, ...]:
-        """Python's sort keeps those that are equal in the order in which they came."""
+    def _rank(self, view: JobView) -> tuple[float, float]:
+        """Return the sort key; Python's sort keeps equal jobs in order of arrival."""
+        # A running job needs no start, so a slightly shorter or earlier job does not displace it.
+        bonus = view.restart_s if view.held >= 0 else 0.0
         if self.order is QueueOrder.REMAINING:
-            # Who runs need not start again, so a little shorter is not enough to take its place.
-            left = _shortest(view) - (view.restart_s if view.held >= 0 else 0.0)
-            return (-view.priority, left)
+            fastest = float(view.pace.max(initial=0.0))
+            left = view.remaining / fastest if fastest > 0 else math.inf
+            return (-view.priority, left - bonus)
         if self.order is QueueOrder.DEADLINE:
             due = math.inf if view.deadline_s is None else view.deadline_s
-            return (-view.priority, due - (view.restart_s if view.held >= 0 else 0.0))
-        return (-view.priority,)
+            return (-view.priority, due - bonus)
+        return (-view.priority, 0.0)
 
     def _serve(self, view: JobView, round_: _Round) -> str:
-        """Give it GPUs; why not, if not."""
+        """Give the job GPUs, or return why others must wait behind it."""
         stock = round_.stock
         score = self._score(view, stock)
         possible = (score > 0) & stock.there
         if not (score > 0).any():
-            # It would hold up all others for ever.
-            round_.reasons[view.name] = "nothing fits it"
+            # Waiting for this job would block all others for ever.
+            round_.reasons[view.name] = "no GPUs of this cluster fit this job"
             return ""
         if not possible.any():
-            return "nothing that is there fits it"
+            return "no available GPUs fit this job"
         if view.held >= 0 and view.placement is not None and round_.keep(view):
             return ""
         room = possible & round_.room(view)
         if not room.any() and (possible & round_.packing.room()).any():
-            # Its own project is in its way: that is no reason for others to wait.
-            round_.reasons[view.name] = "its project has as many GPUs as it may hold"
+            # Only the quota of its own project blocks this job, so others need not wait.
+            round_.reasons[view.name] = "the GPU quota of its project is used up"
             return ""
         if not room.any():
-            return "there is no room"
+            return "not enough free GPUs"
         best = int(np.argmax(np.where(room, score, 0.0)))
         most = float(np.max(np.where(possible, score, 0.0)))
         if score[best] < self.patience * most:
-            return "what is free would be too slow for it"
+            return "the free GPUs are too slow for this job"
         round_.put(view, best)
         return ""
 
-    def _squeeze_in(self, view: JobView, blocked: JobView, round_: _Round) -> None:
-        """Start it if the one that waits is not held up by it."""
+    def _backfilled(self, view: JobView, blocked: JobView, round_: _Round) -> None:
+        """Start the job if that does not delay ``blocked``, the first waiting job."""
         score = self._score(view, round_.stock)
         room = (score > 0) & round_.stock.there & round_.room(view)
         for shape in np.argsort(-np.where(room, score, 0.0), kind="stable").tolist():
@@ -127,13 +139,11 @@ class QueuePlanner(msgspec.Struct, frozen=True):
                 return
             ends = view.start_s + CAUTION * view.remaining / float(view.pace[shape])
             if ends <= round_.reserved_at or round_.beside_reserved(shape):
-                round_.put(view, shape, f"beside {blocked.name}, which is first")
+                round_.put(view, shape, f"backfilled without delaying {blocked.name}")
                 return
 
-    def _best(self, view: JobView, there: NDArray[np.bool_], stock: Stock) -> int:
-        return int(np.argmax(np.where(there, self._score(view, stock), 0.0)))
-
     def _score(self, view: JobView, stock: Stock) -> NDArray[np.float64]:
+        """Return the score of each shape, 0 where the job should not have it."""
         pace = view.pace
         balanced = pace / stock.gpus**self.balance
         if self.order is not QueueOrder.DEADLINE or view.deadline_s is None:
@@ -147,7 +157,7 @@ class QueuePlanner(msgspec.Struct, frozen=True):
 
 
 class _Round:
-    """What was given out so far."""
+    """The GPUs given out so far in this round, and the reasons."""
 
     def __init__(self, views: Sequence[JobView], stock: Stock, *, keep_all: bool) -> None:
         self.stock = stock
@@ -166,7 +176,7 @@ class _Round:
                 self.waiting.append(view)
 
     def keep(self, view: JobView) -> bool:
-        """What it holds, if that is still possible."""
+        """Let the job keep what it holds; return False if that is not possible."""
         pace = float(view.pace[view.held])
         if view.placement is None or not self._allowed(view):
             return False
@@ -178,6 +188,7 @@ class _Round:
         return True
 
     def put(self, view: JobView, shape: int, reason: str = "") -> None:
+        """Give the job this shape."""
         placement = self.packing.put(shape)
         if placement is None:
             return
@@ -190,56 +201,46 @@ class _Round:
             self.reasons[view.name] = reason
 
     def room(self, view: JobView) -> NDArray[np.bool_]:
-        room = self.packing.room()
-        quota = self.stock.quotas.get(view.project)
-        if quota is not None:
-            room &= self.stock.gpus <= quota - self.used.get(view.project, 0)
-        return room
+        """Return for each shape whether free GPUs and the job's quota allow it."""
+        return self.packing.room() & (self.stock.gpus <= self._quota_left(view))
 
     def reserve(self, view: JobView, shape: int) -> None:
-        """For the first that waits: the moment from which there is room for its best shape."""
+        """Compute the time from which ``shape`` is free for the first waiting job."""
         later = Packing(self.stock)
         later.free = [free.copy() for free in self.packing.free]
         at = 0.0
-        for ends, placement in sorted(self._ends, key=lambda each: each[0]):
+        for ends, placement in sorted(self._ends, key=lambda end: end[0]):
             if bool(later.room()[shape]):
                 break
             later.give_back(placement)
             at = ends
         self.reserved_at, self._later, self._reserved = at, later, shape
-        self.reasons[view.name] = f"there will be room in about {at / 60:.0f} min"
+        self.reasons[view.name] = f"enough GPUs become free in about {at / 60:.0f} min"
 
     def beside_reserved(self, shape: int) -> bool:
-        """Whether the one that waits has its room at that moment even so."""
+        """Return whether the reserved shape is free at its time even with ``shape`` in use."""
         if self._later is None:
             return False
         trial = Packing(self.stock)
         trial.free = [free.copy() for free in self._later.free]
         return trial.put(shape) is not None and bool(trial.room()[self._reserved])
 
-    def hold_up(self, why: str) -> None:
-        """The first that waits, and with it all others."""
-        first = True
+    def hold_up(self, obstacle: str) -> None:
+        """Record why the first waiting job waits, and that all others wait behind it."""
+        reason = obstacle
         for view in self.waiting:
             if view.name not in self.shapes:
-                self.reasons[view.name] = why if first else "others are before it"
-                first = False
+                self.reasons[view.name] = reason
+                reason = "waits behind earlier jobs"
 
-    def plan(self) -> Plan:
-        return Plan(self.shapes, self.reasons)
+    def _quota_left(self, view: JobView) -> float:
+        """Return how many GPUs the job's project may still get; infinite without a quota."""
+        return self.stock.quotas.get(view.project, math.inf) - self.used.get(view.project, 0)
 
     def _allowed(self, view: JobView) -> bool:
-        quota = self.stock.quotas.get(view.project)
-        held = int(self.stock.gpus[view.held])
-        return view.pinned or quota is None or held <= quota - self.used.get(view.project, 0)
+        return view.pinned or int(self.stock.gpus[view.held]) <= self._quota_left(view)
 
     def _given(self, view: JobView, shape: int) -> None:
         self.shapes[view.name] = shape
         gpus = int(self.stock.gpus[shape])
         self.used[view.project] = self.used.get(view.project, 0) + gpus
-
-
-def _shortest(view: JobView) -> float:
-    """The time it still needs with the best shape that there could be."""
-    fastest = float(view.pace.max(initial=0.0))
-    return view.remaining / fastest if fastest > 0 else math.inf

@@ -1,15 +1,18 @@
-"""The integer program of a round: at most one shape for each job, as many GPUs as there are.
+"""The integer program that assigns shapes to all jobs of a round at once.
 
-    minimise    sum of cost over the pairs (job, shape) that are chosen
-    such that   each job has at most one shape, those that are pinned the one they have,
-                each partition gives out no more GPUs than it has,
-                each project with a quota no more than that.
+    minimise    sum of cost over the chosen pairs (job, shape)
+    such that   each job gets at most one shape, and a pinned job gets the one it holds,
+                each partition gives out at most the GPUs that it has,
+                the jobs of a project together get at most its quota.
 
-Only pairs that are possible are in it. The relaxation is solved first: it has at most as many jobs
-with a part of two shapes as there are partitions and quotas. These are rounded. Where that is not
-within the gap that an integer solver stops at, the integer program is solved: all of it up to a
-size, beyond that for these jobs and for those that mind least which shape they get, all others
-staying as they are; mostly the bound is then reached.
+The program contains only the possible pairs. The linear relaxation is solved first. In its
+solution, at most as many jobs are split between shapes as there are partitions and quotas; these
+are rounded. If the rounded solution is not within the gap of the bound, an integer program is
+solved. Up to ``LARGEST`` pairs that is the whole program. Beyond, it covers the split jobs and the
+jobs that lose least by another shape, and all other jobs keep their shape; this usually reaches the
+bound.
+
+The costs come from the planners that call ``assigned``: ``sia`` and ``tutti``.
 """
 
 from __future__ import annotations
@@ -21,27 +24,29 @@ import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     import highspy
 
-    from duetune.core.planning import Stock
+    from duetune.core.planning import JobView, Stock
 
 GAP = 1e-4
-"""Of the optimum; what the published Sia stops at."""
+"""The relative gap to the optimum at which the solver stops; the same as in the published Sia."""
 
 LARGEST = 2_000
-"""Pairs up to which the whole integer program is solved where rounding is not good enough."""
+"""Maximum number of pairs for which the whole integer program is solved."""
 
 CORE = 60
-"""Jobs that are chosen for anew beside those with a part of two shapes."""
+"""Number of jobs that the reduced integer program covers in addition to the split jobs."""
 
 _WHOLE = 1e-6
 
 
 class Pairs(NamedTuple):
-    """Possible pairs, sorted by job: row k is shape ``shape[k]`` for job ``job[k]``.
+    """The possible pairs of job and shape, sorted by job: pair k is (``job[k]``, ``shape[k]``).
 
-    ``project`` is each job's number among those with a quota, -1 if it has none; ``held`` the
-    shape that it has now, which is where the solver begins.
+    ``project`` is the number of each job's project among those with a quota, -1 without one.
+    ``held`` is the shape that each job holds now; the solver starts from it.
     """
 
     job: NDArray[np.int64]
@@ -55,8 +60,10 @@ class Pairs(NamedTuple):
 
 
 class Solution(msgspec.Struct, frozen=True, eq=False):
-    """The shape of each job, -1 for none. No choice is better than ``bound``; ``exact`` where the
-    gap between them is within what was asked for.
+    """The shape chosen for each job, -1 for none.
+
+    No choice has an objective below ``bound``. ``exact`` says that ``objective`` is within the
+    requested gap of ``bound``.
     """
 
     chosen: NDArray[np.int64]
@@ -65,16 +72,89 @@ class Solution(msgspec.Struct, frozen=True, eq=False):
     exact: bool
 
 
+def assigned(
+    views: Sequence[JobView],
+    costs: Mapping[str, NDArray[np.float64]],
+    stock: Stock,
+    *,
+    gap: float = GAP,
+) -> dict[str, int]:
+    """Return the shape of each job that gets one; called once per round by a planner.
+
+    ``costs`` has one row per job with the cost of each shape: infinite where the shape is not
+    allowed, below zero where it is better than no shape. Higher priorities are served first.
+    """
+    shapes: dict[str, int] = {}
+    for priority in sorted({view.priority for view in views}, reverse=True):
+        served = [view for view in views if view.priority == priority]
+        rows = [costs[view.name] for view in served]
+        pairs, capacity = program_of(served, rows, views, stock, shapes)
+        chosen = solve(pairs, stock, capacity=capacity, gap=gap).chosen
+        shapes |= {
+            view.name: int(shape) for view, shape in zip(served, chosen, strict=True) if shape >= 0
+        }
+    return shapes
+
+
+def program_of(
+    served: Sequence[JobView],
+    rows: Sequence[NDArray[np.float64]],
+    views: Sequence[JobView],
+    stock: Stock,
+    given: Mapping[str, int],
+) -> tuple[Pairs, NDArray[np.int64]]:
+    """Return the program of the jobs ``served`` and the GPUs left for them by partition.
+
+    GPUs are taken by jobs that were ``given`` a shape before and by pinned jobs served later.
+    """
+    capacity = stock.capacity.copy()
+    quota = dict(stock.quotas)
+    names = {view.name for view in served}
+    kept: dict[str, int] = {}
+    for view in views:
+        shape = given.get(view.name, view.held if view.pinned else -1)
+        if shape < 0:
+            continue
+        gpus = int(stock.gpus[shape])
+        if view.name in names:
+            kept[view.project] = kept.get(view.project, 0) + gpus
+        else:
+            capacity[stock.partition[shape]] -= gpus
+            if view.project in quota:
+                quota[view.project] -= gpus
+    projects = sorted(quota)
+    code = {project: number for number, project in enumerate(projects)}
+    cost = np.array(rows).reshape(len(served), len(stock.shapes))
+    for number, view in enumerate(served):
+        if view.pinned:
+            cost[number] = np.inf
+            cost[number, view.held] = -1.0
+    job, shape_number = np.nonzero(np.isfinite(cost))
+    pairs = Pairs(
+        job=job,
+        shape=shape_number,
+        cost=cost[job, shape_number],
+        jobs=len(served),
+        project=np.array([code.get(view.project, -1) for view in served], np.int64),
+        # Pinned jobs keep their GPUs even if the quota was lowered since; or nothing is feasible.
+        quota=np.array([max(quota[each], kept.get(each, 0), 0) for each in projects], np.int64),
+        pinned=np.array([view.pinned for view in served], np.bool_),
+        held=np.array([view.held for view in served], np.int64),
+    )
+    return pairs, np.maximum(capacity, 0)
+
+
 def solve(
     pairs: Pairs,
     stock: Stock,
     *,
     capacity: NDArray[np.int64] | None = None,
     gap: float = GAP,
-    largest: int = LARGEST,
 ) -> Solution:
-    """The cheapest choice: to leave a job without costs nothing, so cost is below zero where it is
-    better to have GPUs. ``capacity`` by partition, if that is not all of the stock's.
+    """Return the cheapest choice of shapes.
+
+    No shape costs 0, so a shape is worth having where its cost is below 0. ``capacity`` is in GPUs
+    by partition; by default it is all of the stock's.
     """
     if not pairs.job.size:
         return Solution(np.full(pairs.jobs, -1, np.int64), 0.0, 0.0, exact=True)
@@ -84,12 +164,12 @@ def solve(
     chosen, objective = _rounded(pairs, stock, room, share)
     slack = gap * max(1.0, abs(bound))
     loss = np.array(highs.getSolution().col_dual)
-    for size in (pairs.jobs,) if pairs.job.size <= largest else (CORE, 4 * CORE):
+    for size in (pairs.jobs,) if pairs.job.size <= LARGEST else (CORE, 4 * CORE):
         if objective <= bound + slack:
             break
         found, proved = _core(pairs, stock, room, (share, loss), size, (bound, slack, objective))
         if size >= pairs.jobs:
-            # Of the whole program, less what is no better than the choice that there was.
+            # The program leaves out pairs that cannot improve on the present objective.
             bound = max(bound, min(objective, proved))
         reached = float(pairs.cost[pairs.shape == found[pairs.job]].sum())
         if reached < objective:
@@ -105,11 +185,12 @@ def _core(
     size: int,
     target: tuple[float, float, float],
 ) -> tuple[NDArray[np.int64], float]:
-    """The integer program of the jobs with a part of two shapes and of ``size`` others, those that
-    lose least by another shape; all the rest keep the one they have in the relaxation, of which
-    shares and losses are given. It stops once all together are as near to the bound as the target
-    says. A pair whose loss is more than there is between the bound and what was reached already is
-    in no better choice. With the choice comes what the solver has proved that none is better than.
+    """Solve the integer program of the split jobs and ``size`` others; return choice and bound.
+
+    The others are those that lose least by another shape. All remaining jobs keep their shape of
+    the relaxation. ``relaxed`` holds its shares and reduced costs (losses). ``target`` holds the
+    bound, the slack at which the solver stops, and the objective reached so far. A pair whose loss
+    exceeds the distance from bound to objective is in no better choice, so it is left out.
     """
     import highspy  # noqa: PLC0415 - slow to import
 
@@ -118,8 +199,8 @@ def _core(
     settled = share > 1 - _WHOLE
     split = np.zeros(pairs.jobs, np.bool_)
     split[pairs.job[(share > _WHOLE) & ~settled]] = True
-    # To get none is a choice, too, and what it costs is known by no pair: those who have none are
-    # as near to getting one as their best pair says.
+    # A job without a shape has no settled pair, so the loss of its best pair says how near it is to
+    # getting one.
     least = np.full(pairs.jobs, np.inf)
     np.minimum.at(least, pairs.job[~settled], loss[~settled])
     least[split] = -np.inf
@@ -150,7 +231,7 @@ def _core(
     columns = np.arange(rows.size, dtype=np.int32)
     kinds = np.full(columns.size, int(highspy.HighsVarType.kInteger), np.uint8)
     highs.changeColsIntegrality(columns.size, columns, kinds)
-    # A good choice is known, and to look for better ones costs more than to prove it.
+    # A good choice is known already; heuristics that look for others cost more than the proof.
     highs.setOptionValue("mip_heuristic_effort", 0.0)
     for part in ("feasibility_jump", "rins", "rens"):
         highs.setOptionValue(f"mip_heuristic_run_{part}", False)
@@ -165,13 +246,14 @@ def _core(
 
 
 def _loaded(pairs: Pairs, stock: Stock, capacity: NDArray[np.int64]) -> highspy.Highs:
+    """Return a solver that holds the relaxation and starts from the present shapes."""
     import highspy  # noqa: PLC0415 - slow to import
 
     gpus = stock.gpus[pairs.shape].astype(np.float64)
     project = pairs.project[pairs.job]
     first = pairs.jobs + len(stock.partitions)
     limited = project >= 0
-    # Column by column: the job's own row, its partition's, and its project's if that has a quota.
+    # Each column has an entry for its job, for its partition, and for its project's quota if any.
     start = np.concatenate(([0], np.cumsum(2 + limited))).astype(np.int32)
     begin = start[:-1]
     index = np.empty(start[-1], np.int32)
@@ -197,7 +279,7 @@ def _loaded(pairs: Pairs, stock: Stock, capacity: NDArray[np.int64]) -> highspy.
 
 
 def _present(pairs: Pairs, rows: int) -> highspy.HighsBasis:
-    """Begin where the last round ended: each job with the shape that it has."""
+    """Return the starting basis: each job has the shape that it holds now."""
     import highspy  # noqa: PLC0415 - slow to import
 
     status = highspy.HighsBasisStatus
@@ -212,6 +294,7 @@ def _present(pairs: Pairs, rows: int) -> highspy.HighsBasis:
 
 
 def _run(highs: highspy.Highs) -> tuple[NDArray[np.float64], float]:
+    """Solve the loaded program; return the shares of the pairs and the objective."""
     highs.run()
     return np.array(highs.getSolution().col_value), float(highs.getInfo().objective_function_value)
 
@@ -222,8 +305,10 @@ def _rounded(
     capacity: NDArray[np.int64],
     share: NDArray[np.float64],
 ) -> tuple[NDArray[np.int64], float]:
-    """What is whole as it is; then each job that is left, the one with most of its share first,
-    gets the best of its shapes for which there is room.
+    """Round a solution of the relaxation; return the shape of each job and the objective.
+
+    Whole shares stay. Then each remaining job, the one with the largest share first, gets the
+    cheapest of its shapes that still fits.
     """
     chosen = np.full(pairs.jobs, -1, np.int64)
     left = capacity.copy()

@@ -1,10 +1,11 @@
-"""Sia (SOSP'23): who gets which GPUs is an integer program over normalised goodput.
+"""Sia (SOSP'23): a planner that assigns GPUs by an integer program over normalised goodput.
 
-The pace of each job in each shape is divided by its smallest (times the fewest GPUs it can run
-with), so that all jobs count alike. A shape other than the present one is discounted by the restart
-factor r = (T - N S) / (T + S) of a job of age T with N restarts of S seconds. The sum of the paces
-to the power p (negative: the slowest count most) is minimised; to have no GPUs costs more than any
-of them. Jobs start as small as they can and at most double in a round.
+The pace of a job in each shape is divided by its smallest pace and multiplied by the fewest GPUs it
+can run with, so that all jobs count alike. A shape other than the present one is discounted by the
+restart factor r = (T - N S) / (T + S) of a job of age T seconds with N restarts of S seconds. The
+program minimises the sum of the paces to the power p; with p below 0 the slowest jobs count most.
+Having no GPUs costs more than any shape. Jobs start with the smallest shape and at most double in a
+round. The integer program itself is in ``round_program``.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import numpy as np
 
 from duetune.core.planning import Plan
 from duetune.errors import InvalidInput
-from duetune.planners.assignment import assigned
+from duetune.planners.round_program import assigned
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,11 +27,15 @@ if TYPE_CHECKING:
     from duetune.core.planning import JobView, Stock
 
 WORST = 3000.0
-"""What a utility is clipped at."""
+"""The value at which a utility is clipped."""
 
 
 class Sia(msgspec.Struct, frozen=True):
-    """``power`` p, ``incentive`` lambda, and by how much a job may grow in a round."""
+    """The Sia planner.
+
+    ``power`` is the paper's p, ``incentive`` its lambda, and ``scale_up`` the factor by which the
+    GPUs of a job may grow in one round.
+    """
 
     power: float = -0.5
     incentive: float = 1.1
@@ -44,14 +49,17 @@ class Sia(msgspec.Struct, frozen=True):
 
     @property
     def name(self) -> str:
+        """Return ``sia``, with the power if that is not the usual one."""
         return "sia" if self.power == -0.5 else f"sia:{self.power:g}"
 
     def plan(self, views: Sequence[JobView], stock: Stock) -> Plan:
+        """Return the shapes of this round; called once per round with all jobs."""
         return Plan(assigned(views, {view.name: self.costs(view, stock) for view in views}, stock))
 
     def costs(self, view: JobView, stock: Stock) -> NDArray[np.float64]:
-        """Of each shape for this job: A.U + lambda (1 - A), less what having none costs. Infinite
-        where it may not have it.
+        """Return the cost of each shape for this job, infinite where the shape is not allowed.
+
+        The cost is A.U + lambda (1 - A) of the paper, less the cost of having no shape.
         """
         possible = (view.pace > 0) & stock.there
         cost = np.full(len(stock.shapes), np.inf)
@@ -69,14 +77,14 @@ class Sia(msgspec.Struct, frozen=True):
 
 
 def normalised(view: JobView, stock: Stock) -> NDArray[np.float64]:
-    """The row of the goodput matrix: 1 (times the fewest GPUs it can run with) at its slowest."""
+    """Return the job's row of the goodput matrix; its slowest entry is the job's fewest GPUs."""
     possible = view.pace > 0
     fewest = int(stock.gpus[possible].min())
     return np.asarray(view.pace / view.pace[possible].min() * fewest, np.float64)
 
 
 def restart_factor(view: JobView) -> float:
-    """What is left of a job's time if it restarts once more as often as it did so far."""
+    """Return the share of a job's time that is left for work if it restarts once more."""
     if view.age_s < view.restart_s:
         return 1.0
     spent = view.restarts * view.restart_s
@@ -85,9 +93,11 @@ def restart_factor(view: JobView) -> float:
 
 
 def reachable(view: JobView, stock: Stock, scale_up: float) -> NDArray[np.bool_]:
-    """Shapes it may have in this round: the smallest of each partition to start with, then up to
-    ``scale_up`` times the GPUs that it has. Where a partition has nothing possible between, its
-    next larger one will do. Who is pinned stays.
+    """Return for each shape whether the job may have it in this round.
+
+    A job starts with the smallest shape of a partition and then grows to at most ``scale_up`` times
+    its GPUs. If a partition has no larger shape within that limit, the next larger one is allowed.
+    A pinned job keeps its shape.
     """
     allowed = np.zeros(len(stock.shapes), np.bool_)
     if view.pinned:
@@ -96,10 +106,10 @@ def reachable(view: JobView, stock: Stock, scale_up: float) -> NDArray[np.bool_]
     held = int(stock.gpus[view.held]) if view.held >= 0 else 0
     possible = view.pace > 0
     for partition in range(len(stock.partitions)):
-        mine = np.flatnonzero(possible & (stock.partition == partition))
-        if mine.size:
-            gpus = stock.gpus[mine]
+        shapes = np.flatnonzero(possible & (stock.partition == partition))
+        if shapes.size:
+            gpus = stock.gpus[shapes]
             larger = gpus[gpus > held]
             limit = max(scale_up * held, larger.min() if larger.size else 0)
-            allowed[mine[gpus <= limit]] = True
+            allowed[shapes[gpus <= limit]] = True
     return allowed

@@ -1,21 +1,21 @@
-"""Tutti: all jobs at once, by when they would be done, when they are due, and what that costs.
+"""Tutti: a completion-time planner that assigns GPUs to all jobs of a round at once.
 
-A job that needs T more seconds in a shape (a restart included, where it is not the one it has) is
-worth 1/T there: of two ways to use GPUs the better is the one that completes more jobs per second.
-With few jobs each runs as fast as it can; where GPUs are short the shortest come first, in the
-shapes that use GPUs best, since for the same GPUs two short jobs complete more than one long one.
-It counts more the longer a job is there, so that none waits for ever.
+It weighs three things: when each job would finish, when it is due, and what that costs.
 
-Dollars: an hour in a shape saves a job as much of the time in its fastest shape as the one is of
-the pace of the other. That, at ``worth`` dollars for an hour sooner, has to pay for what the shape
-costs above the cheapest way to do the same work. So GPUs that cost nothing more (fixed ones, owned)
-are used first, others when the time they save is worth it. Spot is believed to take somewhat longer
-than it says.
+Completion: a job that needs T more seconds in a shape (including the restart if it must move) is
+worth 1/T there, so the planner maximises completed jobs per second. With few jobs each runs as fast
+as it can. When GPUs are short, the shortest jobs come first, in the shapes that use GPUs best. The
+weight of a job grows with its age, so no job waits for ever.
 
-Deadlines: a job that has not much more time than it needs in the shapes that pay is at risk. Shapes
-in which it is on time then count as much as several jobs, whether they pay or not, so it gets the
-cheapest of them; what is late in any case is a job like any other. Who is saved stays saved: a
-job that runs is at risk for longer than one that waits.
+Cost: an hour in a shape saves a job part of the time in its fastest shape: the ratio of the two
+paces. At ``worth`` dollars per hour saved, this must pay for what the shape costs above the
+cheapest way to do the same work. So GPUs without extra cost (fixed, owned) are used first, and
+others when the time saved is worth their price. Spot is assumed to take 10% longer (``RISK``).
+
+Deadlines: a job is at risk when its time left is short against the time it needs in the shapes that
+pay. Shapes that finish on time then count as much as ``urgency`` jobs, whether they pay or not, so
+the job gets the cheapest of them. A job that is late in any case counts like any other. A running
+job stays at risk for longer than a waiting one, so a job that was saved is not given up again.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ import numpy as np
 
 from duetune.core.planning import Plan, Tenure
 from duetune.errors import InvalidInput
-from duetune.planners.assignment import assigned
+from duetune.planners.round_program import assigned
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -40,18 +40,20 @@ if TYPE_CHECKING:
     Row = NDArray[np.float64]
 
 GAP = 2e-3
-"""What pace is believed to be is not known to a thousandth."""
+"""The relative gap to the optimum at which the solver stops: predicted paces are no more exact."""
 
 RISK = 1.1
-"""So much longer a job takes on spot, with what it loses when that is taken away."""
-
-_HOUR_S = 3600.0
+"""The factor by which a job takes longer on spot, because of the work that preemptions lose."""
 
 
 class Tutti(msgspec.Struct, frozen=True):
-    """``worth`` is in dollars per hour. ``alert``: a job is at risk when it has less than so many
-    times the time that it needs (twice that while it runs); ``urgency``: its being on time counts
-    as so many jobs. ``patience`` is the power to which age counts.
+    """The tutti planner.
+
+    - ``worth``: the value of finishing a job one hour sooner, in dollars.
+    - ``alert``: a waiting job is at risk when its time left is below ``alert`` times the time it
+      needs; for a running job the factor is twice that.
+    - ``urgency``: finishing a job at risk on time counts as much as this number of jobs.
+    - ``patience``: the power with which a job's age raises its weight.
     """
 
     worth: float = 20.0
@@ -65,19 +67,28 @@ class Tutti(msgspec.Struct, frozen=True):
 
     @property
     def name(self) -> str:
+        """Return ``tutti``, with the worth if that is not the usual one."""
         return "tutti" if self.worth == 20.0 else f"tutti:{self.worth:g}"
 
     def plan(self, views: Sequence[JobView], stock: Stock) -> Plan:
+        """Return the shapes and reasons of this round; called once per round with all jobs."""
         needs = {view.name: time_needed(view, stock) for view in views}
-        soonest = [each.min(initial=math.inf) for each in needs.values()]
-        possible = [each for each in soonest if math.isfinite(each)]
-        # The time scale against which a completion counts as one.
+        soonest = [seconds.min(initial=math.inf) for seconds in needs.values()]
+        possible = [seconds for seconds in soonest if math.isfinite(seconds)]
+        # The time scale: a job that needs this many seconds has weight one.
         usual = max(1.0, float(np.mean(possible or [1.0])))
         costs = {view.name: self._cost(view, needs[view.name], usual, stock) for view in views}
         shapes = assigned(views, costs, stock, gap=GAP)
-        return Plan(shapes, {view.name: self._reason(view, needs, shapes, stock) for view in views})
+        return Plan(
+            shapes,
+            {
+                view.name: self._reason(view, needs[view.name], shapes.get(view.name), stock)
+                for view in views
+            },
+        )
 
     def _cost(self, view: JobView, needs: Row, usual: float, stock: Stock) -> Row:
+        """Return the cost of each shape for the integer program, infinite where not possible."""
         possible = np.isfinite(needs)
         cost = np.full(needs.size, np.inf)
         if not possible.any():
@@ -90,39 +101,37 @@ class Tutti(msgspec.Struct, frozen=True):
         return cost
 
     def _gain(self, view: JobView, needs: Row, stock: Stock) -> Row:
-        """Hours in the fastest shape that an hour in each saves, less what it costs in such hours;
-        below zero it is better to wait.
+        """Return for each shape the hours saved per hour, less its extra cost at ``worth``.
+
+        Hours are those of the fastest shape. Below zero it is better to wait.
         """
         return float(needs.min()) / needs - premium(view, needs, stock) / self.worth
 
     def _at_risk(self, view: JobView, needs: Row, stock: Stock) -> bool:
+        """Return whether the job can meet its deadline, but with little time to spare."""
         if view.deadline_s is None or float(needs.min(initial=math.inf)) > view.deadline_s:
             return False
         paying = needs[self._gain(view, needs, stock) > 0]
         alert = self.alert if view.held < 0 else 2 * self.alert
         return view.deadline_s < alert * float(paying.min(initial=math.inf))
 
-    def _reason(
-        self, view: JobView, needs: dict[str, Row], shapes: dict[str, int], stock: Stock
-    ) -> str:
-        mine = needs[view.name]
-        if not np.isfinite(mine).any():
-            return "nothing that is there fits it"
-        shape = shapes.get(view.name)
+    def _reason(self, view: JobView, needs: Row, shape: int | None, stock: Stock) -> str:
+        if not np.isfinite(needs).any():
+            return "no available GPUs fit this job"
         if shape is None:
-            return "the GPUs go to jobs before it: of higher priority, urgent, or done sooner"
+            return "the GPUs go to jobs with higher priority, a deadline at risk, or less work left"
         partition = stock.partitions[stock.shapes[shape].partition]
         gpus = f"{stock.shapes[shape].gpus} x {partition.gpu_model}"
-        text = f"done in about {mine[shape] / 60:.0f} min on {gpus}"
+        text = f"finishes in about {needs[shape] / 60:.0f} min on {gpus}"
         if partition.tenure is not Tenure.FIXED:
-            text += f" ({partition.tenure.replace('_', ' ')})"
-        if self._at_risk(view, mine, stock):
+            text += f" ({partition.tenure.replace('_', '-')})"
+        if self._at_risk(view, needs, stock):
             text += f", due in {(view.deadline_s or 0.0) / 60:.0f} min"
         return text
 
 
 def time_needed(view: JobView, stock: Stock) -> Row:
-    """Seconds until it would be done, by shape; infinite where it cannot be."""
+    """Return the seconds that the job needs in each shape, infinite where it cannot run."""
     change = view.restart_s if view.held >= 0 else view.start_s
     spot = np.array([each.tenure is Tenure.SPOT for each in stock.partitions])[stock.partition]
     needs = np.full(len(stock.shapes), np.inf)
@@ -134,8 +143,9 @@ def time_needed(view: JobView, stock: Stock) -> Row:
 
 
 def premium(view: JobView, needs: Row, stock: Stock) -> Row:
-    """Dollars per hour of each shape, above what its work costs where that is cheapest; the time
-    of a restart is paid and does no work.
+    """Return the extra dollars per hour of each shape over the cheapest way to do the same work.
+
+    The time of a restart is paid and does no work, so it counts as extra cost.
     """
     possible = np.isfinite(needs)
     pace = np.zeros(needs.size)

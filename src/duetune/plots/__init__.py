@@ -1,18 +1,19 @@
-"""Figures, for the command line, the benchmarks and notebooks.
+"""Figures for the command line, the benchmarks and notebooks.
 
-Each function returns a matplotlib figure of its own; ``save_figure`` writes it. Matplotlib is an
-optional part (``pip install 'duetune[plot]'``) and is imported when the first figure is made.
+Each function returns a new matplotlib figure; ``save_figure`` writes it to a file. The figures of
+clusters, forecasts and markets are in their own modules here. Matplotlib is optional (``pip install
+'duetune[plot]'``) and is imported when the first figure is made.
 """
 
-from duetune.plots.allocation import allocation_figure
-from duetune.plots.learning_curves import (
+from duetune.plots.job_figures import allocation_figure, timeline_figure
+from duetune.plots.policy_figures import (
     draw_regret,
     draw_weights,
+    policies_figure,
     regret_figure,
     selection_figure,
     weights_figure,
 )
-from duetune.plots.policy_bars import policies_figure
 from duetune.plots.style import (
     checked_plot,
     house_style,
@@ -21,7 +22,6 @@ from duetune.plots.style import (
     save_figure,
     styled_axes,
 )
-from duetune.plots.timeline import timeline_figure
 
 __all__ = [
     "allocation_figure",

@@ -1,4 +1,4 @@
-"""A cluster over time, and planners compared."""
+"""Figures of a cluster simulation over time, and of several planners compared."""
 
 from __future__ import annotations
 
@@ -23,8 +23,10 @@ from duetune.plots.style import (
     house_style,
     legend_beside,
     new_figure,
+    note,
     plain,
     styled_axes,
+    whole_numbers,
 )
 
 if TYPE_CHECKING:
@@ -44,7 +46,11 @@ _MARKERS = "osD^vP"
 
 @house_style()
 def cluster_figure(outcome: ClusterOutcome, partitions: Sequence[str], *, title: str) -> Figure:
-    """GPUs in use by partition, jobs that run and wait, and how long jobs took."""
+    """Return the figure of one simulation.
+
+    Its panels are GPUs in use by partition, jobs running and waiting, and the distribution of the
+    times to the first start and to the end.
+    """
     figure = new_figure(12, 9.6)
     gpus, jobs, times = styled_axes(figure, 3, heights=(1.2, 0.8, 1.0))
     if outcome.rounds:
@@ -52,14 +58,15 @@ def cluster_figure(outcome: ClusterOutcome, partitions: Sequence[str], *, title:
         _draw_jobs(jobs, outcome)
     else:
         for axes in (gpus, jobs):
-            _note(axes, "There was no round: nothing could ever run")
+            note(axes, "No round was played: no job could run")
             axes.set(xticks=[], yticks=[])
     _draw_completion(times, outcome)
     figures = outcome.figures()
     done = figures.jobs - figures.unserved
-    words = f"{title}: {done} of {figures.jobs} job{'' if figures.jobs == 1 else 's'}"
+    # Two lines: names of planners and sources may be long.
+    words = f"{title}\n{done} of {figures.jobs} job{'' if figures.jobs == 1 else 's'} finished"
     if done:
-        words += f", mean completion {figures.mean_jct_h:.2f} h"
+        words += f", mean completion time {figures.mean_jct_h:.2f} h"
     gpus.set_title(plain(words))
     jobs.sharex(gpus)
     gpus.tick_params(labelbottom=False)
@@ -69,7 +76,10 @@ def cluster_figure(outcome: ClusterOutcome, partitions: Sequence[str], *, title:
 
 @house_style()
 def comparison_figure(settings: Sequence[Compared], *, title: str) -> Figure:
-    """Lines over the loads; bars where there is one load."""
+    """Return the mean completion time of each setting, with 95% intervals over seeds.
+
+    With several loads it has a line per planner and source, with one load a bar.
+    """
     loads = list(dict.fromkeys(each.setting.load for each in settings))
     height = 5.6 if len(loads) > 1 else max(3.0, 1.4 + 0.42 * len(settings))
     figure = new_figure(11, height)
@@ -83,8 +93,7 @@ def comparison_figure(settings: Sequence[Compared], *, title: str) -> Figure:
 
 
 def _draw_gpus(axes: Axes, outcome: ClusterOutcome, partitions: Sequence[str]) -> None:
-    from matplotlib.ticker import MaxNLocator
-
+    """Draw the GPUs in use by partition, and the GPUs available."""
     rounds, edges = _rounds(outcome)
     used = np.array([each.used for each in rounds]).reshape(len(rounds), len(partitions))
     there = np.array([sum(each.there) for each in rounds])
@@ -101,38 +110,38 @@ def _draw_gpus(axes: Axes, outcome: ClusterOutcome, partitions: Sequence[str]) -
             linewidth=0,
         )
         base = top
-    axes.stairs(there, edges, baseline=None, color=INK, linewidth=1.4, label="there")
+    axes.stairs(there, edges, baseline=None, color=INK, linewidth=1.4, label="available")
     axes.set_ylim(0, 1.05 * max(1, int(there.max(initial=1))))
     axes.set_xlim(edges[0], edges[-1])
-    axes.yaxis.set_major_locator(MaxNLocator(integer=True))
+    whole_numbers(axes.yaxis)
     axes.set_ylabel("GPUs in use")
     legend_beside(axes, reverse=True)
 
 
 def _draw_jobs(axes: Axes, outcome: ClusterOutcome) -> None:
-    from matplotlib.ticker import MaxNLocator
-
+    """Draw how many jobs run and how many wait."""
     rounds, edges = _rounds(outcome)
     for counts, colour, label in (
-        ([each.running for each in rounds], BLUE, "have GPUs"),
-        ([each.waiting for each in rounds], RED, "wait"),
+        ([each.running for each in rounds], BLUE, "running"),
+        ([each.waiting for each in rounds], RED, "waiting"),
     ):
         axes.stairs(counts, edges, baseline=None, color=colour, label=label, linewidth=1.6)
     axes.set_ylim(bottom=0)
-    axes.yaxis.set_major_locator(MaxNLocator(integer=True))
+    whole_numbers(axes.yaxis)
     axes.set_ylabel("Jobs")
     axes.set_xlabel("Time (hours)")
     legend_beside(axes)
 
 
 def _draw_completion(axes: Axes, outcome: ClusterOutcome) -> None:
+    """Draw the share of jobs that were started, and finished, within a time."""
     from matplotlib.ticker import PercentFormatter
 
     taken = np.sort([each.jct_s / 3600 for each in outcome.jobs if each.jct_s is not None])
     waited = np.sort([each.queued_s / 3600 for each in outcome.jobs if each.queued_s is not None])
     for values, colour, label in (
-        (waited, ORANGE, "until the\nfirst start"),
-        (taken, BLUE, "until done"),
+        (waited, ORANGE, "started"),
+        (taken, BLUE, "finished"),
     ):
         if not values.size:
             continue
@@ -146,23 +155,15 @@ def _draw_completion(axes: Axes, outcome: ClusterOutcome) -> None:
     axes.yaxis.set_major_formatter(PercentFormatter(decimals=0))
     axes.set_ylim(0, 102)
     axes.set_ylabel("Share of jobs")
-    axes.set_xlabel("Hours since submission (log scale; a minute or less at the left)")
+    axes.set_xlabel("Hours since submission (log scale; shorter times are drawn at 1 minute)")
     if not taken.size:
-        note = "No job was done" if waited.size else "No job was done, and none was started"
-        _note(axes, note)
+        note(axes, "No job finished" if waited.size else "No job started")
     if waited.size or taken.size:
         legend_beside(axes, reverse=True)
 
 
-def _note(axes: Axes, words: str) -> None:
-    """In the middle, where there is nothing else to see."""
-    axes.text(0.5, 0.5, words, transform=axes.transAxes, ha="center", va="center", color=INK)
-
-
 def _rounds(outcome: ClusterOutcome) -> tuple[list[RoundRecord], NDArray[np.float64]]:
-    """With an empty one for each pause in which nobody was there; and the hours that they begin
-    and end at.
-    """
+    """Return the rounds and their edges in hours, with an empty round for each idle pause."""
     found: list[RoundRecord] = []
     for each in outcome.rounds:
         if found and each.at_s > found[-1].at_s + 1.5 * outcome.round_s:
@@ -181,6 +182,7 @@ def _rounds(outcome: ClusterOutcome) -> tuple[list[RoundRecord], NDArray[np.floa
 
 
 def _draw_lines(axes: Axes, settings: Sequence[Compared]) -> None:
+    """Draw one line over the loads for each planner and source."""
     from matplotlib.ticker import FuncFormatter
 
     sources = list(dict.fromkeys(each.setting.source for each in settings))
@@ -193,7 +195,7 @@ def _draw_lines(axes: Axes, settings: Sequence[Compared]) -> None:
         ]
         place = planners.index(planner)
         axes.errorbar(
-            # Side by side, so that intervals do not cover each other.
+            # Shifted a little, so that intervals do not cover each other.
             [(each.setting.load or 0.0) * 1.012**number for each in line],
             [each.figures.mean_jct_h for each in line],
             yerr=_error(line),
@@ -211,12 +213,12 @@ def _draw_lines(axes: Axes, settings: Sequence[Compared]) -> None:
     axes.xaxis.set_major_formatter(FuncFormatter(lambda number, _: f"{number:g}"))
     _label_nicely(axes.yaxis, *axes.get_ylim())
     axes.set_xlabel("Jobs per hour (log scale)")
-    axes.set_ylabel("Hours (log scale)")
+    axes.set_ylabel("Mean completion time (hours, log scale)")
     legend_beside(axes)
 
 
 def _label_nicely(axis: Axis, low: float, high: float) -> None:
-    """A logarithmic axis: 0.1, 0.2, 0.5, 1, ..."""
+    """Label a logarithmic axis at 0.1, 0.2, 0.5, 1, ..."""
     from matplotlib.ticker import FuncFormatter, NullLocator
 
     nice = [digit * 10.0**power for power in range(-3, 5) for digit in (1, 2, 5)]
@@ -226,6 +228,7 @@ def _label_nicely(axis: Axis, low: float, high: float) -> None:
 
 
 def _draw_bars(axes: Axes, settings: Sequence[Compared]) -> None:
+    """Draw one bar for each planner and source."""
     sources = list(dict.fromkeys(each.setting.source for each in settings))
     rows = np.arange(len(settings))[::-1]
     values = [_finite(each.figures.mean_jct_h) for each in settings]
@@ -244,7 +247,7 @@ def _draw_bars(axes: Axes, settings: Sequence[Compared]) -> None:
     for row, top, each in zip(rows, tops, settings, strict=True):
         words = f"{each.figures.mean_jct_h:.2f} h"
         if math.isnan(each.figures.mean_jct_h):
-            words = "no job was done" if each.seeds == 1 else "a seed had no job done"
+            words = "no job finished" if each.seeds == 1 else "no job finished with some seed"
         elif each.reduction is not None and math.isfinite(each.reduction):
             words += f" ({-each.reduction:+.0%})"
         axes.annotate(
@@ -255,12 +258,12 @@ def _draw_bars(axes: Axes, settings: Sequence[Compared]) -> None:
     )
     axes.grid(visible=False, axis="y")
     axes.set_xlim(0, 1.22 * (max(tops) or 1.0))
-    axes.set_xlabel("Hours, with 95% intervals")
+    axes.set_xlabel("Mean completion time (hours, 95% intervals; change against the top row)")
     axes.spines["left"].set_color(PALE)
 
 
 def _error(settings: Sequence[Compared]) -> list[list[float]] | None:
-    """Below and above the mean."""
+    """Return the distances from the mean to both ends of the intervals; None without intervals."""
     found: list[list[float]] = [[], []]
     for each in settings:
         if each.mean_jct_h is None:
@@ -271,5 +274,5 @@ def _error(settings: Sequence[Compared]) -> list[list[float]] | None:
 
 
 def _finite(hours: float) -> float:
-    """Nothing, where no job was done."""
+    """Return the hours, or 0 where no job finished."""
     return hours if math.isfinite(hours) else 0.0

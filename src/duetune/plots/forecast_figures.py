@@ -1,4 +1,4 @@
-"""Forecasts: the fan of one, and how those of many forecasters did."""
+"""Figures of forecasts: the fan of one forecast, and the scores of several forecasters."""
 
 from __future__ import annotations
 
@@ -20,8 +20,10 @@ from duetune.plots.style import (
     house_style,
     legend_beside,
     new_figure,
+    note,
     plain,
     styled_axes,
+    whole_numbers,
 )
 from duetune.simulate.backtest.standings import Quantity
 from duetune.simulate.summary import dollars
@@ -34,8 +36,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from duetune.core.market import MarketTrace
-    from duetune.simulate.backtest.fan import Expected, Fan
     from duetune.simulate.backtest.forecast_backtest import Backtest
+    from duetune.simulate.backtest.past_forecasts import Expected, Fan
 
 _COLOURS = (BLUE, ORANGE, GREEN, PINK, RED, SKY)
 _MARKERS = "osD^vP"
@@ -46,9 +48,10 @@ _LONGEST_NAME = 26
 
 @house_style()
 def fan_figure(forecast: Fan, trace: MarketTrace) -> Figure:
-    """Price and availability: twice as much of the past as is forecast, the fan, what came."""
-    from matplotlib.ticker import MaxNLocator
+    """Return the figure of one forecast of price and availability.
 
+    It shows twice as much of the past as is forecast, the ranges, and the actual values if known.
+    """
     figure = new_figure(12, 7.4)
     prices, counts = styled_axes(figure, 2, heights=(1.0, 1.0), share_x=True)
     past = slice(max(0, forecast.at + 1 - 2 * len(forecast.slots)), forecast.at + 1)
@@ -62,10 +65,10 @@ def fan_figure(forecast: Fan, trace: MarketTrace) -> Figure:
     _draw_fan(counts, trace.available[0, past], [slot.available for slot in forecast.slots], hours)
     prices.set_ylabel(plain("Spot price ($/GPU-h)"))
     counts.set_ylabel("Spot GPUs available")
-    # A line at zero must not hide behind the axis.
+    # A line at zero must not be hidden by the axis.
     counts.set_ylim(bottom=-0.02 * counts.get_ylim()[1])
-    counts.yaxis.set_major_locator(MaxNLocator(integer=True))
-    counts.set_xlabel("Hours from the slot of the forecast")
+    whole_numbers(counts.yaxis)
+    counts.set_xlabel("Hours since the slot in which the forecast was made")
     for axes in (prices, counts):
         axes.axvline(hours, color=GREY, linewidth=1.2, linestyle=(0, (4, 2)))
         axes.set_xlim(-hours * (past.stop - past.start - 1), hours * (len(forecast.slots) + 1))
@@ -77,7 +80,10 @@ def fan_figure(forecast: Fan, trace: MarketTrace) -> Figure:
 
 @house_style()
 def backtest_figure(result: Backtest) -> Figure:
-    """Skill by horizon, coverage of the 90% range, and what errors cost a policy."""
+    """Return the figure of a backtest.
+
+    Its panels are skill by horizon, the coverage of the 90% range, and what errors cost a policy.
+    """
     names = [row.forecaster for row in result.standings]
     figure = new_figure(13, 7.2 + 0.22 * len(names))
     available, price, covered, regret = (
@@ -99,7 +105,7 @@ def backtest_figure(result: Backtest) -> Figure:
 def _draw_fan(
     axes: Axes, past: NDArray[np.number], expected: Sequence[Expected], slot_hours: float
 ) -> None:
-    """Slot k after the present one is the time from k to k + 1 slots."""
+    """Draw one quantity; slot k after the present one lasts from k to k + 1 slots."""
     edges = slot_hours * np.arange(1, len(expected) + 2)
     for ends, colour, label in (
         ([each.ninety for each in expected], "#CFE3F0", "90% range"),
@@ -118,21 +124,15 @@ def _draw_fan(
         label="forecast",
     )
     before = slot_hours * np.arange(1 - len(past), 2)
-    axes.stairs(past, before, baseline=None, color=INK, linewidth=1.6, label="seen")
+    axes.stairs(past, before, baseline=None, color=INK, linewidth=1.6, label="observed")
     came = [each.came for each in expected if each.came is not None]
     if came:
-        axes.stairs(
-            came,
-            edges[: len(came) + 1],
-            baseline=None,
-            color=RED,
-            linewidth=1.6,
-            label="what came",
-        )
+        known_edges = edges[: len(came) + 1]
+        axes.stairs(came, known_edges, baseline=None, color=RED, linewidth=1.6, label="actual")
 
 
 def _draw_skill(axes: Axes, result: Backtest, quantity: Quantity) -> None:
-    """Filled where the difference to persistence is not chance."""
+    """Draw skill by horizon; markers are filled where the difference is significant."""
     places = np.arange(len(result.horizons))
     found = [0.0]
     for number, row in enumerate(result.standings):
@@ -166,18 +166,19 @@ def _draw_skill(axes: Axes, result: Backtest, quantity: Quantity) -> None:
     axes.axhline(0, color=INK, linewidth=1.0, zorder=2)
     axes.set_xticks(places, [f"{hours:g} h" for hours in result.horizons])
     axes.set_xlim(-0.3, len(places) - 0.7)
-    hidden = f"; worse than {_LOWEST_SKILL:.0%} is not shown" if min(found) < _LOWEST_SKILL else ""
-    axes.set_xlabel(f"Ahead (filled: p < {_SIGNIFICANT:g}{hidden})")
+    hidden = f"; below {_LOWEST_SKILL:.0%} not shown" if min(found) < _LOWEST_SKILL else ""
+    axes.set_xlabel(f"Horizon (filled markers: p < {_SIGNIFICANT:g}{hidden})")
     axes.yaxis.set_major_formatter("{x:.0%}")
     bottom, top = max(min(found), _LOWEST_SKILL), max(found)
     room = 0.08 * ((top - bottom) or 1.0)
     axes.set_ylim(bottom - room, top + room)
     if len(found) == 1:
         axes.set_yticks([])
-        _remark(axes, "persistence is never wrong here")
+        note(axes, "persistence is never wrong here")
 
 
 def _draw_coverage(axes: Axes, result: Backtest) -> None:
+    """Draw the coverage of the 90% range, one dot per horizon."""
     axes.axvspan(0.88, 0.92, color=PALE, zorder=0)
     axes.axvline(0.9, color=INK, linewidth=1.0, zorder=1)
     for quantity, colour, shift, label in (
@@ -196,21 +197,22 @@ def _draw_coverage(axes: Axes, result: Backtest) -> None:
     lowest = min(score.coverage for score in result.scores)
     axes.set_xlim(min(0.5, lowest) - 0.03, 1.03)
     axes.xaxis.set_major_formatter("{x:.0%}")
-    axes.set_xlabel("Values within the 90% range, a dot per horizon")
+    axes.set_xlabel("Actual values within the 90% range (one dot per horizon)")
     axes.set_title("Coverage of 90% ranges")
-    # An empty row for it: dots may be anywhere.
+    # An empty row for the legend: dots may be anywhere in the others.
     axes.set_ylim(len(result.standings) + 0.15, -0.55)
     axes.legend(loc="lower left", ncols=2, columnspacing=1.2, handletextpad=0.3)
 
 
 def _draw_regret(axes: Axes, result: Backtest) -> None:
-    axes.set_title("What errors cost")
+    """Draw what forecast errors cost the policy, in dollars per job."""
+    axes.set_title("Cost of forecast errors")
     _forecasters_beside(axes, result)
     rows = [row.regret for row in result.standings]
     known = [row for row in rows if row is not None]
     if len(known) < len(rows):
         axes.set_xticks([])
-        _remark(axes, "no jobs were drawn")
+        note(axes, "no jobs were simulated")
         return
     for place, (row, standing) in enumerate(zip(known, result.standings, strict=True)):
         axes.barh(place, row.dollars, height=0.62, color=_colour(standing.forecaster, place))
@@ -232,12 +234,12 @@ def _draw_regret(axes: Axes, result: Backtest) -> None:
     axes.axvline(0, color=INK, linewidth=1.0)
     axes.set_xlim(min([0.0, *starts]) - 0.03 * span, max([0.0, *ends]) + 0.34 * span)
     axes.set_xlabel(
-        plain(f"$ per job that {result.policy} earns less\nthan by the perfect forecast (95%)")
+        plain(f"Loss of {result.policy} against the perfect forecast\n($ per job, 95% intervals)")
     )
 
 
 def _forecasters_beside(axes: Axes, result: Backtest) -> None:
-    """The best on top."""
+    """Label the rows with the forecasters, the best on top."""
     names = [plain(_short(row.forecaster)) for row in result.standings]
     axes.set_yticks(range(len(names)), names)
     axes.set_ylim(len(names) - 0.45, -0.55)
@@ -246,21 +248,10 @@ def _forecasters_beside(axes: Axes, result: Backtest) -> None:
 
 
 def _colour(forecaster: str, number: int) -> str:
+    """Return the colour of a forecaster; persistence is grey."""
     return GREY if forecaster == "last" else _COLOURS[number % len(_COLOURS)]
 
 
 def _short(name: str) -> str:
+    """Return the name, cut to a length that fits beside the axes."""
     return name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 1]}…"
-
-
-def _remark(axes: Axes, words: str) -> None:
-    axes.text(
-        0.5,
-        0.5,
-        words,
-        transform=axes.transAxes,
-        ha="center",
-        va="center",
-        color=GREY,
-        bbox={"facecolor": "white", "edgecolor": "none", "pad": 3.0},
-    )

@@ -1,4 +1,4 @@
-"""How far the past of a market tells its future, in one figure."""
+"""The figure that shows how well the past of a market predicts its future."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ LONGEST_LAG_HOURS = 72.0
 LONGEST_SPELL_HOURS = 48.0
 PREDICTORS = {
     Predictor.MEAN: ("mean so far", GREY, "v"),
-    Predictor.SEASONAL: ("a day before", ORANGE, "^"),
-    Predictor.HOURLY: ("mean of the hour", PINK, "D"),
-    Predictor.DAMPED: ("last value, damped", BLUE, "o"),
-    Predictor.DAMPED_HOURLY: ("damped to the hour", GREEN, "P"),
+    Predictor.SEASONAL: ("value one day before", ORANGE, "^"),
+    Predictor.HOURLY: ("mean of the same hour", PINK, "D"),
+    Predictor.DAMPED: ("last value, damped to the mean", BLUE, "o"),
+    Predictor.DAMPED_HOURLY: ("last value, damped to the hour's mean", GREEN, "P"),
 }
 
 
@@ -52,7 +52,11 @@ PREDICTORS = {
 def predictability_figure(
     series: Sequence[tuple[MarketTrace, MarketStatistics]], *, title: str = ""
 ) -> Figure:
-    """Each series is one pool; of many, each is a thin line and the mean a thick one."""
+    """Return the figure of one or more series, each being one pool of a market.
+
+    Its panels are the daily pattern, autocorrelation, the length of spells, and the skill of simple
+    predictors. Of many series each is a thin line and their mean a thick one.
+    """
     figure = new_figure(13, 9)
     (pattern, memory), (spells, skill) = figure.subplots(2, 2)
     labels = [trace.pools[0].name for trace, _ in series]
@@ -70,6 +74,8 @@ def predictability_figure(
 def _draw_pattern(
     axes: Axes, series: Sequence[tuple[MarketTrace, MarketStatistics]], labels: Sequence[str]
 ) -> None:
+    """Draw the mean availability by hour of the day."""
+
     def by_hour(place: int) -> Curve | None:
         trace = series[place][0]
         found = hourly_means(trace.available[0].astype(np.float64), trace.slot_hours)
@@ -94,13 +100,15 @@ def _draw_pattern(
         for _, figures in series
         if figures.predictability and (daily := figures.predictability.available.daily)
     ]
-    beyond = f", beyond chance in {sum(each.real for each in tested)} of {len(tested)}"
-    axes.set_title("Daily pattern" + (beyond if tested else ""))
+    real = f", beyond chance in {sum(each.real for each in tested)} of {len(tested)} series"
+    axes.set_title("Daily pattern" + (real if tested else ""))
 
 
 def _draw_memory(
     axes: Axes, series: Sequence[tuple[MarketTrace, MarketStatistics]], labels: Sequence[str]
 ) -> None:
+    """Draw the autocorrelation of availability."""
+
     def by_lag(trace: MarketTrace) -> Curve | None:
         values = trace.available[0].astype(np.float64)
         longest = min(LONGEST_LAG_HOURS, values.size * trace.slot_hours / 4)
@@ -116,8 +124,8 @@ def _draw_memory(
 
     _draw_lines(axes, [by_lag(trace) for trace, _ in series], labels)
     axes.axhline(0, color=INK, linewidth=1)
-    axes.set_title("Memory of availability")
-    axes.set_xlabel("Hours later")
+    axes.set_title("Autocorrelation of availability")
+    axes.set_xlabel("Lag (hours)")
     axes.set_ylabel("Autocorrelation")
     axes.set_xticks(range(0, int(LONGEST_LAG_HOURS) + 1, 12))
     axes.set_xlim(0, LONGEST_LAG_HOURS)
@@ -125,6 +133,7 @@ def _draw_memory(
 
 
 def _draw_spells(axes: Axes, series: Sequence[tuple[MarketTrace, MarketStatistics]]) -> None:
+    """Draw the survival curves of spells with and without enough GPUs."""
     from matplotlib.lines import Line2D
 
     few = len(series) <= len(LINES)
@@ -145,17 +154,17 @@ def _draw_spells(axes: Axes, series: Sequence[tuple[MarketTrace, MarketStatistic
             )
     colours = (INK, INK) if few else (BLUE, ORANGE)
     lines = [Line2D([], [], color=colours[0]), Line2D([], [], color=colours[1], linestyle=":")]
-    axes.legend(lines, ["up", "down"], loc="upper right")
-    axes.set_title("Survival of spells")
-    axes.set_xlabel("Hours since it began")
-    axes.set_ylabel("Still lasting (%)")
+    axes.legend(lines, ["enough GPUs", "too few GPUs"], loc="upper right")
+    axes.set_title("How long spells last")
+    axes.set_xlabel("Hours since the spell began")
+    axes.set_ylabel("Spells still lasting (%)")
     axes.set_xlim(0, LONGEST_SPELL_HOURS)
     axes.set_xticks(range(0, int(LONGEST_SPELL_HOURS) + 1, 6))
     axes.set_ylim(0, 100)
 
 
 def _draw_skill(axes: Axes, series: Sequence[tuple[MarketTrace, MarketStatistics]]) -> None:
-    """The median over the series, which is that of one where there is one."""
+    """Draw the skill of each predictor by horizon, the median over the series."""
     found = [
         horizon
         for _, figures in series
@@ -178,7 +187,7 @@ def _draw_skill(axes: Axes, series: Sequence[tuple[MarketTrace, MarketStatistics
     many = f", median of {len(series)}" if len(series) > 1 else ""
     axes.set_title(f"Skill over the last value{many}")
     axes.set_xlabel("Hours ahead")
-    axes.set_ylabel("Squared error saved (share)")
+    axes.set_ylabel("Share of squared error saved")
     axes.set_xticks(range(len(hours)), [f"{hour:g}" for hour in hours])
     axes.set_ylim(max(-1.0, lowest - 0.05), 1.0)
     if found:
@@ -186,18 +195,20 @@ def _draw_skill(axes: Axes, series: Sequence[tuple[MarketTrace, MarketStatistics
 
 
 def _median_skill(horizons: Sequence[Horizon], predictor: Predictor) -> float | None:
+    """Return the median skill over the series; None where no series has one."""
     known = [skill for each in horizons if (skill := each.squared(predictor)) is not None]
     return float(np.median(known)) if known else None
 
 
 def _draw_lines(axes: Axes, curves: Sequence[Curve | None], labels: Sequence[str]) -> None:
-    """A colour each while there are enough of them."""
+    """Draw one line per series, each in its own colour while there are enough colours."""
     many = len(curves) > len(LINES)
     for place, (curve, label) in enumerate(zip(curves, labels, strict=True)):
         if curve is None:
             continue
         if many:
-            axes.plot(*curve, color=SKY, linewidth=0.9, label="each" if place == 0 else None)
+            name = "one series" if place == 0 else None
+            axes.plot(*curve, color=SKY, linewidth=0.9, label=name)
         else:
             axes.plot(*curve, color=LINES[place], label=plain(label))
     drawn = [curve for curve in curves if curve is not None]

@@ -1,4 +1,4 @@
-"""One look for every figure: colours that all eyes can tell apart, no ornament, no global state."""
+"""The common style of all figures: colour-blind safe colours, no ornament, no global state."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
     from matplotlib.figure import Figure
     from matplotlib.typing import RcKeyType
 
@@ -61,13 +62,13 @@ _STYLE: dict[RcKeyType, object] = {
 
 
 def require_matplotlib() -> None:
-    """To be called before long work whose end is a picture."""
+    """Raise ``MissingExtra`` without matplotlib; called before long work that ends in a figure."""
     if importlib.util.find_spec("matplotlib") is None:
         raise MissingExtra("a plot", "plot")
 
 
 def checked_plot(path: Path | str, field: str = "plot") -> Path:
-    """``path``, if a picture can be drawn and written there."""
+    """Return ``path`` after checking that a figure can be drawn and written there."""
     target = checked_target(path, field, FORMATS)
     require_matplotlib()
     return target
@@ -75,7 +76,7 @@ def checked_plot(path: Path | str, field: str = "plot") -> Path:
 
 @contextlib.contextmanager
 def house_style() -> Iterator[None]:
-    """What is drawn within, or by a function decorated with it, has the look of the house."""
+    """Apply the common style to what is drawn inside; usable as a context or a decorator."""
     require_matplotlib()
     import matplotlib as mpl
 
@@ -84,7 +85,7 @@ def house_style() -> Iterator[None]:
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """A figure of its own in inches; pyplot's shared state is not touched."""
+    """Return a new figure, with its size in inches; pyplot's shared state is not touched."""
     require_matplotlib()
     from matplotlib.figure import Figure
 
@@ -94,14 +95,17 @@ def new_figure(width: float, height: float) -> Figure:
 def styled_axes(
     figure: Figure, rows: int = 1, *, heights: tuple[float, ...] = (1.0,), share_x: bool = False
 ) -> list[Axes]:
-    """One column of axes."""
+    """Return one column of axes, from top to bottom."""
     ratios = {"height_ratios": heights}
     grid = figure.subplots(rows, 1, sharex=share_x, squeeze=False, gridspec_kw=ratios)
     return [axes for row in grid for axes in row]
 
 
 def save_figure(figure: Figure, path: Path | str) -> Path:
-    """Write a figure as its suffix says, whole or not at all; the same figure, the same bytes."""
+    """Write a figure in the format of its suffix and return the path.
+
+    The file is written whole or not at all. The same figure gives the same bytes.
+    """
     target = checked_plot(path)
     dateless = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
     with whole_file(target, "plot") as part, house_style():
@@ -110,10 +114,26 @@ def save_figure(figure: Figure, path: Path | str) -> Path:
 
 
 def plain(text: str) -> str:
-    """Text in which a dollar is a dollar: matplotlib takes a pair of them for mathematics."""
+    """Return text in which dollar signs are escaped; matplotlib takes a pair of them for
+    mathematics.
+    """
     return text.replace("$", r"\$")
 
 
 def legend_beside(axes: Axes, *, reverse: bool = False) -> None:
-    """To the right of the axes, where it covers nothing."""
+    """Draw the legend to the right of the axes, where it covers nothing."""
     axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), handlelength=1.6, reverse=reverse)
+
+
+def whole_numbers(axis: Axis) -> None:
+    """Put the ticks of an axis of counts at whole numbers only."""
+    from matplotlib.ticker import MaxNLocator
+
+    axis.set_major_locator(MaxNLocator(integer=True))
+
+
+def note(axes: Axes, text: str) -> None:
+    """Write a remark in the middle of axes that have nothing else to show."""
+    box = {"facecolor": "white", "edgecolor": "none", "pad": 3.0}
+    where = axes.transAxes
+    axes.text(0.5, 0.5, text, transform=where, ha="center", va="center", color=INK, bbox=box)

@@ -1,1 +1,6 @@
-"""Simulation: one job step by step, or a tournament of policies over many jobs and markets."""
+"""Simulation: no clock, no processes, no network.
+
+``episode`` plays one job slot by slot, ``tournament`` plays many policies on many jobs,
+``backtest`` scores forecasters, ``cluster`` plays many jobs on one stock of GPUs, and
+``journal_replay`` plays recorded jobs again. The live loop is in ``duetune.control``.
+"""

@@ -1,4 +1,4 @@
-"""Cases for a tournament: a job that begins somewhere on a market."""
+"""Cases for a tournament: each is a job that begins in a slot of a market."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MAX_CASES = 1_000_000
 
 
 class Case(msgspec.Struct, frozen=True):
-    """A job that begins in slot ``start`` of market ``market`` (an index)."""
+    """A job that begins in slot ``start`` of the market with index ``market``."""
 
     job: Job
     market: int
@@ -28,10 +28,13 @@ class Case(msgspec.Struct, frozen=True):
 
 
 class JobMix(msgspec.Struct, frozen=True):
-    """A distribution of jobs; each field is a closed range that is drawn from uniformly.
+    """A distribution of jobs. Each range is closed; values are drawn from it uniformly.
 
-    ``tightness`` is the share of what the maximal number of GPUs could do by the deadline;
-    ``value_factor`` the value in units of the work's cost on demand at full size.
+    - ``deadline`` is in slots.
+    - ``tightness`` is the work as a share of what ``max_gpus`` GPUs could do by the deadline.
+    - ``value_factor`` is the job's value as a multiple of what its work costs on ``max_gpus``
+      on-demand GPUs.
+    - ``intercept`` is that of the linear throughput curve.
     """
 
     deadline: tuple[int, int] = (12, 32)
@@ -47,7 +50,7 @@ class JobMix(msgspec.Struct, frozen=True):
         for field in ("deadline", "tightness", "max_gpus", "min_gpus", "value_factor", "intercept"):
             low, high = getattr(self, field)
             if not (math.isfinite(low) and math.isfinite(high) and 0 <= low <= high):
-                allowed = "two numbers, zero or more, the lower one first"
+                allowed = "two numbers, both at least 0, the lower one first"
                 raise InvalidInput(f"job mix {field}", (low, high), allowed)
         for field in ("deadline", "tightness", "max_gpus", "min_gpus"):
             if getattr(self, field)[0] <= 0:
@@ -59,10 +62,11 @@ class JobMix(msgspec.Struct, frozen=True):
             raise InvalidInput("job mix deadline", self.deadline, allowed)
 
     def longest(self) -> int:
-        """The most slots a job of this mix can take."""
+        """Return the largest number of slots that a job of this mix can take."""
         return math.floor(self.hard_deadline_factor * self.deadline[1] + 1e-9)
 
     def draw(self, random: np.random.Generator, on_demand_price: float, name: str) -> Job:
+        """Return a random job; ``on_demand_price`` is in dollars per GPU and slot."""
         deadline = int(random.integers(self.deadline[0], self.deadline[1] + 1))
         max_gpus = int(random.integers(self.max_gpus[0], self.max_gpus[1] + 1))
         min_gpus = int(random.integers(self.min_gpus[0], self.min_gpus[1] + 1))
@@ -90,9 +94,9 @@ def draw_cases(
     *,
     part: tuple[float, float] = (0.0, 1.0),
 ) -> tuple[Case, ...]:
-    """``count`` jobs on markets and at slots drawn uniformly.
+    """Return ``count`` random jobs, each on a random market and at a random slot.
 
-    ``part`` keeps every job within that part of its market, such as the first or last half.
+    ``part`` keeps every job within that part of its market: (0.0, 0.5) is the first half.
     """
     if not 1 <= count <= MAX_CASES:
         raise InvalidInput("jobs", count, f"1 to {MAX_CASES:,}")
@@ -100,7 +104,7 @@ def draw_cases(
         raise InvalidInput("markets", "none", "at least one market")
     if not 0 <= part[0] < part[1] <= 1:
         raise InvalidInput("part", part, "two shares of a market, 0 <= first < last <= 1")
-    spans = [(round(part[0] * each.slots), round(part[1] * each.slots)) for each in markets]
+    spans = [(round(part[0] * trace.slots), round(part[1] * trace.slots)) for trace in markets]
     for market, (first, last) in zip(markets, spans, strict=True):
         if last - first < mix.longest():
             raise InvalidInput(

@@ -1,11 +1,11 @@
-"""One job on one market, slot by slot, with every decision explained.
+"""One job on one market, slot by slot, with a reason for every decision.
 
-The engine is the live controller's: an episode feeds it ``Submitted``, ``Observed``, ``Decided``,
-``Reported`` and ``Ended``, and ``Episode.tick`` has the verbs of ``Controller.tick``. The world is
-simulated: the clock counts slots, the market is a trace, and the fleet grants every decision at
-once and whole. GPUs held, progress and bill reach the engine in ``Observed``. Nodes bridge the time
-between asking a fleet and its answer; there is none here, so they are not simulated. They would
-change no decision and make an episode several times slower.
+The engine is the same as in the live controller. An episode feeds it ``Submitted``, ``Observed``,
+``Decided``, ``Reported`` and ``Ended``, and ``Episode.tick`` has the verbs of ``Controller.tick``.
+The world is simulated: the clock counts slots, the market is a trace, and the fleet grants every
+decision at once and in full. GPUs held, progress and costs reach the engine in ``Observed``. Nodes
+are not simulated: they only cover the time between a request to a fleet and its answer, which is
+zero here. They would change no decision and make an episode several times slower.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from duetune.core.ports import Forecaster, Policy
 
 USUAL_HORIZON = 24
-"""Slots of forecast that a policy is shown, unless it is known to use more."""
+"""Number of forecast slots that a policy is shown, unless it declares that it uses more."""
 
 LAST_VALUE = ForecastSource(kind=ForecastKind.LAST)
 
@@ -48,9 +48,10 @@ def simulate(
     *,
     start: int = 0,
 ) -> Outcome:
-    """Run ``job`` from trace slot ``start`` until it is done or its hard deadline has passed.
+    """Run ``job`` from trace slot ``start`` until it finishes or its hard deadline passes.
 
-    A forecaster of your own should already know what it is to know of the slots before ``start``.
+    Returns the outcome with one entry per slot. A forecaster object must have observed the slots
+    before ``start`` already if it is to know them; a ``ForecastSource`` does this itself.
     """
     return Episode(job, trace, policy, source, start=start).run()
 
@@ -67,7 +68,7 @@ class Episode:
         *,
         start: int = 0,
     ) -> None:
-        trace.window(start, job.hard_deadline)  # refuses a trace that is too short, before any work
+        trace.window(start, job.hard_deadline)  # rejects a trace that is too short before any work
         self.job, self.policy, self._trace, self._start = job, policy, trace, start
         self._forecaster = (
             source.forecaster(trace, start) if isinstance(source, ForecastSource) else source
@@ -77,7 +78,7 @@ class Episode:
         self._held, self._progress, self._spent = Allocation(), 0.0, 0.0
         self._entries: list[Entry] = []
         self._events: list[Event] = []
-        # A failing policy is the caller's own here: it is told, nothing decides in its place.
+        # No fallback: a failing policy is the caller's own, so its error must reach the caller.
         self.engine = Engine("episode", lambda _: policy, fallback=None)
         self._happened(
             Submitted(
@@ -95,18 +96,18 @@ class Episode:
 
     @property
     def story(self) -> tuple[Recorded, ...]:
-        """All that has happened, as a live job's journal has it."""
+        """Return all events so far in the form of a live job's journal."""
         return tuple(Recorded(place, event) for place, event in enumerate(self._events, 1))
 
     def run(self) -> Outcome:
-        """Play every slot that is left and return what the job came to."""
+        """Play all remaining slots and return the outcome."""
         state = self.engine.state
         while state.ending is None and len(self._entries) < self.job.hard_deadline:
             self.tick()
         return self._outcome()
 
     def tick(self) -> None:
-        """Play one slot: the verbs of ``Controller.tick``, in the same order."""
+        """Play one slot, with the verbs of ``Controller.tick`` in the same order."""
         market = self._observe()
         forecast = self._forecast(market)
         observed = self._share(market, forecast)
@@ -118,19 +119,20 @@ class Episode:
 
     @property
     def _slot(self) -> int:
-        """The slot that is to be played next, counted from 1."""
+        """Return the number of the slot that is played next, counted from 1."""
         return len(self._entries) + 1
 
     def _observe(self) -> Slot:
-        """The market of the slot."""
+        """Return the market of the slot."""
         return self._trace.slot(self._start + self._slot - 1)
 
     def _forecast(self, market: Slot) -> Forecast:
+        """Show the market to the forecaster and return its forecast."""
         self._forecaster.observe(market)
         return self._forecaster.forecast(self._horizon)
 
     def _share(self, market: Slot, forecast: Forecast) -> Observed:
-        """What the policy is shown: a job that is alone may have all there is."""
+        """Return what the policy is shown. A single job may have all available GPUs."""
         return self._observed(
             market, tuple(forecast.spot_price.tolist()), tuple(forecast.available.tolist())
         )
@@ -152,18 +154,19 @@ class Episode:
         )
 
     def _decide(self, observed: Observed) -> Decided:
+        """Tell the engine what was observed and return its decision."""
         self._happened(observed)
         decided = self.engine.decide(observed)
         if decided is None:
-            raise Bug(f"slot {observed.slot} of an episode that is stopping")
+            raise Bug(f"the engine is stopping, but slot {observed.slot} of its episode is played")
         return decided
 
     def _write(self, decided: Decided) -> None:
-        """The journal is a list in memory."""
+        """Record the decision; the journal is a list in memory."""
         self._happened(decided)
 
     def _act(self, market: Slot, decided: Decided) -> SlotStep:
-        """The fleet grants what was decided, and training runs to the end of the slot."""
+        """Grant the decision and run the training to the end of the slot."""
         now = decided.allocation
         return step(
             self._physics,
@@ -178,7 +181,7 @@ class Episode:
         )
 
     def _account(self, market: Slot, decided: Decided, did: SlotStep) -> None:
-        """Charge and progress enter the ledger; the engine hears of it when the job is done."""
+        """Record charge and progress; tell the engine when the work is finished."""
         entry = Entry(
             slot=decided.slot,
             spot_price=market.spot_price,
@@ -196,22 +199,23 @@ class Episode:
         self._spent += did.charge
         self._entries.append(entry)
         if did.done:
-            # Some time within the slot: physics knows no finer time.
+            # The middle of the slot: the physics has no finer time.
             state = self.engine.state
             at = state.moment(entry.slot) - state.submitted.slot_s / 2
             self._happened(Reported(at, progress=Progress(phase=Phase.FINISHED)))
 
     def _learn(self) -> None:
-        """Nothing: a tournament learns from the outcomes of its episodes."""
+        """Do nothing: a tournament learns from the outcomes of its episodes."""
 
     def _outcome(self) -> Outcome:
+        """End the job in the engine and return the outcome."""
         state = self.engine.state
         if state.ending is None:
-            # The slot after the last one: the engine sees that the hard deadline has passed.
+            # An observation of the slot after the last one shows the passed hard deadline.
             self._happened(self._observed(self._trace.slot(self._start + self._slot - 2)))
         ended = self.engine.end(state.moment(len(self._entries)))
         if ended is None:
-            raise Bug("an episode that is over does not end")
+            raise Bug("the episode is over, but the engine does not end the job")
         self._happened(msgspec.structs.replace(ended, cost=self._spent))
         finished = None if ended.finished_at is None else len(self._entries)
         return Outcome(
@@ -226,6 +230,6 @@ class Episode:
         )
 
     def _happened(self, event: Event) -> None:
-        """The one door: every event takes effect in the engine and is kept."""
+        """Apply an event to the engine and keep it; every event passes through here."""
         self.engine.handle(event)
         self._events.append(event)

@@ -1,5 +1,6 @@
-"""A journal played again: the same decisions, and what others would have decided. A simulated
-episode's events are such a journal too.
+"""Replay of a journal: the same decisions again, and what other policies would have earned.
+
+The journal is that of a live job or of a simulated episode.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class Redecided(msgspec.Struct, frozen=True):
-    """A decision as the journal has it, and as it comes out again."""
+    """A decision as it is recorded in the journal and as the replay takes it."""
 
     slot: int
     recorded: Allocation
@@ -43,7 +44,7 @@ class Redecided(msgspec.Struct, frozen=True):
 def redecided(
     story: Sequence[Recorded], policy_named: Callable[[str], Policy], *, stream: str = "replay"
 ) -> tuple[Redecided, ...]:
-    """Every decision of a journal, taken once more by the same engine from the same events."""
+    """Return every decision of a journal, taken again by the same engine from the same events."""
     engine = Engine(stream, policy_named)
     again: Decided | None = None
     decisions = []
@@ -58,12 +59,12 @@ def redecided(
 
 
 def job_lived(story: Sequence[Recorded]) -> Job:
-    """The job on its last terms, with the throughput that was measured."""
+    """Return the job with its latest terms and its measured throughput."""
     return state_of(story).job
 
 
 def state_of(story: Sequence[Recorded], *, stream: str = "replay") -> JobState:
-    """A job as its journal leaves it."""
+    """Return the state of the job at the end of its journal."""
     state: JobState | None = None
     for recorded in story:
         state = after(state, recorded.event, stream=stream)
@@ -73,10 +74,10 @@ def state_of(story: Sequence[Recorded], *, stream: str = "replay") -> JobState:
 
 
 def market_lived(story: Sequence[Recorded], *, slots: int = 0) -> MarketTrace:
-    """The market as the job saw it, from its first slot on, ``slots`` long or more.
+    """Return the market that the job saw, from its first slot on, at least ``slots`` long.
 
-    A slot in which nobody looked, and those after the last one seen, are like the one before.
-    Spot above the job's highest price was not there for it.
+    A slot without an observation repeats the slot before it; so do the slots after the last one.
+    Spot above the job's maximum price counts as not available.
     """
     submitted = _submitted(story)
     seen = {
@@ -85,7 +86,7 @@ def market_lived(story: Sequence[Recorded], *, slots: int = 0) -> MarketTrace:
         if isinstance(each.event, Observed)
     }
     if not seen:
-        raise InvalidInput("journal", "no slot observed", "a job that has begun")
+        raise InvalidInput("journal", "no slot observed", "a job that has started")
     length = max(slots, *seen)
     last = seen[min(seen)]
     columns = []
@@ -97,14 +98,16 @@ def market_lived(story: Sequence[Recorded], *, slots: int = 0) -> MarketTrace:
         np.array([market.available for market in columns]),
         np.array([market.on_demand_price for market in columns]),
         slot_hours=submitted.slot_s / 3600,
-        name="as it was",
+        name="recorded market",
     )
 
 
 def counterfactual_utilities(
     story: Sequence[Recorded], pool: Sequence[Policy]
 ) -> tuple[float, ...]:
-    """What every policy of ``pool`` would have earned on the same market."""
+    """Return what every policy of ``pool`` would have earned on the job's market; used for
+    learning.
+    """
     job = job_lived(story)
     market = market_lived(story, slots=job.hard_deadline)
     played = run_tournament(pool, [Case(job, 0, 0)], [market], LAST_VALUE, workers=1)
@@ -112,8 +115,9 @@ def counterfactual_utilities(
 
 
 def alternatives(story: Sequence[Recorded], policies: Sequence[Policy]) -> tuple[Outcome, ...]:
-    """The offline optimum, then each policy, on the same market. Charges are by the second in the
-    last slot, as the fleet's are.
+    """Return the outcomes of the offline optimum and of each policy on the job's market.
+
+    The last slot is charged by the second, as a fleet charges it.
     """
     job = job_lived(story)
     market = market_lived(story, slots=job.hard_deadline)
@@ -126,6 +130,7 @@ def alternatives(story: Sequence[Recorded], policies: Sequence[Policy]) -> tuple
 
 
 def _by_the_second(run: Outcome, job: Job) -> Outcome:
+    """Return the outcome with the last slot charged only until the work is finished."""
     if run.finished is None or not run.entries or run.entries[-1].work <= 0:
         return run
     last = run.entries[-1]

@@ -1,6 +1,7 @@
 """One instance on one market, tick by tick: the simulator of the single-instance benchmark.
 
-What a tick does is in ``core.single_instance_physics``. The deadline is hard.
+The effect of a tick is in ``core.single_instance_physics``. The deadline is hard. Jobs with several
+GPUs are simulated in ``episode``.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _DONE = 1e-6
 
 
 class SingleJob(msgspec.Struct, frozen=True):
-    """Seconds, and dollars per hour; the fields of ``SingleInstance``."""
+    """A job for one instance. Fields as in ``SingleInstance``: seconds, dollars per hour."""
 
     work_s: float
     deadline_s: float
@@ -37,22 +38,28 @@ class SingleJob(msgspec.Struct, frozen=True):
 
     @property
     def ticks(self) -> int:
-        """Whole ticks before the deadline."""
+        """Return the number of whole ticks before the deadline."""
         return whole_ticks(self.deadline_s, self.tick_s)
 
     def price(self, kind: Instance) -> float:
-        """Dollars per tick."""
+        """Return the price of one tick in dollars."""
         hourly = float(tick_charge(CODES[kind], self.spot_price, self.on_demand_price))
         return hourly * self.tick_s / 3600
 
     def tick(self, held: Instance, pending: float, choice: Instance) -> TickStep:
-        """What a tick of ``choice`` does after ``held``, with its ``pending`` overhead."""
+        """Return the effect of a tick of ``choice`` after ``held`` with ``pending`` seconds of
+        overhead.
+        """
         restart = float(self.restart_overhead_s)
         return tick_step(float(self.tick_s), restart, CODES[held], pending, CODES[choice])
 
 
 class SingleOutcome(msgspec.Struct, frozen=True):
-    """``finished_tick`` counts from 1; None: late. ``history`` is what ran, tick by tick."""
+    """The result of a run.
+
+    ``finished_tick`` counts from 1 and is None if the job is late. ``history`` has the instance
+    that ran in each tick.
+    """
 
     cost: float
     finished_tick: int | None
@@ -61,17 +68,19 @@ class SingleOutcome(msgspec.Struct, frozen=True):
 
 
 def run_single(job: SingleJob, available: NDArray[np.bool_], step: Step) -> SingleOutcome:
-    """Ask ``step`` in every tick of ``available``, up to the deadline; spot that is not there
-    cannot be had: who asks for it waits.
+    """Call ``step`` in every tick up to the deadline and return the outcome.
+
+    ``available`` says for each tick whether spot is available. A request for spot that is not
+    available becomes a wait.
     """
     kind, pending, left, cost, restarts = Instance.WAIT, 0.0, job.work_s, 0.0, 0
     history: list[Instance] = []
     for tick in range(min(job.ticks, available.size)):
-        there = bool(available[tick])
-        if kind is Instance.SPOT and not there:
+        spot_available = bool(available[tick])
+        if kind is Instance.SPOT and not spot_available:
             kind = Instance.WAIT
-        wish = Instance(step(tick * job.tick_s, left, kind, pending, there))
-        now = Instance.WAIT if wish is Instance.SPOT and not there else wish
+        choice = Instance(step(tick * job.tick_s, left, kind, pending, spot_available))
+        now = Instance.WAIT if choice is Instance.SPOT and not spot_available else choice
         did = job.tick(kind, pending, now)
         kind, pending = now, did.pending
         history.append(kind)
@@ -84,9 +93,9 @@ def run_single(job: SingleJob, available: NDArray[np.bool_], step: Step) -> Sing
 
 
 def single_optimum(job: SingleJob, available: NDArray[np.bool_]) -> float:
-    """The least that any plan costs which knows the market; infinite if none is on time.
+    """Return the least cost in dollars of any plan that knows the market in advance.
 
-    Exact to a millisecond of tick and overhead.
+    The cost is infinite if no plan is on time. It is exact to a millisecond of tick and overhead.
     """
     ticks = min(job.ticks, available.size)
     tick, restart = (round(1000 * seconds) for seconds in (job.tick_s, job.restart_overhead_s))
@@ -104,10 +113,11 @@ def single_optimum(job: SingleJob, available: NDArray[np.bool_]) -> float:
 
 
 class SingleUniformProgress:
-    """Uniform progress as in NSDI'24, with a safety net that never loses a tick.
+    """Uniform progress of NSDI'24; it switches to on-demand at the last possible tick.
 
-    On-demand when behind the pace; spot whenever there is some, but, with ``hysteresis``, only
-    once two restarts ahead; waiting when ahead.
+    It uses on-demand when it is behind schedule, spot whenever that is available, and waits when it
+    is ahead. With ``hysteresis`` it leaves on-demand only once it is two restarts ahead of
+    schedule.
     """
 
     def __init__(self, job: SingleJob, *, hysteresis: bool = True) -> None:
@@ -116,6 +126,7 @@ class SingleUniformProgress:
     def __call__(
         self, elapsed: float, left: float, current: Instance, pending: float, there: bool
     ) -> Instance:
+        """Return the instance to use in this tick; called by ``run_single``."""
         job = self._job
         rate = job.work_s / job.deadline_s
         done = job.work_s - left
@@ -124,18 +135,20 @@ class SingleUniformProgress:
         if on_demand and self._hysteresis:
             ahead = done >= (elapsed + 2 * job.restart_overhead_s) * rate
         if on_demand and not ahead and (self._hysteresis or not there):
-            wish = Instance.ON_DEMAND
+            choice = Instance.ON_DEMAND
         elif there:
-            wish = Instance.SPOT
+            choice = Instance.SPOT
         else:
-            wish = Instance.WAIT if ahead else Instance.ON_DEMAND
-        return wish if self._in_time(wish, elapsed, left, current, pending) else Instance.ON_DEMAND
+            choice = Instance.WAIT if ahead else Instance.ON_DEMAND
+        safe = self._in_time(choice, elapsed, left, current, pending)
+        return choice if safe else Instance.ON_DEMAND
 
     def _in_time(
-        self, wish: Instance, elapsed: float, left: float, current: Instance, pending: float
+        self, choice: Instance, elapsed: float, left: float, current: Instance, pending: float
     ) -> bool:
+        """Return whether the job can still finish in time after this tick of ``choice``."""
         job = self._job
-        did = job.tick(current, pending, wish)
-        needed = did.pending if wish is Instance.ON_DEMAND else job.restart_overhead_s
+        did = job.tick(current, pending, choice)
+        needed = did.pending if choice is Instance.ON_DEMAND else job.restart_overhead_s
         time_left = job.ticks * job.tick_s - elapsed - job.tick_s
         return left - did.work <= _DONE or left - did.work + needed <= time_left + _DONE

@@ -1,7 +1,7 @@
 """The tournament: every policy on every case, compiled, on all cores.
 
-Since a policy is a price taker, playing the whole pool on a realised market gives the
-counterfactual utilities that online selection learns from.
+A policy does not influence the market. So playing all policies of a pool on a recorded market gives
+the counterfactual utilities that online selection learns from.
 """
 
 from __future__ import annotations
@@ -35,13 +35,16 @@ if TYPE_CHECKING:
     from duetune.simulate.cases import Case
 
 _CASES_PER_TASK = 16
+_COLUMNS = ("utility", "cost", "finished", "slots", "spot_slots", "on_demand_slots")
 
 
 class Tournament(msgspec.Struct, frozen=True, eq=False):
-    """Results with one row per case and one column per policy. ``finished`` 0 means never.
+    """Results with one row per case and one column per policy.
 
-    ``optimum`` is what the best plan found earns; no policy can earn more than ``upper_bound``. The
-    two differ where a budget binds or the progress grid is not exact.
+    - ``finished`` is the slot in which the job finished, 0 if it never did.
+    - ``optimum`` is what the best plan found earns.
+    - ``upper_bound`` is a bound that no policy can exceed. It differs from ``optimum`` where a
+      budget binds or the progress grid is not exact.
     """
 
     policies: tuple[str, ...]
@@ -57,11 +60,12 @@ class Tournament(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def on_time(self) -> NDArray[np.bool_]:
+        """Return for each case and policy whether the job finished by its deadline."""
         return (self.finished > 0) & (self.finished <= self.deadline[:, np.newaxis])
 
     @property
     def policy_slots(self) -> int:
-        """How many decisions were taken."""
+        """Return the number of decisions that were taken."""
         return int(self.slots.sum())
 
 
@@ -75,7 +79,11 @@ def run_tournament(
     workers: int | None = None,
     advance: Callable[[int], None] | None = None,
 ) -> Tournament:
-    """Play every policy on every case; ``advance`` is told how many cases are newly done."""
+    """Play every policy on every case and return the results.
+
+    ``advance`` is called with the number of newly finished cases. ``workers`` is the number of
+    threads, by default one per core.
+    """
     if not policies:
         raise InvalidInput("policies", "none", "at least one policy")
     if not cases:
@@ -85,7 +93,7 @@ def run_tournament(
         range(first, min(first + _CASES_PER_TASK, len(cases)))
         for first in range(0, len(cases), _CASES_PER_TASK)
     ]
-    contest.play(0)  # compiles before threads compete for the compiler
+    contest.play(0)  # compiles the kernels once, before several threads would try to
     with ThreadPoolExecutor(workers or os.cpu_count() or 1) as executor:
         for done in executor.map(contest.play_all, chunks):
             if advance is not None:
@@ -94,6 +102,8 @@ def run_tournament(
 
 
 class _Contest:
+    """A tournament in progress; threads fill disjoint rows of ``result``."""
+
     def __init__(
         self,
         policies: tuple[Policy, ...],
@@ -132,11 +142,13 @@ class _Contest:
         )
 
     def play_all(self, rows: range) -> int:
+        """Play these cases and return how many they were."""
         for row in rows:
             self.play(row)
         return len(rows)
 
     def play(self, row: int) -> None:
+        """Play one case: the compiled policies together, the others step by step."""
         case = self.cases[row]
         trace = self.markets[case.market]
         window = trace.window(case.start, case.job.hard_deadline)
@@ -154,14 +166,7 @@ class _Contest:
                 self.roster,
                 self._workspace(),
             )
-            for field in (
-                "utility",
-                "cost",
-                "finished",
-                "slots",
-                "spot_slots",
-                "on_demand_slots",
-            ):
+            for field in _COLUMNS:
                 getattr(self.result, field)[row, self.columns] = getattr(played, field)
         for place in self.stepped:
             self._play_stepped(row, place)
@@ -171,7 +176,7 @@ class _Contest:
             self.result.upper_bound[row] = best.upper_bound
 
     def _workspace(self) -> Workspace:
-        """This thread's own."""
+        """Return the workspace of the calling thread."""
         if not hasattr(self.local, "workspace"):
             jobs = [case.job for case in self.cases]
             self.local.workspace = make_workspace(

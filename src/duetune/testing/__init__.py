@@ -1,11 +1,11 @@
-"""For tests of your own: conformance suites to subclass, and small stand-ins for the real thing.
+"""Helpers for your own tests: conformance suites to subclass, and small fakes.
 
     class TestMyPolicy(PolicyContract):
         def make(self) -> MyPolicy:
             return MyPolicy()
 
-A suite is a plain class with ``test_`` methods and plain asserts, so any runner that collects
-classes runs it; pytest is not needed to import it.
+A suite is a plain class with ``test_`` methods and plain asserts, so every runner that collects
+classes can run it. Importing this package does not need pytest.
 """
 
 from duetune.testing.fleet_contract import FleetContract
@@ -21,9 +21,8 @@ from duetune.testing.planner_contract import PlannerContract
 from duetune.testing.policy_contract import PolicyContract
 from duetune.testing.sample_policies import FixedPlan, Idle, Restless
 from duetune.testing.selector_contract import SelectorContract
-from duetune.testing.small_markets import constant_market, market_of, random_market
+from duetune.testing.small_markets import constant_market, market_of, random_market, view_of
 from duetune.testing.source_contract import SourceContract
-from duetune.testing.views import view_of
 
 __all__ = [
     "CausalForecasterContract",

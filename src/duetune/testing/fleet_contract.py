@@ -1,4 +1,4 @@
-"""What every fleet must do, built in or your own."""
+"""The conformance suite of fleets, built in or your own."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from duetune.core.node_contract import DONE, HOPELESS, LEFT
 from duetune.core.ports import Fleet
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from duetune.core.fleet import Command
 
 PATIENCE = 400
 SPOT = 2
-"""How many spot GPUs the fleet under test must have for the suite, exactly."""
+"""The exact number of spot GPUs that the fleet under test must have."""
 
 ENDS = {
     NodeState.REFUSED: {
@@ -48,53 +48,62 @@ ENDS = {
     },
     NodeState.RELEASED: {NodeEnd.RELEASED, NodeEnd.FINISHED, NodeEnd.HOPELESS},
 }
-"""Why a node may end in each state."""
+"""The possible ends of a node in each state."""
 
 
 class FleetContract:
-    """Subclass it and give ``make`` and ``wait``; ``task`` and ``exiting`` if the fleet runs no
-    shell, ``exits`` if it runs no processes at all, and ``lose`` if a test can take a node from it.
+    """Subclass it and implement ``make`` and ``wait``.
 
-    Prices must be above zero and stay as they are for the length of a test.
+    - Override ``task`` and ``exiting`` if the fleet runs no shell.
+    - Override ``exits`` if it runs no processes at all.
+    - Override ``lose`` if a test can take a node from it.
+
+    Prices must be above zero and constant for the length of a test.
     """
 
     def make(self) -> Fleet:
-        """A fleet without nodes, in which ``SPOT`` spot nodes and some on-demand ones can be had;
-        called once in every test.
+        """Return a fleet without nodes; called once in every test.
+
+        It must have exactly ``SPOT`` spot nodes and some on-demand nodes.
         """
         raise NotImplementedError
 
     def wait(self) -> None:
-        """Lets a moment pass by the fleet's clock; nodes are granted within some of them."""
+        """Let some time pass on the fleet's clock; nodes are granted within a few calls."""
         raise NotImplementedError
 
     def task(self) -> Task:
-        """Something that runs for longer than any test."""
+        """Return a task that runs longer than any test."""
         return Task(folder="/nonexistent", command=("sleep", "600"))
 
     def exiting(self, code: int) -> Task:
-        """Something that exits with status ``code`` as soon as it runs."""
+        """Return a task that exits with status ``code`` as soon as it runs."""
         return msgspec.structs.replace(self.task(), command=("sh", "-c", f"exit {code}"))
 
     def exits(self, fleet: Fleet, node: str, code: int) -> None:
-        """Called after the launch of ``exiting(code)``: makes that node's exit happen, in a fleet
-        that runs no processes.
+        """Make the node exit with ``code``, in a fleet that runs no processes.
+
+        It is called after the launch of ``exiting(code)``.
         """
 
-    def lose(self, fleet: Fleet, node: str) -> bool:  # noqa: ARG002 - for who overrides it
-        """Takes a running spot node, as the market or a failure would; False if a test cannot."""
+    def lose(self, fleet: Fleet, node: str) -> bool:  # noqa: ARG002 - for overriding
+        """Take a running spot node, as the market or a failure would; return False if a test
+        cannot.
+        """
         return False
 
     def launch(
         self, node: str, *, job: str = "job", kind: NodeKind = NodeKind.SPOT, epoch: int = 1
     ) -> Launch:
+        """Return the command that launches this node."""
         return Launch(node, job, kind, epoch, self.task())
 
     def eventually(
         self, fleet: Fleet, holds: Callable[[FleetReport], bool], *, job: str = "job"
     ) -> FleetReport:
-        """The first report of which ``holds`` is true. Every node in it that has ended says why,
-        whatever the test is about.
+        """Wait until ``holds`` is true of a report, and return that report.
+
+        It also checks that every ended node in it has a valid end.
         """
         for _ in range(PATIENCE):
             report = fleet.observe(job)
@@ -102,10 +111,10 @@ class FleetContract:
                 _check_ends(report)
                 return report
             self.wait()
-        raise AssertionError(f"it did not come to that; last seen: {report}")
+        raise AssertionError(f"the fleet did not get there; its last report: {report}")
 
     def running(self, *commands: Command) -> Fleet:
-        """A fresh fleet that has carried out ``commands`` and whose nodes all run."""
+        """Return a fresh fleet that has carried out ``commands`` and whose nodes all run."""
         fleet = self.make()
         fleet.apply(commands)
         for job in {command.job for command in commands}:
@@ -113,16 +122,18 @@ class FleetContract:
         return fleet
 
     def exited(self, code: int) -> Node:
-        """A node whose command has exited with status ``code``."""
+        """Return a node whose command has exited with status ``code``."""
         fleet = self.make()
         fleet.apply([Launch("a", "job", NodeKind.ON_DEMAND, 1, self.exiting(code))])
         self.exits(fleet, "a", code)
         return _node(self.eventually(fleet, _none_lives), "a")
 
     def test_it_is_a_fleet(self) -> None:
+        """The object implements the ``Fleet`` port."""
         assert isinstance(self.make(), Fleet)
 
     def test_a_node_that_is_asked_for_comes_to_run(self) -> None:
+        """A launched node is alive at once and runs after a while."""
         fleet = self.make()
         fleet.apply([self.launch("a"), self.launch("b", kind=NodeKind.ON_DEMAND)])
         for node in fleet.observe("job").nodes:
@@ -138,6 +149,7 @@ class FleetContract:
             assert node.ended_at is None
 
     def test_asking_twice_makes_one_node(self) -> None:
+        """Launching the same node again has no effect."""
         fleet = self.make()
         asked = [self.launch("a"), self.launch("a")]
         fleet.apply(asked)
@@ -151,6 +163,7 @@ class FleetContract:
         ]
 
     def test_a_node_that_has_ended_is_not_made_again(self) -> None:
+        """The name of an ended node is not used again."""
         fleet = self.running(self.launch("a"))
         fleet.apply([Release("a", "job")])
         fleet.apply([self.launch("a")])
@@ -159,11 +172,13 @@ class FleetContract:
         assert node.state is NodeState.RELEASED
 
     def test_no_commands_change_nothing(self) -> None:
+        """An empty list of commands is allowed."""
         fleet = self.make()
         fleet.apply([])
         assert fleet.observe("job").nodes == ()
 
     def test_what_is_given_back_is_released_at_once(self) -> None:
+        """A release takes effect at once and is recorded as such."""
         fleet = self.running(self.launch("a"))
         fleet.apply([Release("a", "job")])
         (node,) = fleet.observe("job").nodes
@@ -174,6 +189,7 @@ class FleetContract:
         assert node.started_at <= node.ended_at
 
     def test_giving_back_twice_is_no_error(self) -> None:
+        """Releasing a node again has no effect."""
         fleet = self.running(self.launch("a"))
         fleet.apply([Release("a", "job"), Release("a", "job")])
         before = fleet.observe("job").nodes
@@ -182,6 +198,7 @@ class FleetContract:
         assert fleet.observe("job").nodes == before
 
     def test_commands_are_carried_out_in_order(self) -> None:
+        """A later command sees the effect of an earlier one."""
         fleet = self.make()
         fleet.apply([self.launch("a"), Release("a", "job"), self.launch("b")])
         states = {node.id: node.state for node in fleet.observe("job").nodes}
@@ -189,6 +206,7 @@ class FleetContract:
         assert states["b"].alive
 
     def test_giving_back_the_unknown_keeps_it_from_being_launched_later(self) -> None:
+        """A release that overtakes its launch cancels that launch, at no cost."""
         fleet = self.make()
         fleet.apply([Release("a", "job")])
         fleet.apply([self.launch("a"), self.launch("b")])
@@ -198,6 +216,7 @@ class FleetContract:
         assert _node(report, "a").end is NodeEnd.CANCELLED
 
     def test_more_spot_than_there_is_is_refused_and_costs_nothing(self) -> None:
+        """Launches beyond the spot capacity are refused with the reason CAPACITY."""
         fleet = self.make()
         fleet.apply([self.launch(f"n{number}") for number in range(SPOT + 2)])
         report = self.eventually(fleet, _none_waits)
@@ -208,11 +227,13 @@ class FleetContract:
             assert node.end is NodeEnd.CAPACITY
 
     def test_what_is_given_back_can_be_had_again(self) -> None:
+        """A released spot GPU can be launched again."""
         fleet = self.running(*(self.launch(f"n{number}") for number in range(SPOT)))
         fleet.apply([Release("n0", "job"), self.launch("other", job="next")])
         self.eventually(fleet, _all_run, job="next")
 
     def test_spot_is_one_market_for_all_jobs(self) -> None:
+        """All jobs share the same spot capacity."""
         fleet = self.make()
         fleet.apply([self.launch(f"n{number}") for number in range(SPOT)])
         fleet.apply([self.launch("late", job="other")])
@@ -220,6 +241,7 @@ class FleetContract:
         assert node.state is NodeState.REFUSED
 
     def test_a_bill_grows_while_a_node_runs_and_never_after(self) -> None:
+        """The bill of a node is final once the node has ended."""
         fleet = self.running(self.launch("a"))
         bills = []
         for _ in range(5):
@@ -235,6 +257,7 @@ class FleetContract:
             assert _bill(fleet.observe("job")) == final
 
     def test_time_does_not_go_back(self) -> None:
+        """The times of successive reports never decrease."""
         fleet = self.make()
         moments = []
         for _ in range(5):
@@ -244,12 +267,14 @@ class FleetContract:
         assert moments[-1] > moments[0]
 
     def test_jobs_do_not_see_each_other(self) -> None:
+        """A report contains the nodes of its job only."""
         fleet = self.running(self.launch("a", job="one"), self.launch("b", job="two"))
         assert [node.id for node in fleet.observe("one").nodes] == ["a"]
         assert [node.id for node in fleet.observe("two").nodes] == ["b"]
         assert fleet.observe("three").nodes == ()
 
     def test_jobs_do_not_end_each_others_nodes(self) -> None:
+        """Equal node names of different jobs are different nodes."""
         fleet = self.running(self.launch("a", job="one"), self.launch("a", job="two"))
         fleet.apply([Release("a", "two")])
         self.wait()
@@ -258,10 +283,11 @@ class FleetContract:
         assert (theirs.job, theirs.state) == ("two", NodeState.RELEASED)
 
     def test_a_limit_is_kept_while_nobody_watches(self) -> None:
+        """The fleet ends a job's nodes before its bill exceeds the limit."""
         fleet = self.running(self.launch("a"), self.launch("b", kind=NodeKind.ON_DEMAND))
         for _ in range(10):
             self.wait()
-        # Far enough above what is spent that it is not reached before the fleet hears of it.
+        # Far above what is spent, so it is not reached before the fleet knows of it.
         limit = 6 * _bill(fleet.observe("job"))
         fleet.apply([Limit("job", limit), self.launch("free", job="other")])
         report = self.eventually(fleet, _none_lives)
@@ -275,6 +301,7 @@ class FleetContract:
         assert other.state.alive
 
     def test_a_limit_can_be_lifted(self) -> None:
+        """A limit of 0 refuses launches; once it is lifted, they are granted."""
         fleet = self.make()
         fleet.apply([Limit("job", 0.0), self.launch("a"), Limit("job", None), self.launch("b")])
         report = self.eventually(fleet, lambda report: _state(report, "b") is NodeState.RUNNING)
@@ -282,22 +309,27 @@ class FleetContract:
         assert _node(report, "a").end is NodeEnd.LIMIT
 
     def test_a_node_that_lives_has_no_end(self) -> None:
+        """A node that is alive has neither end nor reason."""
         (node,) = self.running(self.launch("a")).observe("job").nodes
         assert (node.end, node.reason) == (None, "")
 
     def test_a_command_that_exits_with_0_has_finished(self) -> None:
+        """Exit status 0 means FINISHED."""
         node = self.exited(DONE)
         assert (node.state, node.end) == (NodeState.RELEASED, NodeEnd.FINISHED)
 
     def test_a_command_that_can_never_work_is_hopeless(self) -> None:
+        """The status for "can never work" means HOPELESS."""
         node = self.exited(HOPELESS)
         assert (node.state, node.end) == (NodeState.RELEASED, NodeEnd.HOPELESS)
 
     def test_a_command_that_leaves_by_itself_gives_its_node_back(self) -> None:
+        """The status for "left" means RELEASED."""
         node = self.exited(LEFT)
         assert (node.state, node.end) == (NodeState.RELEASED, NodeEnd.RELEASED)
 
     def test_a_node_that_is_taken_is_lost_and_says_why(self) -> None:
+        """A node that was taken is LOST and has a reason."""
         fleet = self.running(self.launch("a"))
         if not self.lose(fleet, "a"):
             return
@@ -307,9 +339,7 @@ class FleetContract:
 
 
 def _check_ends(report: FleetReport) -> None:
-    """An ended node whose end is unknown, or not one of its state, would be misread by the engine:
-    a job with its own command ends by it.
-    """
+    """Check the end of every node; the engine would misread one that does not fit its state."""
     for node in report.nodes:
         if node.state.alive:
             assert node.end is None, node
@@ -339,8 +369,4 @@ def _state(report: FleetReport, name: str) -> NodeState:
 
 
 def _bill(report: FleetReport) -> float:
-    return _total(report.nodes)
-
-
-def _total(nodes: Sequence[Node]) -> float:
-    return sum(node.billed for node in nodes)
+    return sum(node.billed for node in report.nodes)

@@ -1,4 +1,4 @@
-"""What every forecaster must do, built in or your own."""
+"""The conformance suites of forecasters, built in or your own."""
 
 from __future__ import annotations
 
@@ -18,28 +18,31 @@ if TYPE_CHECKING:
 
 
 class ForecasterContract:
-    """Subclass it and give ``make``. For forecasters that cannot know the future, subclass
-    ``CausalForecasterContract`` instead, which asks for that too.
+    """Subclass it and implement ``make``.
+
+    For forecasters that cannot know the future, subclass ``CausalForecasterContract`` instead,
+    which also tests for that.
     """
 
     def make(self, trace: MarketTrace) -> Forecaster:
-        """A fresh forecaster whose first observed slot will be slot 0 of ``trace``."""
+        """Return a fresh forecaster that will first observe slot 0 of ``trace``."""
         raise NotImplementedError
 
     def markets(self) -> Iterator[MarketTrace]:
+        """Yield ordinary and extreme markets of 60 slots."""
         yield random_market(1, 60)
         yield constant_market(60)
         yield constant_market(60, available=0, spot_price=0.0)
 
     def after(self, trace: MarketTrace, slots: int) -> Forecaster:
-        """A forecaster that has observed the first ``slots`` slots."""
+        """Return a forecaster that has observed the first ``slots`` slots."""
         forecaster = self.make(trace)
         for index in range(slots):
             forecaster.observe(trace.slot(index))
         return forecaster
 
     def stages(self, trace: MarketTrace) -> Iterator[Forecaster]:
-        """One forecaster, early and late."""
+        """Yield one forecaster after 1, 2, 30 and 59 slots."""
         forecaster = self.make(trace)
         for index in range(59):
             forecaster.observe(trace.slot(index))
@@ -47,9 +50,11 @@ class ForecasterContract:
                 yield forecaster
 
     def test_it_is_a_forecaster(self) -> None:
+        """The object implements the ``Forecaster`` port."""
         assert isinstance(self.make(next(self.markets())), Forecaster)
 
     def test_a_forecast_has_an_entry_for_every_slot_of_the_horizon(self) -> None:
+        """Shapes follow the horizon, including 0; types are float64 and int64."""
         for trace in self.markets():
             for forecaster in self.stages(trace):
                 for horizon in (0, 1, 5, 24):
@@ -60,6 +65,7 @@ class ForecasterContract:
                     assert forecast.available.dtype == np.int64
 
     def test_prices_are_finite_and_nothing_is_negative(self) -> None:
+        """Prices are finite; prices and counts are at least 0."""
         for trace in self.markets():
             for forecaster in self.stages(trace):
                 forecast = forecaster.forecast(24)
@@ -68,11 +74,13 @@ class ForecasterContract:
                 assert (forecast.available >= 0).all()
 
     def test_asking_twice_changes_nothing(self) -> None:
+        """``forecast`` does not change the forecaster."""
         for trace in self.markets():
             forecaster = self.after(trace, 10)
             assert _same(forecaster.forecast(8), forecaster.forecast(8))
 
     def test_a_longer_horizon_only_adds_slots(self) -> None:
+        """The first slots do not depend on the horizon."""
         for trace in self.markets():
             forecaster = self.after(trace, 10)
             longer, shorter = forecaster.forecast(12), forecaster.forecast(4)
@@ -80,10 +88,12 @@ class ForecasterContract:
             assert longer.available[:4].tolist() == shorter.available.tolist()
 
     def test_the_same_observations_give_the_same_forecast(self) -> None:
+        """Forecasts are deterministic."""
         for trace in self.markets():
             assert _same(self.after(trace, 20).forecast(8), self.after(trace, 20).forecast(8))
 
     def test_a_forecast_stays_what_it_was_when_time_goes_on(self) -> None:
+        """Later observations do not change a forecast that was returned."""
         for trace in self.markets():
             forecaster = self.after(trace, 20)
             forecast = forecaster.forecast(8)
@@ -96,9 +106,10 @@ class ForecasterContract:
 
 
 class CausalForecasterContract(ForecasterContract):
-    """For every forecaster but the oracles."""
+    """Subclass it for every forecaster that does not know the future."""
 
     def test_the_future_does_not_change_the_forecast(self) -> None:
+        """Forecasts depend on observed slots only."""
         trace, other = random_market(1, 60), random_market(2, 60)
         for seen in (1, 10, 30):
             forecast = self.after(trace, seen).forecast(8)
@@ -109,22 +120,24 @@ class CausalForecasterContract(ForecasterContract):
 
 
 class DistributionForecasterContract(CausalForecasterContract):
-    """For those that also say how sure they are, and draw futures."""
+    """Subclass it for forecasters that also give distributions and draw futures."""
 
     def make(self, trace: MarketTrace) -> DistributionForecaster:
+        """Return a fresh forecaster that will first observe slot 0 of ``trace``."""
         raise NotImplementedError
 
     def seen(self, trace: MarketTrace, slots: int) -> DistributionForecaster:
-        """A forecaster that has observed the first ``slots`` slots."""
-        forecaster = self.make(trace)
-        for index in range(slots):
-            forecaster.observe(trace.slot(index))
+        """Return a forecaster that has observed the first ``slots`` slots."""
+        forecaster = self.after(trace, slots)
+        assert isinstance(forecaster, DistributionForecaster)
         return forecaster
 
     def test_it_tells_distributions(self) -> None:
+        """The object is a ``DistributionForecaster``."""
         assert isinstance(self.make(next(self.markets())), DistributionForecaster)
 
     def test_quantiles_rise_with_the_level_and_stay_within_what_can_be(self) -> None:
+        """Quantiles are ordered, counts are whole, and all are within possible values."""
         for trace in self.markets():
             for forecaster in self.stages(trace):
                 forecast = forecaster.forecast(24)
@@ -145,6 +158,7 @@ class DistributionForecasterContract(CausalForecasterContract):
                 assert ((mean >= 0) & (mean <= most)).all()
 
     def test_distributions_of_counts_end_in_certainty(self) -> None:
+        """Cumulative probabilities of counts rise to exactly 1."""
         for trace in self.markets():
             counts = self.seen(trace, 12).distribution(12).counts
             assert (np.diff(counts, axis=1) >= -1e-12).all()
@@ -152,6 +166,7 @@ class DistributionForecasterContract(CausalForecasterContract):
             assert (counts[:, -1] == 1).all()
 
     def test_a_longer_horizon_only_adds_slots_to_the_distribution(self) -> None:
+        """The first slots do not depend on the horizon."""
         for trace in self.markets():
             forecaster = self.seen(trace, 12)
             longer, shorter = forecaster.distribution(30), forecaster.distribution(4)
@@ -159,6 +174,7 @@ class DistributionForecasterContract(CausalForecasterContract):
             assert np.allclose(longer.counts[:4], shorter.counts, rtol=0, atol=1e-12)
 
     def test_futures_are_those_of_the_generator_and_within_the_distribution(self) -> None:
+        """Draws depend on the generator only and stay within the distribution."""
         for trace in self.markets():
             forecaster = self.seen(trace, 25)
             paths = forecaster.draw(10, 20, np.random.default_rng(1))

@@ -1,4 +1,4 @@
-"""What every journal must do, built in or your own."""
+"""The conformance suite of journals, built in or your own."""
 
 from __future__ import annotations
 
@@ -27,34 +27,42 @@ APPENDS = 25
 
 
 class JournalContract:
-    """Subclass it and give ``make``; give ``opener`` too if other processes can open the journal
-    that ``make`` made.
+    """Subclass it and implement ``make``.
+
+    Implement ``opener`` too if other processes can open the journal that ``make`` made.
     """
 
     def make(self) -> Journal:
-        """An empty journal."""
+        """Return an empty journal."""
         raise NotImplementedError
 
     def opener(self) -> Callable[[], Journal] | None:
-        """Opens the same journal in another process; it must survive pickling."""
+        """Return a function that opens the same journal in another process.
+
+        It must survive pickling. None leaves out the test with several processes.
+        """
         return None
 
     def test_it_is_a_journal(self) -> None:
+        """The object implements the ``Journal`` port."""
         assert isinstance(self.make(), Journal)
 
     def test_a_stream_nobody_wrote_to_is_empty(self) -> None:
+        """Reading a new stream returns an empty list."""
         journal = self.make()
         assert journal.read("job") == []
         assert journal.append("job", [], expected=0) == 0
         assert journal.read("job") == []
 
     def test_events_come_back_in_order_counted_from_one(self) -> None:
+        """``append`` returns the new length; positions start at 1."""
         journal = self.make()
         assert journal.append("job", _decisions(1, 3), expected=0) == 3
         assert journal.append("job", _decisions(4, 4), expected=3) == 4
         assert journal.read("job") == _recorded(_decisions(1, 4))
 
     def test_reading_goes_on_where_it_stopped(self) -> None:
+        """``read`` returns only the events after the given position."""
         journal = self.make()
         journal.append("job", _decisions(1, 5), expected=0)
         assert journal.read("job", after=3) == _recorded(_decisions(1, 5))[3:]
@@ -62,12 +70,14 @@ class JournalContract:
         assert journal.read("job", after=99) == []
 
     def test_every_event_comes_back_as_it_was(self) -> None:
+        """Events of every kind are returned unchanged."""
         journal = self.make()
         assert {type(event) for event in story()} == set(get_args(Event))
         journal.append("job", story(), expected=0)
         assert journal.read("job") == _recorded(story())
 
     def test_whoever_expects_another_length_writes_nothing(self) -> None:
+        """A wrong ``expected`` raises ``StaleController`` and writes nothing."""
         journal = self.make()
         journal.append("job", _decisions(1, 3), expected=0)
         for expected in (-1, 0, 2, 4, 99):
@@ -78,6 +88,7 @@ class JournalContract:
         assert journal.read("new") == []
 
     def test_all_events_of_a_call_are_written_or_none(self) -> None:
+        """One event that cannot be written fails the whole call."""
         journal = self.make()
         journal.append("job", _decisions(1, 1), expected=0)
         unwritable = msgspec.structs.replace(decision(3), at=math.inf)
@@ -91,6 +102,7 @@ class JournalContract:
         assert journal.append("job", _decisions(2, 2), expected=1) == 2
 
     def test_streams_do_not_mix(self) -> None:
+        """Streams with unusual and similar names stay separate."""
         journal = self.make()
         for count, name in enumerate(NAMES, 1):
             journal.append(name, _decisions(1, count), expected=0)
@@ -98,6 +110,7 @@ class JournalContract:
             assert journal.read(name) == _recorded(_decisions(1, count)), name
 
     def test_any_text_and_any_size_comes_back(self) -> None:
+        """Control characters, all scripts and 2 MB of text are kept."""
         journal = self.make()
         reasons = (
             "",
@@ -112,6 +125,7 @@ class JournalContract:
         assert journal.read("job") == _recorded(events)
 
     def test_numbers_come_back_to_the_last_bit(self) -> None:
+        """Floats are returned exactly, including -0.0 and subnormals."""
         journal = self.make()
         numbers = (0.1 + 0.2, 1e-300, 5e-324, 1.7976931348623157e308, -0.0, 2.0**53 + 2)
         event = msgspec.structs.replace(decision(1), memo=numbers)
@@ -121,6 +135,7 @@ class JournalContract:
         assert [each.hex() for each in found.event.memo] == [each.hex() for each in numbers]
 
     def test_ten_thousand_events_are_nothing_special(self) -> None:
+        """One call can write ten thousand events."""
         journal = self.make()
         events = _decisions(1, 10_000)
         assert journal.append("job", events, expected=0) == 10_000
@@ -128,6 +143,7 @@ class JournalContract:
         assert journal.read("job") == _recorded(_decisions(1, 10_001))
 
     def test_a_reader_sees_whole_appends_while_another_writes(self) -> None:
+        """A concurrent reader never sees part of a call."""
         journal = self.make()
         done = threading.Event()
 
@@ -154,16 +170,18 @@ class JournalContract:
         assert lengths[-1] == 300
 
     def test_of_writers_in_threads_one_wins_each_position(self) -> None:
+        """Of several threads exactly one writes each position."""
         journal = self.make()
         with ThreadPoolExecutor(WRITERS) as pool:
             wins = list(pool.map(lambda writer: _compete(journal, writer), range(WRITERS)))
         _check_race(journal, wins)
 
     def test_of_writers_in_processes_one_wins_each_position(self) -> None:
+        """Of several processes exactly one writes each position."""
         journal, opener = self.make(), self.opener()
         if opener is None:
             return
-        # Spawned, not forked: what a process has open must not be inherited.
+        # Spawned, not forked: a process must not inherit open connections.
         with ProcessPoolExecutor(PROCESSES, mp_context=get_context("spawn")) as pool:
             racing = [pool.submit(_open_and_compete, opener, writer) for writer in range(PROCESSES)]
             wins = [each.result() for each in racing]
@@ -179,6 +197,7 @@ def _recorded(events: Sequence[Event]) -> list[Recorded]:
 
 
 def _refused(journal: Journal, stream: str, events: Sequence[Event], expected: int) -> bool:
+    """Return whether the append raised ``StaleController``."""
     try:
         journal.append(stream, events, expected=expected)
     except StaleController:
@@ -187,7 +206,7 @@ def _refused(journal: Journal, stream: str, events: Sequence[Event], expected: i
 
 
 def _open_and_compete(opener: Callable[[], Journal], writer: int) -> list[int]:
-    """All begin when all are there, or one would be done before the next has started."""
+    """Open the journal, wait until all processes have started, and compete."""
     journal = opener()
     journal.append(f"ready-{writer}", [decision(0)], expected=0)
     give_up = time.monotonic() + START_S
@@ -199,8 +218,9 @@ def _open_and_compete(opener: Callable[[], Journal], writer: int) -> list[int]:
 
 
 def _compete(journal: Journal, writer: int) -> list[int]:
-    """Append two events at a time until it has worked ``APPENDS`` times; returns the positions
-    won. The second event says who wrote, so that the first one's place can be checked too.
+    """Append two events at a time until ``APPENDS`` calls have succeeded; return the positions won.
+
+    The second event names the writer, so the position of the first can be checked too.
     """
     won: list[int] = []
     length = 0
@@ -215,7 +235,7 @@ def _compete(journal: Journal, writer: int) -> list[int]:
 
 
 def _check_race(journal: Journal, wins: list[list[int]]) -> None:
-    """Every position was won by exactly one writer, and holds what that writer wrote."""
+    """Check that each position was won by one writer and holds that writer's event."""
     found = journal.read("race")
     positions = [position for won in wins for position in won]
     assert sorted(positions) == list(range(1, len(positions) + 1))

@@ -1,4 +1,4 @@
-"""What every market feed must do, built in or your own."""
+"""The conformance suite of market feeds, built in or your own."""
 
 from __future__ import annotations
 
@@ -6,20 +6,22 @@ from duetune.core.ports import MarketFeed
 
 
 class MarketFeedContract:
-    """Subclass it and give ``make`` and ``turn``."""
+    """Subclass it and implement ``make`` and ``turn``."""
 
     def make(self) -> MarketFeed:
-        """A feed; called once in every test."""
+        """Return a feed; called once in every test."""
         raise NotImplementedError
 
     def turn(self) -> None:
-        """Lets at least one slot pass, and not many."""
+        """Let at least one slot pass, but not many."""
         raise NotImplementedError
 
     def test_it_is_a_feed(self) -> None:
+        """The object implements the ``MarketFeed`` port."""
         assert isinstance(self.make(), MarketFeed)
 
     def test_now_is_within_its_slot(self) -> None:
+        """A report is from within its slot, with valid prices and counts."""
         feed = self.make()
         for _ in range(3):
             report = feed.now()
@@ -30,6 +32,7 @@ class MarketFeedContract:
             self.turn()
 
     def test_slots_are_counted_one_by_one(self) -> None:
+        """The index of a slot grows by one per slot length."""
         feed = self.make()
         before = feed.now()
         self.turn()
@@ -39,6 +42,7 @@ class MarketFeedContract:
         assert abs(after.slot_began - before.slot_began - passed * before.slot_s) < 1e-3
 
     def test_history_ends_before_the_present_slot(self) -> None:
+        """History agrees with earlier reports and ends before the present slot."""
         feed = self.make()
         seen = {}
         for _ in range(3):
@@ -49,16 +53,17 @@ class MarketFeedContract:
         history = feed.history(last - min(seen))
         latest = feed.now().index
         assert history is not None
-        # The feed may have gone on between the calls.
+        # The feed may have moved to another slot between the calls.
         for present in range(last, latest + 1):
             first = present - history.slots
             told = {first + number: history.slot(number) for number in range(history.slots)}
             if all(told[index] == slot for index, slot in seen.items() if index in told):
                 break
         else:
-            raise AssertionError(f"{told} is not what was seen: {seen}")
+            raise AssertionError(f"history {told} differs from what now() reported: {seen}")
 
     def test_history_is_no_longer_than_asked_for(self) -> None:
+        """History has the requested number of slots; none for 0."""
         feed = self.make()
         self.turn()
         self.turn()

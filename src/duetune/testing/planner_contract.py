@@ -1,4 +1,4 @@
-"""What every planner must do, built in or your own."""
+"""The conformance suite of planners, built in or your own."""
 
 from __future__ import annotations
 
@@ -20,19 +20,22 @@ _ROUND_S = 600.0
 
 
 class PlannerContract:
-    """Subclass it, give ``make``; override ``situations`` to test on your own. ``moves`` is False
-    for one that never takes from a job what it has.
+    """Subclass it and implement ``make``; override ``situations`` to test on your own.
+
+    Set ``moves`` to False for a planner that never takes GPUs from a running job.
     """
 
     moves = True
 
     def make(self) -> Planner:
-        """The planner under test; called anew in every test."""
+        """Return the planner under test; called anew in every test."""
         raise NotImplementedError
 
     def situations(self) -> Iterator[Situation]:
-        """Rounds of small clusters: all wait; some have what the planner gave them, and some of
-        those must keep it; spot nodes are gone and others have come.
+        """Yield rounds of small clusters.
+
+        In the first round all jobs wait. In the second some jobs hold what the planner gave them,
+        and some of these must keep it. In the third, spot nodes have gone.
         """
         for seed, count in enumerate((1, 4, 9)):
             random = np.random.default_rng(seed)
@@ -48,6 +51,7 @@ class PlannerContract:
             yield [_where_there(each, less) for each in views], less
 
     def test_it_is_a_planner_with_a_name(self) -> None:
+        """The object implements the ``Planner`` port; its name is stable and one line."""
         planner = self.make()
         assert isinstance(planner, Planner)
         assert planner.name
@@ -55,6 +59,7 @@ class PlannerContract:
         assert "\n" not in planner.name
 
     def test_the_same_views_give_the_same_plan(self) -> None:
+        """A planner is a value: it keeps no state between rounds."""
         for views, stock in self.situations():
             planner = self.make()
             first = planner.plan(views, stock)
@@ -63,6 +68,7 @@ class PlannerContract:
             assert self.make().plan(views, stock) == first
 
     def test_what_it_is_shown_stays_as_it_was(self) -> None:
+        """``plan`` does not write to its arguments."""
         for views, stock in self.situations():
             before = [(view, view.pace.copy()) for view in views]
             capacity = stock.capacity.copy()
@@ -72,15 +78,18 @@ class PlannerContract:
             assert np.array_equal(stock.capacity, capacity)
 
     def test_no_jobs_need_no_plan(self) -> None:
+        """Without jobs the plan is empty."""
         assert not self.make().plan([], stock_of()).shapes
 
     def test_a_job_alone_is_served(self) -> None:
+        """A single job gets GPUs."""
         for seed in range(4):
             stock = stock_of(spot=1)
             view = waiting_job("alone", stock, np.random.default_rng(seed))
             assert "alone" in self.make().plan([view], stock).shapes
 
     def test_a_job_that_nothing_fits_holds_up_nobody(self) -> None:
+        """A job without a possible shape does not block others."""
         stock = stock_of()
         random = np.random.default_rng(0)
         hopeless = waiting_job("hopeless", stock, random)
@@ -89,6 +98,7 @@ class PlannerContract:
         assert set(self.make().plan([hopeless, other], stock).shapes) == {"other"}
 
     def test_jobs_get_only_shapes_that_are_there_and_fit_them(self) -> None:
+        """Shapes are available now and possible for their job."""
         for views, stock in self.situations():
             known = {view.name: view for view in views}
             for name, shape in self.make().plan(views, stock).shapes.items():
@@ -98,6 +108,7 @@ class PlannerContract:
                 assert view.pace[shape] > 0 or (view.pinned and shape == view.held)
 
     def test_nobody_gets_what_there_is_not(self) -> None:
+        """Jobs together get at most the GPUs of each partition."""
         for views, stock in self.situations():
             used = np.zeros(len(stock.partitions), np.int64)
             for shape in self.make().plan(views, stock).shapes.values():
@@ -105,16 +116,18 @@ class PlannerContract:
             assert (used <= stock.capacity).all(), (used, stock.capacity)
 
     def test_quotas_are_kept(self) -> None:
+        """The jobs of a project together get at most its quota."""
         for views, stock in self.situations():
             shapes = self.make().plan(views, stock).shapes
             for project, quota in stock.quotas.items():
                 mine = [view for view in views if view.project == project]
                 used = sum(int(stock.gpus[shapes[v.name]]) for v in mine if v.name in shapes)
-                # Who must keep what it has does so even where the quota was lowered since.
+                # Pinned jobs keep their GPUs even if the quota was lowered since.
                 stays = sum(int(stock.gpus[view.held]) for view in mine if view.pinned)
                 assert used <= max(quota, stays)
 
     def test_who_is_pinned_keeps_what_it_has(self) -> None:
+        """A pinned job keeps its shape."""
         for views, stock in self.situations():
             shapes = self.make().plan(views, stock).shapes
             for view in views:
@@ -122,6 +135,7 @@ class PlannerContract:
                     assert shapes.get(view.name) == view.held
 
     def test_who_is_pinned_stays_even_if_it_is_believed_to_stand_still(self) -> None:
+        """A pinned job keeps its shape even with a predicted pace of 0."""
         stock = stock_of()
         random = np.random.default_rng(1)
         view = msgspec.structs.replace(
@@ -133,9 +147,7 @@ class PlannerContract:
             assert self.make().plan([view, *others], stock).shapes.get("busy") == 0
 
     def test_priority_comes_first(self) -> None:
-        """Where the planner moves jobs: one of low priority does not keep GPUs from another that
-        could use them; where it does not, whoever has GPUs keeps them.
-        """
+        """A planner that moves jobs serves the higher priority first; another moves nobody."""
         stock = Stock((Partition(name="only", gpu_model="A100-80GB", nodes=1, gpus_per_node=4),))
         random = np.random.default_rng(2)
         whole = len(stock.shapes) - 1
@@ -149,12 +161,14 @@ class PlannerContract:
             assert shapes == {"low": whole}
 
     def test_who_is_not_moved_keeps_what_it_has(self) -> None:
+        """With ``moves`` False, every running job keeps its shape."""
         for views, stock in self.situations():
             shapes = self.make().plan(views, stock).shapes
             if not self.moves:
                 assert all(shapes.get(view.name) == view.held for view in views if view.held >= 0)
 
     def test_nodes_are_given_whole_or_in_one_part(self) -> None:
+        """``placed`` finds nodes for the plan, and pinned jobs keep theirs."""
         for views, stock in self.situations():
             plan = self.make().plan(views, stock)
             places = placed(plan, views, stock)
@@ -175,6 +189,7 @@ class PlannerContract:
                     assert places[view.name] == view.placement
 
     def test_reasons_are_one_line_of_words(self) -> None:
+        """Reasons are of known jobs, in words, and on one line."""
         for views, stock in self.situations():
             plan = self.make().plan(views, stock)
             assert set(plan.reasons) <= {view.name for view in views}
@@ -184,7 +199,7 @@ class PlannerContract:
 
 
 def stock_of(*, spot: int = 0, quota: int | None = None) -> Stock:
-    """Two nodes of four GPUs, one of two others, and up to two nodes of spot."""
+    """Return a small cluster: two nodes of four GPUs, one of two, and up to two spot nodes."""
     partitions = (
         Partition(name="large", gpu_model="A100-80GB", nodes=2, gpus_per_node=4, price=1.6),
         Partition(name="small", gpu_model="L40S", nodes=1, gpus_per_node=2, price=1.0),
@@ -202,7 +217,7 @@ def stock_of(*, spot: int = 0, quota: int | None = None) -> Stock:
 
 
 def waiting_job(name: str, stock: Stock, random: np.random.Generator) -> JobView:
-    """One that some shapes do not fit, with every field drawn that a planner may look at."""
+    """Return a random waiting job that some shapes do not fit."""
     speed = random.uniform(500, 2000, len(stock.partitions))[stock.partition]
     pace = speed * stock.gpus ** random.uniform(0.6, 1.0)
     pace[stock.gpus < random.choice([1, 1, 2])] = 0.0
@@ -220,7 +235,7 @@ def waiting_job(name: str, stock: Stock, random: np.random.Generator) -> JobView
 
 
 def _held(view: JobView, stock: Stock, shape: int) -> JobView:
-    """With that shape, on the first nodes of its partition."""
+    """Return the job holding that shape on the first nodes of its partition."""
     form = stock.shapes[shape]
     each = form.gpus // form.nodes
     place = Placement(form.partition, tuple((node, each) for node in range(form.nodes)))
@@ -230,8 +245,9 @@ def _held(view: JobView, stock: Stock, shape: int) -> JobView:
 def _afterwards(
     planner: Planner, views: list[JobView], stock: Stock, random: np.random.Generator
 ) -> list[JobView]:
-    """A round later: who has got GPUs has them; every third start is not through yet, every third
-    job may not be moved.
+    """Return the jobs one round later, holding what the planner gave them.
+
+    Every third start is still in progress, and every third job may not be moved.
     """
     plan = planner.plan(views, stock)
     places = placed(plan, views, stock)
@@ -255,7 +271,7 @@ def _afterwards(
 
 
 def _where_there(view: JobView, stock: Stock) -> JobView:
-    """Without what it had on nodes that are gone."""
+    """Return the job without what it held on nodes that have gone."""
     place = view.placement
     if place is None or all(
         node < stock.partitions[place.partition].nodes for node, _ in place.nodes

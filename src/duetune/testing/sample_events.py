@@ -1,8 +1,10 @@
-"""One of every event, every field filled: what a journal must give back unchanged."""
+"""One event of every kind with every field set: what a journal must return unchanged."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from duetune.core.decision import Allocation, Outlook
 from duetune.core.events import (
@@ -34,7 +36,7 @@ _SLOT_S = 1800.0
 
 
 def submission(*, name: str = "tuning", spec: str = "{}") -> Submitted:
-    """A job of 30 steps in 10 slots."""
+    """Return the submission of a job of 30 steps in 10 slots."""
     return Submitted(
         at=_ORIGIN + 7.5,
         spec=spec,
@@ -63,7 +65,7 @@ def submission(*, name: str = "tuning", spec: str = "{}") -> Submitted:
 
 
 def decision(slot: int, *, reason: str = "spot is cheap") -> Decided:
-    """What was decided in slot ``slot``: small, and different for every slot."""
+    """Return a small decision that differs from slot to slot."""
     return Decided(
         at=_ORIGIN + slot * _SLOT_S,
         slot=slot,
@@ -74,7 +76,7 @@ def decision(slot: int, *, reason: str = "spot is cheap") -> Decided:
 
 
 def story() -> tuple[Event, ...]:
-    """A whole life, as it may be, in which everything happens."""
+    """Return the events of a whole job in which every kind of event occurs."""
     node = Node(
         id="tuning-n1",
         job="tuning",
@@ -84,13 +86,9 @@ def story() -> tuple[Event, ...]:
         started_at=_ORIGIN + 20,
         billed=0.125,
     )
-    taken = Node(
-        id="tuning-n1",
-        job="tuning",
-        kind=NodeKind.SPOT,
+    taken = msgspec.structs.replace(
+        node,
         state=NodeState.LOST,
-        requested_at=_ORIGIN + 10,
-        started_at=_ORIGIN + 20,
         ended_at=_ORIGIN + 4000,
         notice_at=_ORIGIN + 3970,
         billed=1.75,

@@ -1,4 +1,4 @@
-"""Measured runs that never were: for tests of sources of knowledge."""
+"""Synthetic runs for tests of knowledge sources."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _PARAMETERS = {"meta-llama/Llama-3.2-3B": 3.2e9, "meta-llama/Llama-3.1-8B": 8.0e
 
 
 def small_space() -> Space:
-    """Two models, methods and GPUs; the model has to be given."""
+    """Return a space with few models, methods and GPUs; the model must be given."""
     return Space(
         {
             "model": Domain((), Role.GIVEN),
@@ -40,7 +40,10 @@ def small_space() -> Space:
 def synthetic_run(
     configuration: Configuration, noise: float = 0.0, measured_at: float = 0.0
 ) -> Observation:
-    """As arithmetic and memory alone would have it; ``noise`` is that of the pace's logarithm."""
+    """Return the run that simple formulas for time and memory predict.
+
+    ``noise`` is added to the logarithm of the pace.
+    """
     each = configuration
     size, gpus = _PARAMETERS[each.model], each.num_gpus
     tokens = each.batch_size / gpus * each.tokens_per_sample
@@ -68,7 +71,7 @@ def synthetic_run(
 
 @functools.cache
 def synthetic_history(count: int = 150, seed: int = 1) -> History:
-    """Runs of points that are spread over ``small_space`` and break no rule, one a minute."""
+    """Return runs spread over ``small_space`` that break no rule, one per minute."""
     rng = np.random.default_rng(seed)
     whole = small_space()
     for field, values in (

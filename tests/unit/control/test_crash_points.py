@@ -26,9 +26,9 @@ from duetune.control.crash_points import (
 from duetune.core.events import Amend, Cancel, Pause, Resume, UserRequested
 from duetune.core.fleet import Release
 from duetune.errors import InvalidInput
+from duetune.fleets.embedded.cloud_settings import FleetSettings
 from duetune.store import MemoryJournal, open_store
 from duetune.testing import MemoryFleet
-from duetune.testing.memory_fleet import FleetSettings
 from support.harness import Lessons, Room, Status
 from support.invariants import check_over
 

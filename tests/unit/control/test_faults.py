@@ -10,8 +10,8 @@ from duetune.core.events import Decided, Observed, Reported, Requested
 from duetune.core.fleet import Launch, NodeKind, NodeState, Release, Task
 from duetune.core.progress import Phase, Progress
 from duetune.errors import FleetError, InvalidInput
+from duetune.fleets.embedded.cloud_settings import FleetFaults, FleetSettings
 from duetune.testing import constant_market, market_of
-from duetune.testing.memory_fleet import FleetFaults, FleetSettings
 from support.harness import SLOT_S, Lessons, Room, Status
 from support.invariants import check_over, check_story, check_turn
 

@@ -10,8 +10,8 @@ from duetune.control.crash_points import CRASH_POINTS, Crash, CrashPlan
 from duetune.core.events import Amend, Cancel, Pause
 from duetune.core.fleet import Limit
 from duetune.errors import StaleController
+from duetune.fleets.embedded.cloud_settings import FleetSettings
 from duetune.testing import constant_market
-from duetune.testing.memory_fleet import FleetSettings
 from support.harness import SLOT_S, Lessons, Room, Status
 from support.invariants import check_over, check_story
 

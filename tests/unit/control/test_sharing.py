@@ -11,12 +11,12 @@ from duetune.core.job import linear_throughput
 from duetune.core.planning import Plan
 from duetune.engine.engine import Engine
 from duetune.errors import Bug
+from duetune.fleets.embedded.cloud_settings import FleetSettings
 from duetune.jobs.explain import explained
 from duetune.registry.planners import planner_named
 from duetune.registry.policies import policy_named
 from duetune.simulate.journal_replay import redecided
 from duetune.testing import constant_market
-from duetune.testing.memory_fleet import FleetSettings
 from support.harness import SLOT_S, Room, Status, market_of
 
 PLENTY = constant_market(available=16)

@@ -45,8 +45,8 @@ def test_who_is_first_waits_for_something_better_than_a_third_of_the_best():
     plan = QueuePlanner().plan([runs, partial, choosy, view("next", only(1))], STOCK)
     assert set(plan.shapes) == {"runs", "partial"}
     assert plan.reasons == {
-        "choosy": "what is free would be too slow for it",
-        "next": "others are before it",
+        "choosy": "the free GPUs are too slow for this job",
+        "next": "waits behind earlier jobs",
     }
     eager = QueuePlanner(patience=0.0).plan([runs, partial, choosy], STOCK)
     assert eager.shapes["choosy"] == TWO
@@ -60,8 +60,8 @@ class TestBackfill:
         short = view("short", only(4), minutes=100.0)
         plan = QueuePlanner(backfill=True).plan([self.runs, self.first, short], STOCK)
         assert plan.shapes == {"runs": FOUR, "short": FOUR}
-        assert plan.reasons["first"] == "there will be room in about 60 min"
-        assert plan.reasons["short"] == "beside first, which is first"
+        assert plan.reasons["first"] == "enough GPUs become free in about 60 min"
+        assert plan.reasons["short"] == "backfilled without delaying first"
 
     def test_one_that_would_hold_it_up_does_not(self):
         # 220 minutes of one GPU are 55 of four: with caution 66, more than the hour.

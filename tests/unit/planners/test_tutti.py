@@ -129,10 +129,10 @@ def test_a_restart_is_time_that_is_paid_and_does_no_work():
 def test_reasons_say_when_it_is_done_and_why_it_waits():
     stock = Stock((OURS,))
     reasons = Tutti().plan([view("a", stock, 5), view("b", stock, 5000)], stock).reasons
-    assert reasons["a"] == "done in about 6 min on 4 x A100-80GB"
-    assert "jobs before it" in reasons["b"]
+    assert reasons["a"] == "finishes in about 6 min on 4 x A100-80GB"
+    assert "less work left" in reasons["b"]
     none = msgspec.structs.replace(view("a", stock, 5), pace=np.zeros(len(stock.shapes)))
-    assert Tutti().plan([none], stock).reasons == {"a": "nothing that is there fits it"}
+    assert Tutti().plan([none], stock).reasons == {"a": "no available GPUs fit this job"}
 
 
 @pytest.mark.parametrize("worth", [0.0, -1.0, float("nan")])

@@ -16,13 +16,12 @@ from duetune.core.market import MarketTrace
 from duetune.errors import InvalidInput, MissingExtra
 from duetune.files import checked_target, whole_file
 from duetune.market.forecast import ForecastSource
-from duetune.plots.policy_bars import chosen_bars, family
+from duetune.plots.policy_figures import chosen_bars, family
 from duetune.policies.baselines import MaximalSpot, OnDemandOnly
 from duetune.policies.select import AdaHedge, run_selection
 from duetune.policies.solve.dynamic import offline_optimum
 from duetune.simulate.episode import simulate
-from duetune.simulate.summary import Standing, dollars, replay, standings
-from duetune.simulate.summary_selection import selection_summary
+from duetune.simulate.summary import Standing, dollars, replay, selection_summary, standings
 from duetune.simulate.tournament import Tournament
 
 JOB = Job(work=20, deadline=6, value=60, throughput=linear_throughput(4))

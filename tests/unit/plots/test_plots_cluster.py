@@ -43,24 +43,24 @@ def words(figure):
 @pytest.mark.parametrize(
     ("changed", "note"),
     [
-        ({"finished_s": None}, "No job was done"),
-        ({"finished_s": None, "first_s": None}, "No job was done, and none was started"),
+        ({"finished_s": None}, "No job finished"),
+        ({"finished_s": None, "first_s": None}, "No job started"),
     ],
 )
 def test_a_run_without_an_end_is_drawn_with_a_note(changed, note):
     said = words(cluster_figure(outcome(**changed), ["x"], title="T"))
     assert note in said
-    assert "T: 0 of 1 job" in said
+    assert "T\n0 of 1 job finished" in said
 
 
 def test_a_run_without_a_round_is_drawn_too():
     empty = msgspec.structs.replace(outcome(first_s=None, finished_s=None), rounds=())
-    assert "No job was done, and none was started" in words(cluster_figure(empty, "x", title="T"))
+    assert "No job started" in words(cluster_figure(empty, "x", title="T"))
 
 
 def test_a_run_with_an_end_has_no_note():
     said = words(cluster_figure(outcome(), ["x"], title="T"))
-    assert said == ["T: 1 of 1 job, mean completion 1.00 h"]
+    assert said == ["T\n1 of 1 job finished, mean completion time 1.00 h"]
 
 
 @pytest.mark.parametrize("loads", [(24.0,), (12.0, 24.0)])

@@ -1,1 +1,4 @@
-"""The backtest of forecasters: forecasts as they would have been made, and their scores."""
+"""Backtests of forecasters: forecasts as they would have been made then, and their scores.
+
+The forecasters themselves are in ``duetune.market.forecast``.
+"""

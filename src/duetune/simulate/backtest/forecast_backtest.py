@@ -1,8 +1,8 @@
 """The backtest of forecasters: how well they would have done on recorded markets.
 
-Rolling origin: in every slot after the warm-up each forecaster forecasts from what it has seen so
-far, once, for the longest horizon; each forecast is scored when its slot has come. Persistence
-(``last``) always takes part: it is what others have to beat.
+The origin rolls: in every slot after the warm-up each forecaster forecasts once from what it has
+observed so far, for the longest horizon. A forecast is scored when its slot has come. Persistence
+(``last``) always takes part, because it is what other forecasters must beat.
 """
 
 from __future__ import annotations
@@ -19,15 +19,18 @@ from duetune.errors import InvalidInput
 from duetune.market.forecast.distribution import LEVELS
 from duetune.policies.ahap import Ahap
 from duetune.simulate.backtest.past_forecasts import Rolled, rolled, source_name
-from duetune.simulate.backtest.regret import Regret, jobs_on, regrets, usual_mix
 from duetune.simulate.backtest.standings import (
     PERSISTENCE,
     ForecasterStanding,
     Quantity,
+    Regret,
     Score,
     horizon_scores,
+    jobs_on,
+    regrets,
     slots_ahead,
     standing,
+    usual_mix,
 )
 
 if TYPE_CHECKING:
@@ -44,7 +47,7 @@ WARM_UP = 0.3
 
 
 class Backtest(msgspec.Struct, frozen=True):
-    """``standings`` has the best forecaster first, in the order of skill."""
+    """The result of a backtest. ``standings`` is sorted by skill, the best forecaster first."""
 
     horizons: tuple[float, ...]
     levels: tuple[float, ...]
@@ -56,6 +59,7 @@ class Backtest(msgspec.Struct, frozen=True):
     scores: tuple[Score, ...]
 
     def score(self, forecaster: str, hours: float, quantity: Quantity) -> Score:
+        """Return the score of one forecaster at one horizon for one quantity."""
         wanted = (forecaster, hours, quantity)
         return next(
             score
@@ -79,16 +83,17 @@ def backtest(
 ) -> Backtest:
     """Score forecasters on the first pool of each trace.
 
-    ``horizons`` are hours; by default 1, 3, 6 and 12, those that are whole slots. A forecaster of
-    your own must be fresh: it is copied for each trace and shown it from the first slot on.
-    ``jobs`` are drawn for the regret of ``policy`` (AHAP); 0 leaves it out. ``advance`` is told
-    which forecaster is done with which trace.
+    - ``horizons`` are in hours. The default is 1, 3, 6 and 12, as far as they are whole slots.
+    - A forecaster object must be fresh. It is copied for each trace and shown all its slots.
+    - ``jobs`` is the number of jobs drawn for the regret of ``policy`` (by default AHAP); 0 omits
+      it.
+    - ``advance`` is called with forecaster and trace whenever a forecaster finishes a trace.
     """
     markets = (traces,) if isinstance(traces, MarketTrace) else tuple(traces)
     contestants = _named(sources)
     hours = checked_horizons(horizons, markets, warm_up)
     deciding = policy or Ahap()
-    # Before the long work: this refuses traces that are too short for jobs.
+    # Before the long work: this rejects traces that are too short for the jobs.
     cases = () if not jobs else jobs_on(mix or usual_mix(markets), markets, jobs, seed, warm_up)
     made: dict[str, list[Rolled]] = {}
     for name, source in contestants.items():
@@ -130,16 +135,17 @@ def backtest(
 
 
 def first_scored(trace: MarketTrace, warm_up: float) -> int:
-    """The slot in which the first forecast is scored."""
+    """Return the slot in which the first forecast is scored."""
     return round(warm_up * trace.slots)
 
 
 def checked_horizons(
     horizons: Sequence[float], traces: Sequence[MarketTrace], warm_up: float = WARM_UP
 ) -> tuple[float, ...]:
-    """Hours in ascending order, each a whole number of slots that every trace is long enough for.
+    """Return the horizons in hours, ascending, after checking them against every trace.
 
-    Without any, the usual ones that are.
+    Each must be a whole number of slots and short enough for the trace. Without any, the usual ones
+    that meet this are returned.
     """
     if not traces:
         raise InvalidInput("traces", "none", "at least one market")
@@ -148,7 +154,7 @@ def checked_horizons(
     for trace in traces:
         first = first_scored(trace, warm_up)
         if not 1 <= first <= trace.slots - 3:
-            allowed = f"one with slots before and after a warm-up of {warm_up:.0%}"
+            allowed = f"a trace long enough for a warm-up of {warm_up:.0%} and slots to score"
             raise InvalidInput("trace", f"{trace.name}, {trace.slots} slots", allowed)
     if not horizons:
         usual = [each for each in USUAL_HOURS if all(_fits(each, trace) for trace in traces)]
@@ -158,7 +164,7 @@ def checked_horizons(
         for trace in traces:
             minutes = f"{trace.slot_hours * 60:g} min"
             if not (math.isfinite(each) and each > 0 and _fits(each, trace)):
-                allowed = f"hours, whole slots of {minutes} each in {trace.name!r}"
+                allowed = f"hours, whole slots of {minutes} in {trace.name!r}"
                 raise InvalidInput("horizons", each, allowed)
             longest = _longest(trace, warm_up)
             if each > longest + 1e-9:
@@ -167,13 +173,13 @@ def checked_horizons(
                     "horizons",
                     each,
                     f"at most {longest:g} hours: {trace.name!r} has {scored} slots of {minutes} "
-                    f"after a warm-up of {warm_up:.0%}, and a horizon may take less than half",
+                    f"after a warm-up of {warm_up:.0%}, and a horizon must be shorter than half",
                 )
     return tuple(sorted({float(each) for each in horizons}))
 
 
 def write_scores(result: Backtest, file: IO[str]) -> None:
-    """Every score as a row of CSV."""
+    """Write a CSV file with one row per score."""
     writer = csv.writer(file, lineterminator="\n")
     fields = [name for name in Score.__struct_fields__ if name != "below"]
     writer.writerow((*fields, *(f"below_{level:g}" for level in result.levels)))
@@ -185,6 +191,7 @@ def write_scores(result: Backtest, file: IO[str]) -> None:
 def _named(
     sources: Sequence[ForecastSource | Forecaster],
 ) -> dict[str, ForecastSource | Forecaster]:
+    """Return the forecasters by name, persistence included."""
     contestants: dict[str, ForecastSource | Forecaster] = {}
     for source in sources:
         name = source_name(source)
@@ -196,10 +203,11 @@ def _named(
 
 
 def _fits(hours: float, trace: MarketTrace) -> bool:
+    """Return whether the hours are a whole number of slots, at least one."""
     slots = hours / trace.slot_hours
     return round(slots) >= 1 and abs(slots - round(slots)) < 1e-6
 
 
 def _longest(trace: MarketTrace, warm_up: float) -> float:
-    """In hours: more forecasts than slots ahead are scored, or a test of them says nothing."""
+    """Return the longest horizon in hours that still leaves more forecasts than slots ahead."""
     return (trace.slots - first_scored(trace, warm_up) - 1) // 2 * trace.slot_hours

@@ -1,4 +1,4 @@
-"""How good forecasts were: loss, calibration, and whether a difference is more than luck.
+"""Scores of forecasts: loss, calibration, and whether a difference is more than chance.
 
 Arrays of quantiles have one row per level and one column per forecast.
 """
@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 
 
 class Atoms(msgspec.Struct, frozen=True, eq=False):
-    """Of each actual value, the probability that was forecast of less, and of at most as much."""
+    """For each actual value, the forecast probability of less (``lower``) and of at most it
+    (``upper``).
+    """
 
     lower: NDArray[np.float64]
     upper: NDArray[np.float64]
@@ -31,7 +33,10 @@ def at_levels(
     quantiles: NDArray[np.float64],
     wanted: Sequence[float] = LEVELS,
 ) -> NDArray[np.float64]:
-    """The quantiles ``wanted``: linear between those known, and the outermost beyond them."""
+    """Return the quantiles at the levels ``wanted``.
+
+    They are interpolated between the known levels and constant beyond the outermost ones.
+    """
     known = np.asarray(levels)
     upper = np.clip(np.searchsorted(known, np.asarray(wanted) - 1e-9), 0, len(known) - 1)
     lower = np.maximum(upper - 1, 0)
@@ -43,7 +48,10 @@ def at_levels(
 
 
 def pinball(quantiles: NDArray[np.float64], actual: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Each forecast's quantile loss, the mean over ``LEVELS``; half the error of a point mass."""
+    """Return each forecast's quantile loss, the mean over ``LEVELS``.
+
+    For a point forecast this is half its absolute error.
+    """
     level = np.asarray(LEVELS)[:, np.newaxis]
     error = actual - quantiles
     loss: NDArray[np.float64] = np.maximum(level * error, (level - 1) * error).mean(axis=0)
@@ -56,18 +64,18 @@ def share_below(
     actual: NDArray[np.float64],
     atoms: Atoms,
 ) -> NDArray[np.float64]:
-    """Row i: the probability with which each actual value counts as below its quantile LEVELS[i].
+    """Return in row i the probability with which each value counts as below its LEVELS[i] quantile.
 
-    That is 0 or 1, except where the value has a probability of its own, an atom, as every count
-    has: if the forecast puts the atom at cumulative probabilities F- to F, a level in between cuts
-    it, and the value counts with the share (level - F-) / (F - F-). With that, forecasts that are
-    right are below the 5% quantile in 5% of cases, and between the 5% and the 95% quantile in 90%,
-    however coarse the counts are; without it ranges of counts cover too much.
+    That is 0 or 1, unless the value has a probability of its own (an atom), as every count has. If
+    the forecast puts the atom at cumulative probabilities F- to F and the level is in between, the
+    value counts with the share (level - F-) / (F - F-). Correct forecasts are then below the 5%
+    quantile in 5% of cases, and between the 5% and 95% quantiles in 90%, however coarse the counts
+    are. Without it, ranges of counts would cover too much.
     """
     width = atoms.upper - atoms.lower
     level = np.asarray(LEVELS)[:, np.newaxis]
     cut = np.clip((level - atoms.lower) / np.where(width > 0, width, 1.0), 0.0, 1.0)
-    # A value without an atom is below or it is not, which the quantiles themselves say.
+    # Without an atom a value is either below or not; the quantiles decide that.
     plain = (actual <= at_levels(levels, np.sort(quantiles, axis=0))).astype(np.float64)
     return np.where(width > 1e-12, cut, plain)
 
@@ -81,11 +89,14 @@ def atoms_read(
     step: float = 0.0,
     most: float = math.inf,
 ) -> Atoms:
-    """The atoms of the actual values as far as quantiles tell, linear between two of them.
+    """Return the atoms of the actual values as far as the quantiles determine them.
 
-    What is beyond the outermost levels is not known: half of it for counts, but nothing below 0 or
-    above ``most``. Where the forecast is ``certain`` its value is the whole. ``step`` is 1 for
-    counts; 0 for prices, which have atoms only where neighbouring quantiles are equal.
+    - Between two quantiles the distribution is linear.
+    - Beyond the outermost levels it is unknown. A count gets half of the tail there; there is no
+      probability below 0 or above ``most``.
+    - A forecast that is ``certain`` has all its probability at its value.
+    - ``step`` is 1 for counts. It is 0 for prices, which have atoms only where neighbouring
+      quantiles are equal.
     """
     ordered = np.sort(quantiles, axis=0)
     upper = _cumulative(levels, ordered, actual, step / 2, below=False)
@@ -94,7 +105,7 @@ def atoms_read(
     known = np.asarray(levels)
     upper = np.where(np.isnan(upper), known[-1] + outside * (1 - known[-1]), upper)
     lower = np.where(np.isnan(lower), (1 - outside) * known[0], lower)
-    # Where a value is beyond all quantiles, both ends of its atom are in the same tail.
+    # If a value is beyond all quantiles, both ends of its atom are in the same tail.
     upper = np.where(actual < ordered[0], lower, np.where(actual >= most, 1.0, upper))
     lower = np.where(actual > ordered[-1], upper, np.where(actual <= 0, 0.0, lower))
     exact = certain & (ordered[0] == actual) & (ordered[-1] == actual)
@@ -109,9 +120,9 @@ def _cumulative(
     *,
     below: bool,
 ) -> NDArray[np.float64]:
-    """The forecast probability of at most (``below``: of less than) the actual values.
+    """Return the forecast probability of at most (``below``: of less than) the actual values.
 
-    NaN where that lies beyond the outermost level.
+    It is NaN beyond the outermost level.
     """
     passed = ((ordered < actual) if below else (ordered <= actual)).sum(axis=0)
     inside = (passed > 0) & (passed < len(levels))
@@ -128,13 +139,13 @@ def _cumulative(
 def better_by_chance(
     differences: Sequence[NDArray[np.float64]], horizons: Sequence[int]
 ) -> float | None:
-    """Diebold and Mariano's test: the two-sided p-value of a mean difference of losses of zero.
+    """Return the two-sided p-value of the Diebold-Mariano test that two mean losses are equal.
 
-    One series of differences per market, in the order of time, of forecasts so many slots ahead.
-    Forecasts h slots ahead overlap, so that their errors are correlated over h - 1 slots: the
-    variance of the mean takes those lags in, with the correction for small samples and Student's t
-    of Harvey, Leybourne and Newbold (1997). Markets are taken as independent. None where there is
-    no difference at all.
+    There is one series of loss differences per market, in order of time, and one number of slots
+    ahead per series. Forecasts h slots ahead overlap, so their errors are correlated over h - 1
+    slots. The variance of the mean includes those lags, with the small-sample correction and
+    Student's t of Harvey, Leybourne and Newbold (1997). Markets are treated as independent. Returns
+    None if all differences are zero.
     """
     from scipy.special import stdtr  # noqa: PLC0415 - takes a while to import
 
@@ -144,7 +155,7 @@ def better_by_chance(
     for series, horizon in zip(differences, horizons, strict=True):
         size = series.size
         if size <= horizon:
-            raise InvalidInput("forecasts", size, f"more than the {horizon} slots ahead")
+            raise InvalidInput("forecasts", size, f"more forecasts than the {horizon} slots ahead")
         correction = (size - horizon) * (size - horizon + 1) / size**2
         variance += size * long_run_variance(series, horizon - 1) / correction
     if not any(series.any() for series in differences):
@@ -156,10 +167,10 @@ def better_by_chance(
 
 
 def long_run_variance(series: NDArray[np.float64], lags: int) -> float:
-    """The variance of the sum of a series per entry, with correlation over so many lags.
+    """Return the variance of the sum of a series per entry, with correlation over ``lags`` lags.
 
-    The plain sum of covariances can come out near zero, or below, by chance; it is taken for no
-    less than the sum by Bartlett's weights, nor than the variance without any correlation.
+    The plain sum of covariances can be near or below zero by chance. So the result is at least the
+    sum with Bartlett's weights and at least the variance without correlation.
     """
     centred = series - series.mean()
     size = series.size

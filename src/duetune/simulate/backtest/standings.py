@@ -1,4 +1,7 @@
-"""Scores of forecasters: each at each horizon, and over all of them."""
+"""Standings of forecasters: scores per horizon, skill over all horizons, and regret in dollars.
+
+The loss functions and tests are in ``scores``.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from duetune.errors import InvalidInput
 from duetune.market.forecast.forecast_source import ForecastKind, ForecastSource
-from duetune.simulate.backtest.regret import Regret
 from duetune.simulate.backtest.scores import (
     Atoms,
     at_levels,
@@ -19,18 +22,101 @@ from duetune.simulate.backtest.scores import (
     pinball,
     share_below,
 )
+from duetune.simulate.cases import JobMix, draw_cases
+from duetune.simulate.summary import margin_of_mean
+from duetune.simulate.tournament import run_tournament
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from duetune.core.market import MarketTrace
+    from duetune.market.forecast.forecast_table import ForecastTable
+    from duetune.policies.compiled_policy import CompiledPolicy
     from duetune.simulate.backtest.past_forecasts import Rolled
+    from duetune.simulate.cases import Case
+
+
+_USUAL_GPUS = 16
+_ROUNDING = 1e-9  # dollars
+
+
+class Regret(msgspec.Struct, frozen=True):
+    """The dollars per job that a policy earns less with a forecast than with the perfect one.
+
+    - ``margin`` is half the width of the 95% interval of ``dollars`` over jobs.
+    - ``share`` is ``dollars`` relative to what the perfect forecast earns.
+
+    Regret can be below zero: a policy that looks a few slots ahead is not optimal even with perfect
+    foresight.
+    """
+
+    mean_utility: float
+    dollars: float
+    margin: float
+    share: float | None
+
+
+class AlreadyMade(ForecastSource, frozen=True):
+    """A source of forecasts that were made before, for these traces only."""
+
+    made: tuple[tuple[MarketTrace, ForecastTable], ...] = ()
+
+    def table(self, trace: MarketTrace, horizon: int) -> ForecastTable:
+        """Return the forecasts of this trace; called by the tournament."""
+        for known, table in self.made:
+            if known is trace and horizon <= table.horizon:
+                return table
+        raise InvalidInput("trace", trace.name, "a trace whose forecasts were made before")
+
+
+def usual_mix(traces: Sequence[MarketTrace]) -> JobMix:
+    """Return the usual job mix with jobs as large as the markets: at most 16 GPUs."""
+    most = max(1, min(_USUAL_GPUS, *(int(trace.available[0].max()) for trace in traces)))
+    least = max(1, most // 2)
+    return JobMix(max_gpus=(least, most), min_gpus=(1, min(2, least)))
+
+
+def jobs_on(
+    mix: JobMix, traces: tuple[MarketTrace, ...], count: int, seed: int, warm_up: float
+) -> tuple[Case, ...]:
+    """Return random jobs that begin and end in the scored part of the traces."""
+    return draw_cases(mix, traces, count, np.random.default_rng(seed), part=(warm_up, 1.0))
+
+
+def regrets(
+    tables: Mapping[str, Sequence[ForecastTable]],
+    traces: tuple[MarketTrace, ...],
+    cases: Sequence[Case],
+    policy: CompiledPolicy,
+    *,
+    workers: int | None,
+) -> tuple[float, dict[str, Regret]]:
+    """Return the mean utility with the perfect forecast, and every forecaster's regret."""
+
+    def utility(source: ForecastSource) -> NDArray[np.float64]:
+        return run_tournament([policy], cases, traces, source, workers=workers).utility[:, 0]
+
+    perfect = utility(ForecastSource())
+    best = float(perfect.mean())
+    found = {}
+    for name, made in tables.items():
+        earned = utility(AlreadyMade(made=tuple(zip(traces, made, strict=True))))
+        lost = perfect - earned
+        lost[np.abs(lost) < _ROUNDING] = 0.0
+        found[name] = Regret(
+            mean_utility=float(earned.mean()),
+            dollars=float(lost.mean()),
+            margin=float(margin_of_mean(lost[:, np.newaxis])[0]),
+            share=float(lost.mean()) / best if best > 0 else None,
+        )
+    return best, found
+
 
 PERSISTENCE = ForecastSource(kind=ForecastKind.LAST)
 
 
 class Quantity(StrEnum):
-    """What is forecast: counts of GPUs, and dollars per GPU and hour."""
+    """What is forecast: a count of GPUs, or dollars per GPU-hour."""
 
     AVAILABLE = "available"
     SPOT_PRICE = "spot_price"
@@ -39,11 +125,14 @@ class Quantity(StrEnum):
 class Score(msgspec.Struct, frozen=True):
     """One forecaster at one horizon, over all forecasts of all markets.
 
-    ``mae`` is of what a policy plans with, ``pinball`` the mean over ``LEVELS``. ``below`` is the
-    share of values below each of those quantiles (0.05 below the first, if it is right), and
-    ``coverage`` the share within the 90% range. ``skill`` is the part of persistence's pinball loss
-    that is saved, ``p_value`` the Diebold-Mariano test of it; None where persistence is not wrong
-    at all, or does the same.
+    - ``mae`` is the mean absolute error of the value that policies plan with.
+    - ``pinball`` is the quantile loss, the mean over ``LEVELS``.
+    - ``below`` is the share of actual values below each quantile of ``LEVELS``; for a calibrated
+      forecaster it equals the levels.
+    - ``coverage`` is the share of actual values in the 90% range.
+    - ``skill`` is the part of persistence's pinball loss that is saved, and ``p_value`` its
+      Diebold-Mariano test. Both are None if persistence is never wrong; ``p_value`` also if both
+      have the same losses.
     """
 
     forecaster: str
@@ -61,8 +150,8 @@ class Score(msgspec.Struct, frozen=True):
 class ForecasterStanding(msgspec.Struct, frozen=True):
     """One forecaster over all horizons.
 
-    Skills are of the geometric mean of losses relative to persistence, so that a market that hardly
-    moves does not outweigh the others; ``skill`` is over both quantities.
+    Skills use the geometric mean of losses relative to persistence, so a market that hardly moves
+    does not outweigh the others. ``skill`` is over both quantities.
     """
 
     forecaster: str
@@ -75,11 +164,12 @@ class ForecasterStanding(msgspec.Struct, frozen=True):
 
 
 def slots_ahead(hours: float, trace: MarketTrace) -> int:
+    """Return the number of slots of the trace in these hours."""
     return round(hours / trace.slot_hours)
 
 
 class _Losses(msgspec.Struct, frozen=True, eq=False):
-    """One forecaster's forecasts at one horizon, one array per market."""
+    """The losses of one forecaster at one horizon, one array per market."""
 
     absolute: list[NDArray[np.float64]]
     pinball: list[NDArray[np.float64]]
@@ -93,6 +183,7 @@ def horizon_scores(
     hours: float,
     quantity: Quantity,
 ) -> list[Score]:
+    """Return every forecaster's score at horizon number ``place``, ``hours`` ahead."""
     ahead = [slots_ahead(hours, trace) for trace in markets]
     losses = {name: _losses(row, markets, ahead, place, quantity) for name, row in made.items()}
     control = losses[str(PERSISTENCE)].pinball
@@ -136,10 +227,10 @@ def _losses(
             quantiles = each.available_quantiles[:, :rows, place]
             most = float(trace.available[0].max())
             read = atoms_read(each.levels, quantiles, actual, certain=certain, step=1.0, most=most)
-            told = ~np.isnan(each.count_to[:rows, place])
+            known = ~np.isnan(each.count_to[:rows, place])
             atoms = Atoms(
-                lower=np.where(told, each.count_below[:rows, place], read.lower),
-                upper=np.where(told, each.count_to[:rows, place], read.upper),
+                lower=np.where(known, each.count_below[:rows, place], read.lower),
+                upper=np.where(known, each.count_to[:rows, place], read.upper),
             )
         else:
             actual = trace.spot_price[0, each.first + slots :] / trace.slot_hours
@@ -153,6 +244,7 @@ def _losses(
 
 
 def standing(name: str, scores: Sequence[Score], regret: Regret | None) -> ForecasterStanding:
+    """Return the standing of one forecaster from its scores."""
     own = [score for score in scores if score.forecaster == name]
     available = [score for score in own if score.quantity is Quantity.AVAILABLE]
     price = [score for score in own if score.quantity is Quantity.SPOT_PRICE]
@@ -168,8 +260,9 @@ def standing(name: str, scores: Sequence[Score], regret: Regret | None) -> Forec
 
 
 def _overall(scores: Sequence[Score]) -> float | None:
+    """Return 1 minus the geometric mean of the relative losses."""
     ratios = [1 - score.skill for score in scores if score.skill is not None]
     if not ratios:
         return None
-    with np.errstate(divide="ignore"):  # a perfect forecaster's loss is nothing
+    with np.errstate(divide="ignore"):  # the loss of a perfect forecaster is 0
         return float(1 - np.exp(np.log(ratios).mean()))

@@ -1,1 +1,4 @@
-"""A cluster in simulated time: workloads, worlds, rounds of planning, and what came of them."""
+"""A cluster in simulated time: workloads, worlds, rounds of planning, and their outcomes.
+
+The planners are in ``duetune.planners``, the knowledge sources in ``duetune.knowledge.sources``.
+"""

@@ -1,9 +1,9 @@
-"""Worlds to simulate: which configurations there are and what they really do.
+"""Simulated worlds: which GPUs are there over time, and what configurations really do.
 
-A replay knows only what was measured: jobs may choose among the very configurations that were run,
-and do what those did. An emulation fills a grid with what a model fitted to measurements says, so
-there are configurations of every kind, and many that run out of memory; but what learns from it
-learns from a model, which flatters one of the same form.
+A replay knows only measurements: jobs choose among the configurations that were run and perform as
+those did. An emulation fills a grid of configurations with the predictions of a model fitted to
+measurements. It has configurations of every kind, and many that run out of memory. But a source
+that learns from it learns from a model, which favours models of the same form.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from duetune.core.planning import Partition, Stock
+from duetune.core.cluster_physics import HOUR_S
+from duetune.core.planning import Partition, Stock, Tenure
 from duetune.errors import InvalidInput
 from duetune.knowledge.configurations.configuration import Configurations, Sharding
 from duetune.knowledge.configurations.configuration_rules import broken
@@ -30,7 +31,63 @@ from duetune.knowledge.sources.past_runs import OracleSource
 from duetune.simulate.cluster.workload import WorkloadKind, kinds_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
+
+    from duetune.core.market import MarketTrace
+
+
+class Supply:
+    """The stock of GPUs over time: fixed nodes stay, rented ones follow a market.
+
+    ``markets`` maps the name of a partition to its market. A spot partition takes nodes and price
+    from it, an on-demand partition only the price. A market that ends starts again.
+    """
+
+    def __init__(self, stock: Stock, markets: Mapping[str, MarketTrace] | None = None) -> None:
+        self.markets = dict(markets or {})
+        known = {each.name: each for each in stock.partitions}
+        for name in self.markets:
+            if name not in known:
+                raise InvalidInput("market", name, f"a partition: {', '.join(known)}")
+            if known[name].tenure is Tenure.FIXED:
+                raise InvalidInput("market", name, "a partition of spot or on-demand nodes")
+        # Shapes are numbered for the largest stock, so their numbers never change.
+        self.stock = Stock(
+            tuple(msgspec.structs.replace(each, most=each.most_nodes) for each in stock.partitions),
+            stock.quotas,
+        )
+        self._at: dict[tuple[int, ...], Stock] = {}
+
+    def at(self, seconds: float) -> Stock:
+        """Return the stock at this time, in seconds since the simulation began."""
+        if not self.markets:
+            return self.stock
+        slots = tuple(
+            int(seconds / (trace.slot_hours * HOUR_S) + 1e-9) % trace.slots
+            for trace in self.markets.values()
+        )
+        if slots not in self._at:
+            self._at[slots] = self._stock(dict(zip(self.markets, slots, strict=True)))
+        return self._at[slots]
+
+    def _stock(self, slots: Mapping[str, int]) -> Stock:
+        partitions = []
+        for each in self.stock.partitions:
+            if each.name not in slots:
+                partitions.append(each)
+                continue
+            trace = self.markets[each.name]
+            slot = trace.slot(slots[each.name])
+            spot = each.tenure is Tenure.SPOT
+            price = slot.spot_price if spot else slot.on_demand_price
+            partitions.append(
+                msgspec.structs.replace(
+                    each,
+                    nodes=min(each.most, slot.available) if spot else each.most,
+                    price=price / trace.slot_hours,
+                )
+            )
+        return Stock(tuple(partitions), self.stock.quotas)
 
 
 EMULATED_MODELS = ("llama3.2-3b", "mistral-7b-v0.1", "llama3.1-8b")
@@ -40,11 +97,16 @@ EMULATED_COUNTS = (1, 2, 4, 8)
 EMULATED_BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)
 EXECUTED = 600
 NOISE = 0.05
+"""The standard deviation of the logarithm of a measured pace."""
 
 
 class ClusterWorld(msgspec.Struct, frozen=True, eq=False):
-    """``truth`` answers for every configuration of ``space``; ``known`` is the history that sources
-    begin with. ``how`` is "replay" or "emulated".
+    """What a simulation takes for reality.
+
+    - ``how`` is "replay" or "emulated".
+    - ``truth`` answers for every configuration of ``space``.
+    - ``known`` is the history that sources start with.
+    - ``kinds`` are the kinds of jobs that a workload may contain.
     """
 
     how: str
@@ -55,7 +117,7 @@ class ClusterWorld(msgspec.Struct, frozen=True, eq=False):
 
 
 def usual_stock() -> Stock:
-    """32 A100 with NVLink, 16 with PCIe and 16 L40S, at what they usually cost."""
+    """Return the default cluster: 32 A100 with NVLink, 16 with PCIe and 16 L40S at usual prices."""
     return Stock(
         tuple(
             Partition(
@@ -77,8 +139,10 @@ def usual_stock() -> Stock:
 def replayed(
     history: History, stock: Stock, *, seed: int = 0, share: float = 0.5, least: int = 8
 ) -> ClusterWorld:
-    """Jobs of the cells with at least so many configurations; sources begin with a random ``share``
-    of the runs.
+    """Return a world of measured runs.
+
+    Jobs are of the kinds with at least ``least`` configurations. Sources start with a random
+    ``share`` of the runs.
     """
     believed = History(history.plausible)
     gpus = {each.gpu_model for each in stock.partitions}
@@ -100,7 +164,7 @@ def replayed(
         raise InvalidInput(
             "history",
             len(runs),
-            f"a model, method and length with {least} or more configurations that were run",
+            f"runs with at least {least} configurations of one model, method and length",
         )
     return ClusterWorld("replay", truth, space, known, kinds)
 
@@ -112,10 +176,10 @@ def emulated(
     models: Sequence[str] = EMULATED_MODELS,
     seed: int = 0,
     executed: int = EXECUTED,
-    noise: float = NOISE,
 ) -> ClusterWorld:
-    """What a model fitted to ``history`` says, taken for the truth; sources begin with ``executed``
-    of its configurations, measured with that much noise.
+    """Return a world in which the predictions of a model fitted to ``history`` are the truth.
+
+    Sources start with ``executed`` of its configurations, measured with 5% noise.
     """
     model = KnowledgeModel.fit(history)
     gpus = tuple(dict.fromkeys(each.gpu_model for each in stock.partitions))
@@ -155,7 +219,7 @@ def emulated(
     space = Listing.of(grid)
     random = np.random.default_rng(seed)
     drawn = np.sort(random.permutation(len(runs))[:executed])
-    known = History(_measured(runs[int(row)], noise, random) for row in drawn)
+    known = History(_measured(runs[int(row)], random) for row in drawn)
     kinds = kinds_of(truth, space, stock)
     if not kinds:
         words = ", ".join(f"{each.most_nodes}x{each.gpus_per_node}" for each in stock.partitions)
@@ -163,8 +227,9 @@ def emulated(
     return ClusterWorld("emulated", truth, space, known, kinds)
 
 
-def _measured(run: Observation, noise: float, random: np.random.Generator) -> Observation:
+def _measured(run: Observation, random: np.random.Generator) -> Observation:
+    """Return the run with noise on its pace."""
     if run.tokens_per_s is None:
         return run
-    pace = run.tokens_per_s * float(np.exp(noise * random.standard_normal()))
+    pace = run.tokens_per_s * float(np.exp(NOISE * random.standard_normal()))
     return msgspec.structs.replace(run, tokens_per_s=pace)

@@ -1,8 +1,8 @@
-"""What planners are told of each job: its pace in every shape, as a source of knowledge has it.
+"""What planners are told of each job: its predicted pace in every shape, from a knowledge source.
 
-The source is asked when a job is submitted, again once one of its starts has run out of memory (all
-that needs as much is then out of the question), and whenever it has learned something. What a job
-has shown itself is believed more than anything else.
+The source is asked when a job is submitted, again when a start of the job ran out of memory (all
+configurations that need as much are then excluded), and whenever the source has learned something.
+A pace that the job itself has shown replaces the prediction.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from duetune.knowledge.sources.knowledge_source import Limits, Objective
 from duetune.simulate.cluster.workload import placeable
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from numpy.typing import NDArray
 
     from duetune.core.planning import Stock
@@ -29,8 +31,10 @@ _MANY = 10_000
 
 
 class ViewRow(NamedTuple):
-    """By shape of the stock: the believed pace, 0 where none, and the configuration behind it.
-    ``guessed``: paces are proportional to GPUs, since the source knows none.
+    """The predicted pace of one job in each shape, and the configuration behind it.
+
+    A pace is 0 where the job cannot run. ``guessed`` says that the source knows no pace, so paces
+    are proportional to GPUs.
     """
 
     pace: NDArray[np.float64]
@@ -39,8 +43,10 @@ class ViewRow(NamedTuple):
 
 
 class Briefing:
-    """``single``: who knows nothing chooses one configuration for a job, once, and not one for
-    each shape. With ``learning`` the source hears of what ran out of memory, and of what finished.
+    """Answers for each job what a planner is told about it.
+
+    With ``single``, a source without knowledge chooses one configuration per job instead of one per
+    shape. With ``learning``, the source observes the runs that ran out of memory or finished.
     """
 
     def __init__(
@@ -59,11 +65,12 @@ class Briefing:
         self._shown: dict[str, dict[str, float]] = {}
         self._spaces: dict[tuple[object, ...], Listing] = {}
         self._rows: dict[tuple[object, ...], ViewRow] = {}
-        self.space = self._placeable(space)
+        self.space = Listing.of(space.rows.take(np.flatnonzero(placeable(space, stock))))
 
     def row(self, job: ClusterJob) -> ViewRow:
+        """Return the job's paces and configurations; called in every round."""
         ran_out = self._ran_out.get(job.name, ())
-        # Who draws does so for each job anew.
+        # A random source answers differently for each job.
         drawn = job.name if isinstance(self.source, RandomSource) else ""
         key = (*job.given.items(), drawn, *(each.key for each in ran_out), self.source.version)
         if key not in self._rows:
@@ -73,21 +80,24 @@ class Briefing:
         return self._as_shown(job, self._rows[key])
 
     def ran_out(self, job: ClusterJob, configuration: Configuration, at: float) -> None:
+        """Record that a start of the job with this configuration ran out of memory."""
         self._ran_out[job.name] = (*self._ran_out.get(job.name, ()), configuration)
         self._observe(job, configuration, RunOutcome.OOM, None, at)
 
     def shown(self, job: ClusterJob, configuration: Configuration, pace: float) -> None:
-        """What it does, once it has run for a while."""
+        """Record the pace in tokens per second that the job has shown by running."""
         self._shown.setdefault(job.name, {})[configuration.key] = pace
 
     def finished(
         self, job: ClusterJob, configuration: Configuration, pace: float, at: float
     ) -> None:
+        """Record that the job finished with this configuration and pace."""
         self._observe(job, configuration, RunOutcome.VALID, pace, at)
         self._shown.pop(job.name, None)
         self._ran_out.pop(job.name, None)
 
     def _asked(self, job: ClusterJob, ran_out: tuple[Configuration, ...]) -> ViewRow:
+        """Ask the source for the job's configurations and return them as a row."""
         space = self.possible(job).without(ran_out)
         given = {**job.given}
         source = self.source
@@ -95,20 +105,18 @@ class Briefing:
             source = source.drawn_for(job.name)
         if self._single:
             limits = Limits(top=1, inventory=self._inventory())
-            ranking = source.complete(given, space, Objective.BALANCED, limits)
-            found = list(ranking.candidates)
         else:
             gpus = tuple(dict.fromkeys(each.gpu_model for each in self.stock.partitions))
             counts = tuple(dict.fromkeys(int(each) for each in self.stock.gpus))
-            found = list(source.curve(given, space, gpus, counts).values())
-            if not found:
-                # Nothing is likely to fit, and something has to be tried.
-                limits = Limits(top=1, min_p_valid=0.0, inventory=self._inventory())
-                ranking = source.complete(given, space, Objective.BALANCED, limits)
-                found = list(ranking.candidates)
-        return self._row(found)
+            curve = source.curve(given, space, gpus, counts)
+            if curve:
+                return self._row(curve.values())
+            # Nothing is likely to fit, but the job must try something.
+            limits = Limits(top=1, min_p_valid=0.0, inventory=self._inventory())
+        return self._row(source.complete(given, space, Objective.BALANCED, limits).candidates)
 
-    def _row(self, found: list[Candidate]) -> ViewRow:
+    def _row(self, found: Iterable[Candidate]) -> ViewRow:
+        """Return the candidates as a row over the shapes of the stock."""
         pace = np.zeros(len(self.stock.shapes))
         configurations: dict[int, Configuration] = {}
         guessed = False
@@ -123,6 +131,7 @@ class Briefing:
         return ViewRow(pace, configurations, guessed)
 
     def _as_shown(self, job: ClusterJob, row: ViewRow) -> ViewRow:
+        """Return the row with the paces that the job itself has shown."""
         shown = self._shown.get(job.name)
         if not shown:
             return row
@@ -140,17 +149,14 @@ class Briefing:
         return ViewRow(pace, row.configurations, row.guessed)
 
     def possible(self, job: ClusterJob) -> Listing:
-        """The configurations that it may have here."""
+        """Return the configurations that the job may have on this cluster."""
         key = tuple(job.given.items())
         if key not in self._spaces:
             self._spaces[key] = self.space.given(job.given)
         return self._spaces[key]
 
-    def _placeable(self, space: Listing) -> Listing:
-        """Only what some shape of the stock is for."""
-        return Listing.of(space.rows.take(np.flatnonzero(placeable(space, self.stock))))
-
     def _inventory(self) -> dict[str, int]:
+        """Return the largest number of GPUs of each model that one job can have."""
         most: dict[str, int] = {}
         for shape in self.stock.shapes:
             gpu = self.stock.partitions[shape.partition].gpu_model

@@ -1,7 +1,8 @@
 """A cluster in simulated time: rounds of planning, starts, restarts, failed starts, a market.
 
-What a round does to a job is in ``core.cluster_physics``; the pace of its configuration is what the
-truth says of it. A job that does not fit waits again. Progress is kept when GPUs are taken.
+The effect of a round on a job is in ``core.cluster_physics``. The pace of a configuration is what
+``Truth`` says. A job whose configuration runs out of memory waits again. Progress is kept when GPUs
+are taken away.
 """
 
 from __future__ import annotations
@@ -34,16 +35,16 @@ if TYPE_CHECKING:
     from duetune.core.ports import Planner
     from duetune.knowledge.configurations.configuration import Configuration
     from duetune.knowledge.sources.knowledge_source import KnowledgeSource
+    from duetune.simulate.cluster.cluster_world import Supply
     from duetune.simulate.cluster.job_views import Briefing
-    from duetune.simulate.cluster.supply import Supply
     from duetune.simulate.cluster.workload import ClusterJob
 
 GIVEN_UP_DAYS = 90
-"""After so long a job is taken for one that will never be done."""
+"""A job that is not finished after this many days counts as never finished."""
 
 
 class Delays(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds. ``round_s`` is the time between plans."""
+    """The time in seconds of a start, of a restart, of a failed start, and between two plans."""
 
     start_s: float = 60.0
     restart_s: float = 60.0
@@ -59,26 +60,28 @@ class Delays(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Truth:
-    """What configurations really do: tokens per second, 0 for one that does not fit."""
+    """What configurations really do: tokens per second, 0 for one that runs out of memory."""
 
     def __init__(self, source: KnowledgeSource) -> None:
         self._source = source
         self._known: dict[str, float] = {}
 
     def pace(self, configuration: Configuration) -> float:
+        """Return the tokens per second of one configuration; answers are cached."""
         key = configuration.key
         if key not in self._known:
             self._known[key] = float(self.paces(Configurations.of([configuration]))[0])
         return self._known[key]
 
     def paces(self, configurations: Configurations) -> NDArray[np.float64]:
+        """Return the tokens per second of each configuration."""
         found = self._source.query(configurations)
         pace = found.tokens_per_s[:, 1]
         return np.where((found.p_valid >= 0.5) & (pace > 0), pace, 0.0)
 
 
 class _Live:
-    """A job that is not done."""
+    """A job that was submitted, with what it holds and what has happened to it."""
 
     def __init__(self, job: ClusterJob) -> None:
         self.job = job
@@ -97,7 +100,7 @@ class _Live:
 
 
 class Simulation:
-    """Runs ``jobs`` to their end. ``supply`` is the stock over time."""
+    """Plays ``jobs`` to their end. ``supply`` gives the stock of GPUs over time."""
 
     def __init__(
         self,
@@ -107,12 +110,10 @@ class Simulation:
         briefing: Briefing,
         truth: Truth,
         delays: Delays = Delays(),  # noqa: B008 - a frozen value
-        *,
-        horizon_s: float = GIVEN_UP_DAYS * 86400.0,
     ) -> None:
         self.jobs = sorted(jobs, key=lambda job: job.submitted_s)
         self.supply, self.planner, self.briefing, self.truth = supply, planner, briefing, truth
-        self.delays, self.horizon_s = delays, horizon_s
+        self.delays = delays
         self.live: list[_Live] = []
         self.done: list[_Live] = []
         self.rounds: list[RoundRecord] = []
@@ -120,12 +121,13 @@ class Simulation:
         self._paces: dict[tuple[object, ...], NDArray[np.float64]] = {}
 
     def run(self) -> ClusterOutcome:
+        """Play rounds until no job is left that could run, and return the outcome."""
         arriving = list(reversed(self.jobs))
         round_s = self.delays.round_s
         number = 0
         while arriving or self.live:
             if arriving and not any(self._possible(each) for each in self.live):
-                # Nothing happens before the next one comes.
+                # Nothing can happen before the next arrival.
                 number = max(number, math.ceil(arriving[-1].submitted_s / round_s))
             now = number * round_s
             self._give_up(now)
@@ -144,16 +146,17 @@ class Simulation:
         return self._outcome()
 
     def _give_up(self, now: float) -> None:
-        """Jobs that would go on for ever."""
+        """Stop the jobs that were submitted longer than the limit ago."""
+        limit = GIVEN_UP_DAYS * 86400.0
         for each in self.live:
-            if now - each.job.submitted_s > self.horizon_s:
+            if now - each.job.submitted_s > limit:
                 if each.placement is not None:
                     self._take(each, What.STOPPED)
                 self.done.append(each)
-        self.live = [each for each in self.live if now - each.job.submitted_s <= self.horizon_s]
+        self.live = [each for each in self.live if now - each.job.submitted_s <= limit]
 
     def _evict(self, stock: Stock) -> None:
-        """Who is on nodes that are no longer there."""
+        """Take the GPUs of jobs whose nodes are no longer available."""
         for each in self.live:
             if each.placement is None:
                 continue
@@ -163,15 +166,15 @@ class Simulation:
                 self._take(each, What.EVICTED)
 
     def _changed(self, each: _Live, what: What) -> None:
+        """Record a change of the job's allocation."""
         assert each.placement is not None
-        place = each.placement
+        partition, gpus = each.placement.partition, each.placement.gpus
         self._changes.append(
-            AllocationChange(
-                job=each.job.name, what=what, partition=place.partition, gpus=place.gpus
-            )
+            AllocationChange(job=each.job.name, what=what, partition=partition, gpus=gpus)
         )
 
     def _take(self, each: _Live, what: What) -> None:
+        """Take the job's GPUs and record why."""
         self._changed(each, what)
         each.held, each.placement, each.configuration = -1, None, None
         each.pace = each.pending = 0.0
@@ -179,6 +182,7 @@ class Simulation:
         each.started_s = None
 
     def _plan(self, stock: Stock, now: float) -> None:
+        """Ask the planner and start, move or stop jobs as it says."""
         views = [self._view(each, now) for each in self.live]
         plan = self.planner.plan(views, stock)
         places = placed(plan, views, stock)
@@ -191,7 +195,7 @@ class Simulation:
                 self._start(each, place, plan.shapes[each.job.name], now)
 
     def _possible(self, each: _Live) -> bool:
-        """Whether it runs, or could with some shape; if not, nothing will change that."""
+        """Return whether the job runs or could run with some shape; if not, it never will."""
         if each.placement is not None:
             return True
         stock = self.supply.stock
@@ -199,6 +203,7 @@ class Simulation:
         return bool((self.briefing.row(each.job).pace[stock.gpus <= most] > 0).any())
 
     def _view(self, each: _Live, now: float) -> JobView:
+        """Return what the planner is shown of the job."""
         job = each.job
         return JobView(
             name=job.name,
@@ -217,6 +222,7 @@ class Simulation:
         )
 
     def _start(self, each: _Live, place: Placement, shape: int, now: float) -> None:
+        """Start or move the job; find out whether its configuration fits."""
         configuration = self.briefing.row(each.job).configurations[shape]
         if each.first_s is not None:
             each.restarts += 1
@@ -233,6 +239,7 @@ class Simulation:
             each.first_s = now
 
     def _advance(self, stock: Stock, now: float) -> None:
+        """Play the time until the next round for all running jobs and charge for it."""
         for each in self.live:
             if each.placement is None or each.configuration is None:
                 continue
@@ -240,12 +247,11 @@ class Simulation:
             gpu_s = place.gpus * self._progress(each, now, self.delays.round_s)
             each.gpu_s += gpu_s
             each.dollars += charge_by_second(gpu_s, stock.partitions[place.partition].price)
-        finished = [each for each in self.live if each.finished_s is not None]
+        self.done += [each for each in self.live if each.finished_s is not None]
         self.live = [each for each in self.live if each.finished_s is None]
-        self.done += finished
 
     def _progress(self, each: _Live, now: float, seconds: float) -> float:
-        """Of one round; the seconds for which its GPUs were held."""
+        """Play one round for the job; return the seconds for which it held its GPUs."""
         assert each.configuration is not None
         did = round_step(each.remaining, each.pace, each.pending, seconds)
         each.pending = did.pending_s
@@ -265,6 +271,7 @@ class Simulation:
         return did.held_s
 
     def _record(self, stock: Stock, now: float) -> RoundRecord:
+        """Return the record of the round after planning, without its changes."""
         used = np.zeros(len(stock.partitions), np.int64)
         for each in self.live:
             if each.placement is not None:
@@ -305,7 +312,7 @@ class Simulation:
         )
 
     def _fastest(self, job: ClusterJob) -> NDArray[np.float64]:
-        """By shape, the pace of the best configuration, whatever is believed; 0 if none works."""
+        """Return the true pace of the best configuration for each shape, 0 if none works."""
         key = tuple(job.given.items())
         if key not in self._paces:
             stock, rows = self.supply.stock, self.briefing.possible(job).rows
@@ -317,9 +324,12 @@ class Simulation:
         return self._paces[key]
 
     def _alone(self, each: _Live) -> float | None:
-        """The time it would have needed in its best configuration with its share of the cluster to
-        itself, all of it being shared evenly among those that were there in its time. Of a shape
-        that is larger than its share it would have had its part of the time.
+        """Return the time in seconds that the job would have needed with a fair share of the
+        cluster.
+
+        The cluster is shared evenly among the jobs that were there at the same time. The job has
+        its best configuration. If its shape is larger than its share, it has the shape for part of
+        the time.
         """
         if each.finished_s is None:
             return None
@@ -334,6 +344,6 @@ class Simulation:
         share = np.maximum(1.0, stock.capacity / company)
         part = np.minimum(1.0, share[stock.partition] / stock.gpus)
         best = float(np.max(part * self._fastest(each.job)))
-        # Alone, too, it would wait for the next plan.
+        # Even alone it would wait for the next plan.
         begins = self.delays.round_s + self.delays.start_s
         return begins + each.job.tokens / best if best > 0 else None

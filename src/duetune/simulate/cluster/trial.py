@@ -1,4 +1,4 @@
-"""One planner with one source of knowledge on a cluster, and many of them compared."""
+"""One planner with one knowledge source on a cluster, and the comparison of several."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ from duetune.core.market import MarketTrace
 from duetune.core.planning import Stock
 from duetune.errors import InvalidInput
 from duetune.simulate.cluster.cluster_outcome import Figures
-from duetune.simulate.cluster.cluster_world import ClusterWorld
+from duetune.simulate.cluster.cluster_world import ClusterWorld, Supply
 from duetune.simulate.cluster.job_views import Briefing
 from duetune.simulate.cluster.rounds import Delays, Simulation, Truth
-from duetune.simulate.cluster.supply import Supply
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,11 +27,11 @@ if TYPE_CHECKING:
     from duetune.simulate.cluster.workload import ClusterJob
 
 DRAWS = 2000
-"""Of seeds with replacement, for an interval."""
+"""Number of bootstrap samples: seeds drawn with replacement, for an interval."""
 
 
 class Cluster(msgspec.Struct, frozen=True, eq=False):
-    """What is simulated but for jobs, planner and source. ``markets`` are by name of partition."""
+    """What is simulated, except jobs, planner and source. ``markets`` are by name of partition."""
 
     stock: Stock
     world: ClusterWorld
@@ -48,7 +47,10 @@ class Cluster(msgspec.Struct, frozen=True, eq=False):
         learning: bool = False,
         truth: Truth | None = None,
     ) -> ClusterOutcome:
-        """``truth``: that of this world, if it is kept for what it remembers."""
+        """Play the jobs and return the outcome.
+
+        ``truth`` may be passed in to reuse its cache between simulations of the same world.
+        """
         supply = Supply(self.stock, self.markets)
         briefing = Briefing(
             source,
@@ -62,7 +64,7 @@ class Cluster(msgspec.Struct, frozen=True, eq=False):
 
 
 class Setting(msgspec.Struct, frozen=True, kw_only=True):
-    """``load`` is in jobs per hour, None if the arrivals are those of a file."""
+    """A planner and a source at a load in jobs per hour; None if the arrivals come from a file."""
 
     planner: str
     source: str
@@ -70,16 +72,18 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MeanInterval(msgspec.Struct, frozen=True):
-    """95%."""
+    """The 95% interval of a mean."""
 
     low: float
     high: float
 
 
 class Compared(msgspec.Struct, frozen=True, kw_only=True):
-    """A setting in the mean over seeds. ``reduction`` is the part of the baseline's mean JCT that
-    is saved, at the same load and with the same jobs; None for the baseline itself. Intervals are
-    None with one seed.
+    """A setting as the mean over seeds.
+
+    ``reduction`` is the share of the baseline's mean completion time that is saved, at the same
+    load and with the same jobs. It is None for the baseline itself. Intervals are None with one
+    seed.
     """
 
     setting: Setting
@@ -91,7 +95,7 @@ class Compared(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def compared(results: Mapping[Setting, Sequence[Figures]], seed: int = 0) -> tuple[Compared, ...]:
-    """Each with the first of its load, seed by seed: their jobs were the same."""
+    """Return each setting beside the first one of its load, seed by seed with the same jobs."""
     baselines: dict[float | None, Setting] = {}
     found = []
     for setting, figures in results.items():
@@ -99,7 +103,7 @@ def compared(results: Mapping[Setting, Sequence[Figures]], seed: int = 0) -> tup
         base = _jct(results[first])
         mine = _jct(figures)
         if base.shape != mine.shape or not mine.size:
-            raise InvalidInput("seeds", mine.size, f"as many as of the baseline, {base.size}")
+            raise InvalidInput("seeds", mine.size, f"as many as the baseline has, {base.size}")
         drawn = redrawn(mine.size, seed)
         several = mine.size > 1
         means = mine[drawn].mean(axis=1)
@@ -119,7 +123,7 @@ def compared(results: Mapping[Setting, Sequence[Figures]], seed: int = 0) -> tup
 
 
 def mean_figures(several: Sequence[Figures]) -> Figures:
-    """Field by field, over seeds; jobs are counted."""
+    """Return the mean of each figure over seeds; numbers of jobs are summed."""
     first = several[0]
     found: dict[str, float | int | None] = {}
     for field in first.__struct_fields__:
@@ -137,10 +141,11 @@ def _jct(figures: Sequence[Figures]) -> NDArray[np.float64]:
 
 
 def redrawn(seeds: int, seed: int = 0) -> NDArray[np.int64]:
-    """Which of the seeds are in each draw of a bootstrap."""
+    """Return the seeds of each bootstrap sample, one row per sample."""
     return np.random.default_rng(seed).integers(seeds, size=(DRAWS, seeds))
 
 
 def interval(values: NDArray[np.float64]) -> MeanInterval:
+    """Return the 95% interval of bootstrap means."""
     low, high = np.quantile(values, (0.025, 0.975))
     return MeanInterval(float(low), float(high))

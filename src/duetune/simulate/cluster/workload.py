@@ -1,4 +1,7 @@
-"""Jobs that arrive at a cluster: what they are, when they come, and how much work they have."""
+"""Workloads: the jobs that arrive at a cluster, when they arrive, and how much work they have.
+
+Reading and writing them as files is in ``workload_files``.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
+from duetune.core.cluster_physics import HOUR_S
 from duetune.errors import InvalidInput
 from duetune.knowledge.configurations.space import Value
 
@@ -21,15 +25,16 @@ if TYPE_CHECKING:
     from duetune.knowledge.listed_space import Listing
     from duetune.knowledge.sources.knowledge_source import KnowledgeSource
 
-_HOUR_S = 3600.0
 MEDIAN_S, SIGMA = 1500.0, 1.0
-"""Of the log-normal time that a job's work takes its median configuration."""
+"""Median and spread of the log-normal time that a job's work takes the median configuration."""
 
 
 class ClusterJob(msgspec.Struct, frozen=True, kw_only=True):
-    """``given`` are the fields of its configuration that its user says; all others are free.
-    ``tokens`` is its work. Times are seconds since the simulation began; ``deadline_s`` is the
-    moment by which it should be done.
+    """One job of a workload.
+
+    - ``given`` are the fields of its configuration that its user sets; all others are free.
+    - ``tokens`` is its work.
+    - Times are in seconds since the simulation began; ``deadline_s`` is when it should be finished.
     """
 
     name: str
@@ -50,9 +55,12 @@ class ClusterJob(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WorkloadKind(msgspec.Struct, frozen=True):
-    """What jobs of a workload may be: the fields that are given, and the pace at which work is
-    counted: that of the median configuration that works. ``counts`` are the numbers of GPUs that
-    the cluster can give and with which one works.
+    """A kind of job that a workload may contain.
+
+    - ``given`` are the fields of the configuration that its user sets.
+    - ``pace`` is that of the median configuration that works, in tokens per second. It converts a
+      duration into work.
+    - ``counts`` are the numbers of GPUs with which a configuration works on this cluster.
     """
 
     given: dict[str, Value]
@@ -61,11 +69,11 @@ class WorkloadKind(msgspec.Struct, frozen=True):
 
 
 CELL = ("model", "method", "tokens_per_sample")
-"""The fields that users give."""
+"""The fields of a configuration that users set."""
 
 
 def placeable(space: Listing, stock: Stock) -> NDArray[np.bool_]:
-    """The configurations that there is a shape for."""
+    """Return for each configuration whether the stock has a shape for it."""
     return np.array(
         [(each.gpu_model, each.num_gpus, each.num_nodes) in stock.alike for each in space.rows],
         np.bool_,
@@ -78,22 +86,19 @@ def kinds_of(
     stock: Stock,
     *,
     least: int = 8,
-    fields: Sequence[str] = CELL,
 ) -> tuple[WorkloadKind, ...]:
-    """The cells of the space with at least so many configurations, of which one works on this
-    cluster.
-    """
+    """Return the kinds with at least ``least`` configurations of which one works here."""
     estimates = truth.query(space.rows)
     pace = np.where(estimates.p_valid >= 0.5, estimates.tokens_per_s[:, 1], np.nan)
     cells: dict[tuple[Value, ...], list[int]] = {}
     for row, configuration in enumerate(space.rows):
-        cell = tuple(_value(configuration, field) for field in fields)
+        cell = tuple(_value(configuration, field) for field in CELL)
         cells.setdefault(cell, []).append(row)
     gpus = space.rows.number("num_gpus")
     runs = np.isfinite(pace) & placeable(space, stock)
     return tuple(
         WorkloadKind(
-            dict(zip(fields, cell, strict=True)),
+            dict(zip(CELL, cell, strict=True)),
             float(np.nanmedian(pace[rows])),
             tuple(np.unique(gpus[rows][runs[rows]]).astype(int).tolist()),
         )
@@ -103,6 +108,7 @@ def kinds_of(
 
 
 def _value(configuration: Configuration, field: str) -> Value:
+    """Return the field of a configuration as a plain value; enums become text."""
     found: Value = getattr(configuration, field)
     return str(found) if isinstance(found, str) else found
 
@@ -110,14 +116,16 @@ def _value(configuration: Configuration, field: str) -> Value:
 def poisson_arrivals(
     jobs: int, per_hour: float, random: np.random.Generator, *, burst: float = 1.0
 ) -> NDArray[np.float64]:
-    """Jobs come in bursts of ``burst`` at once, in the mean, as sweeps over settings do: how many
-    is drawn anew each time, one more always as likely as before.
+    """Return random times of arrival in seconds.
+
+    Jobs arrive in bursts of ``burst`` jobs on average, as parameter sweeps do; the size of a burst
+    is geometric.
     """
     if not (math.isfinite(per_hour) and per_hour > 0):
         raise InvalidInput("load", per_hour, "jobs per hour, above 0")
     if not 1 <= burst < math.inf:
-        raise InvalidInput("burst", burst, "jobs that come at once in the mean, 1 or more")
-    moments = np.cumsum(random.exponential(burst * _HOUR_S / per_hour, jobs))
+        raise InvalidInput("burst", burst, "jobs that arrive at once on average, 1 or more")
+    moments = np.cumsum(random.exponential(burst * HOUR_S / per_hour, jobs))
     if burst > 1:
         moments = np.repeat(moments, random.geometric(1 / burst, jobs))[:jobs]
     return moments
@@ -129,31 +137,32 @@ def workload(
     random: np.random.Generator,
     *,
     median_s: float = MEDIAN_S,
-    sigma: float = SIGMA,
     slack: tuple[float, float] | None = None,
 ) -> tuple[ClusterJob, ...]:
-    """A job of a random kind for each arrival. Its work takes the median configuration a log-normal
-    time. With ``slack`` it has a deadline, so many times that after it was submitted: drawn evenly
-    between the two.
+    """Return a job of a random kind for each arrival.
+
+    The time that its work takes the median configuration is log-normal. With ``slack`` it has a
+    deadline: its time to the deadline is this time multiplied by a factor drawn uniformly between
+    the two.
     """
     jobs = []
     for number, at in enumerate(arrivals, start=1):
         kind = drawn_kind(kinds, random)
-        seconds = drawn_seconds(random, median_s=median_s, sigma=sigma)
+        seconds = drawn_seconds(random, median_s)
         jobs.append(drawn_job(f"job-{number}", float(at), kind, seconds, random, slack=slack))
     return tuple(jobs)
 
 
 def drawn_kind(kinds: Sequence[WorkloadKind], random: np.random.Generator) -> WorkloadKind:
+    """Return one of the kinds at random."""
     if not kinds:
         raise InvalidInput("kinds", 0, "at least one kind of job")
     return kinds[int(random.integers(len(kinds)))]
 
 
-def drawn_seconds(
-    random: np.random.Generator, *, median_s: float = MEDIAN_S, sigma: float = SIGMA
-) -> float:
-    return median_s * math.exp(sigma * random.standard_normal())
+def drawn_seconds(random: np.random.Generator, median_s: float = MEDIAN_S) -> float:
+    """Return a random time in seconds that the work of a job takes the median configuration."""
+    return median_s * math.exp(SIGMA * random.standard_normal())
 
 
 def drawn_job(
@@ -165,9 +174,9 @@ def drawn_job(
     *,
     slack: tuple[float, float] | None = None,
 ) -> ClusterJob:
-    """One of this kind, that takes its median configuration so many seconds."""
+    """Return a job of this kind whose work takes the median configuration ``seconds``."""
     deadline = None
-    # Drawn in any case, so that jobs are the same with deadlines and without.
+    # Drawn even without slack, so that jobs with and without deadlines are otherwise the same.
     share = float(random.random())
     if slack is not None:
         low, high = slack

@@ -1,15 +1,15 @@
-"""Workloads as CSV files: our own, exact to the last bit, and the arrival traces of others.
+"""Workloads as CSV files: duetune's own format, which is exact, and arrival traces of others.
 
-Files are told apart by their header:
+Formats are recognised by their header:
 
-- ours: name, submitted_s, model, method, tokens_per_sample, tokens, and as far as they are there
-  deadline_s, priority, project and num_gpus (which makes a job rigid);
-- Sia's: name, time, application, num_replicas, batch_size;
-- logs of clusters such as Philly and Helios: a column of submission times, and as far as they are
-  there durations, numbers of GPUs, names and virtual clusters, under any of the names in ``LOGS``.
+- duetune: name, submitted_s, model, method, tokens_per_sample, tokens; optional are deadline_s,
+  priority, project and num_gpus (which makes a job rigid);
+- Sia: name, time, application, num_replicas, batch_size;
+- logs of clusters such as Philly and Helios: a column of submission times; optional are durations,
+  numbers of GPUs, names and virtual clusters, under any of the names in ``LOGS``.
 
-Of the traces of others only arrivals, durations and numbers of GPUs are taken. What is fine-tuned
-is drawn; a duration is what the work takes the median configuration of its kind.
+From foreign traces only arrivals, durations and numbers of GPUs are taken. The kind of job is drawn
+at random. A duration is the time that the work takes the median configuration of its kind.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
+from duetune.core.cluster_physics import HOUR_S
 from duetune.errors import InvalidInput
 from duetune.knowledge.configurations.space import field_value
 from duetune.knowledge.facts.model_registry import model_name
@@ -41,7 +42,7 @@ NEEDED = ("name", "submitted_s", *CELL, "tokens")
 OPTIONAL = ("deadline_s", "priority", "project", "num_gpus")
 SIA = ("name", "time", "application", "num_replicas", "batch_size")
 MOST_URGENT = 1000
-"""The highest priority, as in the specs of jobs."""
+"""The highest priority; the same as in job specs."""
 LOGS = {
     "submitted": (
         *("submit_time", "submitted_time", "submission_time", "submitted_s", "arrival_time"),
@@ -52,13 +53,13 @@ LOGS = {
     "name": ("name", "job_id", "jobid", "job_name", "jobname", "id"),
     "project": ("vc", "project"),
 }
-"""Columns of the logs of clusters, by what they mean: Helios has the first ones, Philly (as it is
-usually turned into a table) the second.
+"""Accepted column names of cluster logs by meaning: first those of Helios, then those of Philly as
+it is usually converted to a table.
 """
 
 
 class Trace(msgspec.Struct, frozen=True, kw_only=True):
-    """Jobs of a file. ``left_out`` rows had no GPU or took no time, so there was nothing to run."""
+    """The jobs of a file. ``left_out`` counts the rows without GPUs or without duration."""
 
     jobs: tuple[ClusterJob, ...]
     form: str
@@ -66,6 +67,8 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Arrival(msgspec.Struct, frozen=True, kw_only=True):
+    """One row of a foreign trace."""
+
     name: str
     submitted_s: float
     seconds: float | None
@@ -83,21 +86,23 @@ def read_workload(
     per_hour: float | None = None,
     rigid: bool = False,
 ) -> Trace:
-    """The first ``most`` jobs (0: all). Those of a trace by others come ``per_hour`` on average if
-    that is said, are of the kinds given, and have deadlines with ``slack``. With ``rigid`` they
-    keep the number of GPUs that they had, or of those that their kind can run with the nearest.
+    """Return the first ``most`` jobs of a file (0: all of them).
+
+    The other options are for foreign traces only. ``per_hour`` stretches the arrivals to this mean
+    rate. ``slack`` adds deadlines. With ``rigid``, jobs keep the number of GPUs of the trace, or
+    the nearest one that their kind can run with.
     """
     table = read_table(path, "workload")
     if per_hour is not None and not (math.isfinite(per_hour) and per_hour > 0):
         raise InvalidInput("load", per_hour, "jobs per hour, above 0")
     if set(NEEDED) <= set(table.header):
         for option, given, what in (
-            ("load", per_hour, "when its jobs come"),
-            ("rigid", rigid or None, "which jobs need how many GPUs"),
-            ("slack", slack and "{:g}:{:g}".format(*slack), "what deadlines there are"),
+            ("load", per_hour, "when jobs arrive"),
+            ("rigid", rigid or None, "how many GPUs jobs need"),
+            ("slack", slack and "{:g}:{:g}".format(*slack), "the deadlines"),
         ):
             if given is not None:
-                raise InvalidInput(option, given, f"none: {table.file} itself says {what}")
+                raise InvalidInput(option, given, f"no value: {table.file} itself says {what}")
         jobs = _own(table, kinds)
         return Trace(jobs=jobs[:most] if most else jobs, form="duetune")
     form = "sia" if set(SIA) <= set(table.header) else "log"
@@ -113,7 +118,7 @@ def read_workload(
 
 
 def write_workload(jobs: Iterable[ClusterJob], file: TextIO) -> None:
-    """In our own form: read again, the jobs are the same."""
+    """Write the jobs in duetune's own format; reading the file returns the same jobs."""
     rows = list(jobs)
     rigid = any("num_gpus" in job.given for job in rows)
     columns = (*NEEDED, *(OPTIONAL if rigid else OPTIONAL[:-1]))
@@ -125,6 +130,7 @@ def write_workload(jobs: Iterable[ClusterJob], file: TextIO) -> None:
 
 
 def _own(table: Table, kinds: Sequence[WorkloadKind]) -> tuple[ClusterJob, ...]:
+    """Return the jobs of a file in duetune's own format, after checking them against the kinds."""
     unknown = [each for each in table.header if each not in {*NEEDED, *OPTIONAL}]
     if unknown:
         allowed = f"only {', '.join((*NEEDED, *OPTIONAL))}"
@@ -144,7 +150,7 @@ def _own(table: Table, kinds: Sequence[WorkloadKind]) -> tuple[ClusterJob, ...]:
         gpus = job.given.get("num_gpus")
         if gpus is not None and gpus not in kind.counts:
             counts = ", ".join(map(str, kind.counts))
-            raise InvalidInput("num_gpus", gpus, f"what jobs of its kind can run with: {counts}")
+            raise InvalidInput("num_gpus", gpus, f"a number that its kind can run with: {counts}")
         return job
 
     jobs = table.read(job_of)
@@ -154,6 +160,7 @@ def _own(table: Table, kinds: Sequence[WorkloadKind]) -> tuple[ClusterJob, ...]:
 
 
 def _own_job(row: TableRow) -> ClusterJob:
+    """Return the job of one row of a file in duetune's own format."""
     given: dict[str, Value] = {
         "model": model_name(row.needed("model")),
         "method": field_value("method", row.needed("method")),
@@ -168,16 +175,17 @@ def _own_job(row: TableRow) -> ClusterJob:
         raise InvalidInput("priority", priority, allowed)
     return ClusterJob(
         name=row.needed("name"),
-        submitted_s=_said(row, "submitted_s"),
+        submitted_s=_number(row, "submitted_s"),
         given=given,
-        tokens=_said(row, "tokens"),
+        tokens=_number(row, "tokens"),
         deadline_s=deadline,
         priority=int(priority),
         project=row.text("project"),
     )
 
 
-def _said(row: TableRow, column: str) -> float:
+def _number(row: TableRow, column: str) -> float:
+    """Return the number in this column; raise ``InvalidInput`` if there is none."""
     number = row.number_of(column)
     if number is None:
         raise InvalidInput(column, row.raw(column), "a number")
@@ -185,12 +193,14 @@ def _said(row: TableRow, column: str) -> float:
 
 
 def _kinds_words(kinds: Sequence[WorkloadKind]) -> str:
-    said = [" ".join(str(value) for value in kind.given.values()) for kind in kinds]
-    more = f" and {len(said) - 3} more" if len(said) > 3 else ""
-    return f"a kind of job that the world has: {', '.join(said[:3])}{more}"
+    """Return the first kinds of job as text for an error message."""
+    known = [" ".join(str(value) for value in kind.given.values()) for kind in kinds]
+    more = f" and {len(known) - 3} more" if len(known) > 3 else ""
+    return f"a kind of job of this world: {', '.join(known[:3])}{more}"
 
 
 def _arrivals(table: Table, form: str) -> tuple[list[_Arrival], int]:
+    """Return the arrivals of a foreign trace in order of time, and how many rows were left out."""
     columns = (
         {"submitted": "time", "gpus": "num_replicas", "name": "name"}
         if form == "sia"
@@ -202,7 +212,7 @@ def _arrivals(table: Table, form: str) -> tuple[list[_Arrival], int]:
     )
     if "submitted" not in columns:
         allowed = (
-            f"{', '.join(NEEDED)} (ours), {', '.join(SIA)} (Sia's), "
+            f"{', '.join(NEEDED)} (duetune's format), {', '.join(SIA)} (Sia's format), "
             f"or a column of submission times: {', '.join(LOGS['submitted'])}"
         )
         raise InvalidInput(f"columns of {table.file}", list(table.header), allowed)
@@ -210,7 +220,7 @@ def _arrivals(table: Table, form: str) -> tuple[list[_Arrival], int]:
     found = [each for each in rows if each.gpus > 0 and each.seconds != 0]
     found.sort(key=lambda each: each.submitted_s)
     if form != "sia" and found:
-        # Dates and the seconds of an epoch: the first one comes when the simulation begins.
+        # Times may be dates or epoch seconds; the first job arrives when the simulation begins.
         first = found[0].submitted_s
         found = [
             msgspec.structs.replace(each, submitted_s=each.submitted_s - first) for each in found
@@ -219,6 +229,7 @@ def _arrivals(table: Table, form: str) -> tuple[list[_Arrival], int]:
 
 
 def _arrival(row: TableRow, columns: dict[str, str]) -> _Arrival:
+    """Return the arrival of one row of a foreign trace."""
     submitted = columns["submitted"]
     seconds = row.number_of(columns["duration"]) if "duration" in columns else None
     if seconds is not None and seconds < 0:
@@ -233,9 +244,7 @@ def _arrival(row: TableRow, columns: dict[str, str]) -> _Arrival:
 
 
 def _moment(column: str, text: str) -> float:
-    """Seconds, or a date and time; one without a time zone counts as UTC, since only differences
-    matter.
-    """
+    """Return the time in seconds; a date and time without a time zone counts as UTC."""
     try:
         seconds = float(text)
     except ValueError:
@@ -251,7 +260,7 @@ def _moment(column: str, text: str) -> float:
 
 
 def _named(arrivals: list[_Arrival]) -> list[_Arrival]:
-    """Each by a name of its own: ids are not unique in every trace, or not there at all."""
+    """Return the arrivals with unique names: in some traces ids repeat or are missing."""
     seen: set[str] = set()
     found = []
     for number, each in enumerate(arrivals, start=1):
@@ -264,12 +273,13 @@ def _named(arrivals: list[_Arrival]) -> list[_Arrival]:
 
 
 def _stretched(arrivals: list[_Arrival], per_hour: float | None) -> list[_Arrival]:
+    """Return the arrivals stretched in time to ``per_hour`` jobs per hour on average."""
     if per_hour is None or len(arrivals) < 2:
         return arrivals
     first, last = arrivals[0].submitted_s, arrivals[-1].submitted_s
     if last == first:
         return arrivals
-    factor = (len(arrivals) - 1) / per_hour * 3600.0 / (last - first)
+    factor = (len(arrivals) - 1) / per_hour * HOUR_S / (last - first)
     return [
         msgspec.structs.replace(each, submitted_s=(each.submitted_s - first) * factor)
         for each in arrivals
@@ -284,6 +294,7 @@ def _drawn(
     *,
     rigid: bool,
 ) -> ClusterJob:
+    """Return a job of a random kind for the arrival."""
     kind = drawn_kind(kinds, random)
     seconds = drawn_seconds(random) if arrival.seconds is None else arrival.seconds
     job = drawn_job(arrival.name, arrival.submitted_s, kind, seconds, random, slack=slack)

@@ -19,15 +19,13 @@ from duetune.market.forecast import ForecastSource, LastValue
 from duetune.market.forecast.distribution import LEVELS, Distribution
 from duetune.plots.forecast_figures import backtest_figure, fan_figure
 from duetune.policies.ahap import Ahap
-from duetune.simulate.backtest.fan import fan
 from duetune.simulate.backtest.forecast_backtest import (
     backtest,
     checked_horizons,
     first_scored,
     write_scores,
 )
-from duetune.simulate.backtest.past_forecasts import rolled
-from duetune.simulate.backtest.regret import jobs_on, usual_mix
+from duetune.simulate.backtest.past_forecasts import fan, rolled
 from duetune.simulate.backtest.scores import (
     Atoms,
     at_levels,
@@ -37,7 +35,7 @@ from duetune.simulate.backtest.scores import (
     pinball,
     share_below,
 )
-from duetune.simulate.backtest.standings import Quantity
+from duetune.simulate.backtest.standings import Quantity, jobs_on, usual_mix
 from duetune.simulate.tournament import run_tournament
 from duetune.testing.small_markets import constant_market, random_market
 
@@ -431,13 +429,13 @@ class TestFigures:
     def test_the_fan_has_its_ranges_the_past_and_what_came(self, trace, tmp_path):
         figure = fan_figure(fan(Wide(), trace, at=100, slots=12), trace)
         labels = [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
-        assert labels == ["90% range", "50% range", "forecast", "seen", "what came"]
+        assert labels == ["90% range", "50% range", "forecast", "observed", "actual"]
         assert plots.save_figure(figure, tmp_path / "fan.png").stat().st_size > 10_000
 
     def test_no_range_is_drawn_where_none_was_told(self, trace):
         figure = fan_figure(fan(LastValue(), trace, slots=12), trace)
         labels = [text.get_text() for text in figure.axes[1].get_legend().get_texts()]
-        assert labels == ["forecast", "seen"]
+        assert labels == ["forecast", "observed"]
 
     def test_the_leaderboard_has_skill_coverage_and_regret(self, result, tmp_path):
         figure = backtest_figure(result)
@@ -445,7 +443,7 @@ class TestFigures:
             "Skill over persistence: GPUs available",
             "Skill over persistence: spot price",
             "Coverage of 90% ranges",
-            "What errors cost",
+            "Cost of forecast errors",
         ]
         names = [label.get_text() for label in figure.axes[3].get_yticklabels()]
         assert names == [row.forecaster for row in result.standings]
@@ -455,5 +453,5 @@ class TestFigures:
         figure = backtest_figure(backtest([Wide()], constant_market(60), (1,), jobs=0))
         words = " ".join(text.get_text() for axes in figure.axes for text in axes.texts)
         assert "persistence is never wrong here" in words
-        assert "no jobs were drawn" in words
+        assert "no jobs were simulated" in words
         plots.save_figure(figure, tmp_path / "board.png")

@@ -13,12 +13,10 @@ from duetune.knowledge.history import History
 from duetune.knowledge.sources.blind import DefaultSource, RandomSource
 from duetune.planners.queues import QueueOrder, QueuePlanner
 from duetune.planners.sia import Sia
-from duetune.simulate.cluster.cluster_outcome import What
-from duetune.simulate.cluster.cluster_outcome_files import write_jobs, write_rounds
-from duetune.simulate.cluster.cluster_world import emulated, replayed, usual_stock
+from duetune.simulate.cluster.cluster_outcome import What, write_jobs, write_rounds
+from duetune.simulate.cluster.cluster_world import Supply, emulated, replayed, usual_stock
 from duetune.simulate.cluster.job_views import Briefing
 from duetune.simulate.cluster.rounds import Delays
-from duetune.simulate.cluster.supply import Supply
 from duetune.simulate.cluster.trial import Cluster, Setting, compared
 from duetune.simulate.cluster.workload import ClusterJob
 from support.small_cluster import MODEL, STOCK, changes, pace_of, small_world, watched
