@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from duetune.conversion import refusal
-from duetune.core.names import NAME, NAME_WORDS
+from duetune.core.job import NAME, NAME_WORDS
 from duetune.errors import InvalidInput
 
 if TYPE_CHECKING:
