@@ -17,8 +17,7 @@ from duetune.control.market_watch import MarketMemory
 from duetune.control.turn import Page
 from duetune.core.events import Learned, UserRequested
 from duetune.core.fleet import Limit, Release
-from duetune.engine.deciding import lookahead
-from duetune.engine.engine import Engine
+from duetune.engine.engine import Engine, lookahead
 from duetune.errors import DuetuneError, FleetError, StaleController, StoreError
 
 if TYPE_CHECKING:

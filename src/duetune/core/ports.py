@@ -27,11 +27,9 @@ class Policy(Protocol):
     @property
     def name(self) -> str:
         """The name under which the registry finds the policy."""
-        ...
 
     def decide(self, view: View) -> Decision:
         """Return the GPUs to hold in this slot; called once at the start of every slot."""
-        ...
 
 
 @runtime_checkable
@@ -45,11 +43,9 @@ class Planner(Protocol):
     @property
     def name(self) -> str:
         """The name under which the registry finds the planner."""
-        ...
 
     def plan(self, views: Sequence[JobView], stock: Stock) -> Plan:
         """Return the shape of each job; called in every round with all jobs, oldest first."""
-        ...
 
 
 @runtime_checkable
@@ -58,11 +54,9 @@ class Forecaster(Protocol):
 
     def observe(self, slot: Slot) -> None:
         """Take in the market of the present slot; called once per slot, before ``forecast``."""
-        ...
 
     def forecast(self, horizon: int) -> Forecast:
         """Return the expected market of the next ``horizon`` slots."""
-        ...
 
 
 @runtime_checkable
@@ -71,11 +65,9 @@ class Selector(Protocol):
 
     def choose(self, random: np.random.Generator) -> int:
         """Return the number of the policy for the next job; called before the job."""
-        ...
 
     def learn(self, utilities: NDArray[np.float64]) -> None:
         """Take in the utility that each policy had or would have had; called after the job."""
-        ...
 
 
 @runtime_checkable
@@ -89,11 +81,9 @@ class Fleet(Protocol):
 
     def apply(self, commands: Sequence[Command]) -> None:
         """Start to carry out ``commands``; applying the same commands again is safe."""
-        ...
 
     def observe(self, job: str) -> FleetReport:
         """Return all nodes that the job ever had; called in every turn."""
-        ...
 
 
 @runtime_checkable
@@ -102,11 +92,9 @@ class MarketFeed(Protocol):
 
     def now(self) -> MarketReport:
         """Return the present slot."""
-        ...
 
     def history(self, slots: int) -> MarketTrace | None:
         """Return up to ``slots`` slots before the present one, oldest first; None if none."""
-        ...
 
 
 @runtime_checkable
@@ -115,11 +103,9 @@ class Clock(Protocol):
 
     def now(self) -> float:
         """Return the present moment."""
-        ...
 
     def wait_until(self, moment: float) -> None:
         """Block until ``moment``."""
-        ...
 
 
 @runtime_checkable
@@ -132,8 +118,6 @@ class Journal(Protocol):
         If the stream does not have exactly ``expected`` events, ``StaleController`` is raised and
         nothing is written.
         """
-        ...
 
     def read(self, stream: str, *, after: int = 0) -> list[Recorded]:
         """Return the events behind position ``after``, in order."""
-        ...

@@ -211,7 +211,7 @@ def test_a_command_that_can_never_work_stops_the_job(store):
     row = row_after(store, SLOT, Reported(T + 9, (hopeless,)))
     assert (row.status, row.reason) == (
         Status.STOPPING,
-        "the training command cannot work; see the logs",
+        "the training command cannot run; see the logs",
     )
 
 
