@@ -120,20 +120,17 @@ class Job(msgspec.Struct, frozen=True):
             raise InvalidInput(
                 "deadline", self.deadline, f"at least one slot from now, at most {MAX_SLOTS}"
             )
-        if not (math.isfinite(self.value) and self.value >= 0):
-            raise InvalidInput("value", self.value, "dollars, zero or more")
-        if not (math.isfinite(self.hard_deadline_factor) and self.hard_deadline_factor >= 1):
-            raise InvalidInput("hard_deadline_factor", self.hard_deadline_factor, "1 or more")
+        _require("value", self.value, 0, "dollars, zero or more")
+        _require("hard_deadline_factor", self.hard_deadline_factor, 1, "1 or more")
         if self.hard_deadline_factor * self.deadline >= MAX_SLOTS + 1:
             raise InvalidInput(
                 "hard_deadline_factor",
                 self.hard_deadline_factor,
                 f"a hard deadline of at most {MAX_SLOTS} slots",
             )
-        if not (math.isfinite(self.decay) and self.decay >= 0):
-            raise InvalidInput("decay", self.decay, "zero or more, per slot")
-        if self.budget is not None and not (math.isfinite(self.budget) and self.budget >= 0):
-            raise InvalidInput("budget", self.budget, "dollars, zero or more, or none")
+        _require("decay", self.decay, 0, "zero or more, per slot")
+        if self.budget is not None:
+            _require("budget", self.budget, 0, "dollars, zero or more, or none")
         self._check_throughput()
 
     def _check_throughput(self) -> None:
@@ -178,6 +175,11 @@ def linear_throughput(
     if isinstance(max_gpus, bool) or not isinstance(max_gpus, int) or not 1 <= max_gpus <= MAX_GPUS:
         raise InvalidInput("max_gpus", max_gpus, f"a whole number, 1 to {MAX_GPUS}")
     return (0.0, *(slope * gpus + intercept for gpus in range(1, max_gpus + 1)))
+
+
+def _require(field: str, number: float, least: float, allowed: str) -> None:
+    if not (math.isfinite(number) and number >= least):
+        raise InvalidInput(field, number, allowed)
 
 
 def _require_positive(field: str, number: float) -> None:

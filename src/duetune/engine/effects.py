@@ -41,8 +41,6 @@ if TYPE_CHECKING:
 STALL_SLOTS = 6
 """A job fails after this many consecutive slots in which it held GPUs and made no progress."""
 
-NOT_FINISHED = "the hard deadline has passed"
-
 _LIVE = frozenset({UserRequested, Reported, Observed, Decided, Requested, Ended})
 _STOPPING = frozenset({UserRequested, Reported, Requested, Ended})
 _OVER = frozenset({UserRequested, Learned})
@@ -221,7 +219,7 @@ def time_is_up(state: JobState, event: Observed) -> str:
     """Return why the job must end in the slot that ``event`` begins; empty if it need not."""
     stop_at = state.submitted.stop_at
     if event.slot > state.job.hard_deadline:
-        return NOT_FINISHED
+        return "the hard deadline has passed"
     return "max_duration has passed" if stop_at is not None and event.at >= stop_at else ""
 
 

@@ -192,7 +192,7 @@ class Engine:
         """Return what the policy is shown: a job that can use no more GPUs than its share."""
         state = self.state
         market, forecast = offered(observed, state.submitted)
-        job = job_within(job_observed(state, observed), observed.share)
+        job = _job_within(job_observed(state, observed), observed.share)
         return View(
             job=job,
             slot=observed.slot,
@@ -303,7 +303,7 @@ def offered(observed: Observed, submitted: Submitted) -> tuple[Slot, Forecast]:
     return market, Forecast(spot_price=price, available=available)
 
 
-def job_within(job: Job, share: int | None) -> Job:
+def _job_within(job: Job, share: int | None) -> Job:
     """Return the job limited to ``share`` GPUs; unchanged if it cannot run on so few."""
     if share is None or not job.min_gpus <= share < job.max_gpus:
         return job

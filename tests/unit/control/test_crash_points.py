@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -26,7 +27,8 @@ from duetune.control.crash_points import (
 from duetune.core.events import Amend, Cancel, Pause, Resume, UserRequested
 from duetune.core.fleet import Release
 from duetune.errors import InvalidInput
-from duetune.store import MemoryJournal, open_store
+from duetune.store.memory_journal import MemoryJournal
+from duetune.store.store import open_store
 from duetune.testing import MemoryFleet
 from duetune.testing.memory_fleet import FleetSettings
 from support.harness import Lessons, Room, Status
@@ -77,7 +79,7 @@ def check_saved(room):
     assert room.status() is Status.SUCCEEDED
     assert room.state().progress.step == 40
     assert len(room.events(kind=UserRequested)) == 3
-    assert room.wishes.pending() == []
+    assert room.requests.pending() == []
 
 
 @pytest.fixture(scope="module")
@@ -188,16 +190,16 @@ def test_a_point_that_is_not_there_is_refused(text):
 def test_a_real_process_is_killed():
     code = (
         "from duetune.control.crash_points import journal_with_crash_points\n"
-        "from duetune.core.events import Pause, Wished\n"
-        "from duetune.store import MemoryJournal\n"
+        "from duetune.core.events import Pause, UserRequested\n"
+        "from duetune.store.memory_journal import MemoryJournal\n"
         "journal = journal_with_crash_points(MemoryJournal())\n"
         "for number in range(4):\n"
-        "    journal.append('job', [Wished(0.0, number, Pause())], expected=number)\n"
+        "    journal.append('job', [UserRequested(0.0, number, Pause())], expected=number)\n"
         "    print(number, flush=True)\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", code],
-        env={VARIABLE: "journal.append:after:3"},
+        env={**os.environ, VARIABLE: "journal.append:after:3"},
         capture_output=True,
         text=True,
         check=False,
