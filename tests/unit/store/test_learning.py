@@ -120,8 +120,8 @@ def test_many_are_recorded_at_once(store):
 
 def test_recorded_by_many_at_once_it_still_counts_once(store):
     with ThreadPoolExecutor(4) as pool:
-        done = list(pool.map(store.observations.record, [OBSERVATION] * 12))
-    assert done.count(True) == 1
+        done = list(pool.map(store.observations.record_all, [[OBSERVATION]] * 12))
+    assert sorted(done) == [0] * 11 + [1]
     assert store.observations.history() == History([OBSERVATION])
 
 
