@@ -1,7 +1,7 @@
 """The soak: controllers killed at random, a thousand times, and what became of their jobs.
 
-Every round is a room drawn from its own number: markets, jobs, wishes, faults and deaths. One that
-fails prints its number, and ``--round N`` lives through it again.
+Every round draws markets, jobs, requests, faults and deaths from its own number. A round that fails
+prints its number, and ``--round N`` runs it again.
 
 A job is *lost* if it is not over, ended more than once, or failed although it was easy; *leaked*
 counts nodes that live on after their job; *unaccounted* are jobs whose bill is not the journal's

@@ -1,4 +1,4 @@
-"""What msgspec refuses in a document: which field, its value, and what is allowed."""
+"""Turns a validation error of msgspec into a field, its value, and what is allowed."""
 
 from __future__ import annotations
 
@@ -24,8 +24,10 @@ _WORDS = {
 
 
 class Refusal(NamedTuple):
-    """``path`` leads to the value, through lists by number; ``unknown`` if nothing is to be there,
-    and the value is then the name of the field.
+    """One refused value of a document.
+
+    ``path``: field names and list positions that lead to the value.
+    ``unknown``: there is no such field; ``value`` is then the name of the field.
     """
 
     path: tuple[str, ...]
@@ -35,13 +37,13 @@ class Refusal(NamedTuple):
 
     @property
     def field(self) -> str:
-        """As in ``partitions[0].nodes``."""
+        """Return the path as text, such as ``partitions[0].nodes``."""
         path = self.path[:-1] if self.unknown else self.path
         text = "".join(f"[{part}]" if part.isdecimal() else f".{part}" for part in path)
         return f"{text.lstrip('.')}{' field' * self.unknown}".strip()
 
     def at(self, place: str) -> InvalidInput:
-        """With what comes before the field: a file, a line, what it is of."""
+        """Return the error to raise; ``place`` stands before the field, such as a file and line."""
         return InvalidInput(f"{place}{self.field}".strip(), self.value, self.allowed)
 
 
@@ -51,20 +53,22 @@ def refusal(
     kind: type[msgspec.Struct],
     allowed: Mapping[str, str] | None = None,
 ) -> Refusal:
-    """``raw`` is the document as it was read, ``allowed`` what is, by field, where the type does
-    not say it well enough. msgspec says "Expected `int`, got `str`", "Object missing required field
-    `nodes`", "Object contains unknown field `knots`" or "Invalid enum value 'lent'".
+    """Return what msgspec refused in the document ``raw`` when it converted it to ``kind``.
+
+    ``allowed`` describes the allowed values of fields whose type does not say enough. msgspec says
+    "Expected `int`, got `str`", "Object missing required field `nodes`", "Object contains unknown
+    field `knots`" or "Invalid enum value 'lent'".
     """
     problem, _, place = str(error).partition(" - at `")
     path = tuple(re.findall(r"[^$.\[\]`]+", place))
-    said = allowed or {}
+    described = allowed or {}
     name = problem.rpartition(" field `")[2].rstrip("`")
     if problem.startswith("Object contains unknown field"):
         known = ", ".join(_fields(kind, path))
         return Refusal((*path, name), name, f"one of {known}", unknown=True)
     if problem.startswith("Object missing required field"):
         declared = getattr(_fields(kind, path)[name], "__name__", "")
-        words = said.get(name, _WORDS.get(declared, "a value"))
+        words = described.get(name, _WORDS.get(declared, "a value"))
         return Refusal((*path, name), None, f"{words}; it is required")
     wanted = re.match(r"Expected `([^`]+)`( of [^,]+)?", problem)
     types = [each for each in wanted[1].split(" | ") if each != "null"] if wanted else []
@@ -72,7 +76,7 @@ def refusal(
         path = (*path, *_wrong_key(_found(raw, path), types))
     words = " or ".join(_WORDS.get(each, each) for each in types) or "another value"
     words += (wanted[2] or "") if wanted else ""
-    return Refusal(path, _found(raw, path), said.get(path[-1] if path else "", words))
+    return Refusal(path, _found(raw, path), described.get(path[-1] if path else "", words))
 
 
 def _found(raw: object, path: tuple[str, ...]) -> object:
@@ -85,7 +89,7 @@ def _found(raw: object, path: tuple[str, ...]) -> object:
 
 
 def _wrong_key(raw: object, types: list[str]) -> Iterator[str]:
-    """Which one of a mapping it is, msgspec does not say."""
+    """Yield the first key of a mapping with a value of a wrong type; msgspec does not name it."""
     kind = _KINDS.get(types[0]) if types else None
     if isinstance(raw, dict) and kind is not None:
         for key, value in raw.items():
@@ -97,15 +101,15 @@ def _wrong_key(raw: object, types: list[str]) -> Iterator[str]:
 
 
 def _fields(kind: type[msgspec.Struct], path: tuple[str, ...]) -> dict[str, object]:
-    """Those that there are where the path leads, with their types."""
-    found = {each.encode_name: each.type for each in msgspec.structs.fields(kind)}
+    """Return the fields, and their types, of the struct that ``path`` leads to."""
+    found = {field.encode_name: field.type for field in msgspec.structs.fields(kind)}
     if not path:
         return found
     return _fields(next(_structs(found.get(path[0])), kind), path[1:])
 
 
 def _structs(declared: object) -> Iterator[type[msgspec.Struct]]:
-    """The structs in a type: itself, or what a list or a union is of."""
+    """Yield the structs in a type: the type itself, or the members of a list or union."""
     if isinstance(declared, type) and issubclass(declared, msgspec.Struct):
         yield declared
     for each in getattr(declared, "__args__", ()):

@@ -1,17 +1,17 @@
-"""Every error duetune raises on purpose.
+"""Every error that duetune raises on purpose.
 
     DuetuneError
-    ├── InvalidInput      what the user gave cannot be used: field, value, what is allowed
-    │   └── OutOfMemory   what the user gave needs more memory than the GPU has
-    ├── MissingExtra      an optional dependency is needed for this
-    ├── NotFound          nothing by that name
+    ├── InvalidInput      a value cannot be used: names the field, the value and what is allowed
+    │   └── OutOfMemory   the configuration needs more memory than the GPU has
+    ├── MissingExtra      an optional dependency is missing
+    ├── NotFound          nothing has that name
     ├── SolverStopped     the integer program hit its time limit
-    ├── FleetError        a fleet could not be asked; says whether a retry helps
-    ├── StoreError        the database cannot be used just now
-    ├── StaleController   somebody else has written to the journal; whoever loses stops
-    └── Bug               an event that must not come; carries the story that led to it
+    ├── FleetError        a call of the fleet failed; says whether a retry helps
+    ├── StoreError        a call of the database failed
+    ├── StaleController   another controller has written to the journal; this one stops
+    └── Bug               an event that is illegal now; lists the events before it
 
-Being late, preempted or infeasible is a value in an outcome, never an exception.
+A job that is late, preempted or infeasible is a value in an outcome, never an exception.
 """
 
 from __future__ import annotations
@@ -20,14 +20,21 @@ from typing import ClassVar
 
 
 class DuetuneError(Exception):
-    """The root. ``code`` is stable for programs, ``exit_code`` for shells."""
+    """The root of all errors.
+
+    ``code`` names the error for programs and does not change. ``exit_code`` is the exit status of
+    a command that ends with the error.
+    """
 
     code: ClassVar[str] = "error"
     exit_code: ClassVar[int] = 70
 
 
 class InvalidInput(DuetuneError):
-    """What the user gave cannot be used."""
+    """A value that the user gave cannot be used.
+
+    ``field`` says where it is, ``value`` what it is, and ``allowed`` what is expected instead.
+    """
 
     code = "invalid_input"
     exit_code = 2
@@ -40,13 +47,13 @@ class InvalidInput(DuetuneError):
 
 
 class OutOfMemory(InvalidInput):
-    """What the user gave needs more memory than the GPU has."""
+    """The configuration needs more memory than the GPU has."""
 
     code = "out_of_memory"
 
 
 class MissingExtra(DuetuneError):
-    """An optional dependency is needed for this."""
+    """An optional dependency is missing; the message says how to install it."""
 
     code = "missing_extra"
     exit_code = 2
@@ -58,7 +65,7 @@ class MissingExtra(DuetuneError):
 
 
 class NotFound(DuetuneError):
-    """Nothing by that name."""
+    """Nothing has that name; the message may list known names."""
 
     code = "not_found"
     exit_code = 3
@@ -78,7 +85,10 @@ class SolverStopped(DuetuneError):
 
 
 class FleetError(DuetuneError):
-    """A fleet could not be asked. Whether the call had an effect is unknown."""
+    """A call of the fleet failed; it is unknown whether it had an effect.
+
+    ``retry`` says whether the same call may succeed later.
+    """
 
     code = "fleet"
     exit_code = 4
@@ -89,8 +99,10 @@ class FleetError(DuetuneError):
 
 
 class StoreError(DuetuneError):
-    """A database call failed altogether. Nothing is ever half-written; but if the connection broke
-    during a commit, whether it had an effect is unknown: read before writing again.
+    """A call of the database failed. Nothing is ever half-written.
+
+    If the connection broke during a commit, it is unknown whether the commit took effect: read
+    before you write again.
     """
 
     code = "store"
@@ -103,7 +115,7 @@ class StoreError(DuetuneError):
 
 
 class StaleController(DuetuneError):
-    """Somebody else has written to the journal: whoever loses stops."""
+    """Another controller has written to the journal, so this one must stop."""
 
     code = "stale_controller"
     exit_code = 4
@@ -118,7 +130,7 @@ class StaleController(DuetuneError):
 
 
 class Bug(DuetuneError):
-    """An event that must not come. ``story`` is what led to it."""
+    """An event that is illegal in the job's status. ``story`` lists the events before it."""
 
     code = "bug"
 
@@ -128,6 +140,6 @@ class Bug(DuetuneError):
 
 
 def shown(value: object) -> str:
-    """A value as it stands in a message: short, on one line."""
+    """Return ``value`` as text for a message: one line, at most 80 characters."""
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:77]}..."

@@ -1,7 +1,7 @@
-"""Files that appear whole or not at all, and folders whose names outlive a power cut.
+"""Atomic writes of files, and folders that survive a power cut.
 
-Everything that replaces a file does it here: a draft is written beside the file and then moved to
-its place in one step, so a reader sees the old file or the new one.
+Every module that replaces a file does it through this one. A draft is written beside the file and
+then renamed to it in one step, so a reader sees the old file or the new one.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 ANYONE = 0o666
 OWNER = 0o600
-"""Who may read and write a new file, less what the umask takes away."""
+"""Permissions of a new file, before the umask."""
 
-# Some network file systems cannot sync a folder; there the server orders renames itself.
+# Some network file systems cannot sync a folder; their server orders renames itself.
 _NO_FOLDER_SYNC = frozenset({errno.EINVAL, errno.ENOTSUP, errno.EBADF})
 
 
@@ -32,11 +32,11 @@ _NO_FOLDER_SYNC = frozenset({errno.EINVAL, errno.ENOTSUP, errno.EBADF})
 def whole_file(
     path: Path, field: str | None = None, *, durable: bool = False, mode: int = ANYONE
 ) -> Iterator[Path]:
-    """Give an empty draft beside ``path``, which takes its place when the block ends well.
+    """Yield an empty draft file beside ``path`` that replaces ``path`` if the block succeeds.
 
-    For writers that want a name to write to; the draft keeps the suffix. ``durable``: file and name
-    are on the disk when the block has ended. With a ``field``, an ``OSError`` (disk full, no
-    permission) becomes ``InvalidInput`` of that field.
+    It is for writers that need a file name; the draft has the same suffix. With ``durable`` the
+    file and its name are on disk when the block has ended. With a ``field`` an ``OSError`` (disk
+    full, no permission) becomes ``InvalidInput`` of that field.
     """
     draft = path.with_name(f".{path.stem}.{secrets.token_hex(4)}.part{path.suffix}")
     try:
@@ -64,15 +64,15 @@ def write_whole(
     durable: bool = False,
     mode: int = ANYONE,
 ) -> None:
-    """Make ``content`` the file at ``path``; text is written as UTF-8. See ``whole_file``."""
+    """Write ``content`` to ``path`` atomically; text as UTF-8. See ``whole_file``."""
     with whole_file(path, field, durable=durable, mode=mode) as draft:
         draft.write_bytes(content.encode() if isinstance(content, str) else content)
 
 
 def write_new(path: Path, content: Iterable[bytes]) -> None:
-    """Write a file that must not be there yet, piece by piece, to the disk itself.
+    """Write a new file piece by piece and sync it; raises ``FileExistsError`` if it exists.
 
-    For files in a folder that is itself moved into place when all of them are written.
+    It is for files in a folder that is renamed into place after all files are written.
     """
     with path.open("xb") as file:
         for piece in content:
@@ -82,7 +82,7 @@ def write_new(path: Path, content: Iterable[bytes]) -> None:
 
 
 def sync_file(path: Path) -> None:
-    """Wait until what was written to a file is on the disk."""
+    """Block until the content of a file is on disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -91,7 +91,7 @@ def sync_file(path: Path) -> None:
 
 
 def sync_folder(path: Path) -> None:
-    """Wait until the names in a folder are on the disk."""
+    """Block until the names in a folder are on disk."""
     try:
         sync_file(path)
     except OSError as error:
@@ -100,17 +100,17 @@ def sync_folder(path: Path) -> None:
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder and those above it, and wait until their names are on the disk."""
-    missing = [one for one in (path, *path.parents) if not one.is_dir()]
+    """Create a folder and its parents, and block until their names are on disk."""
+    missing = [folder for folder in (path, *path.parents) if not folder.is_dir()]
     for folder in reversed(missing):
         folder.mkdir(exist_ok=True)
         sync_folder(folder.parent)
 
 
 def remove_tree(path: Path) -> None:
-    """Remove what is there; what another process removes at the same time is no error."""
-    # A file may appear while the tree is being removed: its writer is about to learn that its
-    # folder is gone, so a second look is enough.
+    """Remove a folder and its content; files that another process removes are no error."""
+    # A file may appear while the tree is being removed. Its writer will soon find that the folder
+    # is gone, so a few tries are enough.
     for _ in range(3):
         with contextlib.suppress(FileNotFoundError):
             shutil.rmtree(path, ignore_errors=True)
@@ -119,7 +119,7 @@ def remove_tree(path: Path) -> None:
 
 
 def checked_target(path: Path | str, field: str, suffixes: Sequence[str]) -> Path:
-    """Return ``path`` if a file of such a name can be written there; called before the work."""
+    """Return ``path`` if it has an allowed suffix and can be written; called before long work."""
     target = Path(path)
     if target.suffix.lower() not in suffixes:
         raise InvalidInput(field, str(target), f"a file name that ends in {' or '.join(suffixes)}")
@@ -128,7 +128,7 @@ def checked_target(path: Path | str, field: str, suffixes: Sequence[str]) -> Pat
     if not target.parent.is_dir():
         raise InvalidInput(field, str(target), "a file in a folder that exists")
     try:
-        # Permissions alone do not tell (root, read-only mounts): only trying does.
+        # Permission bits are not enough (root, read-only mounts), so try to write.
         with tempfile.TemporaryFile(dir=target.parent):
             pass
         if target.exists() and not os.access(target, os.W_OK):
@@ -139,10 +139,10 @@ def checked_target(path: Path | str, field: str, suffixes: Sequence[str]) -> Pat
 
 
 def output_file(field: str, place: Path | str) -> Path:
-    """Return the file that ``place`` names, or that a link of this name leads to.
+    """Return the file that ``place`` names; a symbolic link is followed.
 
-    What is there and is no file (a folder, a device, a pipe) would be lost by writing: it is
-    refused, as is a folder that is not there.
+    Raises ``InvalidInput`` if ``place`` is a folder, a device or a pipe, which writing would
+    destroy, or if its folder does not exist.
     """
     if not str(place):
         raise InvalidInput(field, "", "the name of a file")
@@ -155,7 +155,7 @@ def output_file(field: str, place: Path | str) -> Path:
     if not usual:
         raise InvalidInput(field, str(place), "a file to write; this is something else")
     if not folder:
-        raise InvalidInput(field, str(place), "a file to write, in a folder that is there")
+        raise InvalidInput(field, str(place), "a file to write, in a folder that exists")
     return target
 
 

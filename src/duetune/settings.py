@@ -1,22 +1,22 @@
-"""Where duetune keeps its things on this machine, and what its embedded fleet is like.
+"""The settings of a home: its folder, and what its ``config.toml`` says.
 
-``$DUETUNE_HOME`` (``~/.duetune`` if not set) holds everything. Its ``config.toml`` may say:
+``$DUETUNE_HOME`` (by default ``~/.duetune``) holds everything. ``config.toml`` may contain:
 
-    database = "postgresql+psycopg://..."   # a file in the home if not said
+    database = "postgresql+psycopg://..."   # default: a file in the home
     forecast = "last"
     selector = "adahedge"
 
     [site]
-    fleet = "embedded"                      # or the name of a fleet that a plug-in registers
+    fleet = "embedded"                      # or the name of a plug-in
     market = "diurnal"                      # or trace = "market.csv"
     speed = 1
 
     [queue]
-    gpus = 8                                # all jobs together; as many as they like if not said
+    gpus = 8                                # limit of all jobs together; default: no limit
     planner = "tutti"
 
     [queue.quotas]
-    vision = 4                              # the jobs of a project together
+    vision = 4                              # limit of the jobs of one project together
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from duetune.conversion import refusal
-from duetune.core.names import NAME, NAME_WORDS
+from duetune.core.job import NAME, NAME_WORDS
 from duetune.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -43,14 +43,22 @@ DATABASE_FILE = "duetune.db"
 
 
 class SiteSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Where jobs run: which fleet it is, where its prices come from, and what its GPUs are.
+    """Where jobs run: the fleet, its market and its GPUs.
 
-    ``fleet`` and ``feed`` are names of the registry; ``feed = "fleet"`` is the fleet's own market.
-    The embedded fleet replays ``market``, a synthetic kind, or ``trace``, a file that replaces it;
-    ``history_slots`` of it are known before the replay begins. ``speed`` is market seconds per wall
-    second. ``emulated_microbatch_s`` makes every GPU take at least so long for a microbatch.
-    ``startup_s`` and ``resize_s`` are what a first start and a change of the group are expected to
-    take. Without ``warm`` every worker loads its libraries itself, and none are kept in memory.
+    ``fleet``, ``feed``: names of the registry; ``feed = "fleet"`` is the fleet's own market.
+    ``market``: the synthetic market that the embedded fleet replays.
+    ``trace``: a file that replaces ``market``; ``pool`` is one of its pools.
+    ``history_slots``: slots of the market that are known before the replay begins.
+    ``speed``: market seconds per wall second.
+    ``accelerator``, ``memory_gb``: the GPU model and its memory.
+    ``max_gpus``: the most GPUs that a job may hold.
+    ``emulated_microbatch_s``: the least wall seconds that a GPU takes for a microbatch.
+    ``grant_delay_s``: seconds until a requested node starts.
+    ``notice_s``: seconds between the notice of a preemption and the preemption.
+    ``silent_share``: share of preemptions that come without notice.
+    ``on_demand_capacity``: on-demand GPUs of the embedded fleet.
+    ``startup_s``, ``resize_s``: expected seconds of a first start and of a resize.
+    ``warm``: keep the heavy libraries in memory, so that workers start faster.
     """
 
     fleet: str = "embedded"
@@ -90,8 +98,11 @@ class SiteSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
 
 
 class QueueSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """How many GPUs all jobs together may hold at once, spot and on-demand, and those of a project;
-    not said: as many as they like. ``planner`` shares them where that is too few.
+    """The limits on GPUs that jobs hold at once, spot and on-demand together.
+
+    ``planner``: divides the GPUs if the limits are too small for all jobs.
+    ``gpus``: limit of all jobs; None means no limit.
+    ``quotas``: limit of the jobs of each project; a project without an entry has no limit.
     """
 
     planner: str = "tutti"
@@ -109,7 +120,7 @@ class QueueSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
                 raise InvalidInput(field, most, "a whole number of GPUs, 0 or more")
 
     def limit(self, project: str) -> tuple[int, str] | None:
-        """The most GPUs that a job of ``project`` can ever hold, and the setting that says so."""
+        """Return the most GPUs that a job of ``project`` can ever hold, and the setting's name."""
         limits = [] if self.gpus is None else [(self.gpus, "queue.gpus")]
         if project in self.quotas:
             limits.append((self.quotas[project], f"queue.quotas.{project}"))
@@ -117,6 +128,12 @@ class QueueSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """All settings of a home.
+
+    ``home``: the folder. ``database``: a path or a URL.
+    ``forecast``, ``selector``: names of the registry.
+    """
+
     home: Path
     database: str
     forecast: str = "last"
@@ -126,13 +143,16 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def jobs(self) -> Path:
+        """Return the folder of all job folders."""
         return self.home / "jobs"
 
     @property
     def fleet(self) -> Path:
+        """Return the folder of the embedded fleet."""
         return self.home / "fleet"
 
     def folder(self, job: str) -> Path:
+        """Return the folder of a job."""
         return self.jobs / job
 
 
@@ -145,7 +165,7 @@ class _Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 
 
 def load_settings(environ: Mapping[str, str] = os.environ) -> Settings:
-    """From the environment and the home's ``config.toml``; nothing is created."""
+    """Return the settings of the environment and the home's ``config.toml``; creates nothing."""
     home = Path(environ.get(HOME) or Path.home() / ".duetune").expanduser().absolute()
     if home.exists() and not home.is_dir():
         raise InvalidInput(HOME, str(home), "a folder")
@@ -176,7 +196,7 @@ def load_settings(environ: Mapping[str, str] = os.environ) -> Settings:
 
 
 def _within(home: Path, site: SiteSettings) -> SiteSettings:
-    """Files that ``config.toml`` names are beside it, wherever a command is given."""
+    """Return the site with its trace relative to the home, not to the current folder."""
     if site.trace is None:
         return site
     return msgspec.structs.replace(site, trace=str(home / Path(site.trace).expanduser()))

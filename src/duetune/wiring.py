@@ -168,9 +168,9 @@ class QueueFile:
 def make_controller(settings: Settings, store: Store, found: Connected) -> Controller:
     """Return the controller of the home, connected to a fleet that runs."""
     from duetune.control import Books, Controller, World
+    from duetune.control.connections import FolderReports
     from duetune.control.crash_points import learning_with_crash_points, with_crash_points
     from duetune.control.learning import PoolLearning
-    from duetune.control.reports import FolderReports
 
     slot_s = found.feed.now().slot_s
     world, books = with_crash_points(
@@ -182,7 +182,7 @@ def make_controller(settings: Settings, store: Store, found: Connected) -> Contr
             speed=found.speed,
             revive=lambda: _revive(settings),
         ),
-        Books(store.journal, store.wishes, store.active),
+        Books(store.journal, store.requests, store.active),
     )
     return Controller(
         world,

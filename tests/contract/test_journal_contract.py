@@ -5,8 +5,9 @@ import functools
 import pytest
 
 import duetune.store
-from duetune.store import MemoryJournal, open_store
 from duetune.store.database_journal import DatabaseJournal
+from duetune.store.memory_journal import MemoryJournal
+from duetune.store.store import open_store
 from duetune.testing import JournalContract
 from duetune.testing.sample_events import decision
 from support.discovery import classes_with

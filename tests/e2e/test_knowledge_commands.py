@@ -117,7 +117,7 @@ def test_fits_knows_a_model_by_its_config(duetune, tmp_path):
         (("history", "export", ""), "name of a file"),
         (("history", "export", "/dev/null"), "something else"),
         (("profile", "quick", "--count", "1", "--out", ""), "name of a file"),
-        (("profile", "quick", "--count", "1", "--out", "no/p.jsonl"), "in a folder that is there"),
+        (("profile", "quick", "--count", "1", "--out", "no/p.jsonl"), "in a folder that exists"),
         (("fits", "llama3.1-8b", "--gpu", "H100", "--targets", "some"), "all-linear"),
         (("recommend",), "--model"),
         (("recommend", "nothing.yaml"), "nothing.yaml"),

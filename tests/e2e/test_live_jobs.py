@@ -190,7 +190,7 @@ def test_an_own_command_that_ends_well_is_done_and_one_that_keeps_crashing_has_f
     home.start_fleet(home.market(*CALM))
     job = home.launch(home.spec(run=json.dumps("echo all done")))
     row = home.until_over(job)
-    assert (row.status, row.reason) == ("SUCCEEDED", "its command has ended with status 0")
+    assert (row.status, row.reason) == ("SUCCEEDED", "its command exited with status 0")
     assert row.finished_at <= row.deadline_at
     accounted(home, job)
     refused = home.run("fleet", "start", "--max-gpus", 0, status=2)

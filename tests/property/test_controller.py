@@ -1,4 +1,4 @@
-"""A whole controller among random markets, jobs, wishes, faults and deaths."""
+"""A whole controller among random markets, jobs, requests, faults and deaths."""
 
 from __future__ import annotations
 

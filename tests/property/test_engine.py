@@ -1,4 +1,4 @@
-"""The engine as a state machine: any fleet, any training, any wishes, in any order."""
+"""The engine as a state machine: any fleet, any training, any requests, in any order."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class EngineMachine(RuleBasedStateMachine):
         self.fleet: dict[str, Node] = {}
         self.cancelled: set[str] = set()
         self.told: dict[str, Node] = {}
-        self.wishes = 0
+        self.requests = 0
         self.limit = None
         self.launched: set[str] = set()
         self.strangers: set[str] = set()
@@ -260,7 +260,7 @@ class EngineMachine(RuleBasedStateMachine):
         assert final is None or self.state.progress == final
 
     @rule(
-        wish=st.sampled_from([Cancel(), Pause(), Resume(), Resume()])
+        request=st.sampled_from([Cancel(), Pause(), Resume(), Resume()])
         | st.builds(
             Amend,
             deadline=st.none() | decimals(-2, 20, 0.5).map(lambda slot: ORIGIN + slot * SLOT_S),
@@ -268,15 +268,15 @@ class EngineMachine(RuleBasedStateMachine):
         ),
         again=st.booleans(),
     )
-    def wish(self, wish, again):
+    def request(self, request, again):
         """A number that was there before has no effect."""
-        if isinstance(wish, Cancel) and self.now < ORIGIN + 3 * SLOT_S:
+        if isinstance(request, Cancel) and self.now < ORIGIN + 3 * SLOT_S:
             return
-        self.wishes += 1
-        self.happens(UserRequested(self.now, self.wishes, wish))
+        self.requests += 1
+        self.happens(UserRequested(self.now, self.requests, request))
         if again:
             before = msgspec.structs.replace(self.state)
-            self.happens(UserRequested(self.now, self.wishes, Cancel()))
+            self.happens(UserRequested(self.now, self.requests, Cancel()))
             before.position += 1
             assert self.state == before
 
@@ -319,7 +319,7 @@ class EngineMachine(RuleBasedStateMachine):
 
     def drain(self):
         """Cancelled and left alone, every job ends, with every node gone and paid."""
-        self.happens(UserRequested(self.now, self.wishes + 1, Cancel()))
+        self.happens(UserRequested(self.now, self.requests + 1, Cancel()))
         for _ in range(4):
             if not self.live:
                 break

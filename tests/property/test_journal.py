@@ -13,9 +13,11 @@ from hypothesis import strategies as st
 from duetune.core.events import Event, Recorded, Submitted, UserRequest, UserRequested
 from duetune.core.fleet import NodeKind, NodeState
 from duetune.core.job import Job
-from duetune.store import Charge, CostBy, MemoryJournal, open_store
-from duetune.store.costs import cost_lines
+from duetune.store.memory_journal import MemoryJournal
 from duetune.store.projection import Follower
+from duetune.store.queries import cost_lines
+from duetune.store.rows import Charge, CostBy
+from duetune.store.store import open_store
 from support.strategies import jobs
 
 BILLS = st.floats(0, 1e6)
@@ -114,22 +116,22 @@ def test_any_event_comes_back_as_it_was(journal, events):
 
 
 @keeps_its_journal
-@given(story=STORIES, data=st.data(), wishes=st.lists(any_of(*get_args(UserRequest)), max_size=4))
-def test_read_models_that_follow_are_those_that_are_rebuilt(store, story, data, wishes):
+@given(story=STORIES, data=st.data(), requests=st.lists(any_of(*get_args(UserRequest)), max_size=4))
+def test_read_models_that_follow_are_those_that_are_rebuilt(store, story, data, requests):
     job = f"job-{len(store.jobs())}"
-    for wish in wishes:
-        store.wishes.ask(job, wish)
+    for request in requests:
+        store.requests.ask(job, request)
     length = 0
     while length < len(story):
         some = data.draw(st.integers(1, len(story) - length))
         length = store.journal.append(job, story[length : length + some], expected=length)
-    rows, charges, pending = store.jobs(), store.charges(), store.wishes.pending()
+    rows, charges, pending = store.jobs(), store.charges(), store.requests.pending()
     store.rebuild()
-    assert (store.jobs(), store.charges(), store.wishes.pending()) == (rows, charges, pending)
+    assert (store.jobs(), store.charges(), store.requests.pending()) == (rows, charges, pending)
     row = store.job(job)
     assert row.events == len(story)
     taken = {event.wish_id for event in story if isinstance(event, UserRequested)}
-    assert not {wish.id for wish in store.wishes.pending(job)} & taken
+    assert not {request.id for request in store.requests.pending()} & taken
 
 
 @settings(max_examples=60)

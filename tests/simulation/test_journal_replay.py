@@ -36,8 +36,8 @@ POLICIES = (
 def lived(trace=None, *, pace=1.0, script=(), **options):
     room = Room(trace, pace=pace, poll_s=300.0)
     room.submit(**options)
-    for at, wish in script:
-        room.at(at, lambda wish=wish: room.ask(wish(room)))
+    for at, request in script:
+        room.at(at, lambda request=request: room.ask(request(room)))
     room.run(slots=60)
     return room, room.journal.read("job")
 

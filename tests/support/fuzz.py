@@ -1,4 +1,4 @@
-"""Rooms in which anything may happen: markets, jobs, wishes, faults and deaths drawn by chance.
+"""Rooms in which anything may happen: markets, jobs, requests, faults and deaths drawn by chance.
 
 Where chance comes from is for the caller to say: a seed (the soak) or Hypothesis (the properties).
 """
@@ -153,7 +153,7 @@ class Adventure:
         for name in self.names:
             check_over(self.room, name, strangers=self.strangers)
             self._check_reason(name)
-        assert self.room.wishes.pending() == []
+        assert self.room.requests.pending() == []
 
     def _check_turn(self, name):
         if not self.strangers and not self.wire.held and not self.zombies:
@@ -168,8 +168,8 @@ class Adventure:
             assert done
         if state.status is Status.CANCELLED:
             assert any(isinstance(e.wish, Cancel) for e in self.room.events(name, UserRequested))
-        wishes = [event.wish_id for event in self.room.events(name, UserRequested)]
-        assert set(wishes) <= self.asked.get(name, set())
+        requests = [event.wish_id for event in self.room.events(name, UserRequested)]
+        assert set(requests) <= self.asked.get(name, set())
 
     def _market(self):
         chance = self.chance
@@ -267,10 +267,10 @@ class Adventure:
             self._lose_all,
             self._end_worker,
             self._setback,
-            self._wish,
-            self._wish,
-            self._wish,
-            self._wish,
+            self._request,
+            self._request,
+            self._request,
+            self._request,
         ]
 
     def _lose_reply(self):
@@ -356,19 +356,19 @@ class Adventure:
         self.room.controller, self.room.plan = first, plan
         self.zombies.append(second)
 
-    def _wish(self):
+    def _request(self):
         name = self._some_job()
         if name is None:
             return
         chance, room = self.chance, self.room
-        wish = chance.pick([Pause(), Resume(), Resume(), Cancel(), None, None, None])
-        if wish is None:
+        request = chance.pick([Pause(), Resume(), Resume(), Cancel(), None, None, None])
+        if request is None:
             moment = room.clock.now() + chance.whole(-40, 200) / 20 * SLOT_S
             budget = chance.pick([None, chance.whole(0, 60) / 2])
-            wish = Amend(deadline=chance.pick([None, moment]), budget=budget)
+            request = Amend(deadline=chance.pick([None, moment]), budget=budget)
             if budget is not None:
                 room.budgets[name].append(budget)
-        self.asked.setdefault(name, set()).add(room.ask(wish, name))
+        self.asked.setdefault(name, set()).add(room.ask(request, name))
 
     def _some_job(self):
         return self.chance.pick(self.names) if self.names else None

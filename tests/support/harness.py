@@ -22,7 +22,7 @@ AVAILABLE = [3, 3, 1, 0, 2, 4, 4, 4, 0, 1, 4, 4] * 6
 PRICES = [0.3, 0.35, 0.5, 0.9, 0.4, 0.2, 0.2, 0.25, 0.8, 0.5, 0.3, 0.3] * 6
 
 
-class MemoryWishes:
+class MemoryInbox:
     """Taken with the journal's append, as the store does it."""
 
     def __init__(self, journal):
@@ -32,9 +32,9 @@ class MemoryWishes:
         self._taken = set()
         self._read = {}
 
-    def ask(self, job, wish):
+    def ask(self, job, request):
         number = next(self._numbers)
-        self._asked[number] = (job, wish)
+        self._asked[number] = (job, request)
         return number
 
     def pending(self):
@@ -44,8 +44,8 @@ class MemoryWishes:
                 if isinstance(recorded.event, UserRequested):
                     self._taken.add(recorded.event.wish_id)
         return [
-            (number, job, wish)
-            for number, (job, wish) in self._asked.items()
+            (number, job, request)
+            for number, (job, request) in self._asked.items()
             if number not in self._taken
         ]
 
@@ -82,7 +82,7 @@ class Lessons:
 
 
 class Room:
-    """``store`` instead of memory: the journal and the wishes of a database."""
+    """``store`` instead of memory: the journal and the requests of a database."""
 
     def __init__(
         self,
@@ -100,7 +100,7 @@ class Room:
         self.clock = self.fleet.clock
         self.training = DatedTraining(self.fleet, slot_s=SLOT_S, pace=pace)
         self.journal = store.journal if store else MemoryJournal()
-        self.wishes = store.wishes if store else MemoryWishes(self.journal)
+        self.requests = store.requests if store else MemoryInbox(self.journal)
         self.learning = learning
         self.poll_s = poll_s
         self.queue = queue
@@ -124,7 +124,7 @@ class Room:
                 self.training,
                 revive=self._revive,
             ),
-            Books(journal or self.journal, self.wishes, self.active),
+            Books(journal or self.journal, self.requests, self.active),
             self.plan,
         )
         return Controller(
@@ -194,8 +194,8 @@ class Room:
         self.budgets[name] = [event.job.budget]
         return event.job
 
-    def ask(self, wish, name="job"):
-        return self.wishes.ask(name, wish)
+    def ask(self, request, name="job"):
+        return self.requests.ask(name, request)
 
     def engine(self, name="job"):
         """One that knows the job by its journal alone; it is kept, and reads what is new."""
@@ -275,4 +275,4 @@ class Room:
         self.revived += 1
 
 
-__all__ = ["SLOT_S", "Lessons", "MemoryWishes", "Room", "Status"]
+__all__ = ["SLOT_S", "Lessons", "MemoryInbox", "Room", "Status"]

@@ -36,8 +36,8 @@ def check_story(room, name="job", *, strangers=()):
     assert len(launched) == len(set(launched)), "a node id was given twice"
     epochs = [event.launches[0].epoch for event in requests if event.launches]
     assert epochs == sorted(set(epochs)), "epochs must grow"
-    wishes = [event.wish_id for event in events if isinstance(event, UserRequested)]
-    assert len(wishes) == len(set(wishes)), "a wish was journalled twice"
+    user_requests = [event.wish_id for event in events if isinstance(event, UserRequested)]
+    assert len(user_requests) == len(set(user_requests)), "a user request was journalled twice"
     known = {node.id for node in room.fleet.observe(name).nodes}
     assert known <= {*launched, *strangers}, "a node was launched before it was written down"
     submitted = events[0].job

@@ -46,7 +46,7 @@ class Story:
         )
         self.engine = Engine("job", policy_named)
         self.events = []
-        self.wishes = 0
+        self.requests = 0
         self.tell(
             Submitted(
                 at=ORIGIN,
@@ -71,9 +71,9 @@ class Story:
         self.events.append(event)
         return commands
 
-    def wish(self, wish, *, at=0.0):
-        self.wishes += 1
-        return self.tell(UserRequested(moment(at), self.wishes, wish))
+    def request(self, request, *, at=0.0):
+        self.requests += 1
+        return self.tell(UserRequested(moment(at), self.requests, request))
 
     def observed(self, at, *, price=0.3, available=4, pace=None):
         return self.engine.observed(

@@ -1,8 +1,8 @@
-"""The part of a turn in which jobs on a finite fleet make room for each other.
+"""The step of a turn that shares a finite fleet among jobs.
 
-Every job is asked what it would hold alone, the planner shares what there is, and each job is told
-its share, which its decision keeps to. What is launched keeps to what is really free: nodes that
-are still on their way out count.
+Every job is asked how many GPUs it would hold alone. The planner (through ``queue.shares``) divides
+the GPUs, and each job decides within its share. Launches are limited to GPUs that are really free:
+nodes that are still being released count as used.
 """
 
 from __future__ import annotations
@@ -32,7 +32,12 @@ ROUNDS = 3
 
 
 class Sharing:
-    """Remembers the last plan only, so as not to plan anew before something has changed."""
+    """Shares GPUs among jobs. Between turns it keeps only the last plan, to reuse it.
+
+    ``_hoped``: spot GPUs that each job is expected to take in this turn.
+    ``_most``: the most GPUs that each job can use of its share.
+    ``_spot_words``: why a job sees less spot capacity than the market has.
+    """
 
     def __init__(self, queue: Queue) -> None:
         self.queue = queue
@@ -45,7 +50,7 @@ class Sharing:
         self._shares: dict[str, Share] = {}
 
     def begin(self, engines: Mapping[str, Engine], *, unread: int = 0) -> None:
-        """A turn, with all jobs that there are; those that cannot be read hold ``unread`` nodes."""
+        """Begin a turn with all jobs; jobs whose journal cannot be read hold ``unread`` nodes."""
         self._engines, self._unread = dict(engines), unread
         self._hoped, self._most, self._spot_words = {}, {}, {}
 
@@ -55,11 +60,12 @@ class Sharing:
         observed: Callable[[Page], Observed],
         contained: Callable[[str], AbstractContextManager[None]],
     ) -> list[Page]:
-        """Ask, plan and tell: returns the pages of the jobs that can be served, each with what the
-        job may hold. ``observed`` makes the observation that a policy is shown; ``contained``
-        keeps the failure of one job from the others.
+        """Ask all jobs, plan, and tell each job its share; called once per turn.
+
+        Returns the pages of the jobs that can be served. ``observed`` makes the observation that a
+        policy is shown. ``contained`` keeps the failure of one job from the others.
         """
-        # The higher priority first: others see the spot that it leaves.
+        # Higher priorities first, because the other jobs see the spot capacity that they leave.
         asked = sorted(pages, key=lambda page: -page.engine.state.submitted.priority)
         for _ in range(ROUNDS):
             asking, asked = asked, []
@@ -77,7 +83,7 @@ class Sharing:
         return served
 
     def ask(self, page: Page, observed: Callable[[Page], Observed]) -> None:
-        """What the job would hold alone, if it is to decide in this turn."""
+        """Note what the job would hold alone, if it must decide in this turn."""
         if page.engine.state.slot_is_due(page.market.at):
             seen = observed(page)
             wish = page.engine.wish(seen)
@@ -87,8 +93,10 @@ class Sharing:
             )
 
     def plan(self, pages: Sequence[Page]) -> bool:
-        """The shares from now on, those that there are if nothing has changed. Whether jobs have to
-        be asked again: one that waits takes no spot from others, however much it would like to.
+        """Compute the shares, unless nothing has changed; return whether jobs must be asked again.
+
+        They must if a job gets less than the spot GPUs it was expected to take: other jobs can then
+        use the rest.
         """
         jobs = [Contender(page.engine.state, _wish(page)) for page in pages if _competes(page)]
         asked = {page.stream for page in pages}
@@ -111,8 +119,10 @@ class Sharing:
         return again
 
     def tell(self, page: Page, observed: Callable[[Page], Observed]) -> None:
-        """A job whose share has changed decides anew at once, unless it could only grow at the end
-        of a slot.
+        """Put the share into the job's observation.
+
+        A job whose share has changed decides again at once, unless it could only grow and the slot
+        is nearly over.
         """
         if not _competes(page):
             return
@@ -123,17 +133,19 @@ class Sharing:
                 return
             if most > state.wanted.total and late_in_slot(state, page.market.at):
                 return
-            # The wish of the slot stays: else every look might be a reason to plan anew.
+            # The wish stays fixed within a slot; otherwise every turn could cause a new plan.
             page.observed = msgspec.structs.replace(observed(page), wish=wish)
             wish = max(wish, page.engine.wish(page.observed).total)
         if wish > most:
-            reason = "as wished for in this slot" if share is None else share.reason
+            reason = "what it asked for in this slot" if share is None else share.reason
             page.observed = msgspec.structs.replace(page.observed, share=most, share_reason=reason)
             self._hoped[page.stream] = min(most, self._hoped.get(page.stream, most))
 
     def left(self, engine: Engine, market: Slot) -> Slot:
-        """The market less the spot of our other jobs, those of lower priority aside: they have to
-        make room. What it holds itself no job of the same priority takes away.
+        """Return the market without the spot GPUs of other jobs of the same or a higher priority.
+
+        A job keeps the spot GPUs that it holds against jobs of the same priority. Jobs of lower
+        priority must make room.
         """
         own = engine.state
         priority = own.submitted.priority
@@ -155,7 +167,7 @@ class Sharing:
         return msgspec.structs.replace(market, available=left)
 
     def room(self, engine: Engine, market: Slot) -> Room:
-        """What may be launched beside all nodes that there are, those on their way out included."""
+        """Return what the job may launch beside all live nodes, those being released included."""
         queue, project = self.queue, engine.state.submitted.project
         alive, alive_in_project, spot = self._unread, 0, 0
         for other in self._engines.values():
@@ -173,18 +185,20 @@ class Sharing:
 def sharing_now(
     queue: Queue | None, engines: Collection[Engine], before: Sharing | None
 ) -> Sharing | None:
-    """How jobs share in this turn; ``before`` is how they did in the last. None where nothing
-    limits jobs and none is told a share that it had to keep to.
+    """Return the sharing of this turn, given that of the last turn (``before``).
+
+    None if there is no limit and no job has a share from an earlier limit.
     """
-    told = any(engine.state.share is not None for engine in engines)
-    if queue is None or not (queue.limited or told):
+    shared = any(engine.state.share is not None for engine in engines)
+    if queue is None or not (queue.limited or shared):
         return None
     return before if before is not None and before.queue is queue else Sharing(queue)
 
 
 def left_by_others(engine: Engine, engines: Collection[Engine], market: Slot) -> Slot:
-    """Where nothing is shared: the market less the spot that our other jobs hold, since the fleet
-    would refuse it.
+    """Return the market without the spot GPUs that our other jobs hold; used without a queue.
+
+    The fleet would refuse these GPUs.
     """
     own = len(engine.state.alive(NodeKind.SPOT))
     taken = sum(len(each.state.alive(NodeKind.SPOT)) for each in engines if each is not engine)
@@ -202,7 +216,7 @@ def _runnable(page: Page, gpus: int) -> int:
 
 
 def _wish(page: Page) -> int:
-    """How many GPUs the job would hold alone in this slot."""
+    """Return how many GPUs the job would hold alone in this slot."""
     state = page.engine.state
     known = state.wish if page.observed is None else page.observed.wish
     return state.wanted.total if known is None else known

@@ -1,47 +1,61 @@
-"""What the controller is connected to."""
+"""What the controller is connected to: the outside world, the journal and the learner.
+
+``FolderReports`` exchanges files with the workers; fleets and market feeds are in other rooms.
+"""
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from duetune.core.node_contract import HAZARD, PROGRESS
+from duetune.training.hazard import Hazard, write_hazard
+from duetune.training.worker_contract import read_progress
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from pathlib import Path
 
     from duetune.core.events import Learned, Recorded, UserRequest
     from duetune.core.ports import Clock, Fleet, Journal, MarketFeed
     from duetune.core.progress import Progress
 
+PRIOR_NODE_S = 8 * 3600.0
+"""Assumed lifetime of a node before any was lost: eight hours of the fleet's clock."""
+
 
 class Reports(Protocol):
-    """``read`` is the latest report of a job's workers and when it was made, by the fleet's clock;
-    ``hazard`` tells the workers how long nodes lived in all, in the fleet's seconds, and how many
-    were lost.
-    """
+    """The exchange of reports with a job's workers. Times are those of the fleet's clock."""
 
-    def read(self, job: str) -> tuple[Progress, float] | None: ...
+    def read(self, job: str) -> tuple[Progress, float] | None:
+        """Return the latest progress report and when it was made; called in every turn."""
 
-    def hazard(self, job: str, lived_s: float, losses: int) -> None: ...
+    def hazard(self, job: str, lived_s: float, losses: int) -> None:
+        """Tell the workers how long nodes lived in all, in seconds, and how many were lost."""
 
 
 class RequestInbox(Protocol):
-    """What other processes ask for. A wish is pending until the journal has it; ``taken`` is for
-    those that it will never have.
-    """
+    """Requests that users made in other processes, as (number, job, request)."""
 
-    def pending(self) -> Sequence[tuple[int, str, UserRequest]]: ...
+    def pending(self) -> Sequence[tuple[int, str, UserRequest]]:
+        """Return the requests that are not in the journal yet, oldest first."""
 
-    def taken(self, ids: Sequence[int]) -> None: ...
+    def taken(self, ids: Sequence[int]) -> None:
+        """Remove requests that will never enter the journal, because their job is over."""
 
 
 class Learning(Protocol):
-    """Called with the whole story of a job that is over, again if a crash came between."""
+    """Learns from jobs that are over."""
 
-    def learn(self, job: str, story: Sequence[Recorded]) -> Learned: ...
+    def learn(self, job: str, story: Sequence[Recorded]) -> Learned:
+        """Return what the job's events teach; called once after its end, again after a crash."""
 
 
 class World(NamedTuple):
-    """Outside. ``speed`` is how many seconds of ``clock`` pass in one on the wall; ``revive`` is
-    called when the fleet does not answer.
+    """The outside world.
+
+    ``speed``: seconds of ``clock`` per wall second.
+    ``revive``: called when the fleet does not answer.
     """
 
     fleet: Fleet
@@ -53,10 +67,42 @@ class World(NamedTuple):
 
 
 class Books(NamedTuple):
-    """What is written down. ``active`` names the jobs that are not over, or of which nothing was
-    learnt yet.
-    """
+    """What is kept on disk. ``active`` returns the jobs that are not over or not learned from."""
 
     journal: Journal
-    wishes: RequestInbox
+    requests: RequestInbox
     active: Callable[[], Sequence[str]]
+
+
+class FolderReports:
+    """The ``Reports`` of fleets that share a disk with the controller: files in the job's folder.
+
+    Workers write wall time; ``clock`` may run ``speed`` times faster.
+    """
+
+    def __init__(self, jobs: Path, clock: Clock, speed: float) -> None:
+        self._jobs, self._clock, self._speed = jobs, clock, speed
+
+    def read(self, job: str) -> tuple[Progress, float] | None:
+        """Return the progress file of a job and its time; None if there is no valid file."""
+        path = self._jobs / job / PROGRESS
+        progress = read_progress(path)
+        if progress is None:
+            return None
+        # A report without a time was made when its file was written.
+        made_at = progress.at or _written_at(path)
+        age_s = max(0.0, time.time() - made_at)
+        return progress, self._clock.now() - age_s * self._speed
+
+    def hazard(self, job: str, lived_s: float, losses: int) -> None:
+        """Write the hazard file of a job: the mean wall time between losses."""
+        prior = Hazard(prior_node_s=PRIOR_NODE_S / self._speed)
+        seen = prior.seen(losses, lived_s / self._speed)
+        write_hazard(self._jobs / job / HAZARD, seen.mean_time_between_losses_s())
+
+
+def _written_at(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return time.time()

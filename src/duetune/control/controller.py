@@ -1,8 +1,10 @@
-"""The controller: level-triggered, the journal before the fleet, nothing in memory that a replay
-would not give back.
+"""The controller: runs all jobs, turn by turn.
 
-``Controller.tick`` is the product in one function: observe, forecast, share, decide, write, act,
-account, learn. ``simulate.episode`` has the same verbs in a simulated world.
+``Controller.tick`` shows the whole product: observe, forecast, share, decide, write, act, account,
+learn. ``simulate.episode`` has the same steps in a simulated world.
+
+The controller writes the journal before it calls the fleet. It keeps nothing in memory that a
+replay of the journal would not restore.
 """
 
 from __future__ import annotations
@@ -12,13 +14,11 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from duetune.control.arbitration import left_by_others, sharing_now
-from duetune.control.fleet_changes import lifetimes, measured_pace, reported
 from duetune.control.market_watch import MarketMemory
-from duetune.control.turn import Page
+from duetune.control.turn import Page, lifetimes, measured_pace, reported
 from duetune.core.events import Learned, UserRequested
 from duetune.core.fleet import Limit, Release
-from duetune.engine.deciding import lookahead
-from duetune.engine.engine import Engine
+from duetune.engine.engine import Engine, lookahead
 from duetune.errors import DuetuneError, FleetError, StaleController, StoreError
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from duetune.core.events import Event, Observed, UserRequest
     from duetune.core.ports import Forecaster, Policy
 
-    Wishes = Sequence[tuple[int, str, UserRequest]]
+    Requests = Sequence[tuple[int, str, UserRequest]]
 
 USUAL_HORIZON = 24
 """Slots of forecast that a policy is shown, unless it is known to use more."""
@@ -40,16 +40,17 @@ SETTLE_SHARE = 0.02
 """Wait this share of the slot before deciding: prices change at the start of a slot."""
 
 LOOKS_PER_SLOT = 10
-"""Look around at least this often in a slot, however long the polling interval."""
+"""Take at least this many turns per slot, even if the polling interval is longer."""
 
 log = logging.getLogger(__name__)
 
 
 class Controller:
-    """Runs every job of the books that is not over. Any number may be started on the same books:
-    the journal lets one of them write, the others stop with ``StaleController``. Where ``queue``,
-    asked anew in each turn, has a limit, the jobs share what there is; else each decides for
-    itself.
+    """Runs every job of the books that is not over.
+
+    Several controllers may be started on the same books: the journal lets one of them write, and
+    the others stop with ``StaleController``. ``queue`` is called in each turn. If the queue has a
+    limit, the jobs share the GPUs; otherwise each job decides for itself.
     """
 
     def __init__(
@@ -75,7 +76,7 @@ class Controller:
         self._released: set[str] = set()
 
     def run(self, *, linger_s: float = 0.0, stop: Callable[[], bool] = lambda: False) -> None:
-        """Take turns until ``stop`` says so, or nothing was to do for ``linger_s`` seconds."""
+        """Take turns until ``stop`` returns true or there was no job for ``linger_s`` seconds."""
         clock = self.world.clock
         last_busy = clock.now()
         while not stop():
@@ -86,7 +87,7 @@ class Controller:
             clock.wait_until(self.next_turn(clock.now()))
 
     def _turned(self) -> bool:
-        """A disk that is full or a database that is away is waited for."""
+        """Take a turn; a full disk or an unreachable database only delays the next one."""
         try:
             return self.turn()
         except StoreError as error:
@@ -95,25 +96,29 @@ class Controller:
             return True
 
     def turn(self) -> bool:
-        """One tick for all jobs; returns whether there was a job."""
-        # In this order: what is wished for a job that comes in between is not late.
-        wishes = self.books.wishes.pending()
+        """Run one tick for all jobs; return whether there was a job."""
+        # Requests are read first: one for a job that is submitted in between is not late.
+        requests = self.books.requests.pending()
         streams = self.books.active()
         for stream in streams:
             with self._contained(stream):
-                self._engine(stream)  # each job is shown what the others leave
-        self.tick(*streams, wishes=wishes)
+                self._engine(stream)  # every job must see what the other jobs hold
+        self.tick(*streams, requests=requests)
         for stream in set(self._engines) - set(streams):
             del self._engines[stream]
-        self._refuse_late(wishes, set(streams))
+        # Requests for jobs that are over have no effect and leave the inbox.
+        if late := [number for number, job, _ in requests if job not in streams]:
+            self.books.requests.taken(late)
         return bool(streams)
 
-    def tick(self, *streams: str, wishes: Wishes = ()) -> None:
-        """Everything that happens to these jobs now. A job that fails at one verb is out of the
-        others until the next turn; the other jobs go on.
+    def tick(self, *streams: str, requests: Requests = ()) -> None:
+        """Do everything that is due for these jobs now.
+
+        A job that fails in one step skips the other steps until the next turn; the other jobs
+        continue.
         """
         try:
-            pages = self._observe(streams, wishes)
+            pages = self._observe(streams, requests)
             pages = self._forecast(pages)
             pages = self._share(pages, streams)
             for page in pages:
@@ -126,31 +131,29 @@ class Controller:
         finally:
             self._forget_unwritten()
 
-    # --- The verbs, in the order of a tick
+    # --- The steps, in the order of a tick
 
-    def _observe(self, streams: Sequence[str], wishes: Wishes) -> list[Page]:
-        """A page for every job that is not over: what was wished, and what is new about its nodes
-        and training.
-        """
+    def _observe(self, streams: Sequence[str], requests: Requests) -> list[Page]:
+        """Return a page for every job that is not over, with user requests and fleet news."""
         pages = []
         for stream in streams:
             with self._contained(stream):
                 engine = self._engine(stream)
                 if engine.is_over():
-                    self._learn(engine)  # a crash came between its end and this
+                    self._learn(engine)  # a crash came between its end and the learning
                     continue
                 page = Page(engine, self.world.feed.now())
                 fleet = self.world.fleet.observe(stream)
-                for number, job, wish in wishes:
-                    if job == stream and number not in engine.state.wishes:
-                        page.happened(UserRequested(page.market.at, number, wish))
+                for number, job, request in requests:
+                    if job == stream and number not in engine.state.user_requests:
+                        page.happened(UserRequested(page.market.at, number, request))
                 training = self.world.reports.read(stream)
                 page.happened(reported(engine.state, fleet, training, released=self._released))
                 pages.append(page)
         return pages
 
     def _forecast(self, pages: Sequence[Page]) -> list[Page]:
-        """The market to come, for every job that has to decide."""
+        """Add the forecast for every job that must decide."""
         able = []
         for page in pages:
             with self._contained(page.stream):
@@ -160,7 +163,7 @@ class Controller:
         return able
 
     def _share(self, pages: list[Page], streams: Sequence[str]) -> list[Page]:
-        """What each job may hold, where there is not enough for all."""
+        """Set what each job may hold, where there are not enough GPUs for all."""
         queue = None if self._queue is None else self._queue()
         self._sharing = sharing_now(queue, self._engines.values(), self._sharing)
         if self._sharing is None:
@@ -169,7 +172,7 @@ class Controller:
         return self._sharing.settle(pages, self._observed, self._contained)
 
     def _decide(self, page: Page) -> None:
-        """What to hold, and what to ask of the fleet for it. The end, if it has come."""
+        """Decide what to hold and which nodes to request; end the job if it is done."""
         engine, at = page.engine, page.market.at
         if page.observed is None and engine.state.slot_is_due(at):
             page.observed = self._observed(page)
@@ -181,13 +184,13 @@ class Controller:
         page.happened(engine.end(at))
 
     def _write(self, page: Page) -> None:
-        """All that happened to the job in this turn enters the journal, as one."""
+        """Append all events of the turn to the journal at once."""
         self._append(page.engine, page.events)
 
     def _act(self, page: Page) -> None:
-        """Tell the fleet what it has not confirmed, unless it would only hear the same limits."""
+        """Send the fleet the unconfirmed commands, unless they are only limits it already has."""
         if page.observed is not None:
-            # A sleeper that woke up late may have told the fleet an older one.
+            # A stale controller may have sent an older limit, so send ours again every slot.
             self._limits.pop(page.stream, None)
         commands = page.engine.outstanding()
         limits = {c.job: c for c in commands if isinstance(c, Limit)}
@@ -200,8 +203,9 @@ class Controller:
         self._released.update(c.node for c in commands if isinstance(c, Release))
 
     def _account(self, page: Page) -> None:
-        """Charges and progress came with the reports and are written. What nodes lived and lost is
-        told to the workers: they save the more often the shorter nodes live.
+        """Tell the workers how long nodes live: the shorter they live, the more often they save.
+
+        Charges and progress are in the journal already; they came with the reports.
         """
         if page.observed is not None:
             state = page.engine.state
@@ -209,7 +213,7 @@ class Controller:
             self.world.reports.hazard(page.stream, lived, losses)
 
     def _learn(self, engine: Engine) -> None:
-        """Once a job is over, and then once."""
+        """Learn from a job that is over, once, and forget its engine."""
         if not engine.is_over():
             return
         story = self.books.journal.read(engine.stream)
@@ -219,16 +223,14 @@ class Controller:
             self._append(engine, [lesson])
         self._engines.pop(engine.stream, None)
 
-    # --- What the verbs need
+    # --- Helpers of the steps
 
     def _expected(self, page: Page) -> Forecast:
         policy = self._policy_named(page.engine.state.submitted.policy)
         return self._memory.forecast(page.market, max(USUAL_HORIZON, lookahead(policy)))
 
     def _observed(self, page: Page) -> Observed:
-        """The slot as the policy will be shown it: the market now, less the spot that our other
-        jobs hold, and what it may become.
-        """
+        """Return the observation that the policy is shown: without the spot GPUs of other jobs."""
         engine, market = page.engine, page.market
         left = (
             self._sharing.left(engine, market.slot)
@@ -246,7 +248,7 @@ class Controller:
         )
 
     def _unread(self, streams: Sequence[str]) -> int:
-        """Nodes of jobs whose journal cannot be read."""
+        """Return the number of nodes of jobs whose journal cannot be read."""
         count = 0
         for stream in set(streams) - set(self._engines):
             with self._contained(stream):
@@ -254,15 +256,15 @@ class Controller:
                 count += sum(node.state.alive for node in nodes)
         return count
 
-    # --- What keeps a tick safe
+    # --- Safety of a tick
 
     @contextmanager
     def _contained(self, stream: str) -> Iterator[None]:
-        """What one job cannot do must not cost the others their deadlines."""
+        """Log the failure of one job, so that the other jobs still meet their deadlines."""
         try:
             yield
         except FleetError as error:
-            # Nodes and workers go on; what was asked for is asked for again.
+            # Nodes and workers continue; the next turn repeats the unconfirmed commands.
             log.warning("job %s: %s", stream, error)
             self.world.revive()
         except (StaleController, StoreError):
@@ -278,13 +280,13 @@ class Controller:
             self._written[engine.stream] = engine.position
 
     def _forget_unwritten(self) -> None:
-        """What was not written did not happen: the next turn begins from the journal."""
+        """Drop engines with events that were not written: the next turn replays the journal."""
         for stream, engine in list(self._engines.items()):
             if engine.position != self._written[stream]:
                 del self._engines[stream]
 
     def _engine(self, stream: str) -> Engine:
-        """From memory, or by replay."""
+        """Return the engine of a job, from memory or by replay of its journal."""
         if stream not in self._engines:
             engine = Engine(stream, self._policy_named)
             for recorded in self.books.journal.read(stream):
@@ -292,14 +294,8 @@ class Controller:
             self._engines[stream], self._written[stream] = engine, engine.position
         return self._engines[stream]
 
-    def _refuse_late(self, wishes: Wishes, active: set[str]) -> None:
-        """Wishes for jobs that are over have no effect and are not asked again."""
-        late = [number for number, job, _ in wishes if job not in active]
-        if late:
-            self.books.wishes.taken(late)
-
     def next_turn(self, now: float) -> float:
-        """When to take the next turn: a moment into the next slot of any job, or sooner."""
+        """Return when to take the next turn: shortly into the next slot of a job, or sooner."""
         soon = now + self.poll_s
         for engine in self._engines.values():
             state = engine.state

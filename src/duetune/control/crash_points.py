@@ -1,7 +1,7 @@
-"""Named places at which a controller may be killed, so that a test can kill it at every one.
+"""Crash points: named places at which tests kill a controller.
 
 A point is a call to the outside and a moment: ``journal.append:before``, ``fleet.apply:between``
-(two commands of one call), ``fleet.apply:after``. Outside of tests nothing is wrapped.
+(between two commands of one call), ``fleet.apply:after``. Outside of tests nothing is wrapped.
 """
 
 from __future__ import annotations
@@ -11,34 +11,36 @@ import os
 import signal
 from collections import Counter
 from enum import StrEnum
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
+from duetune.control.connections import Learning, Reports, RequestInbox
 from duetune.core.events import Learned, Submitted
+from duetune.core.ports import Fleet, Journal, MarketFeed
 from duetune.errors import InvalidInput
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from duetune.control.connections import Books, Learning, Reports, RequestInbox, World
+    from duetune.control.connections import Books, World
     from duetune.core.events import Event, Recorded, UserRequest
     from duetune.core.fleet import Command, FleetReport, MarketReport
     from duetune.core.market import MarketTrace
-    from duetune.core.ports import Fleet, Journal, MarketFeed
     from duetune.core.progress import Progress
 
 Answer = TypeVar("Answer")
+Port = TypeVar("Port")
 
 VARIABLE = "DUETUNE_CRASH_AT"
 """``POINT:N`` in the environment: the process is killed when it passes POINT for the Nth time."""
 
 
 class Call(StrEnum):
-    """Every call by which a job's story leaves the process or enters it."""
+    """Every call by which the controller reads or changes something outside its process."""
 
     SUBMISSION = "submission.append"
     ACTIVE = "books.active"
-    PENDING = "wishes.pending"
-    TAKEN = "wishes.taken"
+    PENDING = "requests.pending"
+    TAKEN = "requests.taken"
     READ = "journal.read"
     APPEND = "journal.append"
     NOW = "feed.now"
@@ -53,12 +55,15 @@ class Call(StrEnum):
 
 
 class Moment(StrEnum):
+    """When a process is killed: before a call, between two of its commands, or after it."""
+
     BEFORE = "before"
     BETWEEN = "between"
     AFTER = "after"
 
 
 def point_of(call: Call, moment: Moment) -> str:
+    """Return the name of a crash point."""
     return f"{call}:{moment}"
 
 
@@ -69,35 +74,27 @@ CRASH_POINTS: tuple[str, ...] = (
     BETWEEN_COMMANDS,
 )
 
-WRITES = frozenset(
-    {
-        Call.SUBMISSION,
-        Call.TAKEN,
-        Call.APPEND,
-        Call.APPLY,
-        Call.REVIVE,
-        Call.HAZARD,
-        Call.LEARN,
-        Call.LEARNED,
-    }
-)
+READS = (Call.ACTIVE, Call.PENDING, Call.READ, Call.NOW, Call.HISTORY, Call.OBSERVE, Call.REPORT)
+WRITES = frozenset(Call).difference(READS)
 """The calls that change something outside."""
 
 
 class Crash(BaseException):
-    """Death in memory: nothing that handles errors may catch it."""
+    """A simulated death of the process; no handler of ordinary errors catches it."""
 
 
 def die_in_memory(point: str) -> None:
+    """Raise ``Crash``; used by tests that run a controller in their own process."""
     raise Crash(point)
 
 
-def die_for_real(point: str) -> None:  # noqa: ARG001 - no time for last words
+def die_for_real(point: str) -> None:  # noqa: ARG001 - a killed process reports nothing
+    """Kill this process; used when the environment names a crash point."""
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 class CrashPlan:
-    """Dies at passage number ``passage`` of ``point``, or only counts if there is none."""
+    """Dies when ``point`` is passed for the ``passage``-th time; without a point it only counts."""
 
     def __init__(
         self,
@@ -116,7 +113,7 @@ class CrashPlan:
 
     @classmethod
     def parse(cls, text: str, *, die: Callable[[str], None] = die_for_real) -> CrashPlan:
-        """From ``POINT:N``."""
+        """Return the plan that ``POINT:N`` describes."""
         point, _, passage = text.rpartition(":")
         if point not in CRASH_POINTS or not passage.isdecimal():
             allowed = f"POINT:N with POINT one of {', '.join(CRASH_POINTS)}"
@@ -124,27 +121,33 @@ class CrashPlan:
         return cls(point, int(passage), die=die)
 
     def passed(self, point: str) -> None:
+        """Count a passage of ``point``, and die if it is the planned one."""
         self.passages[point] += 1
         if point == self.point and self.passages[point] == self.passage:
             self._die(point)
 
     def until(self, point: str) -> int | None:
-        """How many more passages of ``point`` are fatal; None if it never will be."""
+        """Return the number of passages of ``point`` until the planned death; None if never."""
         left = self.passage - self.passages[point]
         return left if point == self.point and left > 0 else None
 
     def around(self, call: Call, act: Callable[[], Answer]) -> Answer:
+        """Return the answer of ``act``; passes the points before and after ``call``."""
         self.passed(point_of(call, Moment.BEFORE))
         answer = act()
         self.passed(point_of(call, Moment.AFTER))
         return answer
 
 
-class JournalPoints:
-    """A journal. Submissions and what was learnt have points of their own."""
+class _Points(Generic[Port]):
+    """A port whose calls pass the crash points of ``plan``."""
 
-    def __init__(self, journal: Journal, plan: CrashPlan) -> None:
-        self._journal, self._plan = journal, plan
+    def __init__(self, port: Port, plan: CrashPlan) -> None:
+        self._port, self._plan = port, plan
+
+
+class JournalPoints(_Points[Journal]):
+    """A journal with crash points. Submissions and ``Learned`` events have their own points."""
 
     def append(self, stream: str, events: Sequence[Event], *, expected: int) -> int:
         call = Call.APPEND
@@ -152,76 +155,67 @@ class JournalPoints:
             call = Call.SUBMISSION
         elif any(isinstance(event, Learned) for event in events):
             call = Call.LEARNED
-        return self._plan.around(
-            call, lambda: self._journal.append(stream, events, expected=expected)
-        )
+        return self._plan.around(call, lambda: self._port.append(stream, events, expected=expected))
 
     def read(self, stream: str, *, after: int = 0) -> list[Recorded]:
-        return self._plan.around(Call.READ, lambda: self._journal.read(stream, after=after))
+        return self._plan.around(Call.READ, lambda: self._port.read(stream, after=after))
 
 
-class WishesPoints:
-    def __init__(self, wishes: RequestInbox, plan: CrashPlan) -> None:
-        self._wishes, self._plan = wishes, plan
+class InboxPoints(_Points[RequestInbox]):
+    """A request inbox with crash points."""
 
     def pending(self) -> Sequence[tuple[int, str, UserRequest]]:
-        return self._plan.around(Call.PENDING, self._wishes.pending)
+        return self._plan.around(Call.PENDING, self._port.pending)
 
     def taken(self, ids: Sequence[int]) -> None:
-        self._plan.around(Call.TAKEN, lambda: self._wishes.taken(ids))
+        self._plan.around(Call.TAKEN, lambda: self._port.taken(ids))
 
 
-class FleetPoints:
-    """A fleet. To die between two commands, only the first ones are passed on."""
-
-    def __init__(self, fleet: Fleet, plan: CrashPlan) -> None:
-        self._fleet, self._plan = fleet, plan
+class FleetPoints(_Points[Fleet]):
+    """A fleet with crash points. To die between two commands, only the first ones are passed on."""
 
     def apply(self, commands: Sequence[Command]) -> None:
         self._plan.passed(point_of(Call.APPLY, Moment.BEFORE))
         gaps = len(commands) - 1
         fatal = self._plan.until(BETWEEN_COMMANDS)
-        self._fleet.apply(commands[:fatal] if fatal is not None and fatal <= gaps else commands)
+        self._port.apply(commands[:fatal] if fatal is not None and fatal <= gaps else commands)
         for _ in range(gaps):
             self._plan.passed(BETWEEN_COMMANDS)
         self._plan.passed(point_of(Call.APPLY, Moment.AFTER))
 
     def observe(self, job: str) -> FleetReport:
-        return self._plan.around(Call.OBSERVE, lambda: self._fleet.observe(job))
+        return self._plan.around(Call.OBSERVE, lambda: self._port.observe(job))
 
 
-class FeedPoints:
-    def __init__(self, feed: MarketFeed, plan: CrashPlan) -> None:
-        self._feed, self._plan = feed, plan
+class FeedPoints(_Points[MarketFeed]):
+    """A market feed with crash points."""
 
     def now(self) -> MarketReport:
-        return self._plan.around(Call.NOW, self._feed.now)
+        return self._plan.around(Call.NOW, self._port.now)
 
     def history(self, slots: int) -> MarketTrace | None:
-        return self._plan.around(Call.HISTORY, lambda: self._feed.history(slots))
+        return self._plan.around(Call.HISTORY, lambda: self._port.history(slots))
 
 
-class ReportsPoints:
-    def __init__(self, reports: Reports, plan: CrashPlan) -> None:
-        self._reports, self._plan = reports, plan
+class ReportsPoints(_Points[Reports]):
+    """Workers' reports with crash points."""
 
     def read(self, job: str) -> tuple[Progress, float] | None:
-        return self._plan.around(Call.REPORT, lambda: self._reports.read(job))
+        return self._plan.around(Call.REPORT, lambda: self._port.read(job))
 
     def hazard(self, job: str, lived_s: float, losses: int) -> None:
-        self._plan.around(Call.HAZARD, lambda: self._reports.hazard(job, lived_s, losses))
+        self._plan.around(Call.HAZARD, lambda: self._port.hazard(job, lived_s, losses))
 
 
-class LearningPoints:
-    def __init__(self, learning: Learning, plan: CrashPlan) -> None:
-        self._learning, self._plan = learning, plan
+class LearningPoints(_Points[Learning]):
+    """A learner with crash points."""
 
     def learn(self, job: str, story: Sequence[Recorded]) -> Learned:
-        return self._plan.around(Call.LEARN, lambda: self._learning.learn(job, story))
+        return self._plan.around(Call.LEARN, lambda: self._port.learn(job, story))
 
 
 def planned(world: World, books: Books, plan: CrashPlan) -> tuple[World, Books]:
-    """``world`` and ``books`` with every call to them a crash point."""
+    """Return ``world`` and ``books`` with crash points around every call."""
     return (
         world._replace(
             fleet=FleetPoints(world.fleet, plan),
@@ -231,7 +225,7 @@ def planned(world: World, books: Books, plan: CrashPlan) -> tuple[World, Books]:
         ),
         books._replace(
             journal=JournalPoints(books.journal, plan),
-            wishes=WishesPoints(books.wishes, plan),
+            requests=InboxPoints(books.requests, plan),
             active=lambda: plan.around(Call.ACTIVE, books.active),
         ),
     )
@@ -240,7 +234,7 @@ def planned(world: World, books: Books, plan: CrashPlan) -> tuple[World, Books]:
 def with_crash_points(
     world: World, books: Books, environment: Mapping[str, str] = os.environ
 ) -> tuple[World, Books]:
-    """As they are, or wrapped if the environment says where this process is to be killed."""
+    """Return both unchanged, or with crash points if the environment names one."""
     plan = _plan_of(environment)
     return (world, books) if plan is None else planned(world, books, plan)
 
@@ -248,6 +242,7 @@ def with_crash_points(
 def learning_with_crash_points(
     learning: Learning | None, environment: Mapping[str, str] = os.environ
 ) -> Learning | None:
+    """Return ``learning`` unchanged, or with crash points if the environment names one."""
     plan = _plan_of(environment)
     return learning if plan is None or learning is None else LearningPoints(learning, plan)
 
@@ -255,7 +250,7 @@ def learning_with_crash_points(
 def journal_with_crash_points(
     journal: Journal, environment: Mapping[str, str] = os.environ
 ) -> Journal:
-    """For whoever submits."""
+    """Return ``journal`` unchanged, or with crash points; called by the process that submits."""
     plan = _plan_of(environment)
     return journal if plan is None else JournalPoints(journal, plan)
 

@@ -1,4 +1,4 @@
-"""What a finished job teaches: which policy would have been best, and how fast training was."""
+"""Learning from a job that is over: the utility that each policy of the pool would have had."""
 
 from __future__ import annotations
 
@@ -21,13 +21,14 @@ if TYPE_CHECKING:
     from duetune.store.selector import SelectorStates
 
 TRIES = 20
+"""How often a state is saved again when another process has saved one in between."""
 
 
 class PoolLearning:
-    """Plays the pool on the market of a job that is over, and saves what each would have earned.
+    """Replays every policy of the pool on the market of a job that is over and saves the result.
 
-    A version of the selector's state is the utilities of one job; the state is all of them, in
-    order. A job counts once.
+    One version of the selector's state holds the utilities of one job; all versions in order are
+    the whole state. A job counts once. ``observe`` is called first, with the same job and story.
     """
 
     def __init__(
@@ -39,6 +40,10 @@ class PoolLearning:
         self._states, self._pool, self._observe = states, tuple(pool), observe
 
     def learn(self, job: str, story: Sequence[Recorded]) -> Learned:
+        """Return the event with the utilities of all policies; called after the job's end.
+
+        A job that ended before its first slot teaches nothing.
+        """
         self._observe(job, story)
         names = tuple(policy.name for policy in self._pool)
         pool = pool_digest(names)
@@ -58,7 +63,7 @@ class PoolLearning:
 
 
 def learnt_utilities(states: SelectorStates, names: Sequence[str]) -> NDArray[np.float64]:
-    """One row per job that the pool has learnt from, oldest first."""
+    """Return one row of utilities per job that the pool has learned from, oldest first."""
     rows = [
         msgspec.json.decode(state.payload, type=list[float])
         for state in states.history(pool_digest(names))
@@ -67,5 +72,5 @@ def learnt_utilities(states: SelectorStates, names: Sequence[str]) -> NDArray[np
 
 
 def pool_digest(names: Sequence[str]) -> str:
-    """The name of a pool: another set of policies is another pool."""
+    """Return the key of a pool of policies, computed from their names."""
     return hashlib.blake2b("\n".join(names).encode(), digest_size=8).hexdigest()

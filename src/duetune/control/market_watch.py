@@ -1,4 +1,4 @@
-"""What the controller has seen of the market: a forecaster that is kept up to date."""
+"""Keeps a forecaster up to date with the market feed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class MarketMemory:
-    """Shows a forecaster every slot once, in order, those missed while nobody looked included."""
+    """Shows a forecaster every slot once and in order, including slots that were missed."""
 
     def __init__(self, feed: MarketFeed, forecaster: Callable[[], Forecaster]) -> None:
         self._feed = feed
@@ -23,21 +23,18 @@ class MarketMemory:
         self._seen: int | None = None
 
     def forecast(self, now: MarketReport, horizon: int) -> Forecast:
+        """Return the forecast of the next ``horizon`` slots, after all slots up to ``now``."""
         self._catch_up(now)
         return self._forecaster.forecast(horizon)
 
     def _catch_up(self, now: MarketReport) -> None:
         if self._seen == now.index:
             return
-        wanted = self._history_slots(now)
-        missed = wanted if self._seen is None else min(wanted, now.index - self._seen - 1)
+        week = max(1, round(WEEK_HOURS * 3600 / now.slot_s))
+        missed = week if self._seen is None else min(week, now.index - self._seen - 1)
         past = self._feed.history(missed) if missed > 0 else None
         if past is not None:
             for index in range(past.slots):
                 self._forecaster.observe(past.slot(index))
         self._forecaster.observe(now.slot)
         self._seen = now.index
-
-    @staticmethod
-    def _history_slots(now: MarketReport) -> int:
-        return max(1, round(WEEK_HOURS * 3600 / now.slot_s))

@@ -1,7 +1,7 @@
-"""Who may hold how many GPUs where all jobs together want more than there are.
+"""The share of each job when all jobs together want more GPUs than there are.
 
-A planner shares what there is; the policy of each job then decides within its share. Nothing here
-remembers anything: the same jobs give the same shares.
+A planner divides the GPUs; the policy of each job then decides within its share. These are pure
+functions: the same jobs give the same shares. When jobs are asked is in ``arbitration``.
 """
 
 from __future__ import annotations
@@ -23,14 +23,17 @@ if TYPE_CHECKING:
     from duetune.engine.state import JobState
 
 NAMED = 3
-"""So many jobs a reason names."""
+"""A reason names at most this many jobs."""
 
 log = logging.getLogger(__name__)
 
 
 class Queue(msgspec.Struct, frozen=True):
-    """At most ``gpus`` GPUs are held at once, spot and on-demand together, by all jobs, and at most
-    ``quotas[project]`` by those of a project; None, or no quota: as many as they like.
+    """The limits on GPUs that jobs hold at once, spot and on-demand together.
+
+    ``planner``: divides the GPUs if the limits are too small for all jobs.
+    ``gpus``: limit of all jobs; None means no limit.
+    ``quotas``: limit of the jobs of each project; a project without an entry has no limit.
     """
 
     planner: Planner
@@ -39,22 +42,24 @@ class Queue(msgspec.Struct, frozen=True):
 
     @property
     def limited(self) -> bool:
+        """Return whether there is any limit."""
         return self.gpus is not None or bool(self.quotas)
 
 
 class Contender(NamedTuple):
-    """A job and how many GPUs it would hold if it were alone."""
+    """A job and how many GPUs it would hold if it were alone (``wish``)."""
 
     state: JobState
     wish: int
 
     @property
     def project(self) -> str:
+        """Return the project of the job."""
         return self.state.submitted.project
 
 
 class Share(NamedTuple):
-    """The most GPUs that a job may hold, and why it is not more."""
+    """The most GPUs that a job may hold, and the reason."""
 
     gpus: int
     reason: str
@@ -63,41 +68,43 @@ class Share(NamedTuple):
 def shares(
     queue: Queue, contenders: Sequence[Contender], now: float, *, taken: int = 0
 ) -> dict[str, Share]:
-    """The share of every job, in the order in which they came; none if all can have their wish.
+    """Return the share of every job that wants GPUs; empty if all can have what they want.
 
-    ``taken`` GPUs are with jobs that cannot be asked.
+    ``contenders`` are in the order of submission. ``taken`` GPUs belong to jobs that cannot be
+    asked.
     """
-    wanting = [each for each in contenders if each.wish > 0]
-    wishes = {each.state.stream: each.wish for each in wanting}
+    jobs = [job for job in contenders if job.wish > 0]
+    wishes = {job.state.stream: job.wish for job in jobs}
     total = sum(wishes.values())
     there = total if queue.gpus is None else max(0, queue.gpus - taken)
-    if total <= there and not _over_quota(queue, wanting, wishes):
+    if total <= there and not _over_quota(queue, jobs, wishes):
         return {}
-    there = min(there, max(total, sum(len(each.state.alive()) for each in wanting)))
-    given, words = _given(queue, wanting, there, now) if there else ({}, {})
+    there = min(there, max(total, sum(len(job.state.alive()) for job in jobs)))
+    given, words = _given(queue, jobs, there, now) if there else ({}, {})
     answer = {}
-    for each in wanting:
-        name = each.state.stream
-        reason = _reason(queue, each, wanting, given)
-        said = f" ({queue.planner.name}: {words[name]})" if words.get(name) else ""
-        answer[name] = Share(given.get(name, 0), reason + said)
+    for job in jobs:
+        name = job.state.stream
+        reason = _reason(queue, job, jobs, given)
+        planner = f" ({queue.planner.name}: {words[name]})" if words.get(name) else ""
+        answer[name] = Share(given.get(name, 0), reason + planner)
     return answer
 
 
-def _over_quota(queue: Queue, jobs: Sequence[Contender], gpus: Mapping[str, int]) -> list[str]:
-    """Projects that would hold too much."""
-    return [
-        project
+def _over_quota(queue: Queue, jobs: Sequence[Contender], gpus: Mapping[str, int]) -> bool:
+    """Return whether a project would hold more than its quota."""
+    return any(
+        sum(gpus.get(job.state.stream, 0) for job in jobs if job.project == project) > most
         for project, most in queue.quotas.items()
-        if sum(gpus.get(each.state.stream, 0) for each in jobs if each.project == project) > most
-    ]
+    )
 
 
 def _given(
     queue: Queue, jobs: Sequence[Contender], there: int, now: float
 ) -> tuple[dict[str, int], dict[str, str]]:
-    """GPUs by job, and what the planner says of it. One that fails, or gives away more than there
-    is, must not stop anybody's job.
+    """Return the GPUs of each job and the planner's reasons.
+
+    If the planner fails or its plan is invalid, jobs are served by priority and age: a bad planner
+    must not stop jobs.
     """
     fleet = Partition(name="fleet", gpu_model="GPU", nodes=there, gpus_per_node=1)
     stock = Stock((fleet,), quotas=queue.quotas)
@@ -106,13 +113,15 @@ def _given(
         plan = _asked(queue.planner, views, stock)
         given, words = _checked(queue, jobs, views, stock, plan), plan.reasons
     except DuetuneError as error:
-        log.warning("the planner %s failed, jobs are served in turn: %s", queue.planner.name, error)
+        log.warning(
+            "planner %s failed; jobs are served by priority and age: %s", queue.planner.name, error
+        )
         given, words = {}, {}
     return _filled_up(queue, views, there, given), words
 
 
 def _asked(planner: Planner, views: Sequence[JobView], stock: Stock) -> Plan:
-    """A failure of somebody's planner is told as theirs."""
+    """Ask the planner; an exception of a plug-in becomes ``InvalidInput`` that names it."""
     try:
         return planner.plan(views, stock)
     except DuetuneError:
@@ -123,7 +132,7 @@ def _asked(planner: Planner, views: Sequence[JobView], stock: Stock) -> Plan:
 
 
 def _views(jobs: Sequence[Contender], stock: Stock, now: float) -> list[JobView]:
-    """As the planner is to see them. All nodes are alike, so any number them."""
+    """Return the jobs as the planner sees them. All nodes are identical: number them in order."""
     views, first = [], 0
     there = len(stock.shapes)
     for state, wish in jobs:
@@ -159,7 +168,7 @@ def _views(jobs: Sequence[Contender], stock: Stock, now: float) -> list[JobView]
 def _checked(
     queue: Queue, jobs: Sequence[Contender], views: Sequence[JobView], stock: Stock, plan: Plan
 ) -> dict[str, int]:
-    """GPUs by job, if there are so many and each job can run on them."""
+    """Return the GPUs of each job; raise ``InvalidInput`` if the plan breaks a limit."""
     able = {view.name: view for view in views}
     given = {}
     for name, shape in plan.shapes.items():
@@ -177,9 +186,7 @@ def _checked(
 def _filled_up(
     queue: Queue, views: Sequence[JobView], there: int, given: Mapping[str, int]
 ) -> dict[str, int]:
-    """No GPU is idle that somebody wishes for: what is left goes to the higher priority first, then
-    to who came first.
-    """
+    """Return the plan with unused GPUs given out: by priority, then in the order of submission."""
     gpus = {view.name: given.get(view.name, 0) for view in views}
     free = there - sum(gpus.values())
     left = dict(queue.quotas)
@@ -200,22 +207,22 @@ def _filled_up(
 def _reason(
     queue: Queue, job: Contender, jobs: Sequence[Contender], given: Mapping[str, int]
 ) -> str:
-    """Which limit it is, and who has the GPUs."""
+    """Return in words which limit applies and which other jobs have the GPUs."""
     own = given.get(job.state.stream, 0)
-    among = [each for each in jobs if each.project == job.project]
+    rivals = [other for other in jobs if other.project == job.project]
     quota = queue.quotas.get(job.project)
-    used = sum(given.get(each.state.stream, 0) for each in among)
+    used = sum(given.get(other.state.stream, 0) for other in rivals)
     if quota is not None and (queue.gpus is None or used - own + job.wish > quota):
         whose, most = f"project {job.project}", quota
     else:
-        whose, most, among = "all jobs together", queue.gpus or 0, list(jobs)
-    streams = [each.state.stream for each in among if each is not job]
+        whose, most, rivals = "all jobs together", queue.gpus or 0, list(jobs)
+    streams = [other.state.stream for other in rivals if other is not job]
     words = f"{whose} may hold {most} GPU{'' if most == 1 else 's'}"
     return ", ".join([words, *held_by({name: given.get(name, 0) for name in streams})])
 
 
 def held_by(gpus: Mapping[str, int]) -> list[str]:
-    """Who has how many, in words: those with most by name."""
+    """Return in words how many GPUs each job has; the jobs with most GPUs are named."""
     first = sorted((name for name in gpus if gpus[name]), key=lambda name: -gpus[name])
     words = [f"{name} has {gpus[name]}" for name in first[:NAMED]]
     if rest := sum(gpus[name] for name in first[NAMED:]):

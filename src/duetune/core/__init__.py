@@ -1,1 +1,4 @@
-"""The vocabulary: jobs, markets, physics, decisions, ports. No clock, no input or output."""
+"""Values that every other room uses: jobs, markets, physics, decisions, events and ports.
+
+Nothing here reads a clock, a file or the network. The state machine of a job is in ``engine``.
+"""

@@ -1,8 +1,8 @@
-"""Physics of a job in a round of a cluster, a variant of ``core.physics.step``: time is counted in
-seconds, a start or a restart has a delay without work, and what is held is paid by the second.
+"""What a job does in one round of a simulated cluster: a variant of ``core.physics.step``.
 
-A job that is given GPUs does nothing until its delay is over; then it does ``pace`` units of work
-in a second. A configuration that does not fit runs no work: it fails once its delay is over.
+Time is counted in seconds, and held GPUs are paid by the second. A start or restart has a delay in
+which no work is done. After the delay the job does ``pace`` units of work per second. A
+configuration that does not fit does no work: it fails when its delay is over.
 """
 
 from __future__ import annotations
@@ -10,14 +10,19 @@ from __future__ import annotations
 from typing import NamedTuple
 
 DONE_S = 1e-9
-"""A job that needs this many seconds more than a round has is done in the round."""
+"""Rounding tolerance in seconds: a job that needs this much more than the round is done in it."""
 
 HOUR_S = 3600.0
 
 
 class RoundStep(NamedTuple):
-    """What one round came to for one job: seconds of delay in it, seconds that did work, seconds
-    for which GPUs were held, the delay and the work left after it, and whether the job is done.
+    """The result of one round for one job.
+
+    ``waited_s``: seconds of start or restart delay in the round.
+    ``ran_s``: seconds in which work was done.
+    ``held_s``: seconds for which GPUs were held.
+    ``pending_s``: delay that is left after the round.
+    ``remaining``: work that is left after the round.
     """
 
     waited_s: float
@@ -29,8 +34,10 @@ class RoundStep(NamedTuple):
 
 
 def round_step(remaining: float, pace: float, pending_s: float, round_s: float) -> RoundStep:
-    """What happens to a job in one round in which it holds GPUs. At a ``pace`` of 0, which is that
-    of a configuration that does not fit, GPUs are held only until the delay is over.
+    """Return the result of one round in which a job holds GPUs.
+
+    A ``pace`` of 0 means that the configuration does not fit: GPUs are then held only until the
+    delay is over.
     """
     waited = min(pending_s, round_s)
     left = pending_s - waited
@@ -44,5 +51,5 @@ def round_step(remaining: float, pace: float, pending_s: float, round_s: float) 
 
 
 def charge_by_second(gpu_s: float, price: float) -> float:
-    """Dollars for so many GPU seconds, at ``price`` dollars per GPU and hour."""
+    """Return the dollars for ``gpu_s`` GPU-seconds at ``price`` dollars per GPU-hour."""
     return gpu_s * price / HOUR_S

@@ -1,4 +1,4 @@
-"""The one door to the compiler, typed so that mypy still sees the function behind it."""
+"""The decorator that compiles a function with Numba; type checkers still see the plain function."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ else:
     import numba
 
     def compiled(function: Callable[..., object]) -> Callable[..., object]:
-        """Compile on first call; keep the result on disk for the next process.
+        """Return ``function`` compiled on its first call; the result is kept on disk.
 
-        nogil: the tournament runs jobs on threads. No fastmath: batch and step-by-step results
-        must be the same bits. With ``NUMBA_DISABLE_JIT=1`` the function stays plain Python, so that
-        a debugger can step into it.
+        ``nogil`` is set because the tournament runs jobs on threads. ``fastmath`` is not set
+        because batch and step-by-step results must be equal bit for bit. With
+        ``NUMBA_DISABLE_JIT=1`` the function stays plain Python for debugging.
         """
         if numba.config.DISABLE_JIT:
             return function
@@ -31,16 +31,16 @@ else:
         try:
             dispatcher.enable_caching()
         except RuntimeError:
-            return dispatcher  # nowhere to write: compile anew in every process
-        # Numba renews a cached function when its own file changes, not when a function that it
-        # calls in another file does: without this, edited physics would go on as it was.
+            return dispatcher  # no writable cache folder: every process compiles again
+        # Numba recompiles a cached function when its own file changes, but not when it calls a
+        # changed function of another file. Without this, an edit of the physics had no effect.
         cache_file = dispatcher._cache._cache_file  # noqa: SLF001 - there is no public way
         cache_file._source_stamp = _sources()  # noqa: SLF001
         return dispatcher
 
     @functools.cache
     def _sources() -> str:
-        """A digest of all sources that compiled functions come from or call."""
+        """Return a digest of all source files that contain compiled functions."""
         digest = hashlib.sha256(numba.__version__.encode())
         package = Path(__file__).parent.parent
         paths = [

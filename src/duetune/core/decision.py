@@ -1,4 +1,4 @@
-"""What a policy may know, what it believes, and what it decides."""
+"""What a policy is shown (``View``, ``Forecast``) and what it returns (``Decision``)."""
 
 from __future__ import annotations
 
@@ -12,34 +12,38 @@ from duetune.errors import InvalidInput
 
 
 class Allocation(msgspec.Struct, frozen=True):
-    """GPUs held during a slot."""
+    """The number of GPUs of each kind that are held during a slot."""
 
     spot: int = 0
     on_demand: int = 0
 
     @property
     def total(self) -> int:
+        """Return the number of GPUs of both kinds."""
         return self.spot + self.on_demand
 
 
-def checked_allocation(wish: Allocation, view: View, policy: str) -> Allocation:
-    """``wish``, if the job and the market allow it: a policy may come from anywhere."""
+def checked_allocation(asked: Allocation, view: View, policy: str) -> Allocation:
+    """Return ``asked`` if the job and the market allow it, else raise ``InvalidInput``.
+
+    Called with every decision, because a policy may come from a plug-in.
+    """
     job, available = view.job, view.market.available
     if (
-        0 <= wish.spot <= available
-        and wish.on_demand >= 0
-        and (wish.total == 0 or job.min_gpus <= wish.total <= job.max_gpus)
+        0 <= asked.spot <= available
+        and asked.on_demand >= 0
+        and (asked.total == 0 or job.min_gpus <= asked.total <= job.max_gpus)
     ):
-        return wish
+        return asked
     raise InvalidInput(
         f"decision of {policy} in slot {view.slot}",
-        (wish.spot, wish.on_demand),
+        (asked.spot, asked.on_demand),
         f"at most {available} spot, and in all 0 or {job.min_gpus} to {job.max_gpus}",
     )
 
 
 class Spread(msgspec.Struct, frozen=True, eq=False):
-    """How sure a forecast is: row i holds the quantiles ``levels[i]`` of every slot ahead."""
+    """The uncertainty of a forecast: row i holds quantile ``levels[i]`` of every slot ahead."""
 
     levels: tuple[float, ...]
     spot_price: NDArray[np.float64]
@@ -47,17 +51,18 @@ class Spread(msgspec.Struct, frozen=True, eq=False):
 
 
 class Paths(msgspec.Struct, frozen=True, eq=False):
-    """Futures drawn from a forecast: one row each, one column per slot ahead."""
+    """Sample paths drawn from a forecast: one row per path, one column per slot ahead."""
 
     spot_price: NDArray[np.float64]
     available: NDArray[np.int64]
 
 
 class Forecast(msgspec.Struct, frozen=True, eq=False):
-    """The market to come as believed now: entry k is slot now + 1 + k.
+    """The expected market of the next slots: entry k is slot now + 1 + k.
 
-    ``spot_price`` and ``available`` are what a planner of one future plans with. A forecaster
-    that knows how sure it is says so in ``spread``, with ``mean_available`` the mean count.
+    ``spot_price`` and ``available`` are the point forecast, used by policies that plan one future.
+    ``mean_available``: the mean number of available GPUs, where the forecaster knows it.
+    ``spread``: the quantiles, where the forecaster knows them.
     """
 
     spot_price: NDArray[np.float64]
@@ -67,9 +72,9 @@ class Forecast(msgspec.Struct, frozen=True, eq=False):
 
 
 class Seen(msgspec.Struct, frozen=True, eq=False):
-    """What was seen of the market, from before the job began: oldest slot first, the present last.
+    """The market up to now, including slots before the job began; the present slot is last.
 
-    The count of the present slot is that of ``View.market``.
+    The availability of the present slot equals that of ``View.market``.
     """
 
     spot_price: NDArray[np.float64]
@@ -77,9 +82,9 @@ class Seen(msgspec.Struct, frozen=True, eq=False):
 
 
 class Outlook(msgspec.Struct, frozen=True):
-    """What the market is typically like, as believed when the job began.
+    """The typical market, as estimated when the job was submitted.
 
-    It stands for the slots beyond the forecast. Nothing is known: none available.
+    It is used for slots beyond the forecast. The default means that nothing is known: no spot GPU.
     """
 
     available: float = 0.0
@@ -87,11 +92,13 @@ class Outlook(msgspec.Struct, frozen=True):
 
 
 class View(msgspec.Struct, frozen=True, eq=False):
-    """All that a policy may know in slot ``slot`` (from 1) of a job.
+    """Everything that a policy may know when it decides slot ``slot`` (counted from 1) of a job.
 
-    ``progress`` is the work done before this slot, ``held`` what was held in the previous one
-    (before any preemption), ``memo`` what the policy itself returned with its last decision.
-    ``seen`` is None where nobody kept a record of the market.
+    ``progress``: work done before this slot.
+    ``held``: GPUs held in the previous slot, before any preemption.
+    ``spent``: dollars charged so far.
+    ``memo``: what the policy returned with its last decision.
+    ``seen``: the market so far; None where no record was kept.
     """
 
     job: Job
@@ -107,7 +114,7 @@ class View(msgspec.Struct, frozen=True, eq=False):
 
 
 class Decision(msgspec.Struct, frozen=True):
-    """What to hold in this slot, why in words, and what to remember."""
+    """The GPUs to hold in this slot, the reason in words, and the policy's memory."""
 
     allocation: Allocation
     reason: str

@@ -1,8 +1,10 @@
-"""What can happen to a job. The JSON form of an event is the journal's format.
+"""Events: everything that can happen to a job. Their JSON form is the journal format.
 
-Whatever is random, comes from a clock or from outside is in an event before it has an effect, so a
-replay gives the same state and the same decisions. Fields may be added with a default; none may be
-removed or change its meaning without a new ``SCHEMA``.
+Every random number, clock reading and outside input is stored in an event before it has an effect.
+So a replay gives the same state and the same decisions. A field may be added with a default. No
+field may be removed or change its meaning without a new ``SCHEMA``.
+
+What an event does to a job's state is in ``duetune.engine.effects``.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ SCHEMA = 1
 
 
 class Status(StrEnum):
-    """Where a job is. The last three are final; why is told by ``Ended.reason``."""
+    """The status of a job. The last three are final; ``Ended.reason`` gives the reason."""
 
     QUEUED = "QUEUED"
     RUNNING = "RUNNING"
@@ -39,57 +41,70 @@ class Status(StrEnum):
 
     @property
     def final(self) -> bool:
+        """Return whether the job is over."""
         return self in {Status.SUCCEEDED, Status.FAILED, Status.CANCELLED}
 
 
 class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
-    """Stop for good, keep the last checkpoint."""
+    """Request to stop the job for good; its last checkpoint is kept."""
 
 
 class Pause(msgspec.Struct, frozen=True, tag="pause"):
-    """Hold no GPUs until resumed; time goes on."""
+    """Request to hold no GPUs until the job is resumed; the deadline stays."""
 
 
 class Resume(msgspec.Struct, frozen=True, tag="resume"):
-    """Go on after a pause."""
+    """Request to continue after a pause."""
 
 
 class Amend(msgspec.Struct, frozen=True, tag="amend"):
-    """Other terms from now on: ``deadline`` is a moment, ``budget`` dollars in all."""
+    """Request to change the terms; None leaves a term unchanged.
+
+    ``deadline``: seconds since the epoch.
+    ``budget``: dollars for the whole job.
+    """
 
     deadline: float | None = None
     budget: float | None = None
 
 
 UserRequest = Cancel | Pause | Resume | Amend
+"""What a user may ask of a submitted job."""
 
 
 class Past(msgspec.Struct, frozen=True, dict=True):
-    """The market before a job began, oldest slot first; prices per GPU and slot."""
+    """The market before a job began, oldest slot first; prices are dollars per GPU and slot."""
 
     spot_price: tuple[float, ...] = ()
     available: tuple[int, ...] = ()
 
     @functools.cached_property
     def prices(self) -> NDArray[np.float64]:
-        """``spot_price`` as an array, made once: a view of every slot begins with it."""
+        """Return ``spot_price`` as an array; computed once because every view starts with it."""
         return np.array(self.spot_price, dtype=np.float64)
 
     @functools.cached_property
     def counts(self) -> NDArray[np.int64]:
-        """``available`` as an array, made once."""
+        """Return ``available`` as an array; computed once."""
         return np.array(self.available, dtype=np.int64)
 
 
 class Submitted(msgspec.Struct, frozen=True, tag="submitted"):
-    """The job as it was accepted. ``job`` counts work in optimiser steps and time in slots of
-    ``slot_s`` seconds, the first of which began at ``origin``. ``spec`` is what the user wrote, as
-    JSON; ``policy`` the name of the policy that was chosen, ``chosen`` how; ``stop_at`` a moment
-    at which the job ends whatever its state. A value that was not given stands for the cost on
-    demand, so it follows the measured speed. ``steps`` are the optimiser steps within ``job.work``
-    and ``deadline_at`` is the moment that was asked for, which the job's slots end before. Where
-    jobs compete, those of the higher ``priority`` go first, and those of one ``project`` may hold
-    no more together than its quota.
+    """The job was accepted; always the first event of its stream.
+
+    ``spec``: what the user wrote, as JSON.
+    ``job``: its work counts optimiser steps and its time counts slots.
+    ``policy``: the name of the chosen policy; ``chosen`` says how it was chosen.
+    ``origin``: when slot 1 began. A slot lasts ``slot_s`` seconds.
+    ``max_price``: highest spot price that the job pays, in dollars per GPU-hour.
+    ``stop_at``: the job ends at this moment in any case.
+    ``value_given``: False means that ``job.value`` is the cost of running on demand; it is then
+    recomputed from the measured speed.
+    ``steps``: optimiser steps within ``job.work``.
+    ``deadline_at``: the deadline that the user asked for; the job's last slot ends before it.
+    ``past``: the market before the job.
+    ``priority``: jobs of higher priority come first when jobs compete.
+    ``project``: the jobs of one project together may hold at most its quota.
     """
 
     at: float
@@ -112,7 +127,10 @@ class Submitted(msgspec.Struct, frozen=True, tag="submitted"):
 
 
 class UserRequested(msgspec.Struct, frozen=True, tag="wished"):
-    """Somebody asked for something; ``wish_id`` makes it count once."""
+    """A user asked for a change. A request takes effect once per ``wish_id``, its number.
+
+    The tag and the field names are those of the first journals, which called a request a wish.
+    """
 
     at: float
     wish_id: int
@@ -120,9 +138,9 @@ class UserRequested(msgspec.Struct, frozen=True, tag="wished"):
 
 
 class Reported(msgspec.Struct, frozen=True, tag="reported"):
-    """What is new about nodes and training since the last report; the rest is as it was.
+    """News about nodes and training since the last report; what is not listed has not changed.
 
-    ``progress_at`` is when the workers said so, by the fleet's clock.
+    ``progress_at`` is when the workers made the progress report, by the fleet's clock.
     """
 
     at: float
@@ -132,12 +150,14 @@ class Reported(msgspec.Struct, frozen=True, tag="reported"):
 
 
 class Observed(msgspec.Struct, frozen=True, tag="observed"):
-    """A slot has begun: all that the policy is shown, less what the state already holds.
+    """A slot began: everything that the policy is shown and the state does not hold yet.
 
-    ``pace`` is the measured number of steps per undisturbed slot, by number of GPUs. Where jobs
-    share a finite fleet, ``wish`` is how many GPUs the policy would hold if the job were alone, and
-    ``share`` the most that it may hold; None: as many as it likes. ``share_reason`` says what the
-    other jobs have to do with it.
+    ``progress``: steps done before the slot.
+    ``held``: GPUs held in the previous slot.
+    ``pace``: measured steps per slot without a resize, by number of GPUs.
+    ``share``: the most GPUs that the job may hold; None means no limit.
+    ``share_reason``: why other jobs limit this one.
+    ``wish``: the GPUs that the policy would hold if the job were alone, where jobs compete.
     """
 
     at: float
@@ -156,14 +176,12 @@ class Observed(msgspec.Struct, frozen=True, tag="observed"):
 
     @property
     def begins(self) -> bool:
-        """Whether a job that was queued until now need wait no longer: it may have what it wants,
-        and wants something.
-        """
+        """Return whether a queued job starts to run: it wants GPUs and may hold some."""
         return self.share != 0 and self.wish != 0
 
 
 class Decided(msgspec.Struct, frozen=True, tag="decided"):
-    """What to hold in this slot, and why."""
+    """The decision for a slot: GPUs to hold, the reason, and the policy's memory."""
 
     at: float
     slot: int
@@ -173,13 +191,15 @@ class Decided(msgspec.Struct, frozen=True, tag="decided"):
 
 
 class NodeRequest(msgspec.Struct, frozen=True):
+    """One node to launch; ``epoch`` grows with every launch of the job."""
+
     node: str
     kind: NodeKind
     epoch: int
 
 
 class Requested(msgspec.Struct, frozen=True, tag="requested"):
-    """Nodes to launch and to release. In the journal before the fleet hears of it."""
+    """Nodes to launch and to release; written to the journal before the fleet is called."""
 
     at: float
     launches: tuple[NodeRequest, ...] = ()
@@ -187,7 +207,13 @@ class Requested(msgspec.Struct, frozen=True, tag="requested"):
 
 
 class Ended(msgspec.Struct, frozen=True, tag="ended"):
-    """Final. ``cost`` is the whole bill; ``finished_at`` when training was done, if it was."""
+    """The job is over, and its last node is gone and billed.
+
+    ``cost``: the whole bill in dollars.
+    ``value``: what finishing was worth in dollars; 0 if the job did not finish.
+    ``finished_at``: when training was complete; None if it was not.
+    ``output``: the folder of the result.
+    """
 
     at: float
     status: Status
@@ -199,7 +225,10 @@ class Ended(msgspec.Struct, frozen=True, tag="ended"):
 
 
 class Learned(msgspec.Struct, frozen=True, tag="learned"):
-    """What the pool would have earned on the same market, for the selector."""
+    """The utility in dollars that each policy of the pool would have had on the job's market.
+
+    It is the last event of a stream; the selector learns from it.
+    """
 
     at: float
     pool: str

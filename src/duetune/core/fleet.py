@@ -1,7 +1,7 @@
-"""What a fleet is told and what it tells: nodes, each with one GPU, and the commands about them.
+"""Commands to a fleet and its reports. A node has one GPU.
 
-Times are seconds since the epoch by the fleet's own clock (``Clock``), which may run faster than
-the wall's; prices are dollars per GPU and hour.
+Times are seconds since the epoch by the fleet's own clock (``core.ports.Clock``), which may run
+faster than wall time. Prices are dollars per GPU-hour unless said otherwise.
 """
 
 from __future__ import annotations
@@ -14,12 +14,14 @@ from duetune.core.market import Slot
 
 
 class NodeKind(StrEnum):
+    """How a node is bought: spot nodes can be taken away, on-demand nodes cannot."""
+
     SPOT = "spot"
     ON_DEMAND = "on_demand"
 
 
 class NodeState(StrEnum):
-    """REQUESTED until granted; RUNNING until it ends in one of the other three, for good."""
+    """The state of a node: REQUESTED until granted, then RUNNING. The other three are final."""
 
     REQUESTED = "requested"
     RUNNING = "running"
@@ -29,44 +31,47 @@ class NodeState(StrEnum):
 
     @property
     def alive(self) -> bool:
+        """Return whether the node is requested or running."""
         return self in {NodeState.REQUESTED, NodeState.RUNNING}
 
 
 class NodeEnd(StrEnum):
-    """Why a node ended. The engine acts on it, so every fleet must say it in these terms;
-    ``Node.reason`` adds the fleet's own words. Values are in journals: none may change.
+    """Why a node ended. Every fleet must use these values, because the engine acts on them.
+
+    ``Node.reason`` adds the fleet's own words. The values are in journals: none may change.
     """
 
     CAPACITY = "capacity"
-    """There is no GPU of its kind for it, or the market has given its GPU to somebody else."""
+    """No GPU of its kind is available, or the market took the GPU away."""
     PRICE = "price"
     """The spot price is above the highest price that the job pays."""
     LIMIT = "limit"
     """The job's bill has reached its limit."""
     RELEASED = "released"
-    """It was given back, by a command or by its own worker, which will go on elsewhere."""
+    """A command released the node, or its worker left to continue on another node."""
     FINISHED = "finished"
-    """What it ran has exited with status 0: the work is done."""
+    """The node's process exited with status 0: the work is done."""
     HOPELESS = "hopeless"
-    """What it ran cannot be started, or has exited with status 78: another try is of no use."""
+    """The node's process cannot be started or exited with status 78: a retry would fail too."""
     DIED = "node died"
-    """The machine, or what watches over the node on it, has failed."""
+    """The machine failed, or the process that supervises the node."""
     CANCELLED = "released before it was launched"
-    """Its release came before its launch, so the launch was refused."""
+    """The release came before the launch, so the launch was refused."""
     RESTARTED = "the fleet was restarted"
-    """The fleet was restarted and could not keep it."""
+    """The fleet was restarted and could not keep the node."""
     STOPPED = "the fleet was stopped"
-    """The fleet was stopped, and all its nodes with it."""
+    """The fleet was stopped with all its nodes."""
     NOT_LAUNCHED = "not launched"
-    """It was released before any fleet had heard of it; the controller says so, no fleet does."""
+    """The node was released before its launch reached the fleet; only the controller says this."""
 
 
 class Task(msgspec.Struct, frozen=True):
-    """What a node runs: a command, its environment, and the job's own folder.
+    """What a node runs.
 
-    ``module`` instead of a command is a Python module, which a fleet may start from a process that
-    has already imported the heavy libraries. ``coordinated``: the members form one elastic group,
-    so the fleet keeps a coordinator for the job.
+    ``folder``: the job's folder.
+    ``module``: a Python module to run instead of ``command``. A fleet may start it from a process
+    that has already imported the heavy libraries.
+    ``coordinated``: the nodes form one elastic group, so the fleet runs a coordinator for the job.
     """
 
     folder: str
@@ -77,10 +82,10 @@ class Task(msgspec.Struct, frozen=True):
 
 
 class Launch(msgspec.Struct, frozen=True, tag="launch"):
-    """One more node. The id is given by who asks, so asking twice makes one node.
+    """Launch one node. The caller chooses the id, so the same command twice makes one node.
 
-    ``epoch`` only grows from launch to launch of a job: what a node of an older epoch writes gives
-    way to what a newer one wrote.
+    ``epoch``: grows with every launch of the job. Files of a newer epoch replace those of an older.
+    ``max_price``: the node is taken when the spot price rises above it; None means no limit.
     """
 
     node: str
@@ -92,9 +97,9 @@ class Launch(msgspec.Struct, frozen=True, tag="launch"):
 
 
 class Release(msgspec.Struct, frozen=True, tag="release"):
-    """Give a node back; one that is gone, or was never known, is no error.
+    """Give a node back; a node that is gone or unknown is no error.
 
-    An unknown id is remembered: a launch of it that comes later is refused.
+    The fleet remembers an unknown id and refuses a later launch of it.
     """
 
     node: str
@@ -102,8 +107,10 @@ class Release(msgspec.Struct, frozen=True, tag="release"):
 
 
 class Limit(msgspec.Struct, frozen=True, tag="limit"):
-    """The most a job may cost in all. The fleet takes the job's nodes before the bill exceeds it,
-    so the limit holds while nobody watches. None: no limit. The last word counts.
+    """Set the most dollars that a job may cost in all; None means no limit.
+
+    The fleet takes the job's nodes before the bill exceeds the limit, so the limit also holds while
+    no controller runs. The latest limit counts.
     """
 
     job: str
@@ -114,10 +121,12 @@ Command = Launch | Release | Limit
 
 
 class Node(msgspec.Struct, frozen=True):
-    """A node as the fleet knows it. ``billed`` is all it has cost so far and never falls.
+    """The fleet's record of a node.
 
-    ``notice_at`` is when it will be taken, if that is known. ``end`` says why it ended and
-    ``reason`` the same in words; a node that lives has neither.
+    ``notice_at``: when the node will be taken away, if that is known.
+    ``billed``: dollars so far; never falls.
+    ``end``: why the node ended; ``reason`` is the same in the fleet's words. Both are empty while
+    the node is alive.
     """
 
     id: str
@@ -133,7 +142,7 @@ class Node(msgspec.Struct, frozen=True):
     end: NodeEnd | None = None
 
     def __post_init__(self) -> None:
-        # Journals and fleets from before ``end`` have the words alone, which began with its value.
+        # Old journals and fleets have no ``end``; their ``reason`` begins with its value.
         if self.end is None and self.reason and not self.state.alive:
             msgspec.structs.force_setattr(self, "end", _end_in(self.reason))
 
@@ -142,23 +151,24 @@ _ENDS = {end.value: end for end in NodeEnd}
 
 
 def _end_in(reason: str) -> NodeEnd | None:
-    """The end that an old ``reason`` names, which may be followed by numbers in brackets or by how
-    the worker left; None for words of somebody's own.
+    """Return the end that an old ``reason`` begins with; None for any other text.
+
+    The value may be followed by numbers in brackets, or by a comma and how the worker exited.
     """
     return _ENDS.get(reason.partition(" (")[0].partition(", ")[0])
 
 
 class FleetReport(msgspec.Struct, frozen=True):
-    """All nodes a job ever had, dead ones included: the bill is the sum over them."""
+    """All nodes that a job ever had, ended ones included; the bill is the sum over them."""
 
     at: float
     nodes: tuple[Node, ...] = ()
 
 
 class MarketReport(msgspec.Struct, frozen=True):
-    """The market in the slot that is now: slot ``index`` of the feed began at ``slot_began``.
+    """The market now: slot ``index`` of the feed, which began at ``slot_began``.
 
-    Prices in ``slot`` are dollars per GPU and slot, as everywhere in the core.
+    Prices in ``slot`` are dollars per GPU and slot, as in all of ``core``.
     """
 
     at: float

@@ -1,4 +1,4 @@
-"""A job: the wish to have so much fine-tuning work done by a deadline, and what that is worth."""
+"""A job: fine-tuning work, its deadline, and what finishing it is worth."""
 
 from __future__ import annotations
 
@@ -12,9 +12,14 @@ from duetune.errors import InvalidInput
 MAX_SLOTS = 10_000
 MAX_GPUS = 1024
 
+NAME = r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,61}[A-Za-z0-9])?"
+"""The pattern of a job's or a project's name."""
+NAME_WORDS = "1 to 63 letters, digits, '.', '_' or '-', beginning and ending with a letter or digit"
+"""The same pattern in words, for messages."""
+
 
 class ValueShape(StrEnum):
-    """How the value falls between the soft and the hard deadline."""
+    """How the value falls between the deadline and the hard deadline."""
 
     LINEAR = "linear"
     STEP = "step"
@@ -22,9 +27,9 @@ class ValueShape(StrEnum):
 
 
 class ReconfigurationKey(StrEnum):
-    """What counts as a change of the set of GPUs.
+    """Which changes of the GPU set cost time.
 
-    TOTAL: only the number of GPUs (the paper's model).
+    TOTAL: only a change of the number of GPUs (the paper's model).
     COMPOSITION: also a swap between spot and on-demand, and every preemption.
     """
 
@@ -33,10 +38,10 @@ class ReconfigurationKey(StrEnum):
 
 
 class Reconfiguration(msgspec.Struct, frozen=True):
-    """The fraction of a slot that remains effective (mu) when the set of GPUs changes.
+    """The fraction of a slot (mu) in which the job still computes when the set of GPUs changes.
 
-    ``preempted`` applies with the composition key; with the total key a preemption shows as a
-    smaller (``shrink``) or, once replaced, an unchanged total.
+    ``preempted`` is used with the composition key only. With the total key a preemption is a
+    smaller total (``shrink``) or, if the GPU was replaced, no change.
     """
 
     grow: float = 0.90
@@ -60,7 +65,10 @@ class Reconfiguration(msgspec.Struct, frozen=True):
         slot_s: float,
         key: ReconfigurationKey = ReconfigurationKey.TOTAL,
     ) -> Reconfiguration:
-        """From measured stop + checkpoint + relaunch times; a delay must fit in one slot."""
+        """Return the fractions for measured delays (stop, checkpoint and relaunch, in seconds).
+
+        Every delay must be shorter than one slot.
+        """
         if not slot_s > 0:
             raise InvalidInput("slot_s", slot_s, "a positive slot length in seconds")
         delays = {"grow_s": grow_s, "shrink_s": shrink_s, "preempted_s": preempted_s}
@@ -80,11 +88,16 @@ class Reconfiguration(msgspec.Struct, frozen=True):
 
 
 class Job(msgspec.Struct, frozen=True):
-    """What is to be done, by when, for how much.
+    """The terms of a job. Times are in slots, counted from 1.
 
-    ``throughput[n]`` is the work that n GPUs do in one undisturbed slot (H(n)); its last index is
-    the largest number of GPUs. Times are in slots, counted from 1; prices elsewhere are dollars
-    per GPU and slot.
+    ``work``: amount of work, in the unit of ``throughput``.
+    ``deadline``: last slot in which finishing has its full value.
+    ``value``: dollars for finishing by the deadline.
+    ``throughput``: entry n is the work of n GPUs in a slot without a resize, H(n); the last index
+    is the largest number of GPUs.
+    ``hard_deadline_factor``: the hard deadline as a multiple of the deadline.
+    ``decay``: rate per slot of an exponential ``value_shape``.
+    ``budget``: the most dollars that the job may cost; None means no limit.
     """
 
     work: float
@@ -107,20 +120,17 @@ class Job(msgspec.Struct, frozen=True):
             raise InvalidInput(
                 "deadline", self.deadline, f"at least one slot from now, at most {MAX_SLOTS}"
             )
-        if not (math.isfinite(self.value) and self.value >= 0):
-            raise InvalidInput("value", self.value, "dollars, zero or more")
-        if not (math.isfinite(self.hard_deadline_factor) and self.hard_deadline_factor >= 1):
-            raise InvalidInput("hard_deadline_factor", self.hard_deadline_factor, "1 or more")
+        _require("value", self.value, 0, "dollars, zero or more")
+        _require("hard_deadline_factor", self.hard_deadline_factor, 1, "1 or more")
         if self.hard_deadline_factor * self.deadline >= MAX_SLOTS + 1:
             raise InvalidInput(
                 "hard_deadline_factor",
                 self.hard_deadline_factor,
                 f"a hard deadline of at most {MAX_SLOTS} slots",
             )
-        if not (math.isfinite(self.decay) and self.decay >= 0):
-            raise InvalidInput("decay", self.decay, "zero or more, per slot")
-        if self.budget is not None and not (math.isfinite(self.budget) and self.budget >= 0):
-            raise InvalidInput("budget", self.budget, "dollars, zero or more, or none")
+        _require("decay", self.decay, 0, "zero or more, per slot")
+        if self.budget is not None:
+            _require("budget", self.budget, 0, "dollars, zero or more, or none")
         self._check_throughput()
 
     def _check_throughput(self) -> None:
@@ -149,21 +159,27 @@ class Job(msgspec.Struct, frozen=True):
 
     @property
     def max_gpus(self) -> int:
+        """Return the largest number of GPUs that the job can use."""
         return len(self.throughput) - 1
 
     @property
     def hard_deadline(self) -> int:
-        """D = floor(gamma d): the last slot in which finishing has value."""
+        """Return D = floor(gamma d), the last slot in which finishing has value."""
         return math.floor(self.hard_deadline_factor * self.deadline + 1e-9)
 
 
 def linear_throughput(
     max_gpus: int, *, slope: float = 1.0, intercept: float = 0.0
 ) -> tuple[float, ...]:
-    """H(n) = alpha n + beta for n > 0, and H(0) = 0: the paper's throughput."""
+    """Return the paper's throughput: H(0) = 0 and H(n) = slope n + intercept for n > 0."""
     if isinstance(max_gpus, bool) or not isinstance(max_gpus, int) or not 1 <= max_gpus <= MAX_GPUS:
         raise InvalidInput("max_gpus", max_gpus, f"a whole number, 1 to {MAX_GPUS}")
     return (0.0, *(slope * gpus + intercept for gpus in range(1, max_gpus + 1)))
+
+
+def _require(field: str, number: float, least: float, allowed: str) -> None:
+    if not (math.isfinite(number) and number >= least):
+        raise InvalidInput(field, number, allowed)
 
 
 def _require_positive(field: str, number: float) -> None:

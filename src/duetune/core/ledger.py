@@ -1,4 +1,7 @@
-"""What a job was charged, and what it came to in the end."""
+"""The account of a simulated job: what each slot cost and did, and how the job ended.
+
+Charges of live jobs are in ``duetune.store.rows``.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,17 @@ from duetune.notebook import html_table
 
 
 class Entry(msgspec.Struct, frozen=True):
-    """One slot of a job: what the market was, what was held, what it cost and what it did."""
+    """One slot of a job.
+
+    ``spot_price``, ``available``, ``on_demand_price``: the market, in dollars per GPU and slot.
+    ``allocation``: GPUs that were held.
+    ``preempted``: spot GPUs that were lost at the start of the slot.
+    ``efficiency``: fraction of the slot in which the job computed (mu).
+    ``work``: work done in the slot.
+    ``progress``: work done up to the end of the slot.
+    ``charge``: dollars for the slot.
+    ``reason``: why the policy chose this allocation.
+    """
 
     slot: int
     spot_price: float
@@ -25,7 +38,16 @@ class Entry(msgspec.Struct, frozen=True):
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """How a job ended. ``finished`` is the slot in which it did, or None."""
+    """How a job ended.
+
+    ``finished``: the slot in which the job finished; None if it did not.
+    ``on_time``: whether it finished by its deadline.
+    ``progress``: work done.
+    ``cost``: dollars charged.
+    ``value``: what finishing was worth in dollars.
+    ``utility``: ``value`` minus ``cost``.
+    ``entries``: the slots of the job, where they were kept.
+    """
 
     policy: str
     finished: int | None

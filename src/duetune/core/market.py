@@ -1,4 +1,4 @@
-"""The spot market: one slot of it, and all of it over time, in one pool or several."""
+"""The spot market: one slot, a trace over many slots and pools, and a Markov chain."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from duetune.errors import InvalidInput, NotFound
 
 
 class Slot(msgspec.Struct, frozen=True):
-    """The market now. Prices are dollars per GPU and slot; ``available`` includes what we hold."""
+    """The market in one slot. Prices are dollars per GPU and slot.
+
+    ``available`` is the number of spot GPUs, including those that the job holds.
+    """
 
     spot_price: float
     available: int
@@ -21,7 +24,7 @@ class Slot(msgspec.Struct, frozen=True):
 
 
 class Pool(msgspec.Struct, frozen=True):
-    """A place where GPUs of one type are sold."""
+    """A place where spot GPUs of one type are sold."""
 
     name: str
     accelerator: str = "GPU"
@@ -29,7 +32,7 @@ class Pool(msgspec.Struct, frozen=True):
 
 
 class MarketWindow(NamedTuple):
-    """Consecutive slots of one pool as plain arrays, for compiled code; index 0 is slot 1."""
+    """Consecutive slots of one pool as arrays for compiled code; index 0 is slot 1."""
 
     spot_price: NDArray[np.float64]
     available: NDArray[np.int64]
@@ -37,12 +40,12 @@ class MarketWindow(NamedTuple):
 
 
 class MarketChain(NamedTuple):
-    """A market as a Markov chain: ``transition[i, j]`` is the chance that state j follows state i.
+    """A market as a Markov chain whose number of GPUs and price change independently.
 
-    Numbers of GPUs and prices move each by itself: state i has number i // prices and price
-    i % prices, and ``by_number`` and ``by_price`` are their chances.
+    State i has number i // P and price i % P, where P is the number of prices.
 
-    ``spot_price`` is in dollars per GPU and slot, like that of a market's slot.
+    ``by_number``, ``by_price``: transition probabilities of the number and of the price.
+    ``available``: GPUs of each state. ``spot_price``: dollars per GPU and slot of each state.
     """
 
     by_number: NDArray[np.float64]
@@ -52,11 +55,15 @@ class MarketChain(NamedTuple):
 
     @property
     def transition(self) -> NDArray[np.float64]:
+        """Return the matrix whose entry [i, j] is the probability that state j follows state i."""
         return np.asarray(np.kron(self.by_number, self.by_price), dtype=np.float64)
 
 
 class MarketTrace(msgspec.Struct, frozen=True, eq=False):
-    """Prices and availability per slot. Arrays have one row per pool and one column per slot."""
+    """Prices and availability over time. Arrays have one row per pool and one column per slot.
+
+    Prices are dollars per GPU and slot. ``start`` is when the first slot begins, if known.
+    """
 
     spot_price: NDArray[np.float64]
     available: NDArray[np.int64]
@@ -89,7 +96,7 @@ class MarketTrace(msgspec.Struct, frozen=True, eq=False):
         self._refuse("on_demand_price", self.on_demand_price <= 0, "a positive price")
         self._refuse("available", self.available < 0, "a count of zero or more")
         for field in ("spot_price", "available", "on_demand_price"):
-            # A view of our own: the caller's array stays as writable as it was.
+            # Only our view becomes read-only; the caller's array does not change.
             own = getattr(self, field).view()
             own.setflags(write=False)
             msgspec.structs.force_setattr(self, field, own)
@@ -113,7 +120,7 @@ class MarketTrace(msgspec.Struct, frozen=True, eq=False):
         start: datetime | None = None,
         name: str = "market",
     ) -> MarketTrace:
-        """One pool, from one-dimensional series."""
+        """Return a trace of one pool from one-dimensional series."""
         prices = np.array(spot_price, dtype=np.float64, ndmin=1)
         return cls(
             spot_price=prices[np.newaxis, :],
@@ -129,10 +136,11 @@ class MarketTrace(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def slots(self) -> int:
+        """Return the number of slots."""
         return int(self.spot_price.shape[1])
 
     def pool(self, name: str | None = None) -> MarketTrace:
-        """The same market seen in one pool; by default the first."""
+        """Return the trace of one pool; by default of the first one."""
         names = [pool.name for pool in self.pools]
         if name is not None and name not in names:
             raise NotFound("pool", name, ", ".join(names))
@@ -146,7 +154,7 @@ class MarketTrace(msgspec.Struct, frozen=True, eq=False):
         )
 
     def slot(self, index: int) -> Slot:
-        """Slot ``index`` (from 0) of the first pool."""
+        """Return slot ``index`` (counted from 0) of the first pool."""
         return Slot(
             spot_price=float(self.spot_price[0, index]),
             available=int(self.available[0, index]),
@@ -154,7 +162,7 @@ class MarketTrace(msgspec.Struct, frozen=True, eq=False):
         )
 
     def window(self, start: int, slots: int) -> MarketWindow:
-        """``slots`` slots of the first pool from slot ``start`` (from 0) on."""
+        """Return ``slots`` slots of the first pool, beginning with slot ``start`` (from 0)."""
         if not 0 <= start <= self.slots - slots:
             raise InvalidInput(
                 "start",
@@ -173,7 +181,7 @@ class MarketTrace(msgspec.Struct, frozen=True, eq=False):
 
 
 def _whole(field: str, numbers: NDArray[np.generic]) -> NDArray[np.int64]:
-    """Counts, if that is what they are."""
+    """Return ``numbers`` as integers; raise ``InvalidInput`` if one is not whole."""
     values = numbers.astype(np.float64)
     wrong = ~(np.isfinite(values) & (values == np.rint(values)))
     if wrong.any():

@@ -1,5 +1,6 @@
-"""What a node and the process it runs have agreed on: variables, files in the job's folder, exit
-statuses. ``docs/how-to/own-command.md`` tells it to users.
+"""The contract between a node and the process it runs: variables, file names and exit statuses.
+
+Files are in the job's folder. ``docs/how-to/own-command.md`` describes the contract for users.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ HAZARD = "hazard.json"
 LOGS = "logs"
 
 DONE = 0
-"""Training is complete, and its last report says so."""
+"""Exit status: training is complete, and the last progress report says so."""
 LEFT = 75
-"""Left cleanly because the node will be taken (EX_TEMPFAIL): go on elsewhere."""
+"""Exit status (EX_TEMPFAIL): the process left because its node will be taken; it can continue."""
 HOPELESS = 78
-"""Will never work, however often it is tried (EX_CONFIG): do not start it again."""
+"""Exit status (EX_CONFIG): the process can never work; it must not be started again."""

@@ -1,10 +1,9 @@
-"""Physics: what GPUs do in a slot, what a change of their set costs, what is charged, what
-finishing is worth. Simulator, optimisers, policies and controller all call these functions, so
-"optimal" and "simulated" cannot disagree.
+"""Physics of a slot: work done, time lost to a resize, dollars charged, and the value of finishing.
 
-``step`` is the one slot step. Two variants have other units of time and are beside it: one
-instance with restarts longer than a tick (``core.single_instance_physics``), and a job in a round
-of a cluster (``core.cluster_physics``).
+The simulator, the optimisers, the policies and the controller all call these functions, so
+"optimal" and "simulated" cannot disagree. ``step`` is the slot step. Two variants count time
+differently: ``core.single_instance_physics`` (one instance, restarts longer than a tick) and
+``core.cluster_physics`` (a job in a round of a cluster).
 
 Slots count from 1. Symbols of the paper: work L, deadline d, hard deadline D = floor(gamma d),
 throughput H(n), efficiency mu, value V(T).
@@ -30,7 +29,14 @@ RELATIVE_TOLERANCE = 1e-9
 
 
 class JobPhysics(NamedTuple):
-    """A job as plain numbers and arrays, for compiled code."""
+    """A job as plain numbers and arrays, for compiled code.
+
+    ``tolerance``: work that may be missing when the job counts as done.
+    ``values``: entry T is the value in dollars of finishing in slot T.
+    ``by_composition``: whether the reconfiguration key is COMPOSITION.
+    ``budget``: dollars; infinite if there is none.
+    ``reach``: see ``on_demand_reach``.
+    """
 
     work: float
     tolerance: float
@@ -49,8 +55,12 @@ class JobPhysics(NamedTuple):
 
 
 class SlotStep(NamedTuple):
-    """What one slot came to: dollars charged, efficiency mu, work done in it, progress after it,
-    and whether the job is then done.
+    """The result of one slot.
+
+    ``charge``: dollars.
+    ``efficiency``: fraction of the slot in which the job computed (mu).
+    ``work``: work done in the slot.
+    ``progress``: work done up to the end of the slot.
     """
 
     charge: float
@@ -61,7 +71,7 @@ class SlotStep(NamedTuple):
 
 
 def value_of_finishing(job: Job, slot: int) -> float:
-    """V(T): full until the deadline, falling until the hard deadline, nothing after it."""
+    """Return V(T) in dollars: full until the deadline, then falling, 0 after the hard deadline."""
     late = slot - job.deadline
     if late <= 0:
         return job.value
@@ -79,9 +89,9 @@ def value_of_finishing(job: Job, slot: int) -> float:
 
 @functools.lru_cache(maxsize=4096)
 def job_physics(job: Job) -> JobPhysics:
-    """The plain-array form of a job; the same job gives the same (read-only) arrays."""
+    """Return the array form of a job; the same job gives the same read-only arrays."""
     throughput = np.array(job.throughput, dtype=np.float64)
-    # Below the minimum nothing may run, whatever the curve says there.
+    # A job may not run on fewer GPUs than its minimum, even if the curve has entries there.
     throughput[: job.min_gpus] = 0.0
     values = np.zeros(job.hard_deadline + 2)
     for slot in range(1, job.hard_deadline + 1):
@@ -110,7 +120,7 @@ def job_physics(job: Job) -> JobPhysics:
 
 @compiled
 def cheapest_spot(gpus: int, available: int, spot_price: float, on_demand_price: float) -> int:
-    """The split lemma: of ``gpus`` in all, this many on spot cost least."""
+    """Return how many of ``gpus`` should be spot so that they cost least (the split lemma)."""
     if spot_price < on_demand_price:
         return min(gpus, available)
     return 0
@@ -118,7 +128,7 @@ def cheapest_spot(gpus: int, available: int, spot_price: float, on_demand_price:
 
 @compiled
 def charge(spot: int, on_demand: int, spot_price: float, on_demand_price: float) -> float:
-    """Dollars for one slot; the whole slot is billed, overheads included."""
+    """Return the dollars for one slot; the whole slot is billed, overheads included."""
     return spot * spot_price + on_demand * on_demand_price
 
 
@@ -126,14 +136,17 @@ def charge(spot: int, on_demand: int, spot_price: float, on_demand_price: float)
 def cheapest_charge(
     gpus: int, available: float, spot_price: float, on_demand_price: float
 ) -> float:
-    """Dollars for one slot of ``gpus`` split as the lemma says; ``available`` may be a mean."""
+    """Return the dollars for one slot of ``gpus`` at the cheapest split.
+
+    ``available`` may be a mean, so it is a float.
+    """
     saving = max(0.0, on_demand_price - spot_price)
     return gpus * on_demand_price - min(gpus, available) * saving
 
 
 @compiled
 def resize_efficiency(job: JobPhysics, held: int, gpus: int) -> float:
-    """mu when only the number of GPUs counts."""
+    """Return mu when only the number of GPUs counts."""
     if gpus > held:
         return job.grow
     if gpus < held:
@@ -145,10 +158,10 @@ def resize_efficiency(job: JobPhysics, held: int, gpus: int) -> float:
 def efficiency(
     job: JobPhysics, held_spot: int, held_on_demand: int, spot: int, on_demand: int, available: int
 ) -> float:
-    """mu: the fraction of the slot that computes, given what was held in the slot before.
+    """Return mu, the fraction of the slot in which the job computes, given what was held before it.
 
-    With the composition key the group re-forms once for all that happens at a slot's start, so
-    the dearest of the changes counts, not their product.
+    With the composition key all changes at the start of a slot need one restart of the group. So
+    the most expensive change counts, not the product of all.
     """
     if not job.by_composition:
         return resize_efficiency(job, held_spot + held_on_demand, spot + on_demand)
@@ -165,7 +178,7 @@ def efficiency(
 
 @compiled
 def is_done(job: JobPhysics, progress: float) -> bool:
-    """Whether ``progress`` is all the work, up to rounding."""
+    """Return whether ``progress`` is all the work, up to rounding."""
     return progress >= job.work - job.tolerance
 
 
@@ -181,10 +194,10 @@ def step(
     available: int,
     on_demand_price: float,
 ) -> SlotStep:
-    """What happens in one slot in which ``spot`` and ``on_demand`` GPUs are held.
+    """Return the result of one slot in which ``spot`` and ``on_demand`` GPUs are held.
 
-    ``progress`` is the work done before the slot, and ``held_*`` is what was held in the slot
-    before it, preempted GPUs included.
+    ``progress`` is the work done before the slot. ``held_*`` are the GPUs held in the previous
+    slot, preempted ones included.
     """
     fraction = efficiency(job, held_spot, held_on_demand, spot, on_demand, available)
     work = fraction * job.throughput[spot + on_demand]
@@ -207,7 +220,10 @@ def affordable(
     on_demand_price: float,
     spent: float,
 ) -> tuple[int, int]:
-    """The budget is a hard cap: drop GPUs, the dearer kind first, until the slot can be paid."""
+    """Return how many GPUs of each kind the budget can pay in this slot.
+
+    GPUs of the more expensive kind are dropped first. The budget is a hard cap.
+    """
     left = job.budget - spent + RELATIVE_TOLERANCE
     while spot + on_demand > 0:
         if charge(spot, on_demand, spot_price, on_demand_price) <= left:
@@ -225,7 +241,7 @@ def affordable(
 def on_demand_reach(
     slots: int, min_gpus: int, throughput: NDArray[np.float64], grow: float, shrink: float
 ) -> NDArray[np.float64]:
-    """``reach[k, m]``: the most work that k slots of on-demand GPUs can do after holding m."""
+    """Return ``reach``: entry [k, m] is the most work of k on-demand slots after holding m GPUs."""
     max_gpus = throughput.size - 1
     reach = np.zeros((slots + 1, max_gpus + 1))
     for left in range(1, slots + 1):
@@ -240,7 +256,10 @@ def on_demand_reach(
 
 @compiled
 def reach_after(job: JobPhysics, left: int, spot: int, on_demand: int) -> float:
-    """The most work that ``left`` slots of on-demand can do after this, whatever spot is lost."""
+    """Return the most work that ``left`` on-demand slots can do after holding these GPUs.
+
+    It holds for any number of spot GPUs that are lost.
+    """
     if left <= 0:
         return 0.0
     if not job.by_composition:
@@ -249,7 +268,7 @@ def reach_after(job: JobPhysics, left: int, spot: int, on_demand: int) -> float:
     for gpus in range(job.min_gpus, job.max_gpus + 1):
         fraction = efficiency(job, spot, on_demand, 0, gpus, 0)
         if spot > 0:
-            # Where some of the spot stays, leaving it for on-demand is a shrinking too.
+            # If some spot GPUs survive, replacing them by on-demand GPUs is a shrink too.
             fraction = min(fraction, job.shrink)
         best = max(best, fraction * job.throughput[gpus] + job.reach[left - 1, gpus])
     return best
@@ -262,7 +281,10 @@ def play(
     spot: NDArray[np.int64],
     on_demand: NDArray[np.int64],
 ) -> tuple[float, float, int, float]:
-    """Utility, cost, finishing slot (0: never) and progress of holding these GPUs slot by slot."""
+    """Return utility, cost, finishing slot (0: never) and progress of a fixed plan.
+
+    Entry t of ``spot`` and ``on_demand`` is held in slot t + 1.
+    """
     progress = 0.0
     cost = 0.0
     held_spot, held_on_demand = 0, 0

@@ -1,7 +1,8 @@
-"""Many jobs on one stock of GPUs: what a planner is told, and what it answers.
+"""What a planner is given (``JobView``, ``Stock``) and what it returns (``Plan``).
 
-A partition is a set of like nodes. A shape is a number of its GPUs as a job may have them: a power
-of two within one node, or whole nodes. Work is counted in tokens (or in steps, by whoever does).
+A planner shares one stock of GPUs among many jobs. A partition is a set of identical nodes. A shape
+is a number of its GPUs that a job may hold: a power of two within one node, or whole nodes. Work is
+counted in tokens or in steps; the caller chooses one unit for all jobs.
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ MOST_NODES = 100_000
 
 
 class Tenure(StrEnum):
-    """How long a GPU is ours: ``fixed`` ones always, ``spot`` ones until they are taken away,
-    ``on_demand`` ones for as long as they are paid for.
+    """How long a GPU stays.
+
+    ``fixed``: always. ``spot``: until it is taken away. ``on_demand``: as long as it is paid for.
     """
 
     FIXED = "fixed"
@@ -31,8 +33,11 @@ class Tenure(StrEnum):
 
 
 class Partition(msgspec.Struct, frozen=True, kw_only=True):
-    """``nodes`` that there are now, of at most ``most`` (as many as now if 0). ``price`` is in
-    dollars per GPU and hour while a job holds it; what is owned may well cost nothing more.
+    """A set of identical nodes.
+
+    ``nodes``: how many there are now.
+    ``most``: how many there can be; 0 means as many as now.
+    ``price``: dollars per GPU-hour while a job holds the GPU; 0 for GPUs that are already paid.
     """
 
     name: str
@@ -62,18 +67,17 @@ class Partition(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def gpus(self) -> int:
-        """There now."""
+        """Return the number of GPUs that there are now."""
         return self.nodes * self.gpus_per_node
 
     @property
     def most_nodes(self) -> int:
+        """Return the largest number of nodes that there can be."""
         return self.most or self.nodes
 
 
 class Shape(NamedTuple):
-    """``gpus`` in all, on ``nodes`` nodes of partition number ``partition``: part of one node, or
-    all of each.
-    """
+    """``gpus`` GPUs in all on ``nodes`` nodes of a partition: part of one node, or whole nodes."""
 
     partition: int
     nodes: int
@@ -81,8 +85,10 @@ class Shape(NamedTuple):
 
 
 class Stock(msgspec.Struct, frozen=True, dict=True):
-    """All GPUs that a planner may give to jobs. ``quotas`` are the most GPUs that the jobs of a
-    project may hold at once; projects without one are not limited.
+    """All GPUs that a planner may give to jobs.
+
+    ``quotas``: the most GPUs that the jobs of a project may hold together; a project without an
+    entry is not limited. Arrays have one entry per shape unless said otherwise.
     """
 
     partitions: tuple[Partition, ...]
@@ -100,8 +106,10 @@ class Stock(msgspec.Struct, frozen=True, dict=True):
 
     @functools.cached_property
     def shapes(self) -> tuple[Shape, ...]:
-        """All that jobs may have, partition by partition, the smallest first: 1, 2, 4, ... GPUs of
-        a node, a whole node, and two and more nodes. The same whatever is there now.
+        """Return all shapes that jobs may have, by partition, the smallest first.
+
+        They are 1, 2, 4, ... GPUs of a node, a whole node, and two or more nodes. They do not
+        depend on how many nodes there are now.
         """
         return tuple(
             shape
@@ -111,7 +119,7 @@ class Stock(msgspec.Struct, frozen=True, dict=True):
 
     @functools.cached_property
     def alike(self) -> dict[tuple[str, int, int], list[int]]:
-        """Numbers of the shapes by type of GPU, GPUs and nodes: what a configuration needs."""
+        """Return the shape numbers for each GPU model, number of GPUs and number of nodes."""
         found: dict[tuple[str, int, int], list[int]] = {}
         for number, shape in enumerate(self.shapes):
             gpu = self.partitions[shape.partition].gpu_model
@@ -120,34 +128,34 @@ class Stock(msgspec.Struct, frozen=True, dict=True):
 
     @functools.cached_property
     def gpus(self) -> NDArray[np.int64]:
-        """Of each shape."""
+        """Return the number of GPUs of each shape."""
         return np.array([shape.gpus for shape in self.shapes], np.int64)
 
     @functools.cached_property
     def partition(self) -> NDArray[np.int64]:
-        """Of each shape."""
+        """Return the partition number of each shape."""
         return np.array([shape.partition for shape in self.shapes], np.int64)
 
     @functools.cached_property
     def price(self) -> NDArray[np.float64]:
-        """Of each shape, all its GPUs together, in dollars per hour."""
+        """Return the dollars per hour of each shape, all its GPUs together."""
         prices = np.array([each.price for each in self.partitions])
         return np.asarray(prices[self.partition] * self.gpus, np.float64)
 
     @functools.cached_property
     def capacity(self) -> NDArray[np.int64]:
-        """GPUs that are there now, by partition."""
+        """Return the number of GPUs that there are now, by partition."""
         return np.array([each.gpus for each in self.partitions], np.int64)
 
     @functools.cached_property
     def there(self) -> NDArray[np.bool_]:
-        """Shapes for which there are nodes enough now."""
+        """Return for each shape whether there are enough nodes now."""
         nodes = np.array([each.nodes for each in self.partitions], np.int64)
         need = np.array([shape.nodes for shape in self.shapes], np.int64)
         return np.asarray(need <= nodes[self.partition], np.bool_)
 
     def shape(self, partition: int, gpus: int) -> int | None:
-        """The number of the shape with so many GPUs, if jobs may have it."""
+        """Return the number of the shape with ``gpus`` GPUs; None if there is none."""
         found = np.flatnonzero((self.partition == partition) & (self.gpus == gpus))
         return int(found[0]) if found.size else None
 
@@ -163,26 +171,31 @@ def _shapes(partition: int, nodes: int, gpus_per_node: int) -> list[Shape]:
 
 
 class Placement(msgspec.Struct, frozen=True):
-    """Which nodes of a partition, and how many GPUs of each."""
+    """The nodes that a job holds: pairs of a node number of the partition and a number of GPUs."""
 
     partition: int
     nodes: tuple[tuple[int, int], ...]
 
     @property
     def gpus(self) -> int:
+        """Return the number of GPUs on all nodes."""
         return sum(count for _, count in self.nodes)
 
 
 class JobView(msgspec.Struct, frozen=True, eq=False, kw_only=True):
-    """All that a planner may know of a job.
+    """Everything that a planner may know about a job.
 
-    ``pace`` is what it is believed to do in a second, by shape of the stock: 0 where it cannot run
-    or must not. ``remaining`` is the work left, ``age_s`` the time since it was submitted.
-    ``held`` is the shape it has, -1 if none, and ``placement`` the nodes. ``busy`` until a start
-    or a restart is through: it then keeps what it has. One that is not ``preemptible`` keeps it
-    always. To start costs ``start_s`` without work, to be moved ``restart_s``; ``restarts`` were
-    there. Jobs with the higher ``priority`` come first. ``deadline_s`` is from now, negative once
-    it has passed.
+    ``pace``: estimated work per second for each shape of the stock; 0 where it cannot or must not
+    run.
+    ``remaining``: work that is left.
+    ``age_s``: seconds since the job was submitted.
+    ``held``: number of the shape that it holds; -1 if none. ``placement`` names the nodes.
+    ``busy``: a start or restart is in progress; the job keeps its shape until that is over.
+    ``preemptible``: False means that the job keeps its shape until it ends.
+    ``restarts``: how often it was restarted.
+    ``start_s``, ``restart_s``: seconds without work after a start and after a move.
+    ``priority``: jobs of higher priority come first.
+    ``deadline_s``: seconds until the deadline; negative once it has passed.
     """
 
     name: str
@@ -202,13 +215,14 @@ class JobView(msgspec.Struct, frozen=True, eq=False, kw_only=True):
 
     @property
     def pinned(self) -> bool:
-        """Whether it must keep what it has."""
+        """Return whether the job must keep the shape that it holds."""
         return self.held >= 0 and (self.busy or not self.preemptible)
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """The shape of each job that is to have GPUs, by number; the others wait. ``reasons`` say why,
-    for as many as there is something to say of.
+    """The shape number of each job that gets GPUs; jobs that are not listed wait.
+
+    ``reasons`` gives the planner's reason for some of the jobs.
     """
 
     shapes: dict[str, int] = {}

@@ -1,4 +1,7 @@
-"""What can be plugged in: two verbs each. Conformance suites are in ``duetune.testing``."""
+"""Ports: the protocols that plug-ins implement, with at most two methods each.
+
+Conformance suites for them are in ``duetune.testing``; ``duetune.registry`` loads plug-ins.
+"""
 
 from __future__ import annotations
 
@@ -19,88 +22,102 @@ if TYPE_CHECKING:
 
 @runtime_checkable
 class Policy(Protocol):
-    """A value without clock, input or output; called once at the start of every slot."""
+    """Decides how many GPUs a job holds. A policy is a value: it uses no clock, input or output."""
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """The name under which the registry finds the policy."""
 
-    def decide(self, view: View) -> Decision: ...
+    def decide(self, view: View) -> Decision:
+        """Return the GPUs to hold in this slot; called once at the start of every slot."""
 
 
 @runtime_checkable
 class Planner(Protocol):
-    """Shares a finite stock of GPUs among jobs: called in every round with all of them, in the
-    order in which they came. A value, as a policy is: what it knows is in the views. One that has
-    ``as_submitted`` set serves a job with the configuration that it came with, where nothing is
-    known by which to choose another.
+    """Shares a finite stock of GPUs among jobs. A planner is a value, like a policy.
+
+    A planner with an attribute ``as_submitted`` that is true runs a job with the configuration it
+    was submitted with, where nothing is known about other configurations.
     """
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """The name under which the registry finds the planner."""
 
-    def plan(self, views: Sequence[JobView], stock: Stock) -> Plan: ...
+    def plan(self, views: Sequence[JobView], stock: Stock) -> Plan:
+        """Return the shape of each job; called in every round with all jobs, oldest first."""
 
 
 @runtime_checkable
 class Forecaster(Protocol):
-    """``observe`` is called once per slot with the market as it is, then ``forecast``."""
+    """Forecasts prices and availability from the slots that it was shown."""
 
-    def observe(self, slot: Slot) -> None: ...
+    def observe(self, slot: Slot) -> None:
+        """Take in the market of the present slot; called once per slot, before ``forecast``."""
 
-    def forecast(self, horizon: int) -> Forecast: ...
+    def forecast(self, horizon: int) -> Forecast:
+        """Return the expected market of the next ``horizon`` slots."""
 
 
 @runtime_checkable
 class Selector(Protocol):
-    """``choose`` before a job, ``learn`` after it, with every policy's (counterfactual) utility."""
+    """Learns which policy of a pool to use."""
 
-    def choose(self, random: np.random.Generator) -> int: ...
+    def choose(self, random: np.random.Generator) -> int:
+        """Return the number of the policy for the next job; called before the job."""
 
-    def learn(self, utilities: NDArray[np.float64]) -> None: ...
+    def learn(self, utilities: NDArray[np.float64]) -> None:
+        """Take in the utility that each policy had or would have had; called after the job."""
 
 
 @runtime_checkable
 class Fleet(Protocol):
-    """Where nodes come from. Both verbs return at once.
+    """Launches and releases nodes. Both methods return at once.
 
-    ``apply`` asks, ``observe`` tells what has become of it; a refused or lost node is a state in
-    the report, not an exception, and every node that has ended says why (``NodeEnd``): a job with
-    its own command ends by that. A call that fails altogether raises ``FleetError``: whether it
-    had an effect is then unknown, and applying the same commands again is always safe.
+    A refused or lost node is a state in the report, not an exception. Every node that has ended
+    says why (``NodeEnd``); a job with its own command ends by that. A call that fails raises
+    ``FleetError``. It is then unknown whether the call had an effect.
     """
 
-    def apply(self, commands: Sequence[Command]) -> None: ...
+    def apply(self, commands: Sequence[Command]) -> None:
+        """Start to carry out ``commands``; applying the same commands again is safe."""
 
-    def observe(self, job: str) -> FleetReport: ...
+    def observe(self, job: str) -> FleetReport:
+        """Return all nodes that the job ever had; called in every turn."""
 
 
 @runtime_checkable
 class MarketFeed(Protocol):
-    """``now`` is the present slot; ``history`` the slots before it, oldest first, None if none."""
+    """Reports the prices and availability of a market."""
 
-    def now(self) -> MarketReport: ...
+    def now(self) -> MarketReport:
+        """Return the present slot."""
 
-    def history(self, slots: int) -> MarketTrace | None: ...
+    def history(self, slots: int) -> MarketTrace | None:
+        """Return up to ``slots`` slots before the present one, oldest first; None if none."""
 
 
 @runtime_checkable
 class Clock(Protocol):
     """The only source of time, in seconds since the epoch."""
 
-    def now(self) -> float: ...
+    def now(self) -> float:
+        """Return the present moment."""
 
-    def wait_until(self, moment: float) -> None: ...
+    def wait_until(self, moment: float) -> None:
+        """Block until ``moment``."""
 
 
 @runtime_checkable
 class Journal(Protocol):
-    """What happened, one stream of events per job, append-only.
+    """An append-only log with one stream of events per job."""
 
-    ``append`` succeeds only if the stream has exactly ``expected`` events, else it raises
-    ``StaleController`` and writes nothing; all events of one call are written, or none. Returns
-    the new length. ``read`` gives the events from position ``after`` on, in order.
-    """
+    def append(self, stream: str, events: Sequence[Event], *, expected: int) -> int:
+        """Append ``events`` and return the new length; all events are written, or none.
 
-    def append(self, stream: str, events: Sequence[Event], *, expected: int) -> int: ...
+        If the stream does not have exactly ``expected`` events, ``StaleController`` is raised and
+        nothing is written.
+        """
 
-    def read(self, stream: str, *, after: int = 0) -> list[Recorded]: ...
+    def read(self, stream: str, *, after: int = 0) -> list[Recorded]:
+        """Return the events behind position ``after``, in order."""

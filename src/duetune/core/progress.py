@@ -1,4 +1,4 @@
-"""How far training is, as its workers report it."""
+"""The progress report that training workers write."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import msgspec
 
 
 class Phase(StrEnum):
-    """STARTING and TRAINING come and go with the nodes; FINISHED and FAILED are final."""
+    """The phase of training. It can go back from TRAINING to STARTING; the last two are final."""
 
     STARTING = "starting"
     TRAINING = "training"
@@ -17,16 +17,20 @@ class Phase(StrEnum):
 
     @property
     def final(self) -> bool:
+        """Return whether training is over."""
         return self in {Phase.FINISHED, Phase.FAILED}
 
 
 class Progress(msgspec.Struct, frozen=True):
     """The latest report of a job's workers.
 
-    ``step`` of ``total_steps`` optimiser steps are done; ``step_s`` is the usual length of one in
-    wall seconds with ``world`` members, without resizes. ``at`` is wall time, seconds since the
-    epoch. ``output`` is the folder of the result, once finished. ``out_of_memory``: it failed
-    because the GPU has too little memory for its configuration.
+    ``step``: optimiser steps done, of ``total_steps``.
+    ``world``: number of workers in the group.
+    ``step_s``: usual wall seconds of one step with ``world`` workers, resizes excluded.
+    ``base_eval_loss``: evaluation loss before training.
+    ``output``: folder of the result, once training has finished.
+    ``at``: wall time of the report, in seconds since the epoch.
+    ``out_of_memory``: training failed because the GPU has too little memory.
     """
 
     step: int = 0

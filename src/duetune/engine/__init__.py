@@ -1,6 +1,5 @@
-"""Events in, commands out: what a job is, given all that happened to it.
+"""The state machine of one job: events go in, commands for the fleet come out.
 
-The engine knows no clock, no fleet and no database. The live controller feeds it events as they
-come, a replay feeds it the same events from the journal, an episode of the simulator feeds it
-events of a simulated world, and the store derives its rows from the same state.
+The engine uses no clock, fleet or database. The live controller, a replay of the journal and the
+simulator all feed it events. The store derives its rows from the same state.
 """

@@ -1,11 +1,12 @@
-"""What each event does to a job's state, and which events may come in which status.
+"""What each event does to a job's state, and which events are legal in which status.
 
-This is the one state machine: the engine, every replay and the store's read models go through
-``after``. It imports no policy, so that reading a job's state stays cheap.
+This is the only state machine: the engine, every replay and the store's read models call ``after``.
+It imports no policy, so reading a job's state stays cheap.
 """
 
 from __future__ import annotations
 
+from statistics import median
 from typing import TYPE_CHECKING, assert_never
 
 import msgspec
@@ -28,20 +29,17 @@ from duetune.core.events import (
 )
 from duetune.core.fleet import Node, NodeEnd, NodeKind, NodeState
 from duetune.core.progress import Phase
-from duetune.engine.curve import calibrated
 from duetune.engine.state import Ending, JobState
 from duetune.errors import Bug, InvalidInput
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from duetune.core.events import Event
     from duetune.core.job import Job
 
 STALL_SLOTS = 6
-"""A job fails after this many slots in a row with GPUs and without progress."""
-
-NOT_FINISHED = "the hard deadline has passed"
+"""A job fails after this many consecutive slots in which it held GPUs and made no progress."""
 
 _LIVE = frozenset({UserRequested, Reported, Observed, Decided, Requested, Ended})
 _STOPPING = frozenset({UserRequested, Reported, Requested, Ended})
@@ -56,16 +54,16 @@ LEGAL: dict[Status | None, frozenset[type]] = {
     Status.FAILED: _OVER,
     Status.CANCELLED: _OVER,
 }
-"""Which events may come in which status; any other is a bug."""
+"""The events that are legal in each status; any other event is a bug."""
 
 
 def after(
     state: JobState | None, event: Event, *, stream: str, story: Iterable[str] = ()
 ) -> JobState:
-    """The state of job ``stream`` after ``event``: ``state`` itself, changed, or a new one if the
-    event is its submission. Called once for every event, in the journal's order.
+    """Return the state of job ``stream`` after ``event``; called once per event, in journal order.
 
-    An event that may not come now is a ``Bug``, which tells ``story``; nothing has changed then.
+    ``state`` itself is changed and returned; a submission makes a new state. An illegal event
+    raises ``Bug`` with ``story`` (the events before it) and changes nothing.
     """
     status = None if state is None else state.status
     if type(event) not in LEGAL[status]:
@@ -86,7 +84,7 @@ def _take_effect(
 ) -> None:
     match event:
         case UserRequested():
-            _wish(state, event)
+            _user_request(state, event)
         case Reported():
             _report(state, event)
         case Observed():
@@ -99,7 +97,7 @@ def _take_effect(
             if state.status is not Status.PAUSED:
                 state.memo_gpus = state.most_gpus
         case Requested():
-            _request(state, event)
+            _node_request(state, event)
         case Ended():
             state.status, state.reason, state.ended = event.status, event.reason, event
         case Learned():
@@ -109,17 +107,17 @@ def _take_effect(
 
 
 def _stop(state: JobState, status: Status, reason: str) -> None:
-    """The first reason to stop is the one that counts."""
+    """Start to stop the job; only the first reason counts."""
     if state.ending is None:
         state.ending = Ending(status, reason)
         state.status, state.reason = Status.STOPPING, reason
         state.wanted = Allocation()
 
 
-def _wish(state: JobState, event: UserRequested) -> None:
-    if event.wish_id in state.wishes:
+def _user_request(state: JobState, event: UserRequested) -> None:
+    if event.wish_id in state.user_requests:
         return
-    state.wishes.add(event.wish_id)
+    state.user_requests.add(event.wish_id)
     if state.status.final or state.status is Status.STOPPING:
         return
     match event.wish:
@@ -138,17 +136,17 @@ def _wish(state: JobState, event: UserRequested) -> None:
             assert_never(event.wish)
 
 
-def _amend(state: JobState, wish: Amend) -> None:
-    """Terms that no job can have change nothing: a wish in the journal must not stop a replay."""
+def _amend(state: JobState, terms: Amend) -> None:
+    """Change the terms. Impossible terms change nothing: a replay must not fail on a request."""
     changes: dict[str, float | int] = {}
     try:
-        if wish.deadline is not None:
-            slots = int((wish.deadline - state.submitted.origin) / state.submitted.slot_s + 1e-9)
+        if terms.deadline is not None:
+            slots = int((terms.deadline - state.submitted.origin) / state.submitted.slot_s + 1e-9)
             changes["deadline"] = max(1, state.slot, slots)
-        if wish.budget is not None:
-            changes["budget"] = wish.budget
+        if terms.budget is not None:
+            changes["budget"] = terms.budget
         state.job = msgspec.structs.replace(state.job, **changes)
-        state.amended_deadline = wish.deadline or state.amended_deadline
+        state.amended_deadline = terms.deadline or state.amended_deadline
     except (InvalidInput, OverflowError, ValueError):
         return
     state.due = True
@@ -158,7 +156,7 @@ def _report(state: JobState, event: Reported) -> None:
     for node in event.nodes:
         before = state.nodes.get(node.id)
         if before is None:
-            # The fleet knows a node of ours that the journal does not: it must not be kept.
+            # The fleet has a node of this job that is not in the journal: release it.
             state.epochs[node.id] = 0
             state.releasing.add(node.id)
         elif node.state is NodeState.LOST and before.state.alive:
@@ -167,12 +165,14 @@ def _report(state: JobState, event: Reported) -> None:
             _refused(state, node)
         state.nodes[node.id] = node
         state.confirmed.add(node.id)
-        if _done_by_exit(state, node):
+        released = node.state is NodeState.RELEASED
+        # A user's own command that exits with status 0 is done, even if it reported nothing.
+        if released and node.end is NodeEnd.FINISHED and state.submitted.task.command:
             state.progress_at = node.ended_at
-            _stop(state, Status.SUCCEEDED, "its command has ended with status 0")
-        if node.state is NodeState.RELEASED and node.end is NodeEnd.HOPELESS:
-            said = state.progress.message if event.progress is None else event.progress.message
-            _stop(state, Status.FAILED, said or "the training command cannot work; see the logs")
+            _stop(state, Status.SUCCEEDED, "its command exited with status 0")
+        if released and node.end is NodeEnd.HOPELESS:
+            message = (event.progress or state.progress).message
+            _stop(state, Status.FAILED, message or "the training command cannot run; see the logs")
     if event.progress is not None and not state.progress.phase.final:
         state.lost_steps += max(0, state.progress.step - event.progress.step)
         state.progress = event.progress
@@ -184,14 +184,8 @@ def _report(state: JobState, event: Reported) -> None:
         _stop(state, Status.FAILED, state.progress.message or "training failed; see the logs")
 
 
-def _done_by_exit(state: JobState, node: Node) -> bool:
-    """An own command that ends well is done, whether or not it has reported so."""
-    own = bool(state.submitted.task.command)
-    return own and node.state is NodeState.RELEASED and node.end is NodeEnd.FINISHED
-
-
 def _refused(state: JobState, node: Node) -> None:
-    """Decide once more in this slot, knowing that there is no more spot than we have."""
+    """Decide once more in this slot: the job can get no more spot GPUs than it has."""
     wanted = node.kind is NodeKind.SPOT and node.id not in state.releasing
     if wanted and state.refused_in != state.slot:
         state.refused_in = state.slot
@@ -222,16 +216,18 @@ def _observe(state: JobState, event: Observed) -> None:
 
 
 def time_is_up(state: JobState, event: Observed) -> str:
-    """Why the job ends in the slot that ``event`` begins, done or not; else nothing."""
+    """Return why the job must end in the slot that ``event`` begins; empty if it need not."""
     stop_at = state.submitted.stop_at
     if event.slot > state.job.hard_deadline:
-        return NOT_FINISHED
+        return "the hard deadline has passed"
     return "max_duration has passed" if stop_at is not None and event.at >= stop_at else ""
 
 
 def job_observed(state: JobState, event: Observed) -> Job:
-    """With the curve as measured, and a value that was derived from it derived anew. The same
-    before and after ``event`` was handled.
+    """Return the job with its throughput curve corrected by the paces measured so far.
+
+    A value that was derived from the curve is derived again. The result is the same before and
+    after ``event`` was handled.
     """
     if not event.pace:
         return state.job
@@ -243,14 +239,35 @@ def job_observed(state: JobState, event: Observed) -> Job:
     return msgspec.structs.replace(state.job, throughput=curve, value=value)
 
 
+def calibrated(prior: tuple[float, ...], measured: Mapping[int, float]) -> tuple[float, ...]:
+    """Return the throughput curve ``prior``, corrected by ``measured`` paces per number of GPUs.
+
+    A measured number of GPUs keeps its own measurement. The other entries are scaled by the median
+    of measured over prior. An entry that would fall below the one before it is raised to it,
+    because a job need not use a GPU that slows it down.
+    """
+    usable = {
+        gpus: pace
+        for gpus, pace in measured.items()
+        if 0 < gpus < len(prior) and prior[gpus] > 0 and pace > 0
+    }
+    if not usable:
+        return prior
+    scale = median(pace / prior[gpus] for gpus, pace in usable.items())
+    curve = [usable.get(gpus, work * scale) for gpus, work in enumerate(prior)]
+    for gpus in range(1, len(curve)):
+        curve[gpus] = max(curve[gpus], curve[gpus - 1])
+    return tuple(curve)
+
+
 def _where(state: JobState) -> str:
     progress = state.progress
     if not state.nodes:
-        return "; it never had a GPU"
+        return "; the job never had a GPU"
     return f" at step {progress.step} of {progress.total_steps}" if progress.total_steps else ""
 
 
-def _request(state: JobState, event: Requested) -> None:
+def _node_request(state: JobState, event: Requested) -> None:
     for request in event.launches:
         state.nodes[request.node] = Node(
             id=request.node,

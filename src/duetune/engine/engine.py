@@ -1,4 +1,7 @@
-"""One job's engine: ``handle`` is the only door through which its state changes."""
+"""The engine of one job: ``Engine.handle`` is the only way to change the job's state.
+
+It also asks the policy for decisions (``decide``). What an event changes is in ``effects``.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +11,15 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from duetune.core.decision import Allocation, Decision, Forecast, View
+from duetune.core.decision import Allocation, Decision, Forecast, View, checked_allocation
 from duetune.core.events import Decided, Ended, Observed, Status
 from duetune.core.fleet import Launch, Limit, NodeKind, NodeState, Release
-from duetune.core.physics import value_of_finishing
-from duetune.engine.deciding import decide
+from duetune.core.physics import affordable, job_physics, value_of_finishing
 from duetune.engine.effects import after, job_observed, time_is_up
 from duetune.engine.market_history import highest_price, seen_by
 from duetune.engine.node_requests import requested
-from duetune.errors import Bug, DuetuneError, NotFound
+from duetune.errors import Bug, DuetuneError, InvalidInput, NotFound
+from duetune.policies.compiled_policy import CompiledPolicy
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,17 +35,18 @@ if TYPE_CHECKING:
 
 
 STORY = 12
-"""How many of the last events the message of a bug tells."""
+"""The message of a ``Bug`` lists at most this many of the last events."""
 
 FALLBACK = "on_demand"
-"""The policy that decides where the chosen one fails: it needs no forecast and no memory."""
+"""The policy that decides when the chosen one fails; it needs no forecast and no memory."""
 
 
 class Engine:
-    """The state of job ``stream``. ``policy_named`` turns the chosen policy's name into it.
+    """The engine of job ``stream``.
 
-    The policy named ``fallback`` decides where the chosen one fails. None: the failure is raised,
-    as a simulation wants it.
+    ``policy_named``: returns the policy of a name.
+    ``fallback``: name of the policy that decides when the chosen one fails. With None the failure
+    is raised instead, which is what a simulation wants.
     """
 
     def __init__(
@@ -60,26 +64,29 @@ class Engine:
 
     @property
     def state(self) -> JobState:
+        """Return the state of the job; raise ``NotFound`` before its submission."""
         if self._state is None:
             raise NotFound("job", self.stream)
         return self._state
 
     @property
     def position(self) -> int:
+        """Return the number of events that were handled."""
         return 0 if self._state is None else self._state.position
 
     def is_over(self) -> bool:
+        """Return whether the job has ended."""
         return self.state.status.final
 
     def handle(self, event: Event) -> tuple[Command, ...]:
-        """Let ``event`` take effect; returns all that the fleet should now be told."""
+        """Apply ``event`` to the state and return all commands that the fleet should now get."""
         status = None if self._state is None else self._state.status
         self._state = after(self._state, event, stream=self.stream, story=self._story)
         self._story.append(f"{type(event).__name__} ({status})")
         return self.outstanding()
 
     def outstanding(self) -> tuple[Command, ...]:
-        """Everything asked for that the fleet has not confirmed. Saying it again is harmless."""
+        """Return all commands that the fleet has not confirmed; repeating them is harmless."""
         state = self.state
         task, highest = state.submitted.task, state.submitted.max_price
         launches = [
@@ -101,7 +108,9 @@ class Engine:
             for node in sorted(state.releasing)
             if state.nodes[node].state.alive
         ]
-        limits = [Limit(state.stream, state.job.budget)] if self._limited else []
+        budget = state.job.budget
+        limited = budget is not None or state.submitted.job.budget is not None
+        limits = [Limit(state.stream, budget)] if limited else []
         return (*limits, *releases, *launches)
 
     def observed(
@@ -113,7 +122,7 @@ class Engine:
         outlook: Outlook,
         pace: dict[int, float],
     ) -> Observed:
-        """The slot that ``at`` is in, as the policy will be shown it."""
+        """Return the observation of the slot that contains ``at``; the caller may handle it."""
         state = self.state
         return Observed(
             at=at,
@@ -129,8 +138,9 @@ class Engine:
         )
 
     def decide(self, observed: Observed) -> Decided | None:
-        """The decision on a slot whose observation was handled, None if the job is stopping. The
-        caller handles it; nothing changes here.
+        """Return the decision for a slot that was observed; None if the job is stopping.
+
+        Nothing changes here: the caller handles the returned event.
         """
         state = self.state
         if state.ending is not None:
@@ -156,8 +166,9 @@ class Engine:
         )
 
     def wish(self, observed: Observed) -> Allocation:
-        """What the job would hold if it were alone, by an observation that need not have been
-        handled; changes nothing.
+        """Return what the job would hold if it were alone; called where jobs compete.
+
+        ``observed`` need not have been handled. Nothing changes here.
         """
         state = self.state
         if state.status is Status.PAUSED or time_is_up(state, observed):
@@ -166,7 +177,7 @@ class Engine:
         return self._decision(self.view(alone)).allocation
 
     def _decision(self, view: View) -> Decision:
-        """A policy that fails must not cost the deadline: on-demand can hold it without one."""
+        """Ask the policy, or the fallback if it fails: a failure must not cost the deadline."""
         name = self.state.submitted.policy
         try:
             return decide(self._policy_named(name), view)
@@ -178,10 +189,10 @@ class Engine:
             return Decision(safe.allocation, reason)
 
     def view(self, observed: Observed) -> View:
-        """What the policy sees of an observation: a job that can use no more than its share."""
+        """Return what the policy is shown: a job that can use no more GPUs than its share."""
         state = self.state
         market, forecast = offered(observed, state.submitted)
-        job = job_within(job_observed(state, observed), observed.share)
+        job = _job_within(job_observed(state, observed), observed.share)
         return View(
             job=job,
             slot=observed.slot,
@@ -191,34 +202,35 @@ class Engine:
             forecast=forecast,
             outlook=observed.outlook,
             spent=observed.spent,
-            # Plans for another number of GPUs are no use, and may be for more than there are.
+            # Plans that were made for another number of GPUs may ask for more than the share.
             memo=state.memo if state.memo_gpus == job.max_gpus else (),
             seen=seen_by(state.submitted, state.watched, observed.slot, market),
         )
 
     def request(self, at: float, *, room: Room | None = None) -> Requested | None:
-        """What to ask of the fleet now, to be written down first."""
+        """Return the nodes to launch and release now; the caller journals them before it acts."""
         return requested(self.state, at, room=room)
 
     def end(self, at: float) -> Ended | None:
-        """The end, once the job is stopping and its last node is gone and billed."""
+        """Return the end of a job that is stopping, once its last node is gone; else None."""
         state = self.state
         if state.ending is None or any(node.state.alive for node in state.nodes.values()):
             return None
         finished = state.ending.status is Status.SUCCEEDED
-        finished_at = (state.progress_at or at) if finished else None
+        finished_at = state.progress_at or at
+        slot = state.slot_at(finished_at)
         return Ended(
             at=at,
             status=state.ending.status,
             reason=state.ending.reason,
             cost=state.spent,
-            value=self._value(finished_at),
-            finished_at=finished_at,
+            value=value_of_finishing(state.job, slot) if finished else 0.0,
+            finished_at=finished_at if finished else None,
             output=state.progress.output if finished else "",
         )
 
     def validate(self) -> None:
-        """What must hold after every event; on in tests."""
+        """Raise ``Bug`` if the state breaks an invariant; tests call it after every event."""
         state = self.state
         names = tuple(self._story)
         if state.status.final and any(node.state.alive for node in state.nodes.values()):
@@ -232,19 +244,55 @@ class Engine:
         if state.wanted.total > state.job.max_gpus:
             raise Bug(f"job {self.stream} wants {state.wanted}", names)
 
-    @property
-    def _limited(self) -> bool:
-        state = self.state
-        return state.job.budget is not None or state.submitted.job.budget is not None
 
-    def _value(self, finished_at: float | None) -> float:
-        if finished_at is None:
-            return 0.0
-        return value_of_finishing(self.state.job, self.state.slot_at(finished_at))
+def decide(policy: Policy, view: View) -> Decision:
+    """Return the policy's decision, checked and cut to the budget.
+
+    The simulator and the controller both decide through this function. An allocation that the job
+    or the market does not allow raises ``InvalidInput``.
+    """
+    decision = _answer(policy, view)
+    asked = checked_allocation(decision.allocation, view, policy.name)
+    market = view.market
+    spot, on_demand = affordable(
+        job_physics(view.job),
+        asked.spot,
+        asked.on_demand,
+        market.spot_price,
+        market.on_demand_price,
+        view.spent,
+    )
+    allowed = Allocation(spot=int(spot), on_demand=int(on_demand))
+    if allowed == asked:
+        return decision
+    reason = f"{decision.reason}; the budget pays for only {allowed.total}"
+    return msgspec.structs.replace(decision, allocation=allowed, reason=reason)
+
+
+def lookahead(policy: Policy) -> int:
+    """Return how many slots of forecast a policy is known to use."""
+    return policy.lookahead if isinstance(policy, CompiledPolicy) else 0
+
+
+def _answer(policy: Policy, view: View) -> Decision:
+    """Ask the policy; an exception of a plug-in becomes ``InvalidInput`` that names the policy."""
+    try:
+        return policy.decide(view)
+    except DuetuneError:
+        raise
+    except Exception as error:
+        if isinstance(policy, CompiledPolicy):
+            raise
+        problem = f"{type(error).__name__}: {error}"
+        place = f"policy {policy.name} in slot {view.slot}"
+        raise InvalidInput(place, problem, "a decision, not an exception") from error
 
 
 def offered(observed: Observed, submitted: Submitted) -> tuple[Slot, Forecast]:
-    """The market as far as this job can use it: spot above its highest price is not there."""
+    """Return the market and forecast that the job can use.
+
+    Spot GPUs above its highest price count as not available.
+    """
     highest = highest_price(submitted)
     market = observed.market
     if market.spot_price > highest:
@@ -255,15 +303,15 @@ def offered(observed: Observed, submitted: Submitted) -> tuple[Slot, Forecast]:
     return market, Forecast(spot_price=price, available=available)
 
 
-def job_within(job: Job, share: int | None) -> Job:
-    """The job with at most ``share`` GPUs; as it is if it cannot run on so few."""
+def _job_within(job: Job, share: int | None) -> Job:
+    """Return the job limited to ``share`` GPUs; unchanged if it cannot run on so few."""
     if share is None or not job.min_gpus <= share < job.max_gpus:
         return job
     return msgspec.structs.replace(job, throughput=job.throughput[: share + 1])
 
 
 def _held_within(held: Allocation, most: int) -> Allocation:
-    """What could be kept of it: spot first, which is the cheaper."""
+    """Return what can be kept of ``held``: spot GPUs first, because they are cheaper."""
     if held.total <= most:
         return held
     spot = min(held.spot, most)
@@ -271,7 +319,7 @@ def _held_within(held: Allocation, most: int) -> Allocation:
 
 
 def _after_refusal(state: JobState, market: Slot, at: float) -> Slot:
-    """What the fleet has just refused is not for sale in this slot, whatever the feed says."""
+    """Return the market without the spot GPUs that the fleet has just refused in this slot."""
     if state.refused_in != state.slot_at(at):
         return market
     available = min(market.available, len(state.alive(NodeKind.SPOT)))

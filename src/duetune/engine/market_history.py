@@ -1,4 +1,4 @@
-"""What a job has seen of the market, from its journal."""
+"""The market as a job has observed it, rebuilt from its events."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 
 class Watched(msgspec.Struct):
-    """The market as a job observed it, one entry per slot, counted from 1.
+    """The market as a job observed it, with one entry per slot, counted from 1.
 
-    A slot in which nobody looked is like the one before; slots before the ``first`` look are like
-    it. A later look in the same slot replaces the earlier one.
+    A slot without an observation repeats the slot before it. Slots before the first observation, in
+    slot ``first``, repeat that one. A later observation of the same slot replaces the earlier one.
     """
 
     prices: list[float] = msgspec.field(default_factory=list)
@@ -27,7 +27,7 @@ class Watched(msgspec.Struct):
     first: int = 0
 
     def look(self, slot: int, market: Slot) -> None:
-        """Called with every observation, when it takes effect."""
+        """Add the market of ``slot``; called with every observation when it takes effect."""
         if not slot > self.first > 0:
             self.first = slot
             self.prices[:slot] = [market.spot_price] * slot
@@ -41,14 +41,17 @@ class Watched(msgspec.Struct):
 
 
 def highest_price(submitted: Submitted) -> float:
-    """Spot above it is not there for the job; dollars per GPU and slot."""
+    """Return the highest spot price that the job pays, in dollars per GPU and slot."""
     if submitted.max_price is None:
         return math.inf
     return submitted.max_price * submitted.slot_s / 3600
 
 
 def seen_by(submitted: Submitted, watched: Watched, slot: int, market: Slot) -> Seen:
-    """The past before the job, then every slot to ``slot``, whose market is ``market``."""
+    """Return the market before the job and up to ``slot``, whose market is ``market``.
+
+    Slots with a price above the job's highest price count as having no spot GPU.
+    """
     past, before = submitted.past, slot - 1
     first = len(past.spot_price)
     prices, counts = np.empty(first + slot), np.empty(first + slot, dtype=np.int64)

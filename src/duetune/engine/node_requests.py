@@ -1,5 +1,6 @@
-"""From what is wanted to what to ask of the fleet, level by level: nothing here remembers a step,
-it only compares what should be with what is.
+"""Which nodes to launch and to release: compares the wanted allocation with the nodes there are.
+
+Nothing here keeps state between calls, so a lost or repeated call does no harm.
 """
 
 from __future__ import annotations
@@ -14,29 +15,34 @@ if TYPE_CHECKING:
     from duetune.engine.state import JobState
 
 GRANT_PATIENCE = 0.5
-"""Give up a request that was not granted within this share of a slot."""
+"""A node request that is not granted within this share of a slot is withdrawn."""
 
 MOST_DOUBLINGS = 4
-"""Each request that was given up doubles the patience with the next, at most this many times."""
+"""Each withdrawn request doubles the waiting time for the next one, at most this many times."""
 
 RETRY_SHARE = 0.05
-"""Wait this share of the slot after a refusal or a loss before asking again; then double it."""
+"""Wait this share of a slot after a refusal or a loss before asking again; then double it."""
 
 LATE_SHARE = 0.25
 """Launch nothing in this last share of a slot: the next decision is near."""
 
 
 class Room(NamedTuple):
-    """How many nodes may be launched beside those of other jobs, and how many of them on spot."""
+    """How many nodes may be launched beside those of other jobs, and how many of these on spot."""
 
     nodes: int
     spot: int
 
 
 def requested(state: JobState, at: float, *, room: Room | None = None) -> Requested | None:
-    """What to launch and to release now, or None."""
-    # A job that is stopping wants nothing: its last decision was taken back with its end.
-    left = Room(state.wanted.total, state.wanted.spot) if room is None else _useful(state, room)
+    """Return the nodes to launch and to release now; None if there are none.
+
+    ``room`` limits the launches where jobs compete; None means no limit.
+    """
+    # ``wanted`` is empty for a job that is stopping, so all its nodes are released.
+    left = Room(state.wanted.total, state.wanted.spot) if room is None else room
+    if room is not None and len(state.alive()) + room.nodes < state.job.min_gpus:
+        left = Room(0, 0)  # too few to run on
     launches: list[NodeRequest] = []
     releases: list[str] = []
     epoch = state.position + 1
@@ -63,39 +69,37 @@ def requested(state: JobState, at: float, *, room: Room | None = None) -> Reques
     return Requested(at=at, launches=tuple(launches), releases=tuple(releases))
 
 
-def _useful(state: JobState, room: Room) -> Room:
-    """None where that is too few to run on."""
-    return room if len(state.alive()) + room.nodes >= state.job.min_gpus else Room(0, 0)
-
-
 def _too_late(state: JobState, at: float) -> bool:
-    """A node that comes at the end of a slot only pays for a start: wait for the decision."""
+    """A node that comes at the end of a slot pays for little more than its start: do not ask."""
     return at > state.slot_began and late_in_slot(state, at)
 
 
 def late_in_slot(state: JobState, at: float) -> bool:
+    """Return whether ``at`` is in the last ``LATE_SHARE`` of a slot."""
     left = state.moment(state.slot_at(at)) - at
     return left < LATE_SHARE * state.submitted.slot_s
 
 
 def _given_up(state: JobState, node: Node, at: float) -> bool:
+    """Return whether the request for ``node`` has waited too long and is withdrawn."""
     given_up = sum(
         other.kind is node.kind and other.id in state.releasing and other.started_at is None
         for other in state.nodes.values()
     )
-    # A fleet that is slow to grant gets twice the time at the next try.
+    # A fleet that grants slowly gets twice the time at the next try.
     patience = GRANT_PATIENCE * state.submitted.slot_s * 2.0 ** min(given_up, MOST_DOUBLINGS)
     return node.state is NodeState.REQUESTED and at - node.requested_at > patience
 
 
 def _worth_keeping(node: Node) -> tuple[bool, bool, float]:
-    """Least first: not yet running, about to be taken, youngest."""
+    """Return a sort key, least valuable first: not yet running, about to be taken, youngest."""
     return (node.state is NodeState.RUNNING, node.notice_at is None, -node.requested_at)
 
 
 def _next_try(state: JobState, kind: NodeKind) -> float:
-    """Not before the fleet had time to change its mind since the last failure in this slot. Nodes
-    that were asked for together fail as one.
+    """Return when nodes of ``kind`` may be asked for again after failures in this slot.
+
+    The delay doubles with every failure; nodes that were asked for together count as one failure.
     """
     failures = {
         node.id: node.ended_at
@@ -113,6 +117,6 @@ def _next_try(state: JobState, kind: NodeKind) -> float:
 
 
 def _failed(state: JobState, node: Node) -> bool:
-    """Refused, taken, or gone by itself: what runs there may do so again at once."""
+    """Return whether the node was refused, was lost or left by itself: the next may do the same."""
     left = node.state is NodeState.RELEASED and node.id not in state.releasing
     return left or node.state in {NodeState.REFUSED, NodeState.LOST}

@@ -1,4 +1,4 @@
-"""A job as it is now: the sum of its events."""
+"""The state of a job: the result of all its events. How events change it is in ``effects``."""
 
 from __future__ import annotations
 
@@ -19,22 +19,51 @@ if TYPE_CHECKING:
 
 
 class Ending(msgspec.Struct, frozen=True):
-    """What a job that is stopping will have come to."""
+    """The final status and reason of a job that is stopping."""
 
     status: Status
     reason: str
 
 
 class JobState(msgspec.Struct):
-    """``position`` events have been handled. ``wanted`` is the standing decision, ``releasing`` are
-    nodes to be given back; ``confirmed`` those the fleet has told us about. ``due``: the
-    present slot must be decided (again), since the terms have changed. ``watched`` is the
-    market as it was observed. ``share`` of ``wish`` GPUs are what the queue leaves the job,
-    None if all; ``waited`` if that was too few to run at any time of the slot. The plans in
-    ``memo`` were made for at most ``memo_gpus``. ``progress_at_slot`` is the work done before
-    the slot. ``reason`` says why the status is what it is, or why the job holds what it holds.
-    ``updated_at`` is the moment of the latest event, ``loss`` the last one that was reported.
-    ``ended`` is the job's end, and ``learned_at`` when the selector learned from it.
+    """The state of a job after ``position`` events.
+
+    Terms and status:
+
+    - ``submitted``: the first event; ``job`` has the terms as amended and measured since.
+    - ``reason``: why the job has its status, or why it holds what it holds.
+    - ``ending``: set while the job is stopping and after it.
+    - ``amended_deadline``: the last deadline that a user asked for after the submission.
+    - ``user_requests``: the numbers of the user requests that took effect.
+    - ``updated_at``: moment of the latest event.
+    - ``ended``: the job's last event but one; ``learned_at`` is when the selector learned from it.
+
+    The present slot and its decision:
+
+    - ``slot``: the last slot that was observed; ``slot_began`` is its first moment.
+    - ``due``: the slot must be decided again, because the terms have changed.
+    - ``wanted``: the allocation that was decided.
+    - ``memo``: the policy's memory, made for at most ``memo_gpus`` GPUs.
+    - ``share``: the most GPUs that the queue lets the job hold; None means no limit.
+    - ``wish``: the GPUs that the job would hold if it were alone.
+    - ``waited``: the share was too small to run at some time of the slot.
+    - ``refused_in``: the last slot in which the fleet refused a spot node.
+    - ``watched``: the market as it was observed.
+
+    Nodes:
+
+    - ``nodes``: every node that the job ever had, by id; ``epochs`` has their epochs.
+    - ``confirmed``: ids of nodes that the fleet has reported.
+    - ``releasing``: ids of nodes that the fleet was or will be told to release.
+
+    Training:
+
+    - ``progress``: the latest report, made at ``progress_at``.
+    - ``progress_at_slot``: work done before the present slot.
+    - ``loss``: the last loss that was reported.
+    - ``pace``: measured steps per slot, by number of GPUs.
+    - ``stalled_slots``: consecutive slots with GPUs and without progress.
+    - ``lost_steps``: steps that had to be repeated.
     """
 
     stream: str
@@ -59,7 +88,7 @@ class JobState(msgspec.Struct):
     epochs: dict[str, int] = msgspec.field(default_factory=dict)
     confirmed: set[str] = msgspec.field(default_factory=set)
     releasing: set[str] = msgspec.field(default_factory=set)
-    wishes: set[int] = msgspec.field(default_factory=set)
+    user_requests: set[int] = msgspec.field(default_factory=set)
     progress: Progress = Progress()
     progress_at: float | None = None
     pace: dict[int, float] = msgspec.field(default_factory=dict)
@@ -77,14 +106,12 @@ class JobState(msgspec.Struct):
 
     @property
     def spent(self) -> float:
-        """The bill so far, dead nodes included."""
+        """Return the bill so far in dollars, ended nodes included."""
         return math.fsum(node.billed for node in self.nodes.values())
 
     @property
     def deadline_at(self) -> float:
-        """The moment that was asked for, last; the job's own deadline is the last slot's end
-        before it.
-        """
+        """Return the deadline that the user asked for last; the job's last slot ends before it."""
         if self.amended_deadline is not None:
             return self.amended_deadline
         given = self.submitted.deadline_at
@@ -92,34 +119,34 @@ class JobState(msgspec.Struct):
 
     @property
     def most_gpus(self) -> int:
-        """That it may hold now, by its own terms and its share."""
+        """Return the most GPUs that the job may hold now, by its terms and its share."""
         most = self.job.max_gpus
         return most if self.share is None else min(most, self.share)
 
     @property
     def waits(self) -> bool:
-        """For GPUs that other jobs have."""
+        """Return whether the job waits for GPUs that other jobs hold."""
         return self.most_gpus < self.job.min_gpus
 
     def moment(self, slot: int) -> float:
-        """When slot ``slot`` ends."""
+        """Return the moment at which slot ``slot`` ends."""
         return self.submitted.origin + slot * self.submitted.slot_s
 
     def slot_at(self, moment: float) -> int:
-        """The slot that ``moment`` is in, counted from 1."""
+        """Return the slot that contains ``moment``, counted from 1."""
         elapsed = (moment - self.submitted.origin) / self.submitted.slot_s
-        # A boundary that rounding puts a hair too early still belongs to the slot it opens.
+        # Rounding may put the start of a slot slightly too early; it still opens that slot.
         return max(1, math.floor(elapsed + 1e-9) + 1)
 
     def slot_is_due(self, moment: float) -> bool:
-        """Whether a decision should be taken at ``moment``, or the job's time is up."""
+        """Return whether the job must be decided or ended at ``moment``."""
         live = self.ending is None and not self.status.final
         stop_at = self.submitted.stop_at
         time_is_up = stop_at is not None and moment >= stop_at
         return live and (self.due or time_is_up or self.slot_at(moment) > self.slot)
 
     def alive(self, kind: NodeKind | None = None) -> list[Node]:
-        """Nodes requested or running and not to be released, oldest first."""
+        """Return nodes that are requested or running and not being released, oldest first."""
         return [
             node
             for node in self.nodes.values()
@@ -129,12 +156,14 @@ class JobState(msgspec.Struct):
         ]
 
     def running(self) -> Allocation:
+        """Return the GPUs that are running and not being released."""
         return _count(node for node in self.alive() if node.state is NodeState.RUNNING)
 
     def held(self) -> Allocation:
-        """What was held in the slot that ends, before any preemption: what runs, and what was
-        taken from us since the slot began. A node that was replaced counts once: with it more was
-        never held than wanted.
+        """Return what was held in the slot that ends, before any preemption.
+
+        It is what runs now plus what was lost since the slot began, but at most what was wanted: a
+        lost node and its replacement count once.
         """
         runs = self.running()
         lost = _count(

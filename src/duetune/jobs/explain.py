@@ -11,8 +11,7 @@ import msgspec
 from duetune.core.decision import Allocation
 from duetune.core.events import Decided, Ended, Observed
 from duetune.core.physics import charge
-from duetune.engine.deciding import decide
-from duetune.engine.engine import Engine
+from duetune.engine.engine import Engine, decide
 from duetune.errors import InvalidInput
 from duetune.notebook import html_table
 from duetune.simulate.journal_replay import alternatives, job_lived

@@ -24,7 +24,7 @@ def asked(store: Store, name: str, wish: UserRequest) -> tuple[JobRow, int]:
     row = store.job(name)
     if row.status.final:
         raise InvalidInput("job", row.id, f"a job that is not over; this one is {row.status}")
-    return row, store.wishes.ask(row.id, wish)
+    return row, store.requests.ask(row.id, wish)
 
 
 def amended_terms(

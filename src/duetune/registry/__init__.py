@@ -1,5 +1,5 @@
-"""Names become objects here: one module for each kind of thing that has a name.
+"""Turns names into objects: one module for each kind of thing that has a name.
 
-``plugins`` finds what other packages register by entry points; every other module lists what comes
-with duetune and makes it. What runs jobs is put together in ``duetune.wiring``.
+``plugins`` finds what other packages register by entry points. Every other module lists and makes
+what comes with duetune. ``duetune.wiring`` connects the objects to run jobs.
 """

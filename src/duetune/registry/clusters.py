@@ -1,4 +1,4 @@
-"""Clusters and worlds to simulate, from files and names."""
+"""Clusters and worlds for the cluster simulator, from files and names."""
 
 from __future__ import annotations
 
@@ -31,12 +31,15 @@ _ALLOWED = {
     "gpu_model": "the name of a GPU",
     "tenure": f"one of {', '.join(Tenure)}",
 }
-"""What is allowed in a cluster file, where its type does not say it."""
+"""What a message calls the allowed values of a cluster file, where the type does not say it."""
 
 
 class _Partition(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """``nodes`` of a market's are the most there can be. ``price`` is on demand, the usual one if
-    not said; what spot costs of it is up to the ``market``, a synthetic kind, or the ``trace``.
+    """A partition as written in a cluster file.
+
+    ``nodes``: for spot nodes the most that there can be.
+    ``price``: on-demand dollars per GPU-hour; by default the usual price of the GPU.
+    ``market``: a synthetic market for the spot price; ``trace`` is a file instead of it.
     """
 
     gpu_model: str
@@ -56,17 +59,17 @@ class _Cluster(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 def cluster_from_file(path: Path | str, *, seed: int = 0) -> tuple[Stock, dict[str, MarketTrace]]:
-    """The stock, and by name of a partition the market that it comes from."""
+    """Return the stock of a cluster file, and the market of each partition that has one."""
     from duetune.jobs.spec.yaml_document import read_document
 
     document = read_document(Path(path), "cluster")
-    said = _said(document)
+    cluster = _cluster(document)
     partitions = []
     markets: dict[str, MarketTrace] = {}
-    for number, each in enumerate(said.partitions):
+    for number, given in enumerate(cluster.partitions):
         try:
-            partition = _partition(each)
-            market = _market(each, partition, Path(path).parent, seed + number)
+            partition = _partition(given)
+            market = _market(given, partition, Path(path).parent, seed + number)
         except InvalidInput as error:
             field = error.field.rpartition(".")[2]
             where = _where(document, ("partitions", str(number), field))
@@ -75,43 +78,45 @@ def cluster_from_file(path: Path | str, *, seed: int = 0) -> tuple[Stock, dict[s
         if market is not None:
             markets[partition.name] = market
     try:
-        return Stock(tuple(partitions), said.quotas), markets
+        return Stock(tuple(partitions), cluster.quotas), markets
     except InvalidInput as error:
         where = document.where(tuple(error.field.split(".")))
         raise InvalidInput(f"{where}{error.field}", error.value, error.allowed) from None
 
 
 def cluster_files(path: Path | str) -> tuple[Path, ...]:
-    """The file, and the traces of markets that it names."""
+    """Return the cluster file and the trace files that it names."""
     from duetune.jobs.spec.yaml_document import read_document
 
-    said = _said(read_document(Path(path), "cluster"))
-    traces = (Path(path).parent / each.trace for each in said.partitions if each.trace)
+    cluster = _cluster(read_document(Path(path), "cluster"))
+    traces = (Path(path).parent / given.trace for given in cluster.partitions if given.trace)
     return (Path(path), *traces)
 
 
 def cluster_of_nodes(texts: Sequence[str]) -> Stock:
-    """From ``NODESxGPUS:GPU`` or ``NAME=NODESxGPUS:GPU``, a text for each partition."""
+    """Return the stock of ``[NAME=]NODESxGPUS:GPU`` texts, one text per partition."""
     partitions = []
     for text in texts:
         found = _NODES.fullmatch(text.strip())
         if found is None:
             raise InvalidInput("nodes", text, "[NAME=]NODESxGPUS:GPU, such as 4x8:A100-80GB")
-        said = _Partition(
+        given = _Partition(
             name=found["name"] or "",
             gpu_model=found["gpu"],
             nodes=int(found["nodes"]),
             gpus_per_node=int(found["gpus"]),
         )
-        partitions.append(_partition(said))
+        partitions.append(_partition(given))
     return Stock(tuple(partitions))
 
 
 def world_named(
     how: str, stock: Stock, history: History | None = None, *, seed: int = 0
 ) -> ClusterWorld:
-    """``emulated`` and ``replay`` take the history that comes with duetune if none is given;
-    ``physics`` is an emulation without any.
+    """Return the simulated world of the name ``how``.
+
+    ``emulated`` and ``replay`` use the history that comes with duetune if none is given.
+    ``physics`` is an emulation without history.
     """
     from duetune.knowledge.history import History
     from duetune.simulate.cluster.cluster_world import emulated, replayed
@@ -128,8 +133,9 @@ def world_named(
 
 
 def world_source(name: str, world: ClusterWorld, *, seed: int = 0) -> KnowledgeSource:
-    """The source of that name as it is when a simulation begins: it knows what the world says was
-    measured; the oracle knows the truth.
+    """Return the source of that name as it is when a simulation begins.
+
+    It knows the measurements of the world's past; an oracle knows the truth.
     """
     from duetune.knowledge.sources.past_runs import OracleSource
 
@@ -139,7 +145,7 @@ def world_source(name: str, world: ClusterWorld, *, seed: int = 0) -> KnowledgeS
     return source_named(name, history, seed)
 
 
-def _said(document: Document) -> _Cluster:
+def _cluster(document: Document) -> _Cluster:
     try:
         return msgspec.convert(document.fields, _Cluster)
     except msgspec.ValidationError as error:
@@ -148,54 +154,54 @@ def _said(document: Document) -> _Cluster:
 
 
 def _where(document: Document, path: tuple[str, ...]) -> str:
-    """Of the value, or of the partition that lacks it."""
+    """Return the file and line of the value, or of the partition in which it is missing."""
     inside = [line for place, line in document.lines.items() if place[:2] == path[:2]]
     if path not in document.lines and len(path) > 1 and inside:
         return f"{document.source}:{min(inside)} "
     return document.where(path)
 
 
-def _partition(said: _Partition) -> Partition:
+def _partition(given: _Partition) -> Partition:
     from duetune.knowledge.facts.gpus import GPUS, gpu_name
     from duetune.knowledge.facts.prices import USUAL_PRICES
 
-    gpu = gpu_name(said.gpu_model)
+    gpu = gpu_name(given.gpu_model)
     if gpu is None:
-        raise InvalidInput("gpu_model", said.gpu_model, f"a GPU that is known: {', '.join(GPUS)}")
-    price = USUAL_PRICES.get(gpu) if said.price is None else said.price
+        raise InvalidInput("gpu_model", given.gpu_model, f"a known GPU: {', '.join(GPUS)}")
+    price = USUAL_PRICES.get(gpu) if given.price is None else given.price
     if price is None:
-        raise InvalidInput("price", None, f"dollars per hour of {gpu}, of which none is known")
+        raise InvalidInput("price", None, f"dollars per hour; the usual price of {gpu} is unknown")
     return Partition(
-        name=said.name or gpu.casefold(),
+        name=given.name or gpu.casefold(),
         gpu_model=gpu,
-        nodes=said.nodes,
-        gpus_per_node=said.gpus_per_node,
-        tenure=said.tenure,
+        nodes=given.nodes,
+        gpus_per_node=given.gpus_per_node,
+        tenure=given.tenure,
         price=price,
     )
 
 
-def _market(said: _Partition, partition: Partition, folder: Path, seed: int) -> MarketTrace | None:
+def _market(given: _Partition, partition: Partition, folder: Path, seed: int) -> MarketTrace | None:
     from duetune.market.synthetic import MarketKind, synthetic_market
     from duetune.registry.markets import markets_from_file
 
     if partition.tenure is Tenure.FIXED:
-        for field, given in (("market", said.market), ("trace", said.trace)):
-            if given:
-                raise InvalidInput(field, given, "none: the partition is fixed, not spot")
+        for field, text in (("market", given.market), ("trace", given.trace)):
+            if text:
+                raise InvalidInput(field, text, "none: the partition is fixed, not spot")
         return None
-    if said.market and said.trace:
-        raise InvalidInput("market", said.market, "none, where there is a trace")
-    if said.trace:
-        return markets_from_file(folder / said.trace, pool=said.pool)[0]
-    if said.market and said.market not in set(MarketKind):
-        raise InvalidInput("market", said.market, f"one of {', '.join(MarketKind)}")
-    if not said.market and partition.tenure is Tenure.SPOT:
+    if given.market and given.trace:
+        raise InvalidInput("market", given.market, "none, where there is a trace")
+    if given.trace:
+        return markets_from_file(folder / given.trace, pool=given.pool)[0]
+    if given.market and given.market not in set(MarketKind):
+        raise InvalidInput("market", given.market, f"one of {', '.join(MarketKind)}")
+    if not given.market and partition.tenure is Tenure.SPOT:
         raise InvalidInput("market", "", f"one of {', '.join(MarketKind)}, or a trace")
-    if not said.market:
+    if not given.market:
         return None
     return synthetic_market(
-        said.market,
+        given.market,
         seed=seed,
         slots=_WEEKS,
         on_demand_usd_gpu_h=partition.price,

@@ -1,4 +1,4 @@
-"""The embedded fleet of a home: which market it replays, and how it is found and started."""
+"""The embedded fleet of a home: finds it, starts it, and chooses the market that it replays."""
 
 from __future__ import annotations
 
@@ -31,38 +31,38 @@ WEEK_HOURS = 168.0
 class EmbeddedHost:
     """The ``FleetHost`` of the home's embedded fleet.
 
-    With a ``site`` the fleet is started on that one; a fleet that runs on another one is refused.
+    With a ``site`` the fleet is started on that site; a fleet that runs on another site is refused.
     """
 
     def __init__(self, settings: Settings, site: SiteSettings | None = None) -> None:
         self._settings, self._wanted = settings, site
 
     def running(self) -> Connected | None:
-        """Return the fleet if its provider answers."""
+        """Return the fleet if its provider answers, else None."""
         if provider_status(self._settings.fleet) is None:
             return None
         return _connected(EmbeddedFleet(self._settings.fleet))
 
     def start(self) -> Connected:
-        """Return the fleet that runs, or start one."""
+        """Return the running fleet, or start one."""
         if self._wanted is None and (found := self.running()) is not None:
             return found
         return self._start(self.site() if self._wanted is None else self._wanted)
 
     def revive(self) -> None:
-        """Start a fleet that died on the site it had; one that is merely slow is left alone."""
+        """Start a fleet that died again on its site; called when the fleet does not answer."""
         if self.running() is None:
             self._start(self._started_on())
 
     def feed(self) -> MarketFeed:
-        """Return the fleet that runs, or the market of the one that would be started now."""
+        """Return the feed of the running fleet, or of the fleet that would be started now."""
         found = self.running()
         return _MarketAtStart(self.site()) if found is None else found.feed
 
     def site(self) -> SiteSettings:
-        """Return the site of the fleet that runs, or of the one that would be started now.
+        """Return the site of the running fleet, or of the fleet that would be started now.
 
-        Jobs that are not over go on where they were; without any it is the configured site.
+        While jobs are not over it is the site they were started on, else the configured site.
         """
         if self.running() is not None:
             return self._started_on()
@@ -74,7 +74,7 @@ class EmbeddedHost:
     def _start(self, site: SiteSettings) -> Connected:
         folder = self._settings.fleet
         if site.trace is not None:
-            # It is to be found again from anywhere.
+            # A later command may run in another folder.
             site = msgspec.structs.replace(site, trace=str(Path(site.trace).absolute()))
         trace = site_market(site)
         made_home(self._settings)
@@ -98,7 +98,7 @@ class EmbeddedHost:
         return _connected(fleet)
 
     def _started_on(self) -> SiteSettings:
-        """The site that the home's fleet was started on; the configured one if it never was."""
+        """Return the site that the fleet was last started on; by default the configured one."""
         try:
             content = (self._settings.fleet / SITE_FILE).read_bytes()
             return msgspec.json.decode(content, type=SiteSettings)
@@ -107,7 +107,7 @@ class EmbeddedHost:
 
 
 class _MarketAtStart:
-    """The ``MarketFeed`` of a fleet that does not run: its market as if it were started now."""
+    """The ``MarketFeed`` of a fleet that is not running: its market if it were started now."""
 
     def __init__(self, site: SiteSettings) -> None:
         self._trace = site_market(site)
@@ -132,7 +132,10 @@ def site_market(site: SiteSettings) -> MarketTrace:
 
 
 def history_slots(site: SiteSettings, trace: MarketTrace) -> int:
-    """Return how many slots are known before the replay begins: a week, at most half of them."""
+    """Return how many slots are known before the replay begins.
+
+    By default it is one week, but at most half of the trace.
+    """
     if site.history_slots is not None:
         if not 0 <= site.history_slots < trace.slots:
             allowed = f"from 0 to {trace.slots - 1}, within the trace of {trace.slots} slots"

@@ -1,4 +1,4 @@
-"""Fleets by name: what ``[site] fleet`` in ``config.toml`` may say."""
+"""Fleets by name: the values of ``[site] fleet`` in ``config.toml``."""
 
 from __future__ import annotations
 
@@ -11,23 +11,21 @@ if TYPE_CHECKING:
     from duetune.settings import Settings, SiteSettings
 
 FLEET_GROUP = "duetune.fleets"
-"""The entry point group in which others register fleets: a name for a factory that takes the
-settings and the texts behind the name, and returns a ``Connected`` or a ``FleetHost``.
+"""The entry point group of fleets. An entry names a factory that takes the settings and the texts
+behind the name, and returns a ``Connected`` or a ``FleetHost``.
 """
 
 EMBEDDED = "embedded"
 
 FLEETS = (
-    Listed(
-        EMBEDDED, "emulated spot and on-demand GPUs on this machine, on a market that is replayed"
-    ),
+    Listed(EMBEDDED, "emulated spot and on-demand GPUs on this machine, with a replayed market"),
 )
 
 
 def fleet_named(settings: Settings, site: SiteSettings | None = None) -> FleetHost:
-    """Return the host of the fleet that the settings name; called by every command that asks it.
+    """Return the host of the fleet that the settings name; called by commands that use the fleet.
 
-    ``site`` is for a fleet that is to be started on another site than the configured one.
+    ``site`` starts the embedded fleet on another site than the configured one.
     """
     from duetune.fleets.host import AlwaysOn, Connected
     from duetune.registry.embedded_fleet import EmbeddedHost
@@ -40,7 +38,7 @@ def fleet_named(settings: Settings, site: SiteSettings | None = None) -> FleetHo
 
 
 def fleets_listed() -> tuple[Listed, ...]:
-    """Return every fleet that can be named, those registered by others included."""
+    """Return every fleet that can be named, plug-ins included."""
     return KIND.listed()
 
 

@@ -1,4 +1,4 @@
-"""Markets by name: synthetic ones, and those in trace files."""
+"""Markets to simulate: synthetic markets by name, and trace files."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ if TYPE_CHECKING:
     from duetune.core.market import MarketTrace
 
 SYNTHETIC_SLOTS = 480
+"""The usual length of a synthetic market."""
 
 
 def market_named(
     kind: str, *, seed: int, slot_hours: float | None = None, slots: int = SYNTHETIC_SLOTS
 ) -> MarketTrace:
-    """A synthetic market; ``slots`` longer than the usual length only where a job needs it."""
+    """Return a synthetic market of ``slots`` slots, but at least of the usual length."""
     from duetune.market.synthetic import MarketKind, synthetic_market
 
     if kind not in set(MarketKind):
@@ -34,7 +35,7 @@ def market_named(
 
 
 def markets_listed() -> tuple[Listed, ...]:
-    """The synthetic markets, described by the functions that make them."""
+    """Return the synthetic markets, each with the first line of its docstring."""
     from duetune.market.synthetic import SYNTHETIC_MARKETS
 
     return tuple(
@@ -53,8 +54,9 @@ def markets_from_file(
     on_demand_price: float | None = None,
     available: int | None = None,
 ) -> tuple[MarketTrace, ...]:
-    """The pools of a trace file, each by itself, or the one that is named. Prices are dollars per
-    GPU and hour.
+    """Return one trace for each pool of a file, or only for the named ``pool``.
+
+    Prices are dollars per GPU-hour.
     """
     from duetune.market.traces import load_trace
 

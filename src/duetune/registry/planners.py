@@ -1,33 +1,34 @@
-"""Planners by name."""
+"""Planners by name: the values of ``--planner`` and of ``[queue] planner`` in ``config.toml``."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from duetune.core.ports import Planner
 from duetune.errors import InvalidInput
 from duetune.registry.plugins import Kind, Listed
 
 if TYPE_CHECKING:
-    from duetune.core.ports import Planner
+    from collections.abc import Callable
 
 PLANNER_GROUP = "duetune.planners"
-"""The entry point group in which others register planners: a name for a planner or its factory."""
+"""The entry point group of planners. An entry names a planner or a factory of one."""
 
 PLANNERS = (
-    Listed("fifo", "first come, first served; nobody overtakes, nobody is moved"),
-    Listed("fifo:backfill", "the same, but whoever does not hold up the first may start before it"),
-    Listed("srt", "the shortest remaining time first; takes GPUs from longer jobs"),
-    Listed("edf", "the earliest deadline first; takes GPUs from less urgent jobs"),
-    Listed("sia[:POWER]", "Sia (SOSP'23): normalised goodput by integer program; POWER is p"),
+    Listed("fifo", "first come, first served; no job overtakes another, no job is moved"),
+    Listed("fifo:backfill", "fifo, but a job that does not delay the first may start before it"),
+    Listed("srt", "shortest remaining time first; takes GPUs from longer jobs"),
+    Listed("edf", "earliest deadline first; takes GPUs from less urgent jobs"),
+    Listed("sia[:POWER]", "Sia (SOSP'23): most normalised goodput, by integer program; POWER is p"),
     Listed(
         "tutti[:WORTH]",
-        "ours: by completion time, deadline and dollars; fixed GPUs first, then spot",
+        "duetune's own: completion time, deadline and dollars; fixed GPUs first, then spot",
     ),
 )
 
 
 def planner_named(name: str) -> Planner:
-    """The planner of that name; ``planner_named(planner.name) == planner`` for ours."""
+    """Return the planner of that name; ``planner_named(planner.name) == planner`` for built-ins."""
     match name.strip().split(":"):
         case [("fifo" | "srt" | "edf") as order]:
             from duetune.planners.queues import QueueOrder, QueuePlanner
@@ -37,51 +38,37 @@ def planner_named(name: str) -> Planner:
             from duetune.planners.queues import QueuePlanner
 
             return QueuePlanner(backfill=True)
-        case ["sia"]:
+        case ["sia", *power] if len(power) <= 1:
             from duetune.planners.sia import Sia
 
-            return Sia()
-        case ["sia", power]:
-            return _sia(name, power)
-        case ["tutti", worth]:
-            return _tutti(name, worth)
-        case ["tutti"]:
+            form = "sia[:POWER], POWER a number other than 0"
+            return _made(name, form, lambda: Sia(*map(float, power)))
+        case ["tutti", *worth] if len(worth) <= 1:
             from duetune.planners.tutti import Tutti
 
-            return Tutti()
+            form = "tutti[:WORTH], WORTH the dollars that an hour sooner is worth"
+            return _made(name, form, lambda: Tutti(*map(float, worth)))
         case _:
             return KIND.plugged(name)
 
 
 def planners_listed() -> tuple[Listed, ...]:
-    """Return every planner that can be named, those registered by others included."""
+    """Return every planner that can be named, plug-ins included."""
     return KIND.listed()
 
 
-def _checked(found: object) -> Planner | None:
-    from duetune.core.ports import Planner
-
-    return found if isinstance(found, Planner) else None
-
-
 KIND: Kind[Planner] = Kind(
-    "planner", PLANNER_GROUP, PLANNERS, _checked, "a planner: name and plan()"
+    "planner",
+    PLANNER_GROUP,
+    PLANNERS,
+    lambda found: found if isinstance(found, Planner) else None,
+    "a planner: name and plan()",
 )
 
 
-def _sia(name: str, power: str) -> Planner:
-    from duetune.planners.sia import Sia
-
+def _made(name: str, form: str, make: Callable[[], Planner]) -> Planner:
+    """Return the planner that ``make`` makes; ``form`` describes the allowed names."""
     try:
-        return Sia(power=float(power))
+        return make()
     except (ValueError, InvalidInput):
-        raise InvalidInput("planner", name, "sia[:POWER], POWER a number other than 0") from None
-
-
-def _tutti(name: str, worth: str) -> Planner:
-    from duetune.planners.tutti import Tutti
-
-    try:
-        return Tutti(worth=float(worth))
-    except (ValueError, InvalidInput):
-        raise InvalidInput("planner", name, "tutti[:WORTH], dollars for an hour sooner") from None
+        raise InvalidInput("planner", name, form) from None

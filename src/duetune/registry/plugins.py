@@ -1,7 +1,6 @@
-"""What other packages register by entry points: found, listed and made in one place.
+"""Plug-ins: finds, lists and makes what other packages register by entry points.
 
-A plug-in is imported only when its name is asked for, so one that is broken does not disturb the
-others.
+A plug-in is imported only when its name is used, so a broken plug-in does not disturb the others.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ Thing = TypeVar("Thing")
 
 
 class Listed(NamedTuple):
-    """One line of a catalogue: a name, or the form of names, and what it stands for."""
+    """One line of a catalogue: a name, or the form of names, and its meaning."""
 
     name: str
     meaning: str
@@ -27,9 +26,11 @@ class Listed(NamedTuple):
 class Kind(NamedTuple, Generic[Thing]):
     """A kind of thing that has a name, such as a policy.
 
-    ``field`` is what error messages call it, ``group`` the entry point group of plug-ins and
-    ``own`` what comes with duetune. ``checked`` returns a thing of this kind as it is and None for
-    anything else; ``shape`` says in words what such a thing has.
+    ``field``: the name of the kind in error messages.
+    ``group``: the entry point group of plug-ins.
+    ``own``: what comes with duetune.
+    ``checked``: returns a thing of this kind unchanged, and None for anything else.
+    ``shape``: what such a thing must have, in words.
     """
 
     field: str
@@ -39,28 +40,25 @@ class Kind(NamedTuple, Generic[Thing]):
     shape: str
 
     def listed(self) -> tuple[Listed, ...]:
-        """Return every name that can be asked for: our own, then those of plug-ins."""
+        """Return every name that can be used: the built-in ones, then those of plug-ins."""
         others = (Listed(each.name, f"registered by {each.value}") for each in self._points())
         return (*self.own, *others)
 
-    def names(self) -> str:
-        """Return the names that can be asked for, separated by commas, for messages."""
-        return ", ".join(each.name for each in self.listed())
-
     def plugged(self, name: str, given: Sequence[object] = (), *, also: str = "") -> Thing:
-        """Make what a plug-in registers as ``name``; called for names that are not our own.
+        """Return the thing that a plug-in registers as ``name``; called for names not built in.
 
-        ``head:a:b`` calls the factory registered as ``head`` with ``given`` and the texts a and b;
-        a thing that is registered itself is returned as it is. ``also`` is added to the message
-        for an unknown name.
+        ``head:a:b`` calls the factory registered as ``head`` with ``given`` and the texts a and b.
+        A registered object that is no factory is returned unchanged. ``also`` is added to the
+        message for an unknown name.
         """
         head, *texts = name.strip().split(":")
         point = next((each for each in self._points() if each.name == head), None)
         if point is None:
-            raise InvalidInput(self.field, name, f"one of {self.names()}{also}")
+            names = ", ".join(each.name for each in self.listed())
+            raise InvalidInput(self.field, name, f"one of {names}{also}")
         try:
             found = point.load()
-            # A class has the attributes of its instances, so it would pass for one of them.
+            # A class has the attributes of its instances, so the check alone would accept it.
             if isinstance(found, type) or self.checked(found) is None:
                 found = found(*given, *texts)
         except DuetuneError:

@@ -1,45 +1,43 @@
-"""Policies by name.
+"""Policies and groups of policies by name.
 
-A name is cheap, what it stands for is not (compiled kernels, optional extras), so everything is
-imported when it is asked for.
+Policies need compiled kernels and optional extras, so each is imported when its name is used.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from duetune.core.ports import Policy
 from duetune.errors import InvalidInput
 from duetune.registry.plugins import Kind, Listed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from duetune.core.ports import Policy
-
 POLICY_GROUP = "duetune.policies"
-"""The entry point group in which others register policies: a name for a policy or its factory."""
+"""The entry point group of policies. An entry names a policy or a factory of one."""
 
 POLICIES = (
-    Listed("on_demand", "the fewest on-demand GPUs that meet the deadline, from start to end"),
+    Listed("on_demand", "the fewest on-demand GPUs that meet the deadline, held from start to end"),
     Listed(
         "maximal_spot[:thrifty]",
-        "all the spot there is, until the deadline forces the maximum; thrifty: not beyond need",
+        "all available spot; all GPUs once the deadline requires it; thrifty: only what is needed",
     ),
     Listed(
         "uniform_progress[:gang|:eager]",
-        "keep to the pace; gang: a fixed number of one kind; eager: without hysteresis",
+        "keeps a uniform pace; gang: a fixed number of one kind; eager: without hysteresis",
     ),
-    Listed("ahanp[:SIGMA]", "no forecast: by pace and price; spot is cheap up to SIGMA"),
+    Listed("ahanp[:SIGMA]", "no forecast: decides by pace and price; spot is cheap up to SIGMA"),
     Listed(
         "ahap[:WINDOW:COMMITMENT:SIGMA:OUTLOOK:PATIENCE][:lavish][:refuse][:virtual]",
-        "plan WINDOW slots of forecast, hold the mean of COMMITMENT plans; ends may be left out",
+        "plans WINDOW slots of forecast, holds the mean of COMMITMENT plans; the end is optional",
     ),
     Listed(
         "rubato[:STEPS]",
-        "plan against every market that may follow, as likely as what was seen makes it",
+        "stochastic dynamic programming over a market model learned from the observed market",
     ),
-    Listed("spot_only", "all the spot there is and nothing else, whatever the deadline"),
-    Listed("guarded:POLICY", "any of them, but never late where on-demand could be on time"),
+    Listed("spot_only", "all available spot and nothing else; ignores the deadline"),
+    Listed("guarded:POLICY", "any policy, but never late if on-demand GPUs can meet the deadline"),
 )
 GROUPS = (
     Listed("baselines", "on_demand, maximal_spot, uniform_progress"),
@@ -48,13 +46,8 @@ GROUPS = (
 )
 
 
-def policy_named(name: str) -> Policy:
-    """The policy of that name; ``policy_named(policy.name) == policy`` for every built-in one."""
-    return _policy(name, also="")
-
-
 def policies_named(text: str) -> tuple[Policy, ...]:
-    """Policies and groups, separated by commas; each policy once, in the order given."""
+    """Return the policies of a comma-separated list of policies and groups, each policy once."""
     policies: dict[str, Policy] = {}
     for name in (part.strip() for part in text.split(",")):
         for policy in _members(name):
@@ -63,27 +56,30 @@ def policies_named(text: str) -> tuple[Policy, ...]:
 
 
 def policies_listed() -> tuple[Listed, ...]:
-    """Return every policy that can be named, those registered by others included."""
+    """Return every policy that can be named, plug-ins included."""
     return KIND.listed()
 
 
-def _checked(found: object) -> Policy | None:
-    from duetune.core.ports import Policy
+KIND: Kind[Policy] = Kind(
+    "policy",
+    POLICY_GROUP,
+    POLICIES,
+    lambda found: found if isinstance(found, Policy) else None,
+    "a policy: name and decide()",
+)
 
-    return found if isinstance(found, Policy) else None
 
+def policy_named(name: str, *, also: str = "") -> Policy:
+    """Return the policy of that name; ``policy_named(policy.name) == policy`` for built-ins.
 
-KIND: Kind[Policy] = Kind("policy", POLICY_GROUP, POLICIES, _checked, "a policy: name and decide()")
-
-
-def _policy(name: str, *, also: str) -> Policy:
-    """``also`` is what the message for an unknown name adds to what is allowed."""
+    ``also`` is added to the message for an unknown name.
+    """
     head, *parts = name.strip().split(":")
     match head:
         case "guarded" if parts:
             from duetune.policies.guard import deadline_guard
 
-            return deadline_guard(_policy(":".join(parts), also=also))
+            return deadline_guard(policy_named(":".join(parts), also=also))
         case "spot_only" if not parts:
             from duetune.policies.spot_only import SpotOnly
 
@@ -112,7 +108,7 @@ def _members(name: str) -> tuple[Policy, ...]:
         "pool": default_pool,
     }
     also = f"; or a group: {', '.join(each.name for each in GROUPS)}"
-    return groups[name]() if name in groups else (_policy(name, also=also),)
+    return groups[name]() if name in groups else (policy_named(name, also=also),)
 
 
 def _rubato(name: str, parts: list[str]) -> Policy:
@@ -130,14 +126,11 @@ def _rubato(name: str, parts: list[str]) -> Policy:
 def _ahap(name: str, parts: list[str]) -> Policy:
     from duetune.policies.ahap import Ahap
 
-    numbers = list(parts)
-    # The order of the name: lavish, refuse, virtual, all after the numbers.
-    virtual = numbers[-1:] == ["virtual"]
-    numbers = numbers[:-1] if virtual else numbers
-    refuse = numbers[-1:] == ["refuse"]
-    numbers = numbers[:-1] if refuse else numbers
-    lavish = numbers[-1:] == ["lavish"]
-    numbers = numbers[:-1] if lavish else numbers
+    numbers, flags = list(parts), set()
+    # A name ends in lavish, refuse, virtual, in this order; each is optional.
+    for flag in ("virtual", "refuse", "lavish"):
+        if numbers[-1:] == [flag]:
+            flags.add(numbers.pop())
     if len(numbers) > 5:
         raise _malformed(name, "ahap")
     usual = Ahap()
@@ -150,9 +143,9 @@ def _ahap(name: str, parts: list[str]) -> Policy:
         threshold=threshold,
         outlook=outlook,
         patience=patience,
-        thrifty=not lavish,
-        refuse_dear_spot=refuse,
-        virtual=virtual,
+        thrifty="lavish" not in flags,
+        refuse_dear_spot="refuse" in flags,
+        virtual="virtual" in flags,
     )
 
 
@@ -171,21 +164,17 @@ def _ahanp(name: str, parts: list[str]) -> Policy:
 def _baseline(name: str, head: str, parts: list[str]) -> Policy:
     from duetune.policies.baselines import MaximalSpot, OnDemandOnly, UniformProgress
 
-    match head, parts:
-        case "on_demand", []:
-            return OnDemandOnly()
-        case "maximal_spot", []:
-            return MaximalSpot()
-        case "maximal_spot", ["thrifty"]:
-            return MaximalSpot(thrifty=True)
-        case "uniform_progress", []:
-            return UniformProgress()
-        case "uniform_progress", ["gang"]:
-            return UniformProgress(gang=True)
-        case "uniform_progress", ["eager"]:
-            return UniformProgress(hysteresis=False)
-        case _:
-            raise _malformed(name, head)
+    known: dict[str, Policy] = {
+        "on_demand": OnDemandOnly(),
+        "maximal_spot": MaximalSpot(),
+        "maximal_spot:thrifty": MaximalSpot(thrifty=True),
+        "uniform_progress": UniformProgress(),
+        "uniform_progress:gang": UniformProgress(gang=True),
+        "uniform_progress:eager": UniformProgress(hysteresis=False),
+    }
+    if (policy := known.get(":".join((head, *parts)))) is None:
+        raise _malformed(name, head)
+    return policy
 
 
 def _whole(name: str, text: str) -> int:
@@ -202,6 +191,7 @@ def _share(name: str, text: str) -> float:
 
 
 def _malformed(name: str, head: str) -> InvalidInput:
+    """Return the error for a name that does not have the form of policy ``head``."""
     form = next(listed.name for listed in POLICIES if listed.name.startswith(head))
-    words = "WINDOW and COMMITMENT whole numbers; numbers at the end may be left out"
+    words = "WINDOW and COMMITMENT whole numbers; numbers at the end are optional"
     return InvalidInput("policy", name, form if head != "ahap" else f"{form}, {words}")

@@ -1,4 +1,4 @@
-"""Selectors by name: what learns which policy of the pool to use."""
+"""Selectors by name: the learners that choose a policy of the pool for each job."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ if TYPE_CHECKING:
 
 SELECTORS = (
     Listed("hedge", "exponential weights, rate from the number of jobs and ex-ante ranges"),
-    Listed("adahedge", "the same with a rate that adapts, in dollars"),
-    Listed("fixed_share[:MEMORY]", "follows a best policy that changes; MEMORY in jobs"),
+    Listed("adahedge", "exponential weights with an adaptive rate, in dollars"),
+    Listed("fixed_share[:MEMORY]", "follows a best policy that changes over time; MEMORY in jobs"),
 )
 
 
 def selector_named(name: str, arms: int, *, jobs: int) -> Learner:
-    """A learner over ``arms`` policies for a sequence of ``jobs`` jobs."""
+    """Return a learner over ``arms`` policies for a sequence of ``jobs`` jobs."""
     from duetune.policies.select import AdaHedge, FixedShare, Hedge
 
     match name.strip().split(":"):

@@ -1,4 +1,4 @@
-"""Sources of configuration knowledge by name, and what the site knows."""
+"""Sources of configuration knowledge by name, and the knowledge of a home."""
 
 from __future__ import annotations
 
@@ -16,34 +16,36 @@ if TYPE_CHECKING:
     from duetune.store.store import Store
 
 SOURCE_GROUP = "duetune.knowledge_sources"
-"""The entry point group in which others register sources of knowledge: a name for a factory that
-takes a history, and the texts that stand behind the name.
+"""The entry point group of knowledge sources. An entry names a factory that takes a history and the
+texts behind the name.
 """
 
 SOURCES = (
     Listed("default", "site defaults: the first GPU of the space, four of them, batch 16"),
-    Listed("random", "any configuration that breaks no rule; the seed says which"),
-    Listed("history", "what was measured of this very configuration, nothing of any other"),
+    Listed("random", "a valid configuration chosen at random; the seed says which"),
+    Listed("history", "measurements of exactly this configuration"),
     Listed("nearest", "the mean of the nearest measured runs"),
-    Listed("proportional", "runs on the fewest GPUs, more in proportion: what Sia measures"),
-    Listed("analytic", "physics alone, with the constants of experience"),
-    Listed("regression", "physics fitted to history, and a learner of what is left"),
-    Listed("hybrid", "the first to answer: history, its frontier, a neighbour, the model, physics"),
-    Listed("oracle", "the truth, where history is what a simulation plays"),
-    Listed("noisy:MAPE[:BIAS]:SOURCE", "any of them, with paces that are off by so much"),
-    Listed("stale:LAG:SOURCE", "one that learns of runs LAG runs later; with an s: seconds"),
-    Listed("partial:FIELD[+FIELD]:SOURCE", "one that does not know these fields"),
-    Listed("cached:SOURCE", "one that answers the same question once"),
+    Listed("proportional", "measured on the fewest GPUs and scaled in proportion, as Sia does"),
+    Listed("analytic", "the physics model alone, with empirical constants"),
+    Listed("regression", "the physics model fitted to history, and a learned correction"),
+    Listed("hybrid", "the first answer of: history, its frontier, a neighbour, the model, physics"),
+    Listed("oracle", "the truth, in a simulation that replays history"),
+    Listed("noisy:MAPE[:BIAS]:SOURCE", "another source, with errors in its paces"),
+    Listed(
+        "stale:LAG:SOURCE",
+        "another source, which learns of a run LAG runs (with an s: seconds) later",
+    ),
+    Listed("partial:FIELD[+FIELD]:SOURCE", "another source, which does not know these fields"),
+    Listed("cached:SOURCE", "another source, with its answers cached"),
 )
 
-
 FOLDER = "knowledge"
-"""Where the home keeps fitted models."""
+"""The folder of a home for fitted models."""
 
 
 @functools.cache
 def shipped_history() -> History:
-    """What comes with duetune; empty where that was left out."""
+    """Return the history that comes with duetune; empty if it was not installed."""
     from importlib.resources import as_file, files
 
     from duetune.knowledge.history import History
@@ -53,22 +55,26 @@ def shipped_history() -> History:
     folder = files("duetune.knowledge").joinpath("data")
     if not folder.is_dir():
         return found
-    for each in sorted(folder.iterdir(), key=lambda each: each.name):
-        if each.name.endswith(".csv"):
-            with as_file(each) as path:
+    for file in sorted(folder.iterdir(), key=lambda file: file.name):
+        if file.name.endswith(".csv"):
+            with as_file(file) as path:
                 found = found.plus(read_history(path))
     return found
 
 
 def site_history(store: Store | None) -> History:
-    """What comes with duetune, and what the store has: imported, and from jobs that ran here."""
+    """Return the history that comes with duetune plus that of the store.
+
+    The store has imported runs and jobs that ran here.
+    """
     shipped = shipped_history()
     return shipped if store is None else shipped.plus(store.observations.history())
 
 
 def site_source(settings: Settings, history: History, name: str = "hybrid") -> KnowledgeSource:
-    """The source of that name, with the model of the home if it has one of this history; it is
-    fitted, which takes seconds, and left there if not.
+    """Return the source of that name, with the fitted model that the home keeps.
+
+    If the home has no model for this history, one is fitted, which takes seconds, and kept.
     """
     from duetune.knowledge.kept_model import kept_model
     from duetune.knowledge.sources.known_names import history_by_known_names
@@ -82,7 +88,7 @@ def site_source(settings: Settings, history: History, name: str = "hybrid") -> K
 
 
 def source_named(name: str, history: History, seed: int = 0) -> KnowledgeSource:
-    """The source of knowledge of that name; the seed is for those that draw."""
+    """Return the knowledge source of that name; ``seed`` is for sources that use randomness."""
     head, *parts = name.strip().split(":")
     match head, parts:
         case "default", []:
@@ -124,7 +130,7 @@ def source_named(name: str, history: History, seed: int = 0) -> KnowledgeSource:
 
 
 def sources_listed() -> tuple[Listed, ...]:
-    """Return every source that can be named, those registered by others included."""
+    """Return every source that can be named, plug-ins included."""
     return KIND.listed()
 
 
@@ -142,6 +148,7 @@ KIND: Kind[KnowledgeSource] = Kind(
 def _decorated(
     name: str, head: str, parts: list[str], history: History, seed: int
 ) -> KnowledgeSource:
+    """Return a source that wraps the source named at the end of ``parts``."""
     from duetune.knowledge.history import History
     from duetune.knowledge.sources.decorators import Cached, Noisy, Partial, Stale
 

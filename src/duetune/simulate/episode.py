@@ -20,8 +20,7 @@ from duetune.core.fleet import Task
 from duetune.core.ledger import Entry, Outcome
 from duetune.core.physics import job_physics, step
 from duetune.core.progress import Phase, Progress
-from duetune.engine.deciding import lookahead
-from duetune.engine.engine import Engine
+from duetune.engine.engine import Engine, lookahead
 from duetune.errors import Bug
 from duetune.market.forecast.forecast_source import ForecastKind, ForecastSource
 from duetune.market.forecast.outlook import outlook_at, past_before

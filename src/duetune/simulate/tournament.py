@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from duetune.core.physics import job_physics
-from duetune.engine.deciding import lookahead
+from duetune.engine.engine import lookahead
 from duetune.errors import InvalidInput
 from duetune.market.forecast.outlook import outlook_at
 from duetune.policies.compiled_policy import CompiledPolicy

@@ -1,4 +1,7 @@
-"""Events as the journal keeps them: JSON text with its schema number and tag beside it."""
+"""Events and user requests as JSON text, and the names of streams.
+
+A stream holds the events of one job and has the job's id as its name.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +11,17 @@ from duetune.core.events import SCHEMA, Event, UserRequest
 from duetune.errors import Bug, InvalidInput
 
 _events: msgspec.json.Decoder[Event] = msgspec.json.Decoder(Event)
-_wishes: msgspec.json.Decoder[UserRequest] = msgspec.json.Decoder(UserRequest)
+_requests: msgspec.json.Decoder[UserRequest] = msgspec.json.Decoder(UserRequest)
+
+LONGEST = 200
+"""The longest name of a stream, in characters."""
 
 
 class JournalLine(msgspec.Struct, frozen=True):
-    """One event in writing. ``event`` is what a reader of ``body`` will get."""
+    """One encoded event: JSON ``body``, tag and schema number.
+
+    ``event`` is what a reader of ``body`` gets.
+    """
 
     event: Event
     tag: str
@@ -21,19 +30,20 @@ class JournalLine(msgspec.Struct, frozen=True):
 
 
 def encode_event(event: Event) -> JournalLine:
-    """``event`` in writing, read back at once: what cannot be read must never be written.
+    """Return ``event`` encoded; called before every append.
 
-    Numbers that JSON does not have (nan, inf) become null where that is allowed.
+    The text is decoded at once, so an event that cannot be read is never written. NaN and infinity
+    become null where the field allows it.
     """
     try:
         body = msgspec.json.encode(event)
-        return JournalLine(_events.decode(body), tag_of(event), body.decode())
+        return JournalLine(_events.decode(body), _tag_of(event), body.decode())
     except (msgspec.MsgspecError, UnicodeError, OverflowError, TypeError) as failure:
-        raise Bug(f"event {tag_of(event)} cannot be written down: {failure}") from failure
+        raise Bug(f"event {_tag_of(event)} cannot be encoded: {failure}") from failure
 
 
 def decode_event(body: str, *, schema: int, stream: str, position: int) -> Event:
-    """An event from the journal. Fields this code does not know are passed over."""
+    """Return an event of the journal; unknown fields are ignored."""
     where = f"event {position} of {stream!r} in the journal"
     if not 1 <= schema <= SCHEMA:
         raise InvalidInput(
@@ -45,13 +55,22 @@ def decode_event(body: str, *, schema: int, stream: str, position: int) -> Event
         raise InvalidInput(where, body, f"an event of schema {schema}: {failure}") from failure
 
 
-def encode_wish(wish: UserRequest) -> str:
-    return msgspec.json.encode(wish).decode()
+def encode_request(request: UserRequest) -> str:
+    """Return a user request as JSON text."""
+    return msgspec.json.encode(request).decode()
 
 
-def decode_wish(body: str) -> UserRequest:
-    return _wishes.decode(body)
+def decode_request(body: str) -> UserRequest:
+    """Return the user request in a JSON text."""
+    return _requests.decode(body)
 
 
-def tag_of(event: Event) -> str:
+def _tag_of(event: Event) -> str:
+    """Return the tag that marks the kind of an event in its JSON form."""
     return str(event.__struct_config__.tag)
+
+
+def check_stream(stream: str) -> None:
+    """Raise ``InvalidInput`` if ``stream`` cannot be a key in a database and stand in messages."""
+    if not stream or len(stream) > LONGEST or not stream.isprintable():
+        raise InvalidInput("job id", stream, f"1 to {LONGEST} printable characters")

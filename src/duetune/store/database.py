@@ -1,4 +1,7 @@
-"""A database and its transactions; every failure of it becomes one clear error."""
+"""A database and its transactions. Every failure of the database becomes ``StoreError``.
+
+The tables are in ``sql_tables``; how an SQLite file is opened is in ``sqlite``.
+"""
 
 from __future__ import annotations
 
@@ -7,27 +10,28 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
+from sqlalchemy import create_engine
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
-from duetune.errors import StoreError
+from duetune.errors import MissingExtra, StoreError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from sqlalchemy import RowMapping
+    from sqlalchemy import URL, RowMapping
     from sqlalchemy.engine import Connection, Engine
 
 Key = TypeVar("Key")
 Row = TypeVar("Row", bound=msgspec.Struct)
 
 WRITES = "duetune_writes"
-"""Execution option of connections that will write."""
+"""The execution option of connections that will write."""
 
 _AT_ONCE = 500
 
 
 class Database:
-    """``name`` is what messages call it: a path, or a URL without its password."""
+    """An open database. ``name`` stands in messages: a path, or a URL without its password."""
 
     def __init__(self, engine: Engine, name: str) -> None:
         self.name = name
@@ -36,21 +40,23 @@ class Database:
 
     @property
     def dialect(self) -> str:
+        """Return ``sqlite`` or ``postgresql``."""
         return self._engine.dialect.name
 
     @contextmanager
     def reading(self) -> Iterator[Connection]:
-        """A transaction that sees one state of the database."""
+        """Open a transaction that sees one state of the database."""
         with self._translated(), self._engine.begin() as connection:
             yield connection
 
     @contextmanager
     def writing(self) -> Iterator[Connection]:
-        """A transaction that is committed at the end, or rolled back by whatever is raised."""
+        """Open a transaction that is committed at the end, or rolled back by an exception."""
         with self._translated(), self._writer.begin() as connection:
             yield connection
 
     def close(self) -> None:
+        """Close all connections."""
         self._engine.dispose()
 
     @contextmanager
@@ -58,24 +64,35 @@ class Database:
         try:
             yield
         except (SQLAlchemyError, sqlite3.Error, OverflowError) as failure:
-            raise StoreError(self.name, first_line(failure)) from failure
+            raise StoreError(self.name, _first_line(failure)) from failure
+
+
+def postgres_database(url: URL) -> Database:
+    """Return the PostgreSQL database at ``url``; broken connections are replaced when used next."""
+    url = url.set(drivername="postgresql+psycopg")
+    shown = url.difference_update_query(["password"]).render_as_string(hide_password=True)
+    try:
+        engine = create_engine(url, pool_pre_ping=True)
+    except ImportError as missing:
+        raise MissingExtra("a PostgreSQL journal", "postgres") from missing
+    return Database(engine, shown)
 
 
 def parsed(found: RowMapping, kind: type[Row]) -> Row:
-    """A row of a table as the struct with the same fields."""
-    # Some keys are of SQLAlchemy's own kind of string; bytes are bytes, not base64 as in JSON.
+    """Return a row of a table as the struct with the same fields."""
+    # Some keys are SQLAlchemy's own string type. Bytes stay bytes; JSON would have base64.
     fields = {str(key): value for key, value in found.items()}
     return msgspec.convert(fields, kind, builtin_types=(bytes,))
 
 
 def batched(keys: Sequence[Key]) -> Iterator[Sequence[Key]]:
-    """Few enough for one statement: databases bound the number of parameters."""
+    """Return ``keys`` in parts: databases limit the number of parameters of a statement."""
     for start in range(0, len(keys), _AT_ONCE):
         yield keys[start : start + _AT_ONCE]
 
 
-def first_line(failure: BaseException) -> str:
-    """What the database said, without the statement and the parameters."""
+def _first_line(failure: BaseException) -> str:
+    """Return the database's message without the statement and its parameters."""
     cause = failure.orig if isinstance(failure, DBAPIError) and failure.orig else failure
     lines = str(cause).strip().splitlines()
     return lines[0] if lines else type(cause).__name__

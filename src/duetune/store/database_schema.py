@@ -1,4 +1,4 @@
-"""Brings a database to the schema this code works with."""
+"""Migrates a database to the schema that this code uses; the steps are in ``migrations``."""
 
 from __future__ import annotations
 
@@ -18,13 +18,16 @@ if TYPE_CHECKING:
 MIGRATIONS = Path(__file__).parent / "migrations"
 
 _LOCK = 0x6475_6574_756E_65
-"""The advisory lock of who migrates: "duetune" in letters."""
+"""The key of the advisory lock for migrations: "duetune" in ASCII."""
 
 _version = Table(VERSION_TABLE, MetaData(), Column("version_num", Text))
 
 
 def migrate(database: Database) -> None:
-    """Every opener may call it at any time: one migrates, the others wait and find it done."""
+    """Migrate the database if needed; called at every opening.
+
+    Of several processes one migrates; the others wait and find it done.
+    """
     with database.reading() as connection:
         if _revision(connection, database.name) == REVISIONS[-1]:
             return
@@ -39,8 +42,8 @@ def migrate(database: Database) -> None:
 
 
 def upgrade(connection: Connection, target: str) -> None:
-    """Run the migrations up to ``target`` in the transaction that ``connection`` is in."""
-    # Slow to import, and needed once in a database's life.
+    """Run the migrations up to ``target`` in the transaction of ``connection``."""
+    # Slow to import, and needed only when a database is made or migrated.
     from alembic.operations import Operations  # noqa: PLC0415
     from alembic.runtime.migration import MigrationContext  # noqa: PLC0415
     from alembic.script import ScriptDirectory  # noqa: PLC0415
@@ -58,7 +61,7 @@ def upgrade(connection: Connection, target: str) -> None:
 
 
 def _revision(connection: Connection, name: str) -> str | None:
-    """Which schema the database has; None if it has none of ours."""
+    """Return the schema of the database; None if it has no duetune tables."""
     if not inspect(connection).has_table(VERSION_TABLE):
         return None
     revision = connection.scalar(select(_version.c.version_num))
@@ -70,9 +73,9 @@ def _revision(connection: Connection, name: str) -> str | None:
 
 
 def _check_empty(connection: Connection, name: str) -> None:
-    """Somebody else's tables must not be mixed with ours."""
+    """Raise ``InvalidInput`` if the database has tables of another program."""
     found = set(inspect(connection).get_table_names()) - {VERSION_TABLE}
-    # A PostgreSQL database may be shared, as long as no name is taken.
+    # A PostgreSQL database may be shared if no table name collides.
     foreign = found if connection.dialect.name == "sqlite" else found & set(metadata.tables)
     if foreign:
         raise InvalidInput(

@@ -1,4 +1,4 @@
-"""What was measured, by jobs, campaigns and others: what later configurations are advised from."""
+"""Measured runs of jobs and profiling campaigns (table ``measurements``), used for advice."""
 
 from __future__ import annotations
 
@@ -22,38 +22,31 @@ if TYPE_CHECKING:
 
 
 class Observations:
-    """Append-only. The same observation is kept once, however often it is recorded."""
+    """An append-only table of observations; the same observation is stored once."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    def record(self, observation: Observation) -> bool:
-        """False if it was known; nothing changes then."""
-        return self.record_all([observation]) == 1
-
     def record_all(self, observations: Iterable[Observation]) -> int:
-        """How many of them were new. All are written, or none."""
-        rows = [_row(each) for each in observations]
+        """Store all observations or none; return how many were new."""
+        rows = [_row(observation) for observation in observations]
         if not rows:
             return 0
         insert = postgresql.insert if self._database.dialect == "postgresql" else sqlite.insert
         new = insert(sql_tables.measurements).on_conflict_do_nothing()
         with self._database.writing() as connection:
-            told = new.returning(sql_tables.measurements.c.key)
-            return len(connection.scalars(told, rows).all())
+            keys = connection.scalars(new.returning(sql_tables.measurements.c.key), rows)
+            return len(keys.all())
 
     def history(
         self,
         *,
-        model: str | None = None,
         origin: Origin | None = None,
         provenance: str | None = None,
     ) -> History:
-        """All, or those of one model, origin or place, in the order they were measured."""
+        """Return observations in the order they were measured; the arguments filter them."""
         columns = sql_tables.measurements.c
         query = select(columns.document).order_by(columns.measured_at, columns.key)
-        if model is not None:
-            query = query.where(columns.model == model)
         if origin is not None:
             query = query.where(columns.origin == origin.value)
         if provenance is not None:
@@ -64,24 +57,27 @@ class Observations:
 
 
 def _key(record: msgspec.Struct) -> str:
-    """Of what differs from the defaults, so that a field that is added one day changes no key."""
-    text = msgspec.json.encode(_told(record), order="sorted")
+    """Return a digest of the fields that differ from their defaults.
+
+    A field that is added later with a default changes no key.
+    """
+    text = msgspec.json.encode(_given(record), order="sorted")
     return hashlib.blake2b(text, digest_size=8).hexdigest()
 
 
 @functools.cache
 def _fields(kind: type[msgspec.Struct]) -> tuple[msgspec.structs.FieldInfo, ...]:
-    """Looked up once: it takes longer than all the rest of a row."""
+    """Return the fields of a struct; cached because the lookup is slower than the rest of a row."""
     return msgspec.structs.fields(kind)
 
 
-def _told(record: msgspec.Struct) -> dict[str, object]:
-    told: dict[str, object] = {}
+def _given(record: msgspec.Struct) -> dict[str, object]:
+    given: dict[str, object] = {}
     for field in _fields(type(record)):
         value = getattr(record, field.name)
         if value != field.default:
-            told[field.name] = _told(value) if isinstance(value, msgspec.Struct) else value
-    return told
+            given[field.name] = _given(value) if isinstance(value, msgspec.Struct) else value
+    return given
 
 
 def _row(observation: Observation) -> dict[str, object]:

@@ -1,4 +1,4 @@
-"""A journal that is gone when the process is: for tests, and for trying things out."""
+"""A journal in memory, for tests and experiments; it ends with the process."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 from duetune.core.events import SCHEMA, Recorded
 from duetune.errors import StaleController
-from duetune.store.codec import decode_event, encode_event
-from duetune.store.streams import check_stream
+from duetune.store.codec import check_stream, decode_event, encode_event
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,13 +16,14 @@ if TYPE_CHECKING:
 
 
 class MemoryJournal:
-    """Keeps events in writing, as a database does, so that it reads back the same."""
+    """Implements ``duetune.core.ports.Journal``; keeps events as JSON, as a database does."""
 
     def __init__(self) -> None:
         self._bodies: dict[str, list[str]] = {}
         self._lock = threading.Lock()
 
     def append(self, stream: str, events: Sequence[Event], *, expected: int) -> int:
+        """Append ``events`` and return the new length; see ``Journal.append``."""
         check_stream(stream)
         lines = [encode_event(event) for event in events]
         with self._lock:
@@ -34,6 +34,7 @@ class MemoryJournal:
             return self.length(stream)
 
     def read(self, stream: str, *, after: int = 0) -> list[Recorded]:
+        """Return the events behind position ``after``, in order."""
         with self._lock:
             bodies = list(self._bodies.get(stream, ()))
         after = max(0, after)
@@ -43,7 +44,9 @@ class MemoryJournal:
         ]
 
     def streams(self) -> list[str]:
+        """Return the names of all streams, sorted."""
         return sorted(self._bodies)
 
     def length(self, stream: str) -> int:
+        """Return how many events a stream has."""
         return len(self._bodies.get(stream, ()))

@@ -1,7 +1,7 @@
-"""From a job's state to the read models, as pure functions: the same events give the same rows.
+"""Rows of the read models, computed from a job's state by pure functions.
 
-What state a job is in is decided by the engine alone (``duetune.engine.effects``); nothing here
-looks at an event to find a status.
+Only the engine (``duetune.engine.effects``) decides the state of a job; nothing here derives a
+status from an event. The rows are written in ``database_journal``.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ _MOST = 2**63 - 1
 
 
 class Follower(msgspec.Struct):
-    """A stream as far as it was read: ``length`` events, and the state that they make.
+    """A stream after its first ``length`` events.
 
-    ``state`` is None for a stream that was never submitted: it has no row and no charges.
+    ``state`` is None if no job was submitted: the stream then has no row and no charges.
     """
 
     stream: str
@@ -38,13 +38,14 @@ class Follower(msgspec.Struct):
 
     @property
     def over(self) -> bool:
-        """Whether no event is to come: the job has ended, and the selector has learned from it."""
+        """Return whether no event can follow: the job ended and the selector learned from it."""
         return self.state is not None and self.state.learned_at is not None
 
     def take(self, events: Iterable[Event]) -> dict[str, Charge]:
-        """Let the next ``events`` of the stream take effect; returns the charges they tell of, by
-        node. An event that the engine refuses is counted and changes nothing else: the journal
-        keeps what it is given, and who replays it is told.
+        """Apply the next ``events`` of the stream; return the charges in them, by node.
+
+        An event that the engine refuses is counted and changes nothing else. The journal keeps it,
+        and a replay reports it.
         """
         fresh: dict[str, Charge] = {}
         for event in events:
@@ -53,28 +54,28 @@ class Follower(msgspec.Struct):
                 self.state = after(self.state, event, stream=self.stream)
             except Bug:
                 continue
-            fresh.update(charges_in(event, job=self.stream))
+            fresh.update(_charges_in(event, job=self.stream))
         return fresh
 
     def row(self) -> JobRow | None:
-        """The job's row after the events so far."""
-        return None if self.state is None else row_of(self.state, events=self.length)
+        """Return the job's row after the events so far."""
+        return None if self.state is None else _row_of(self.state, events=self.length)
 
 
-def row_of(state: JobState, *, events: int) -> JobRow:
-    """The row of a job in ``state``, whose stream has ``events`` events."""
+def _row_of(state: JobState, *, events: int) -> JobRow:
+    """Return the row of a job in ``state``, whose stream has ``events`` events."""
     submitted, progress, ended = state.submitted, state.progress, state.ended
     glance = _glance(submitted)
     running = [node.kind for node in state.nodes.values() if node.state is NodeState.RUNNING]
     steps = submitted.steps or math.ceil(submitted.job.work)
     return JobRow(
         id=state.stream,
-        name=plain(submitted.job.name),
+        name=_plain(submitted.job.name),
         status=state.status,
-        reason=plain(state.reason),
-        policy=plain(submitted.policy),
-        model=plain(glance.model or ""),
-        tags=tuple(plain(f"{key}={value}") for key, value in glance.tags.items()),
+        reason=_plain(state.reason),
+        policy=_plain(submitted.policy),
+        model=_plain(glance.model or ""),
+        tags=tuple(_plain(f"{key}={value}") for key, value in glance.tags.items()),
         submitted_at=submitted.at,
         deadline_at=state.deadline_at,
         budget=state.job.budget,
@@ -87,27 +88,27 @@ def row_of(state: JobState, *, events: int) -> JobRow:
         spent=state.spent,
         cost=None if ended is None else ended.cost,
         value=None if ended is None else ended.value,
-        output=plain(progress.output if ended is None else ended.output),
+        output=_plain(progress.output if ended is None else ended.output),
         finished_at=None if ended is None else ended.finished_at,
         ended_at=None if ended is None else ended.at,
         learned_at=state.learned_at,
         updated_at=state.updated_at,
         events=events,
         priority=_count(submitted.priority),
-        project=plain(submitted.project),
+        project=_plain(submitted.project),
         share=None if state.share is None else _count(state.share),
         wish=None if state.wish is None else _count(state.wish),
     )
 
 
-def charges_in(event: Event, *, job: str) -> dict[str, Charge]:
-    """What an event says about the bills, by node. Nodes that never started cost nothing."""
+def _charges_in(event: Event, *, job: str) -> dict[str, Charge]:
+    """Return the charges in an event, by node; nodes that never started cost nothing."""
     if not isinstance(event, Reported):
         return {}
     return {
-        plain(node.id): Charge(
+        _plain(node.id): Charge(
             job=job,
-            node=plain(node.id),
+            node=_plain(node.id),
             kind=node.kind,
             state=node.state,
             dollars=node.billed,
@@ -119,13 +120,13 @@ def charges_in(event: Event, *, job: str) -> dict[str, Charge]:
     }
 
 
-def plain(text: str) -> str:
-    """Text that PostgreSQL can hold: it knows no NUL."""
+def _plain(text: str) -> str:
+    """Return text that PostgreSQL can store: it has no NUL character."""
     return text.replace("\0", "\N{REPLACEMENT CHARACTER}")
 
 
 class _Glance(msgspec.Struct):
-    """What the read models want of the user's own document, if it is there."""
+    """The fields of the user's spec that the read models show, where they exist."""
 
     model: str | None = None
     tags: dict[str, str | int | float | bool | None] = msgspec.field(default_factory=dict)
@@ -139,5 +140,5 @@ def _glance(submitted: Submitted) -> _Glance:
 
 
 def _count(number: int) -> int:
-    """A number the databases can hold: workers may report anything."""
+    """Return a number that fits a 64-bit column, because workers may report anything."""
     return max(-_MOST, min(number, _MOST))

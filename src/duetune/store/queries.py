@@ -1,51 +1,53 @@
-"""Questions to the read models."""
+"""Questions to the read models: jobs, charges, and the cost report."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import math
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, NamedTuple, assert_never
 
 from sqlalchemy import func, select
 
 from duetune.core.events import Status
 from duetune.errors import InvalidInput, NotFound
 from duetune.store import sql_tables
-from duetune.store.costs import cost_lines
 from duetune.store.database import parsed
-from duetune.store.rows import Charge, JobRow
+from duetune.store.rows import Charge, CostBy, CostLine, JobRow
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from sqlalchemy.engine import Connection
     from sqlalchemy.sql.elements import ColumnElement
 
     from duetune.store.database import Database
-    from duetune.store.rows import CostBy, CostLine
 
 _NAMED = 5
-"""How many jobs a message names."""
+"""A message names at most this many jobs."""
+
+_DAY_S = 86_400
+_HOUR_S = 3_600
 
 
 class Queries:
+    """The questions that a store answers from its tables."""
+
     def __init__(self, database: Database) -> None:
         self._database = database
 
     def jobs(
         self, *, status: Status | Iterable[Status] | None = None, limit: int | None = None
     ) -> list[JobRow]:
-        """Newest first; only those in ``status``, at most ``limit`` of them."""
-        columns = sql_tables.jobs.c
-        query = (
-            select(sql_tables.jobs).order_by(columns.submitted_at.desc(), columns.id).limit(limit)
-        )
+        """Return jobs, newest first: only those in ``status``, and at most ``limit``."""
+        meant = None
         if status is not None:
-            wanted = [status] if isinstance(status, Status) else list(status)
-            query = query.where(columns.status.in_([each.value for each in wanted]))
+            wanted = [status] if isinstance(status, Status) else status
+            meant = sql_tables.jobs.c.status.in_([each.value for each in wanted])
         with self._database.reading() as connection:
-            return [parsed(found, JobRow) for found in connection.execute(query).mappings()]
+            return _matching(connection, meant, limit=limit)
 
     def job(self, name: str) -> JobRow:
-        """By its id, its name, or as much of the id's beginning as is unambiguous."""
+        """Return the job with this id or name, or whose id begins so, if only one does."""
         columns = sql_tables.jobs.c
         with self._database.reading() as connection:
             meanings = (
@@ -63,7 +65,7 @@ class Queries:
         raise NotFound("job", name, _named(latest))
 
     def active(self) -> list[str]:
-        """The ids of jobs that are not over, or from which nothing was learnt yet; oldest first."""
+        """Return the ids of jobs that are not over or not learned from, oldest first."""
         columns = sql_tables.jobs.c
         query = (
             select(columns.id)
@@ -74,7 +76,7 @@ class Queries:
             return list(connection.scalars(query))
 
     def charges(self, job: str | None = None) -> list[Charge]:
-        """What each node has cost, of one job or of all, oldest first."""
+        """Return what each node of one job or of all jobs has cost, oldest first."""
         columns = sql_tables.charges.c
         query = select(sql_tables.charges).order_by(columns.from_at, columns.job, columns.node)
         if job is not None:
@@ -83,14 +85,14 @@ class Queries:
             return [parsed(found, Charge) for found in connection.execute(query).mappings()]
 
     def cost_report(self, by: CostBy) -> list[CostLine]:
-        """All charges, added up."""
+        """Return the sums of all charges by job, day, kind or tag."""
         tags = {row.id: row.tags for row in self.jobs()}
         return cost_lines(self.charges(), by, tags)
 
 
 def _matching(
-    connection: Connection, meant: ColumnElement[bool] | None, *, limit: int
-) -> Sequence[JobRow]:
+    connection: Connection, meant: ColumnElement[bool] | None, *, limit: int | None
+) -> list[JobRow]:
     columns = sql_tables.jobs.c
     query = select(sql_tables.jobs).order_by(columns.submitted_at.desc(), columns.id).limit(limit)
     if meant is not None:
@@ -101,3 +103,63 @@ def _matching(
 def _named(rows: Sequence[JobRow]) -> str:
     names = [f"{row.id} ({row.name})" for row in rows[:_NAMED]]
     return ", ".join(names + ["..."] * (len(rows) > _NAMED))
+
+
+class _Share(NamedTuple):
+    """The part of a charge that belongs to one line of the report."""
+
+    key: str
+    dollars: float
+    seconds: float
+
+
+def cost_lines(
+    charges: Iterable[Charge], by: CostBy, tags: Mapping[str, tuple[str, ...]]
+) -> list[CostLine]:
+    """Return one line per key, sorted by key. ``tags`` has the tags of each job."""
+    shares: dict[str, list[_Share]] = {}
+    for charge in charges:
+        for share in _shares(charge, by, tags):
+            shares.setdefault(share.key, []).append(share)
+    return [
+        CostLine(
+            key=key,
+            dollars=math.fsum(share.dollars for share in found),
+            gpu_hours=math.fsum(share.seconds for share in found) / _HOUR_S,
+            nodes=len(found),
+        )
+        for key, found in sorted(shares.items())
+    ]
+
+
+def _shares(charge: Charge, by: CostBy, tags: Mapping[str, tuple[str, ...]]) -> Iterator[_Share]:
+    seconds = max(0.0, charge.to_at - charge.from_at)
+    match by:
+        case CostBy.JOB:
+            yield _Share(charge.job, charge.dollars, seconds)
+        case CostBy.KIND:
+            yield _Share(charge.kind.value, charge.dollars, seconds)
+        case CostBy.TAG:
+            for tag in sorted(set(tags.get(charge.job, ()))) or [""]:
+                yield _Share(tag, charge.dollars, seconds)
+        case CostBy.DAY:
+            yield from _days(charge, seconds)
+        case _:
+            assert_never(by)
+
+
+def _days(charge: Charge, seconds: float) -> Iterator[_Share]:
+    """Split a charge by the time on each day (UTC); the bill has no hourly prices."""
+    first = math.floor(charge.from_at / _DAY_S)
+    last = max(first, math.ceil(charge.to_at / _DAY_S) - 1)
+    if first == last:
+        yield _Share(_day(first), charge.dollars, seconds)
+        return
+    for day in range(first, last + 1):
+        begun = max(charge.from_at, day * _DAY_S)
+        ended = min(charge.to_at, (day + 1) * _DAY_S)
+        yield _Share(_day(day), charge.dollars * (ended - begun) / seconds, ended - begun)
+
+
+def _day(number: int) -> str:
+    return datetime.fromtimestamp(number * _DAY_S, UTC).date().isoformat()

@@ -1,4 +1,4 @@
-"""The read models: what is said about a job, and what its nodes cost."""
+"""The rows of the read models: jobs and charges, and the lines of the cost report."""
 
 from __future__ import annotations
 
@@ -11,11 +11,15 @@ from duetune.core.fleet import NodeKind, NodeState
 
 
 class JobRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A job in one row. Times are market seconds; ``reason`` says why the status is what it is, or
-    why it holds what it holds; ``spent`` grows with the bills, ``cost`` is the whole bill, known
-    at the end. ``spot`` and ``on_demand`` are nodes that run. ``learned_at`` is when the selector
-    learnt from it. ``events`` is the journal's length. Where jobs share a finite fleet, ``wish``
-    is how many GPUs it would hold alone, and ``share`` the most it may; None: as many as it likes.
+    """A job in one row. Times are seconds since the epoch by the fleet's clock.
+
+    ``reason``: why the job has its status, or why it holds what it holds.
+    ``spot``, ``on_demand``: nodes that are running.
+    ``spent``: dollars so far. ``cost``: the whole bill, known when the job has ended.
+    ``learned_at``: when the selector learned from the job.
+    ``events``: length of the job's stream.
+    ``share``: the most GPUs that the job may hold where jobs compete; None means no limit.
+    ``wish``: the GPUs that the job would hold if it were alone.
     """
 
     id: str
@@ -50,12 +54,12 @@ class JobRow(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def limited(self) -> bool:
-        """Whether it may hold less than it would."""
+        """Return whether the job may hold fewer GPUs than it would hold alone."""
         return not self.status.final and self.share is not None and self.share < (self.wish or 0)
 
 
 class Charge(msgspec.Struct, frozen=True):
-    """What a node has cost so far; ``to_at`` is when it ended, or the last word about it."""
+    """What a node has cost so far; ``to_at`` is when it ended or was last reported."""
 
     job: str
     node: str
@@ -67,10 +71,13 @@ class Charge(msgspec.Struct, frozen=True):
 
     @property
     def running(self) -> bool:
+        """Return whether the node is still running."""
         return self.state is NodeState.RUNNING
 
 
 class CostBy(StrEnum):
+    """How the cost report adds up charges."""
+
     JOB = "job"
     DAY = "day"
     KIND = "kind"
@@ -78,8 +85,9 @@ class CostBy(StrEnum):
 
 
 class CostLine(msgspec.Struct, frozen=True):
-    """``key`` is a job id, a day (UTC), a kind of node or a tag; a job with two tags counts under
-    both, one without under "".
+    """One line of the cost report. ``key`` is a job id, a day (UTC), a node kind or a tag.
+
+    A job with two tags counts under both; a job without tags counts under "".
     """
 
     key: str

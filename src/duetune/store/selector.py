@@ -1,4 +1,4 @@
-"""What the selector has learnt, version by version."""
+"""The saved states of the policy selector, version by version."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class SelectorState(msgspec.Struct, frozen=True):
-    """Version ``version`` (from 1) of the state for a pool; ``job`` is the one learnt from."""
+    """Version ``version`` (from 1) of a pool's state; ``job`` is the job it was learned from."""
 
     pool: str
     version: int
@@ -28,15 +28,17 @@ class SelectorState(msgspec.Struct, frozen=True):
 
 
 class SelectorStates:
-    """Snapshots per pool of policies, named by the pool's digest; older ones are kept."""
+    """The states of each pool of policies, named by the pool's digest; old versions are kept."""
 
     def __init__(self, database: Database, clock: Callable[[], float]) -> None:
         self._database = database
         self._clock = clock
 
     def save(self, pool: str, payload: bytes, *, expected: int, job: str | None = None) -> bool:
-        """Save version ``expected`` + 1. False, and nothing is saved, if ``expected`` is not the
-        latest version (load, learn again, save again) or the pool has learnt from ``job`` before.
+        """Save version ``expected`` + 1 and return True; else save nothing and return False.
+
+        Nothing is saved if ``expected`` is not the latest version (then load, learn and save again)
+        or if the pool has already learned from ``job``.
         """
         columns = sql_tables.selector_states.c
         latest = select(func.max(columns.version)).where(columns.pool == pool)
@@ -59,16 +61,16 @@ class SelectorStates:
         return True
 
     def load(self, pool: str) -> SelectorState | None:
-        """The latest; None if the pool has learnt nothing yet."""
+        """Return the latest version; None if the pool has learned nothing yet."""
         history = self._states(pool, limit=1)
         return history[0] if history else None
 
     def history(self, pool: str) -> list[SelectorState]:
-        """All versions, oldest first."""
+        """Return all versions, oldest first."""
         return self._states(pool, limit=None)[::-1]
 
     def learnt(self, pool: str, job: str) -> bool:
-        """Whether the pool has learnt from ``job``."""
+        """Return whether the pool has learned from ``job``."""
         columns = sql_tables.selector_states.c
         query = select(columns.version).where(columns.pool == pool, columns.job == job)
         with self._database.reading() as connection:

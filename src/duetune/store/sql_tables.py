@@ -1,7 +1,7 @@
-"""The tables, the same on SQLite and PostgreSQL. A change here needs a migration beside it.
+"""The tables, the same on SQLite and PostgreSQL. A change here needs a migration.
 
-Only ``journal``, ``wishes``, ``selector_states`` and ``measurements`` hold what cannot be had
-otherwise; ``jobs`` and ``charges`` are read models, computed from the journal.
+``journal``, ``wishes`` (user requests), ``selector_states`` and ``measurements`` hold original
+data. ``jobs`` and ``charges`` are read models, computed from the journal.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from sqlalchemy import (
 )
 
 REVISIONS = ("0001", "0002", "0003", "0004")
-"""Every schema this code knows, oldest first; the last is the one it works with."""
+"""Every schema that this code can migrate from, oldest first; it uses the last one."""
 
 VERSION_TABLE = "duetune_schema"
 
-# SQLite counts up by itself only for the type named INTEGER.
+# SQLite numbers rows automatically only in a column of type INTEGER.
 _Count = BigInteger().with_variant(Integer(), "sqlite")
 
 metadata = MetaData()
@@ -50,7 +50,7 @@ wishes = Table(
     Column("asked_at", Double, nullable=False),
     Column("taken_at", Double),
     Index("wishes_by_job", "job"),
-    # An id that was given once must never be given again: the journal remembers it for good.
+    # An id must never be used again, because the journal keeps it.
     sqlite_autoincrement=True,
 )
 
@@ -110,7 +110,7 @@ selector_states = Table(
     Column("job", Text),
     Column("payload", LargeBinary, nullable=False),
     Column("saved_at", Double, nullable=False),
-    # A job teaches a pool once, whatever crashes in between.
+    # A pool learns from a job once, even after a crash.
     UniqueConstraint("pool", "job", name="selector_states_once_per_job"),
 )
 
@@ -127,7 +127,7 @@ measurements = Table(
     Column("num_gpus", Integer, nullable=False),
     Column("outcome", Text, nullable=False),
     Column("configuration_key", Text, nullable=False),
-    # All of the observation, as JSON; the columns beside it are for questions.
+    # The whole observation as JSON; the other columns are for queries.
     Column("document", Text, nullable=False),
     Index("measurements_by_model", "model"),
     Index("measurements_by_provenance", "provenance"),

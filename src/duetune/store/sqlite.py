@@ -1,4 +1,4 @@
-"""A store in one SQLite file."""
+"""Opens a store in one SQLite file."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from sqlalchemy.pool import ConnectionPoolEntry
 
 BUSY_S = 30.0
-"""How long to wait for another writer."""
+"""How many seconds to wait for another writer."""
 
 _REFUSALS = {
     sqlite3.SQLITE_NOTADB: "an SQLite database",
@@ -31,12 +31,13 @@ _REFUSALS = {
     sqlite3.SQLITE_CANTOPEN: "a file and a folder that can be written",
     sqlite3.SQLITE_PERM: "a file and a folder that can be written",
 }
-"""What the user can mend, by SQLite's code."""
+"""What is expected of the file, by SQLite's error code; only errors that the user can fix."""
 
 
 def sqlite_database(path: Path) -> Database:
-    """The database in ``path``, made if there is none. The caller opens one at a time: closing a
-    file drops every lock that the process holds on it.
+    """Return the database in the file ``path``; creates it if there is none.
+
+    The caller opens one database at a time: closing a file drops all locks of the process on it.
     """
     _make_file(path)
     engine = create_engine(URL.create("sqlite", database=str(path)))
@@ -48,32 +49,31 @@ def sqlite_database(path: Path) -> Database:
 
 
 def _make_file(path: Path) -> None:
-    """Only the owner may read it: it holds what users wrote."""
+    """Create the file if it does not exist; only its owner may read it, as it holds users' data."""
     if not path.parent.is_dir():
         raise InvalidInput("store", str(path), "a file in a folder that exists")
     if path.is_dir():
         raise InvalidInput("store", str(path), "a file; this is a folder")
-    with contextlib.suppress(FileExistsError):
-        try:
-            os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
-        except FileExistsError:
-            raise
-        except OSError as failure:
-            allowed = f"a file that can be made ({failure.strerror})"
-            raise InvalidInput("store", str(path), allowed) from failure
+    try:
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
+    except FileExistsError:
+        pass
+    except OSError as failure:
+        allowed = f"a file that can be created ({failure.strerror})"
+        raise InvalidInput("store", str(path), allowed) from failure
     if not os.access(path, os.R_OK | os.W_OK, effective_ids=os.access in os.supports_effective_ids):
         raise InvalidInput("store", str(path), "a file that can be read and written")
 
 
 def _use_write_ahead_log(path: Path) -> None:
-    """Readers then never wait for the writer. The mode stays with the file."""
+    """Switch to write-ahead logging: readers then never wait for a writer. The file keeps it."""
     give_up = time.monotonic() + BUSY_S
     with contextlib.closing(sqlite3.connect(path, timeout=BUSY_S)) as connection:
         while True:
             try:
                 connection.execute("PRAGMA journal_mode = WAL")
             except sqlite3.OperationalError as failure:
-                # Two that switch at once do not wait for each other as writers do.
+                # Two processes that switch at once do not wait for each other as writers do.
                 if failure.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() > give_up:
                     raise
                 time.sleep(0.01)
@@ -83,6 +83,7 @@ def _use_write_ahead_log(path: Path) -> None:
 
 @contextlib.contextmanager
 def _refusal(path: Path) -> Iterator[None]:
+    """Turn errors of SQLite into ``InvalidInput`` if the user can fix them, else ``StoreError``."""
     try:
         yield
     except sqlite3.DatabaseError as failure:
@@ -93,12 +94,12 @@ def _refusal(path: Path) -> Iterator[None]:
 
 
 def _connected(connection: DBAPIConnection, _entry: ConnectionPoolEntry) -> None:
-    # The driver's own transactions would begin too late; ours begin in _begun.
+    # The driver would begin its transactions too late; ours begin in _begun.
     connection.isolation_level = None
     cursor = connection.cursor()
     for pragma in (
         f"busy_timeout = {BUSY_S * 1000:.0f}",
-        # The journal must survive the loss of power, not only of the process.
+        # The journal must survive a power cut, not only the death of the process.
         "synchronous = FULL",
         "foreign_keys = ON",
     ):
@@ -107,6 +108,6 @@ def _connected(connection: DBAPIConnection, _entry: ConnectionPoolEntry) -> None
 
 
 def _begun(connection: Connection) -> None:
-    # A writer that begins as a reader could not wait for another: it would fail instead.
+    # A writer that begins as a reader would fail instead of waiting for another writer.
     writes = connection.get_execution_options().get(WRITES, False)
     connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")

@@ -1,4 +1,7 @@
-"""The store: everything that outlives a process, behind one object."""
+"""The store: one object for everything that outlives a process.
+
+``home_store`` finds the store of a home folder.
+"""
 
 from __future__ import annotations
 
@@ -11,32 +14,35 @@ from sqlalchemy import make_url
 from sqlalchemy.exc import ArgumentError
 
 from duetune.errors import InvalidInput
-from duetune.store import read_models
-from duetune.store.database_journal import DatabaseJournal
+from duetune.store.database import postgres_database
+from duetune.store.database_journal import DatabaseJournal, rebuild
 from duetune.store.database_schema import migrate
 from duetune.store.inbox import Inbox
 from duetune.store.measured_runs_table import Observations
-from duetune.store.postgres import postgres_database
 from duetune.store.queries import Queries
 from duetune.store.selector import SelectorStates
 from duetune.store.sqlite import sqlite_database
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import TracebackType
 
     from duetune.store.database import Database
 
 ALLOWED = "a file, sqlite:///FILE or postgresql+psycopg://USER:PASSWORD@HOST/DATABASE"
 
-# Alembic keeps the migration that runs in a global variable, and a file of SQLite must not be
-# closed by one thread while another opens it.
+# Alembic keeps the running migration in a global variable, and an SQLite file must not be closed
+# by one thread while another opens it.
 _opening = threading.Lock()
 
 
 class Store(Queries):
-    """May be used by many threads and, each with its own, by many processes. ``clock`` gives the
-    wall time at which things are recorded; nothing is decided by it.
+    """An open store. Threads may share it; every process opens its own.
+
+    ``journal``: the events of all jobs.
+    ``requests``: user requests that wait for the controller.
+    ``selector``: the states of the policy selector.
+    ``observations``: measured runs.
+    ``clock``: wall time at which rows are recorded; no decision depends on it.
     """
 
     def __init__(self, database: Database, clock: Callable[[], float] = time.time) -> None:
@@ -44,32 +50,28 @@ class Store(Queries):
         self._clock = clock
         self.name = database.name
         self.journal = DatabaseJournal(database, clock)
-        self.wishes = Inbox(database, clock)
+        self.requests = Inbox(database, clock)
         self.selector = SelectorStates(database, clock)
         self.observations = Observations(database)
 
     def rebuild(self) -> int:
-        """Compute the read models anew from the journal; returns how many jobs there are."""
+        """Compute the read models again from the journal; return the number of jobs."""
         with self._database.writing() as connection:
-            return read_models.rebuild(connection, at=self._clock())
+            return rebuild(connection, at=self._clock())
 
     def close(self) -> None:
+        """Close the database."""
         self._database.close()
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
 def open_store(url_or_path: str | Path, *, clock: Callable[[], float] = time.time) -> Store:
-    """The store in an SQLite file or a PostgreSQL database, made or migrated if need be."""
+    """Return the store in an SQLite file or a PostgreSQL database; creates or migrates it."""
     with _opening:
         database = _database(url_or_path)
         try:
@@ -88,7 +90,7 @@ def _database(url_or_path: str | Path) -> Database:
     try:
         url = make_url(url_or_path)
     except (ArgumentError, ValueError):
-        # The text itself may hold a password.
+        # The text may contain a password, so it is not shown.
         raise InvalidInput("store", url_or_path.partition("://")[0] + "://...", ALLOWED) from None
     kind = url.get_backend_name()
     if kind == "sqlite" and url.database and url.database != ":memory:":

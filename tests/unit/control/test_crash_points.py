@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -27,7 +28,8 @@ from duetune.core.events import Amend, Cancel, Pause, Resume, UserRequested
 from duetune.core.fleet import Release
 from duetune.errors import InvalidInput
 from duetune.fleets.embedded.cloud_settings import FleetSettings
-from duetune.store import MemoryJournal, open_store
+from duetune.store.memory_journal import MemoryJournal
+from duetune.store.store import open_store
 from duetune.testing import MemoryFleet
 from support.harness import Lessons, Room, Status
 from support.invariants import check_over
@@ -77,7 +79,7 @@ def check_saved(room):
     assert room.status() is Status.SUCCEEDED
     assert room.state().progress.step == 40
     assert len(room.events(kind=UserRequested)) == 3
-    assert room.wishes.pending() == []
+    assert room.requests.pending() == []
 
 
 @pytest.fixture(scope="module")
@@ -189,7 +191,7 @@ def test_a_real_process_is_killed():
     code = (
         "from duetune.control.crash_points import journal_with_crash_points\n"
         "from duetune.core.events import Pause, UserRequested\n"
-        "from duetune.store import MemoryJournal\n"
+        "from duetune.store.memory_journal import MemoryJournal\n"
         "journal = journal_with_crash_points(MemoryJournal())\n"
         "for number in range(4):\n"
         "    journal.append('job', [UserRequested(0.0, number, Pause())], expected=number)\n"
@@ -197,7 +199,7 @@ def test_a_real_process_is_killed():
     )
     done = subprocess.run(
         [sys.executable, "-c", code],
-        env={VARIABLE: "journal.append:after:3"},
+        env={**os.environ, VARIABLE: "journal.append:after:3"},
         capture_output=True,
         text=True,
         check=False,

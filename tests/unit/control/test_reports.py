@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from duetune.control.reports import FolderReports
+from duetune.control.connections import FolderReports
 from duetune.testing.memory_fleet import ManualClock
 from duetune.training.hazard import read_hazard
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from duetune.engine.curve import calibrated
+from duetune.engine.effects import calibrated
 
 PRIOR = (0.0, 3.0, 6.0, 9.0)
 

@@ -62,12 +62,12 @@ class TestLegalMoves:
         with pytest.raises(Bug):
             story.tell(story.events[0])
 
-    def test_nothing_but_wishes_and_lessons_comes_after_the_end(self):
+    def test_nothing_but_requests_and_lessons_comes_after_the_end(self):
         story = Story()
-        story.wish(Cancel())
+        story.request(Cancel())
         story.tell(story.engine.end(moment(0.1)))
         assert story.state.status is Status.CANCELLED
-        story.wish(Resume())
+        story.request(Resume())
         story.tell(Learned(moment(1), "pool", (), ()))
         assert story.state.status is Status.CANCELLED
         for event in (
@@ -83,7 +83,7 @@ class TestLegalMoves:
     def test_a_job_that_stops_decides_no_more(self):
         story = begun()
         observed = story.observed(1.02)
-        story.wish(Cancel(), at=0.5)
+        story.request(Cancel(), at=0.5)
         with pytest.raises(Bug):
             story.tell(observed)
 
@@ -122,7 +122,7 @@ class TestNodes:
 
     def test_a_release_is_said_again_until_the_node_is_gone(self):
         story = begun()
-        story.wish(Pause(), at=0.3)
+        story.request(Pause(), at=0.3)
         story.ask(0.3)
         assert len(of(story.engine.outstanding(), Release)) == 4
         gone = [story.node(name, RELEASED, at=0.3) for name in story.state.nodes]
@@ -235,14 +235,14 @@ class TestHeld:
 
     def test_a_paused_job_still_held_what_runs(self):
         story = begun()
-        story.wish(Pause(), at=0.4)
+        story.request(Pause(), at=0.4)
         assert story.state.held() == Allocation(spot=4)
         story.ask(0.4)
         assert story.state.held() == Allocation()
 
 
 class TestWishes:
-    def test_a_wish_counts_once(self):
+    def test_a_request_counts_once(self):
         story = begun()
         story.tell(UserRequested(moment(0.1), 7, Pause()))
         story.tell(UserRequested(moment(0.2), 8, Resume()))
@@ -251,7 +251,7 @@ class TestWishes:
 
     def test_cancelling_gives_everything_back_and_ends(self):
         story = begun()
-        story.wish(Cancel(), at=0.3)
+        story.request(Cancel(), at=0.3)
         assert story.state.status is Status.STOPPING
         assert story.engine.end(moment(0.3)) is None
         assert len(story.ask(0.3).releases) == 4
@@ -264,31 +264,31 @@ class TestWishes:
 
     def test_the_first_reason_to_stop_counts(self):
         story = begun()
-        story.wish(Cancel(), at=0.3)
+        story.request(Cancel(), at=0.3)
         story.steps(120, at=0.3, phase=Phase.FINISHED, output="out")
-        story.wish(Pause(), at=0.4)
-        story.wish(Resume(), at=0.4)
+        story.request(Pause(), at=0.4)
+        story.request(Resume(), at=0.4)
         assert story.state.status is Status.STOPPING
         assert story.state.ending.status is Status.CANCELLED
 
     def test_a_paused_job_wants_nothing_until_it_is_resumed(self):
         story = begun()
-        story.wish(Pause(), at=0.3)
+        story.request(Pause(), at=0.3)
         story.ask(0.3)
         assert story.slot(1.02).allocation == Allocation()
         assert story.slot(2.02).reason == "paused"
-        story.wish(Resume(), at=2.5)
+        story.request(Resume(), at=2.5)
         assert story.state.slot_is_due(moment(2.5))
         assert story.slot(2.5).allocation == Allocation(spot=4)
 
     def test_resuming_what_is_not_paused_changes_nothing(self):
         story = begun()
-        story.wish(Resume(), at=0.3)
+        story.request(Resume(), at=0.3)
         assert not story.state.slot_is_due(moment(0.3))
 
     def test_new_terms_are_decided_on_at_once(self):
         story = begun()
-        story.wish(Amend(deadline=moment(20), budget=7.0), at=0.5)
+        story.request(Amend(deadline=moment(20), budget=7.0), at=0.5)
         assert story.state.job.deadline == 20
         assert story.state.deadline_at == moment(20)
         assert story.state.slot_is_due(moment(0.5))
@@ -298,7 +298,7 @@ class TestWishes:
         story = Story()
         for slot in range(4):
             story.slot(slot + 0.02)
-        story.wish(Amend(deadline=moment(-3)), at=3.5)
+        story.request(Amend(deadline=moment(-3)), at=3.5)
         assert story.state.job.deadline == 4
 
     @pytest.mark.parametrize(
@@ -314,14 +314,14 @@ class TestWishes:
         """They should not come so far; but a journal that cannot be read again is worse."""
         story = begun(budget=30.0)
         before = story.state.job
-        story.wish(terms, at=0.5)
+        story.request(terms, at=0.5)
         assert story.state.job == before
 
     def test_changing_the_terms_often_is_no_standstill(self):
         story = begun()
         for count in range(3 * STALL_SLOTS):
             at = 0.1 + count / 100
-            story.wish(Amend(deadline=moment(12 + count % 2)), at=at)
+            story.request(Amend(deadline=moment(12 + count % 2)), at=at)
             story.slot(at)
         assert story.state.status is Status.RUNNING
 
@@ -409,7 +409,7 @@ class TestProgress:
 
     def test_a_pause_is_no_standstill(self):
         story = begun()
-        story.wish(Pause(), at=0.3)
+        story.request(Pause(), at=0.3)
         story.ask(0.3)
         story.report(*(story.node(n, RELEASED, at=0.3) for n in story.state.nodes), at=0.3)
         for slot in range(1, 11):
@@ -438,7 +438,7 @@ class TestEnds:
         story = Story()
         story.slot(0.02)
         story.ask(0.02)
-        story.wish(Cancel(), at=0.03)
+        story.request(Cancel(), at=0.03)
         story.ask(0.03)
         assert story.engine.end(moment(0.03)) is None
 

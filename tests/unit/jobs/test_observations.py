@@ -31,7 +31,7 @@ from duetune.knowledge.model.quality import ASSUMED_LENGTH
 from duetune.knowledge.observation import Origin, RunOutcome
 from duetune.knowledge.sources.past_runs import HistorySource
 from duetune.settings import SiteSettings
-from duetune.store import open_store
+from duetune.store.store import open_store
 from duetune.testing.sample_events import submission
 from duetune.training.task import Method as Trained
 from duetune.training.task import TrainingTask, write_task

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from duetune.store import open_store
 from duetune.store.sql_tables import metadata
+from duetune.store.store import open_store
 
 
 @pytest.fixture(params=["sqlite", "postgres"])

@@ -11,7 +11,8 @@ import pytest
 
 from duetune.core.events import Reported
 from duetune.core.fleet import Node, NodeKind, NodeState
-from duetune.store import StoreError, open_store
+from duetune.errors import StoreError
+from duetune.store.store import open_store
 from duetune.testing.sample_events import decision, submission
 
 KILLS = 20

@@ -12,11 +12,13 @@ from sqlalchemy import inspect
 
 import duetune.store
 from duetune.core.events import Status
+from duetune.errors import StoreError
 from duetune.knowledge.configurations.configuration import Method, Precision, Sharding
 from duetune.knowledge.observation import Origin, RunOutcome
-from duetune.store import StoreError, database_schema, open_store
+from duetune.store import database_schema
 from duetune.store import store as store_module
 from duetune.store.sql_tables import REVISIONS, VERSION_TABLE, metadata
+from duetune.store.store import open_store
 from duetune.testing.sample_events import decision
 from support.places import JOURNALS
 
@@ -76,12 +78,12 @@ def test_a_database_of_every_schema_there_was_still_opens(revision, tmp_path):
         before = store.charges()
         assert store.rebuild() == 1
         assert (store.jobs(), store.charges()) == ([row], before)
-        assert store.wishes.pending() == []
+        assert store.requests.pending() == []
         assert store.selector.load("a1b2").payload == b"[3.5,-1.0]"
         (measured,) = store.observations.history()
         assert (measured.configuration.num_gpus, measured.tokens_per_s) == (3, 49152.0)
         assert measured.step_rows == 12
-        assert not store.observations.record(measured)
+        assert store.observations.record_all([measured]) == 0
 
 
 OLD = {

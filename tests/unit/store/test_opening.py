@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from duetune.errors import InvalidInput, MissingExtra
-from duetune.store import StoreError, open_store
+from duetune.errors import InvalidInput, MissingExtra, StoreError
+from duetune.store.store import open_store
 from duetune.testing.sample_events import decision, story
 
 NOBODY = 65534
@@ -171,7 +171,7 @@ def test_a_file_that_cannot_be_written_is_refused(folder_of_nobody):
 def test_a_folder_that_cannot_be_written_is_refused(folder_of_nobody):
     open_store(folder_of_nobody / "a.db").close()
     folder_of_nobody.chmod(0o500)
-    with pytest.raises(InvalidInput, match="a file that can be made"):
+    with pytest.raises(InvalidInput, match="a file that can be created"):
         open_store(folder_of_nobody / "b.db")
     with pytest.raises(InvalidInput, match="a file and a folder that can be written"):
         open_store(folder_of_nobody / "a.db")

@@ -6,7 +6,7 @@ import pytest
 from duetune.core.events import Observed, Reported, Status
 from duetune.core.fleet import Node, NodeKind, NodeState
 from duetune.errors import InvalidInput, NotFound
-from duetune.store import CostBy
+from duetune.store.rows import CostBy
 from duetune.testing.sample_events import story, submission
 
 DAY = 86_400.0

@@ -23,8 +23,9 @@ from duetune.core.progress import Phase, Progress
 from duetune.engine.effects import STALL_SLOTS
 from duetune.engine.engine import Engine
 from duetune.errors import StoreError
-from duetune.store import open_store, read_models
+from duetune.store import database_journal
 from duetune.store.projection import Follower
+from duetune.store.store import open_store
 from duetune.testing import Idle
 from duetune.testing.sample_events import decision, story, submission
 
@@ -60,9 +61,10 @@ def row_after(store, *events):
     return store.job("tuning")
 
 
-def wished(*wishes):
+def requested(*requests):
     return [
-        UserRequested(at=T + 9, wish_id=number, wish=wish) for number, wish in enumerate(wishes)
+        UserRequested(at=T + 9, wish_id=number, wish=request)
+        for number, request in enumerate(requests)
     ]
 
 
@@ -90,7 +92,7 @@ def test_a_document_that_is_not_understood_is_no_hindrance(store, spec):
 
 
 @pytest.mark.parametrize(
-    ("wishes", "status"),
+    ("requests", "status"),
     [
         ((), Status.RUNNING),
         ((Pause(),), Status.PAUSED),
@@ -100,12 +102,12 @@ def test_a_document_that_is_not_understood_is_no_hindrance(store, spec):
         ((Cancel(), Resume(), Pause()), Status.STOPPING),
     ],
 )
-def test_wishes_change_the_status(store, wishes, status):
-    assert row_after(store, SLOT, *wished(*wishes)).status is status
+def test_requests_change_the_status(store, requests, status):
+    assert row_after(store, SLOT, *requested(*requests)).status is status
 
 
 def test_the_terms_can_be_amended_one_by_one(store):
-    row = row_after(store, *wished(Amend(deadline=T + 99), Amend(budget=7.5), Amend()))
+    row = row_after(store, *requested(Amend(deadline=T + 99), Amend(budget=7.5), Amend()))
     assert (row.deadline_at, row.budget) == (T + 99, 7.5)
 
 
@@ -159,7 +161,7 @@ def test_training_that_is_over_stops_the_job(store, phase, reason):
 
 def test_the_end_is_final(store):
     ended = Ended(T + 9, Status.SUCCEEDED, "finished", 12.5, 60.0, T + 8, "/out")
-    row = row_after(store, SLOT, ended, *wished(Cancel()))
+    row = row_after(store, SLOT, ended, *requested(Cancel()))
     assert (row.status, row.reason, row.cost) == (Status.SUCCEEDED, "finished", 12.5)
     assert (row.value, row.finished_at, row.ended_at, row.output) == (60.0, T + 8, T + 9, "/out")
 
@@ -211,7 +213,7 @@ def test_a_command_that_can_never_work_stops_the_job(store):
     row = row_after(store, SLOT, Reported(T + 9, (hopeless,)))
     assert (row.status, row.reason) == (
         Status.STOPPING,
-        "the training command cannot work; see the logs",
+        "the training command cannot run; see the logs",
     )
 
 
@@ -255,7 +257,7 @@ def test_a_worker_that_starts_late_takes_nothing_back(store):
 def test_an_append_does_not_read_the_stream_again(store, monkeypatch):
     store.journal.append("tuning", [SUBMITTED, SLOT], expected=0)
     with monkeypatch.context() as patched:
-        patched.setattr(read_models, "read_stream", None)
+        patched.setattr(database_journal, "read_stream", None)
         for length in range(2, 6):
             store.journal.append("tuning", [decision(1)], expected=length)
     assert store.job("tuning").events == 6
@@ -264,7 +266,7 @@ def test_an_append_does_not_read_the_stream_again(store, monkeypatch):
 def test_what_another_has_appended_is_taken_in(store):
     store.journal.append("tuning", [SUBMITTED, SLOT], expected=0)
     with open_store(store.name) as other:
-        other.journal.append("tuning", wished(Pause()), expected=2)
+        other.journal.append("tuning", requested(Pause()), expected=2)
         store.journal.append("tuning", [decision(1, reason="paused")], expected=3)
         row = store.job("tuning")
         assert (row.status, row.events) == (Status.PAUSED, 4)
@@ -279,9 +281,9 @@ def test_an_append_that_fails_leaves_no_trace_in_the_next(store, monkeypatch):
         raise StoreError("the disk", "is full")
 
     with monkeypatch.context() as patched:
-        patched.setattr(read_models, "_take_wishes", broken)
+        patched.setattr(database_journal, "_take_requests", broken)
         with pytest.raises(StoreError):
-            store.journal.append("tuning", wished(Cancel()), expected=2)
+            store.journal.append("tuning", requested(Cancel()), expected=2)
     store.journal.append("tuning", [decision(1)], expected=2)
     row = store.job("tuning")
     assert (row.status, row.events) == (Status.RUNNING, 3)

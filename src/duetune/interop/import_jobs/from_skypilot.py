@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from duetune.core.job import MAX_GPUS
-from duetune.core.names import NAME
+from duetune.core.job import MAX_GPUS, NAME
 from duetune.interop.import_jobs.foreign_file import masked, truth
 from duetune.interop.import_jobs.foreign_variables import variables
 from duetune.jobs.spec.conversion_notes import OWN_LINES

@@ -21,7 +21,7 @@ from pydantic import (
     model_validator,
 )
 
-from duetune.core.names import NAME, NAME_WORDS
+from duetune.core.job import NAME, NAME_WORDS
 from duetune.errors import InvalidInput
 from duetune.jobs.spec import accelerators as accelerator_words
 from duetune.jobs.spec import variables as environment_words

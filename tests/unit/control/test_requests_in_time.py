@@ -46,12 +46,14 @@ def test_cancelling_again_and_after_the_end_changes_nothing():
     room = Room(learning=Lessons())
     room.submit(steps=20)
     for at in (5.0, 6.0, 9.0):
-        room.at(at, lambda: [room.ask(wish) for wish in (Cancel(), Pause(), Amend(budget=1.0))])
+        room.at(
+            at, lambda: [room.ask(request) for request in (Cancel(), Pause(), Amend(budget=1.0))]
+        )
     room.run()
     check_over(room)
     assert room.status() is Status.SUCCEEDED
     assert room.events(kind=UserRequested) == []
-    assert room.wishes.pending() == []
+    assert room.requests.pending() == []
 
 
 def test_a_job_that_is_done_when_it_is_cancelled_ends_once():
@@ -125,8 +127,8 @@ def test_an_earlier_deadline_makes_it_hurry():
         room = Room(dear)
         room.submit(steps=50, deadline=16, policy="guarded:maximal_spot", value=500.0)
         if moved:
-            wish = Amend(deadline=room.began + moved * SLOT_S)
-            room.at(1.3, lambda room=room, wish=wish: room.ask(wish))
+            request = Amend(deadline=room.began + moved * SLOT_S)
+            room.at(1.3, lambda room=room, request=request: room.ask(request))
         room.run()
         check_over(room)
         assert room.status() is Status.SUCCEEDED
@@ -142,8 +144,8 @@ def test_a_later_deadline_lets_it_wait():
         room = Room(market)
         room.submit(steps=30, deadline=6, value=500.0, policy="guarded:maximal_spot")
         if later:
-            wish = Amend(deadline=room.began + 20 * SLOT_S)
-            room.at(0.3, lambda room=room, wish=wish: room.ask(wish))
+            request = Amend(deadline=room.began + 20 * SLOT_S)
+            room.at(0.3, lambda room=room, request=request: room.ask(request))
         room.run(slots=60)
         check_over(room)
         assert room.status() is Status.SUCCEEDED
@@ -193,8 +195,8 @@ def test_a_higher_budget_lets_it_go_on():
     assert waiting.allocation == Allocation()
 
 
-def test_a_wish_counts_once_however_often_the_controller_dies():
-    for point in ("journal.append:before", "journal.append:after", "wishes.pending:after"):
+def test_a_request_counts_once_however_often_the_controller_dies():
+    for point in ("journal.append:before", "journal.append:after", "requests.pending:after"):
         for passage in range(1, 12):
             room = Room(PLENTY, poll_s=300.0)
             room.submit(steps=40)
@@ -206,7 +208,7 @@ def test_a_wish_counts_once_however_often_the_controller_dies():
             assert room.status() is Status.SUCCEEDED
 
 
-def test_wishes_for_a_job_that_was_submitted_a_moment_ago_are_not_late():
+def test_requests_for_a_job_that_was_submitted_a_moment_ago_are_not_late():
     """Submitted and cancelled after the controller had looked which jobs there are."""
     room = Room(PLENTY)
     room.submit("other", steps=40)
@@ -227,7 +229,7 @@ def test_wishes_for_a_job_that_was_submitted_a_moment_ago_are_not_late():
     check_over(room, "other")
 
 
-def test_wishes_while_the_fleet_is_unreachable_wait_for_it():
+def test_requests_while_the_fleet_is_unreachable_wait_for_it():
     room = Room(PLENTY)
     room.submit(steps=100)
     room.at(1.5, lambda: setattr(room.fleet, "unreachable", True))
@@ -243,8 +245,8 @@ def test_many_amendments_are_decided_on_each_and_harm_nothing():
     room = Room(PLENTY)
     room.submit(steps=40, budget=100.0)
     for number in range(30):
-        wish = Amend(deadline=room.began + (10 + number % 3) * SLOT_S, budget=90.0 + number % 7)
-        room.at(0.2 + number * 0.04, lambda wish=wish: room.ask(wish))
+        request = Amend(deadline=room.began + (10 + number % 3) * SLOT_S, budget=90.0 + number % 7)
+        room.at(0.2 + number * 0.04, lambda request=request: room.ask(request))
     room.run()
     check_over(room)
     assert room.status() is Status.SUCCEEDED
