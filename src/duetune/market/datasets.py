@@ -17,14 +17,15 @@ import numpy as np
 
 from duetune.core.market import MarketTrace, Pool
 from duetune.errors import InvalidInput, NotFound
-from duetune.market import frames
 from duetune.market.resample import Availability, availability_named, resample
 from duetune.market.slot_grid import Gaps, GridObservations, one_trace, place
+from duetune.market.tabular import numbers_of, read_frame, texts_of, times_of
 from duetune.market.timestamps import EPOCH, microseconds
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    import polars as pl
     from numpy.typing import NDArray
 
 FORTY_FIVE_DAYS = "availability/1-node/aws-02-15-2023"
@@ -62,23 +63,21 @@ def h100_counts(
     gap, of 110 minutes, is held by default.
     """
     columns = ("zone", "ts", "available", "spot_usd_gpu_h", "ondemand_usd_gpu_h")
-    frame = frames.read_frame(data_file("h100_counts.parquet"), columns).sort("zone", "ts")
-    names = frames.texts_of(frame, "zone")
+    frame = read_frame(data_file("h100_counts.parquet"), columns).sort("zone", "ts")
+    names = texts_of(frame, "zone")
     chosen = select("zones", zones, names)
     frame = frame.filter(frame.get_column("zone").is_in(chosen))
-    names = frames.texts_of(frame, "zone")
+    names = texts_of(frame, "zone")
     observations = GridObservations(
-        times=frames.times_of(frame, "ts"),
+        times=times_of(frame, "ts"),
         pool_index=np.array([chosen.index(zone) for zone in names], dtype=np.int64),
         pools=tuple(Pool(zone, "H100", zone) for zone in chosen),
-        spot_usd_gpu_h=frames.numbers_of(frame, "spot_usd_gpu_h"),
-        on_demand_usd_gpu_h=frames.numbers_of(frame, "ondemand_usd_gpu_h"),
-        available=frames.numbers_of(frame, "available").astype(np.int64),
+        spot_usd_gpu_h=numbers_of(frame, "spot_usd_gpu_h"),
+        on_demand_usd_gpu_h=numbers_of(frame, "ondemand_usd_gpu_h"),
+        available=numbers_of(frame, "available").astype(np.int64),
     )
     grid = place(observations)
     trace = one_trace(grid, gaps=gaps, max_hold_hours=max_hold_hours, name="h100-counts")
-    if slot_hours is None:
-        return trace
     return resample(trace, slot_hours, availability=availability)
 
 
@@ -94,19 +93,19 @@ def v100_paired(
     """
     counts = _COUNTS[availability_named(availability)]
     columns = ("trace_id", "zone", "slot", "ts_assumed", counts, "spot_usd_h", "ondemand_usd_h")
-    frame = frames.read_frame(data_file("v100_2023_paired_slots.parquet"), columns)
+    frame = read_frame(data_file("v100_2023_paired_slots.parquet"), columns)
     frame = frame.sort("trace_id", "slot")
-    known = frames.texts_of(frame, "trace_id")
+    known = texts_of(frame, "trace_id")
     chosen = _traces_of(trace_set, zones, known)
     frame = frame.filter(frame.get_column("trace_id").is_in(chosen))
-    names = frames.texts_of(frame, "trace_id")
+    names = texts_of(frame, "trace_id")
     observations = GridObservations(
-        times=frames.times_of(frame, "ts_assumed"),
+        times=times_of(frame, "ts_assumed"),
         pool_index=np.array([chosen.index(name) for name in names], dtype=np.int64),
         pools=tuple(Pool(zone_of(name), "V100", zone_of(name)) for name in chosen),
-        spot_usd_gpu_h=frames.numbers_of(frame, "spot_usd_h"),
-        on_demand_usd_gpu_h=frames.numbers_of(frame, "ondemand_usd_h"),
-        available=np.floor(frames.numbers_of(frame, counts)).astype(np.int64),
+        spot_usd_gpu_h=numbers_of(frame, "spot_usd_h"),
+        on_demand_usd_gpu_h=numbers_of(frame, "ondemand_usd_h"),
+        available=np.floor(numbers_of(frame, counts)).astype(np.int64),
     )
     grid = place(observations, 0.5)
     return one_trace(grid, gaps=Gaps.ERROR, max_hold_hours=0.0, name=trace_set)
@@ -127,13 +126,10 @@ def spot_traces_slots(
         raise InvalidInput("slot_hours", slot_hours, "0.5 or 1; spot_traces_ticks has the rest")
     counts = _COUNTS[availability_named(availability)]
     columns = ("trace_id", "slot_seconds", "slot", counts, "spot_usd_h")
-    frame = frames.read_frame(data_file("spot_traces_slots.parquet"), columns)
+    frame = read_frame(data_file("spot_traces_slots.parquet"), columns)
     frame = frame.filter(frame.get_column("slot_seconds") == round(slot_hours * 3600))
     chosen = _series(trace_set, zones, accelerator)
-    rows: list[tuple[NDArray[np.float64], NDArray[np.float64]]] = []
-    for series in chosen:
-        part = frame.filter(frame.get_column("trace_id") == series.trace_id).sort("slot")
-        rows.append((frames.numbers_of(part, counts), frames.numbers_of(part, "spot_usd_h")))
+    rows = _rows(frame, chosen, "slot", counts)
     return _joined(chosen, rows, slot_hours, spot_usd_gpu_h, on_demand_usd_gpu_h)
 
 
@@ -149,17 +145,11 @@ def spot_traces_ticks(
 ) -> MarketTrace:
     """The spot-traces sets at their own ticks of 30 to 600 s, or resampled to any slot."""
     columns = ("trace_id", "tick", "available_nodes", "spot_usd_h")
-    frame = frames.read_frame(data_file("spot_traces_ticks.parquet"), columns)
+    frame = read_frame(data_file("spot_traces_ticks.parquet"), columns)
     chosen = _series(trace_set, zones, accelerator)
-    rows: list[tuple[NDArray[np.float64], NDArray[np.float64]]] = []
-    for series in chosen:
-        part = frame.filter(frame.get_column("trace_id") == series.trace_id).sort("tick")
-        nodes, price = (frames.numbers_of(part, column) for column in columns[2:])
-        rows.append((nodes, price))
+    rows = _rows(frame, chosen, "tick", "available_nodes")
     tick_hours = chosen[0].gap_seconds / 3600
     trace = _joined(chosen, rows, tick_hours, spot_usd_gpu_h, on_demand_usd_gpu_h)
-    if slot_hours is None:
-        return trace
     return resample(trace, slot_hours, availability=availability)
 
 
@@ -210,6 +200,16 @@ def _series(trace_set: str, zones: Sequence[str] | None, accelerator: str | None
         starts = sorted({series.start.isoformat() for series in chosen})
         raise InvalidInput("zones", wanted, f"zones with one start time, not {starts}")
     return chosen
+
+
+def _rows(
+    frame: pl.DataFrame, chosen: list[_Series], order: str, counts: str
+) -> list[tuple[NDArray[np.float64], NDArray[np.float64]]]:
+    rows = []
+    for series in chosen:
+        part = frame.filter(frame.get_column("trace_id") == series.trace_id).sort(order)
+        rows.append((numbers_of(part, counts), numbers_of(part, "spot_usd_h")))
+    return rows
 
 
 def _joined(

@@ -12,9 +12,8 @@ import numpy as np
 from duetune.core.market import MarketTrace, Pool
 from duetune.errors import InvalidInput
 from duetune.market.resample import with_availability
-from duetune.market.slot_grid import Gaps, one_trace
-from duetune.market.step_functions import Steps, step_grid, whole_slot_after
-from duetune.market.timestamps import aware_microseconds, moment_at, parse_moment
+from duetune.market.slot_grid import Gaps, Steps, one_trace, step_grid, time_range
+from duetune.market.timestamps import moment_at, parse_moment
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -155,12 +154,9 @@ def load_aws_price_history(
     steps = [_steps(series[pool.name], on_demand_usd_gpu_h) for pool in pools]
     first = max(int(step.times[0]) for step in steps)
     last = max(int(step.times[-1]) for step in steps)
-    begin = (
-        whole_slot_after(first, slot_hours) if start is None else aware_microseconds(start, "start")
-    )
+    begin, end = time_range(first, last, slot_hours, start, stop)
     if begin < first:
         raise InvalidInput("start", str(start), f"not before {moment_at(first).isoformat()}")
-    end = last if stop is None else aware_microseconds(stop, "stop")
     grid = step_grid(pools, steps, begin, end, slot_hours, max_hold_hours)
     held = 0.0 if max_hold_hours is None else max_hold_hours
     prices = one_trace(grid, gaps=gaps, max_hold_hours=held, name=name or path.stem)
@@ -220,10 +216,6 @@ def _price(value: str | float, number: int, time: str) -> float:
 
 def _steps(prices: dict[int, float], on_demand_usd_gpu_h: float) -> Steps:
     times = np.array(sorted(prices), dtype=np.int64)
-    return Steps(
-        times=times,
-        spot_usd_gpu_h=np.array([prices[int(time)] for time in times]),
-        on_demand_usd_gpu_h=np.full(times.size, on_demand_usd_gpu_h, dtype=np.float64),
-        available=np.zeros(times.size, dtype=np.int64),
-        confirmed=times,
-    )
+    spot = np.array([prices[int(time)] for time in times])
+    on_demand = np.full(times.size, on_demand_usd_gpu_h, dtype=np.float64)
+    return Steps.of_prices(times, spot, on_demand, times)

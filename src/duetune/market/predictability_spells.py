@@ -72,10 +72,8 @@ def spells_of(state: NDArray[np.bool_]) -> SpellStatistics:
 
 def kaplan_meier(spells: SpellStatistics) -> NDArray[np.float64]:
     """The share of spells longer than 0, 1, 2, ... slots; ends with what the longest tells."""
-    longest = int(spells.slots.max(initial=0))
-    ended = np.bincount(spells.slots[spells.ended], minlength=longest + 1)
-    at_risk = _at_risk(spells, longest)
-    hazard = np.divide(ended[1:], at_risk, out=np.zeros(longest), where=at_risk > 0)
+    at_risk, ended = _at_risk(spells)
+    hazard = np.divide(ended, at_risk, out=np.zeros(at_risk.size), where=at_risk > 0)
     return np.concatenate(([1.0], np.cumprod(1 - hazard)))
 
 
@@ -134,15 +132,15 @@ def _code_length(ones: int, zeros: int) -> float:
     return (nats - math.lgamma(ones + 0.5) - math.lgamma(zeros + 0.5)) / math.log(2)
 
 
-def _at_risk(spells: SpellStatistics, longest: int) -> NDArray[np.int64]:
-    """How many spells were known to reach slot 1, 2, ... and to go on or end there.
+def _at_risk(spells: SpellStatistics) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return, for ages 1, 2, ... slots, how many spells could end at that age and how many did.
 
-    A spell cut off after n slots says nothing of its nth slot's end.
+    A spell that the trace cuts off after n slots says nothing about its end at age n.
     """
-    lasting = spells.slots - ~spells.ended
-    counts = np.bincount(lasting, minlength=longest + 1)
+    longest = int(spells.slots.max(initial=0))
+    counts = np.bincount(spells.slots - ~spells.ended, minlength=longest + 1)
     reached: NDArray[np.int64] = counts[::-1].cumsum()[::-1][1 : longest + 1]
-    return reached
+    return reached, np.bincount(spells.slots[spells.ended], minlength=longest + 1)[1:]
 
 
 def _left_at(left: NDArray[np.float64], hours: float, slot_hours: float) -> float | None:
@@ -155,10 +153,8 @@ def _left_at(left: NDArray[np.float64], hours: float, slot_hours: float) -> floa
 
 
 def _hazards(spells: SpellStatistics, slot_hours: float) -> tuple[SpellHazard, ...]:
-    longest = int(spells.slots.max())
-    at_risk = _at_risk(spells, longest)
-    ended = np.bincount(spells.slots[spells.ended], minlength=longest + 1)[1:]
-    age = np.arange(longest) * slot_hours
+    at_risk, ended = _at_risk(spells)
+    age = np.arange(at_risk.size) * slot_hours
     found: list[SpellHazard] = []
     for low, high in itertools.pairwise(AGE_HOURS):
         inside = (age >= low - 1e-9) & (age < high - 1e-9)
@@ -170,14 +166,12 @@ def _hazards(spells: SpellStatistics, slot_hours: float) -> tuple[SpellHazard, .
 
 
 def _age_trend(spells: SpellStatistics) -> float | None:
-    longest = int(spells.slots.max())
-    at_risk = _at_risk(spells, longest)
-    ended = np.bincount(spells.slots[spells.ended], minlength=longest + 1)[1:]
+    at_risk, ended = _at_risk(spells)
     exposed = int(at_risk.sum())
     if not exposed:
         return None
     rate = ended.sum() / exposed
-    age = np.log(np.arange(1, longest + 1))
+    age = np.log(np.arange(1, at_risk.size + 1))
     mean = float((at_risk * age).sum() / exposed)
     spread = rate * (1 - rate) * float((at_risk * (age - mean) ** 2).sum())
     if spread <= 1e-12:

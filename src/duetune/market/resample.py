@@ -11,7 +11,12 @@ import numpy as np
 
 from duetune.core.market import MarketTrace
 from duetune.errors import InvalidInput
-from duetune.market.timestamps import MICROSECONDS_PER_HOUR, aware_microseconds, microseconds
+from duetune.market.timestamps import (
+    MICROSECONDS_PER_HOUR,
+    aware_microseconds,
+    checked_slot_hours,
+    microseconds,
+)
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -38,7 +43,7 @@ def availability_named(mode: Availability | str) -> Availability:
 
 
 def resample(
-    trace: MarketTrace, slot_hours: float, *, availability: Availability | str = "min"
+    trace: MarketTrace, slot_hours: float | None, *, availability: Availability | str = "min"
 ) -> MarketTrace:
     """The same market in slots of another length, from the same start.
 
@@ -46,9 +51,7 @@ def resample(
     slot; ``mean`` is rounded down. A last slot that the trace does not fill is left out.
     """
     mode = availability_named(availability)
-    if not (np.isfinite(slot_hours) and slot_hours > 0):
-        raise InvalidInput("slot_hours", slot_hours, "a positive number of hours")
-    if slot_hours == trace.slot_hours:
+    if slot_hours is None or checked_slot_hours(slot_hours) == trace.slot_hours:
         return trace
     ratio = slot_hours / trace.slot_hours
     count = int(np.floor(trace.slots / ratio + SAME_EDGE))

@@ -22,6 +22,7 @@ import numpy as np
 
 from duetune.core.market import MarketTrace
 from duetune.errors import InvalidInput
+from duetune.market.timestamps import checked_slot_hours
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -69,8 +70,7 @@ def scenarios(
     for field, number in (("slots", slots), ("count", count)):
         if number < 1:
             raise InvalidInput(field, number, "1 or more")
-    if not slot_hours > 0:
-        raise InvalidInput("slot_hours", slot_hours, "a positive number of hours")
+    checked_slot_hours(slot_hours)
     if history is not None and not math.isclose(history.slot_hours, slot_hours):
         allowed = f"slots of {slot_hours:g} hours, as the market has now"
         raise InvalidInput("history", history.slot_hours, allowed)

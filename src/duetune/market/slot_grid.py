@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
@@ -10,7 +12,19 @@ from numpy.typing import NDArray
 
 from duetune.core.market import MarketTrace, Pool
 from duetune.errors import InvalidInput
-from duetune.market.timestamps import EPOCH, MICROSECONDS_PER_HOUR, moment_at, written
+from duetune.market.timestamps import (
+    EPOCH,
+    MICROSECONDS_PER_HOUR,
+    aware_microseconds,
+    checked_slot_hours,
+    moment_at,
+    written,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from datetime import datetime
+
 
 LARGEST_GRID = 50_000_000
 OFF_GRID = 0.1
@@ -90,13 +104,11 @@ def place(observations: GridObservations, slot_hours: float | None = None) -> Gr
     times, rows = observations.times, observations.pool_index
     if slot_hours is None:
         slot_hours = _usual_step(observations) / MICROSECONDS_PER_HOUR
-    if not (np.isfinite(slot_hours) and slot_hours > 0):
-        raise InvalidInput("slot_hours", slot_hours, "a positive number of hours")
-    start = int(times.min())
-    position = (times - start) / (slot_hours * MICROSECONDS_PER_HOUR)
+    start, slot = int(times.min()), checked_slot_hours(slot_hours) * MICROSECONDS_PER_HOUR
+    position = (times - start) / slot
     slots = np.rint(position).astype(np.int64)
-    # Microseconds are as fine as written times get, whatever the slot length.
-    tolerance = OFF_GRID + 1 / (slot_hours * MICROSECONDS_PER_HOUR)
+    # Written times are rounded to microseconds, whatever the slot length.
+    tolerance = OFF_GRID + 1 / slot
     off = np.abs(position - slots) > tolerance
     if off.any():
         row = int(np.flatnonzero(off)[0])
@@ -215,3 +227,90 @@ def _cut(grid: Grid, first: int, stop: int, name: str) -> MarketTrace:
         start=None if moment == EPOCH else moment,
         name=name,
     )
+
+
+class Steps(msgspec.Struct, frozen=True, eq=False):
+    """One pool's events in order of time; a NaN price means that there was none.
+
+    ``confirmed`` are the moments at which someone looked, whether or not anything had changed.
+    """
+
+    times: NDArray[np.int64]
+    spot_usd_gpu_h: NDArray[np.float64]
+    on_demand_usd_gpu_h: NDArray[np.float64]
+    available: NDArray[np.int64]
+    confirmed: NDArray[np.int64]
+
+    @classmethod
+    def of_prices(
+        cls,
+        times: NDArray[np.int64],
+        spot_usd_gpu_h: NDArray[np.float64],
+        on_demand_usd_gpu_h: NDArray[np.float64],
+        confirmed: NDArray[np.int64],
+    ) -> Steps:
+        unknown = np.zeros(times.size, dtype=np.int64)
+        return cls(times, spot_usd_gpu_h, on_demand_usd_gpu_h, unknown, confirmed)
+
+
+def whole_slot_after(time: int, slot_hours: float) -> int:
+    """The first moment from ``time`` on that is a whole number of slots after 1970."""
+    slot = checked_slot_hours(slot_hours) * MICROSECONDS_PER_HOUR
+    return round(math.ceil(time / slot) * slot)
+
+
+def time_range(
+    first: int, last: int, slot_hours: float, start: datetime | None, stop: datetime | None
+) -> tuple[int, int]:
+    begin = (
+        whole_slot_after(first, slot_hours) if start is None else aware_microseconds(start, "start")
+    )
+    return begin, last if stop is None else aware_microseconds(stop, "stop")
+
+
+def step_grid(
+    pools: tuple[Pool, ...],
+    steps: Sequence[Steps],
+    begin: int,
+    end: int,
+    slot_hours: float,
+    max_hold_hours: float | None,
+) -> Grid:
+    """The slots that end by ``end``. A slot is absent before the first event, where a price is
+    NaN, and wherever it begins between two looks more than ``max_hold_hours`` apart: a value
+    is never carried into such a blind stretch."""
+    slot = checked_slot_hours(slot_hours) * MICROSECONDS_PER_HOUR
+    count = int(np.floor((end - begin) / slot + 1e-9))
+    if count < 1 or count * len(pools) > LARGEST_GRID:
+        asked = f"{written(begin)} to {written(end)}"
+        raise InvalidInput("time range", asked, f"at least one slot of {slot_hours:g} h")
+    starts = begin + np.rint(np.arange(count) * slot).astype(np.int64)
+    shape = (len(pools), count)
+    spot, on_demand = np.zeros(shape), np.zeros(shape)
+    available = np.zeros(shape, dtype=np.int64)
+    present = np.zeros(shape, dtype=np.bool_)
+    for row, step in enumerate(steps):
+        event = np.searchsorted(step.times, starts, side="right") - 1
+        known = event >= 0
+        event = np.maximum(event, 0)
+        if max_hold_hours is not None:
+            known &= ~_blind(starts, step.confirmed, max_hold_hours * MICROSECONDS_PER_HOUR)
+        known &= np.isfinite(step.spot_usd_gpu_h[event])
+        known &= np.isfinite(step.on_demand_usd_gpu_h[event])
+        present[row] = known
+        spot[row] = np.where(known, step.spot_usd_gpu_h[event], 0.0)
+        on_demand[row] = np.where(known, step.on_demand_usd_gpu_h[event], 0.0)
+        available[row] = np.where(known, step.available[event], 0)
+    return Grid(begin, slot_hours, pools, spot, on_demand, available, present)
+
+
+def _blind(
+    starts: NDArray[np.int64], confirmed: NDArray[np.int64], longest: float
+) -> NDArray[np.bool_]:
+    before = np.searchsorted(confirmed, starts, side="right") - 1
+    after = np.minimum(before + 1, confirmed.size - 1)
+    last = confirmed[np.maximum(before, 0)]
+    # After the last look there is no next one: what counts is how long ago that was.
+    until = np.where(before + 1 < confirmed.size, confirmed[after], starts)
+    blind: NDArray[np.bool_] = (starts > last) & (until - last > longest)
+    return blind

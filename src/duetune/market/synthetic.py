@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import msgspec
 import numpy as np
@@ -29,6 +29,8 @@ LOWEST_RATIO = 0.08
 
 
 LARGEST = 10_000_000
+
+Member = TypeVar("Member", bound=StrEnum)
 
 
 class MarketKind(StrEnum):
@@ -84,8 +86,8 @@ def synthetic_market(
     ``price_level`` multiplies the spot price and ``availability_level`` the counts (never above
     ``max_available``) after all is drawn, so that markets of one seed differ in nothing else.
     """
-    recipe = _recipe(kind)
-    motion = _motion(price_motion)
+    kind = _member(MarketKind, "kind", kind)
+    motion = _member(PriceMotion, "price_motion", price_motion)
     if (seed is None) == (random is None):
         raise InvalidInput("seed", seed, "either seed or random, and not both")
     for field, value in (("slots", slots), ("max_available", max_available)):
@@ -103,11 +105,11 @@ def synthetic_market(
         raise InvalidInput("availability_level", availability_level, "zero or more")
 
     generator = np.random.default_rng(seed) if random is None else random
-    conditions = recipe(generator, slots, slot_hours)
+    conditions = SYNTHETIC_MARKETS[kind](generator, slots, slot_hours)
     counts = _counts(generator, conditions, slot_hours, max_available)
     ratio = _ratios(generator, conditions, slot_hours, motion)
     scaled = np.floor(counts * availability_level + 0.5).astype(np.int64)
-    title = name or f"synthetic-{MarketKind(kind)}" + ("" if seed is None else f"-{seed}")
+    title = name or f"synthetic-{kind}" + ("" if seed is None else f"-{seed}")
     return MarketTrace.single(
         # Grouped so that the price per hour is a float of its own: files then keep every bit.
         (ratio * (on_demand_usd_gpu_h * price_level)) * slot_hours,
@@ -119,18 +121,12 @@ def synthetic_market(
     )
 
 
-def _recipe(kind: MarketKind | str) -> MarketRecipe:
+def _member(kind: type[Member], field: str, value: str) -> Member:
+    """Return the member of an enumeration that a user has named."""
     try:
-        return SYNTHETIC_MARKETS[MarketKind(kind)]
+        return kind(value)
     except ValueError:
-        raise InvalidInput("kind", kind, f"one of {', '.join(MarketKind)}") from None
-
-
-def _motion(motion: PriceMotion | str) -> PriceMotion:
-    try:
-        return PriceMotion(motion)
-    except ValueError:
-        raise InvalidInput("price_motion", motion, "slow or volatile") from None
+        raise InvalidInput(field, value, f"one of {', '.join(kind)}") from None
 
 
 def diurnal(random: np.random.Generator, slots: int, slot_hours: float) -> Conditions:

@@ -13,8 +13,7 @@ import msgspec
 import numpy as np
 
 from duetune.core.market import MarketTrace, Pool
-from duetune.errors import InvalidInput
-from duetune.market import frames
+from duetune.errors import InvalidInput, MissingExtra
 from duetune.market.slot_grid import GridObservations
 from duetune.market.timestamps import (
     EPOCH,
@@ -25,10 +24,65 @@ from duetune.market.timestamps import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from pathlib import Path
 
+    import polars as pl
     from numpy.typing import NDArray
+
+
+def read_frame(path: Path, columns: Sequence[str] | None = None) -> pl.DataFrame:
+    """A Parquet file; with ``columns``, only those, all of which must be there."""
+    try:
+        import polars as pl  # noqa: PLC0415  an optional part, and slow to import
+    except ImportError:
+        raise MissingExtra("reading Parquet files", "parquet") from None
+    try:
+        present = pl.read_parquet_schema(path)
+        missing = [column for column in columns or () if column not in present]
+        if missing:
+            raise InvalidInput(f"columns of {path.name}", list(present), ", ".join(missing))
+        return pl.read_parquet(path, columns=list(columns) if columns else None)
+    except (pl.exceptions.PolarsError, OSError) as error:
+        reason = " ".join(str(error).split())[:120]
+        raise InvalidInput("trace file", str(path), f"a readable Parquet file ({reason})") from None
+
+
+def write_frame(path: Path, columns: Mapping[str, object]) -> None:
+    try:
+        import polars as pl  # noqa: PLC0415  an optional part, and slow to import
+    except ImportError:
+        raise MissingExtra("writing Parquet files", "parquet") from None
+    pl.DataFrame(columns).with_columns(pl.col("time").cast(pl.Datetime("us", "UTC"))).write_parquet(
+        path
+    )
+
+
+def times_of(frame: pl.DataFrame, column: str) -> NDArray[np.int64]:
+    """A column of times with a zone, as microseconds since 1970."""
+    values = frame.get_column(column)
+    zone = getattr(values.dtype, "time_zone", None)
+    if zone is None:
+        raise InvalidInput(column, str(values.dtype), "times with a time zone")
+    missing = np.flatnonzero(values.is_null().to_numpy())
+    if missing.size:
+        raise InvalidInput(f"{column} in row {int(missing[0]) + 1}", None, "a time")
+    return values.dt.epoch("us").to_numpy().astype(np.int64)
+
+
+def numbers_of(frame: pl.DataFrame, column: str) -> NDArray[np.float64]:
+    """A column of numbers; what is missing is NaN."""
+    values = frame.get_column(column)
+    if values.null_count() == len(values):
+        return np.full(len(values), np.nan)
+    if not values.dtype.is_numeric():
+        raise InvalidInput(column, str(values.dtype), "a column of numbers")
+    return values.to_numpy().astype(np.float64)
+
+
+def texts_of(frame: pl.DataFrame, column: str) -> list[str]:
+    return ["" if value is None else str(value) for value in frame.get_column(column)]
+
 
 COLUMNS = (
     "time",
@@ -75,59 +129,54 @@ def read_csv(path: Path, constants: Constants) -> tuple[GridObservations, float 
             where = f"row {number} of {path.name}"
             raise InvalidInput(where, f"{len(row)} fields", f"{len(header)}, as in the header")
     table = dict(zip(header, zip(*rows, strict=True), strict=True))
-
-    def numbers(column: str) -> NDArray[np.float64]:
-        if constants.stands_for(column):
-            return constants.fill(column, len(rows))
-        return _numbers(table[column], column)
-
-    times = [
-        parse_moment(text, f"time in row {number}")
-        for number, text in enumerate(table["time"], start=1)
-    ]
     labels = [table.get(column, ("",) * len(rows)) for column in _PLACES]
-    return _observations(
-        np.array(times, dtype=np.int64),
-        list(zip(*labels, strict=True)),
-        numbers("spot_usd_gpu_h"),
-        numbers("on_demand_usd_gpu_h"),
-        numbers("available"),
-    ), _stated(numbers("slot_hours") if "slot_hours" in table else None)
+    return _read(
+        _moments(table["time"]), labels, header, constants, lambda column: _numbers(table, column)
+    )
 
 
 def read_parquet(path: Path, constants: Constants) -> tuple[GridObservations, float | None]:
     """The rows, and the slot length where the file states it."""
-    frame = frames.read_frame(path)
+    frame = read_frame(path)
     _require(frame.columns, constants, path.name)
     if not frame.height:
         raise InvalidInput("trace file", str(path), "at least one row; this file has none")
 
-    def numbers(column: str) -> NDArray[np.float64]:
-        if constants.stands_for(column):
-            return constants.fill(column, frame.height)
-        return frames.numbers_of(frame, column)
-
-    if str(frame.schema["time"]) == "String":
-        times = np.array(
-            [
-                parse_moment(text, f"time in row {number}")
-                for number, text in enumerate(frame.get_column("time"), start=1)
-            ],
-            dtype=np.int64,
-        )
-    else:
-        times = frames.times_of(frame, "time")
+    times = frame.get_column("time")
     labels = [
-        frames.texts_of(frame, column) if column in frame.columns else [""] * frame.height
+        texts_of(frame, column) if column in frame.columns else [""] * frame.height
         for column in _PLACES
     ]
-    return _observations(
-        times,
-        list(zip(*labels, strict=True)),
-        numbers("spot_usd_gpu_h"),
-        numbers("on_demand_usd_gpu_h"),
-        numbers("available"),
-    ), _stated(numbers("slot_hours") if "slot_hours" in frame.columns else None)
+    return _read(
+        _moments(times) if str(times.dtype) == "String" else times_of(frame, "time"),
+        labels,
+        frame.columns,
+        constants,
+        lambda column: numbers_of(frame, column),
+    )
+
+
+def _read(
+    times: NDArray[np.int64],
+    labels: Sequence[Sequence[str]],
+    columns: Sequence[str],
+    constants: Constants,
+    column_of: Callable[[str], NDArray[np.float64]],
+) -> tuple[GridObservations, float | None]:
+    def numbers(column: str) -> NDArray[np.float64]:
+        if constants.stands_for(column):
+            return constants.fill(column, times.size)
+        return column_of(column)
+
+    values = (numbers(column) for column in ("spot_usd_gpu_h", "on_demand_usd_gpu_h", "available"))
+    observations = _observations(times, list(zip(*labels, strict=True)), *values)
+    return observations, _stated(numbers("slot_hours") if "slot_hours" in columns else None)
+
+
+def _moments(texts: Iterable[str]) -> NDArray[np.int64]:
+    rows = enumerate(texts, start=1)
+    times = [parse_moment(text, f"time in row {number}") for number, text in rows]
+    return np.array(times, dtype=np.int64)
 
 
 def write_csv(trace: MarketTrace, path: Path) -> None:
@@ -157,7 +206,7 @@ def write_parquet(trace: MarketTrace, path: Path) -> None:
         "available": trace.available.ravel(),
         "slot_hours": np.full(times.size, trace.slot_hours),
     }
-    frames.write_frame(path, columns)
+    write_frame(path, columns)
 
 
 def per_hour(per_slot: NDArray[np.float64], slot_hours: float) -> NDArray[np.float64]:
@@ -194,9 +243,9 @@ def _require(header: Sequence[str], constants: Constants, name: str) -> None:
         raise InvalidInput(f"columns of {name}", list(header), f"also {', '.join(missing)}")
 
 
-def _numbers(texts: Sequence[str], column: str) -> NDArray[np.float64]:
-    values = np.empty(len(texts))
-    for index, text in enumerate(texts):
+def _numbers(table: Mapping[str, Sequence[str]], column: str) -> NDArray[np.float64]:
+    values = np.empty(len(table[column]))
+    for index, text in enumerate(table[column]):
         try:
             values[index] = float(text)
         except ValueError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from datetime import UTC, datetime, timedelta
 
 from duetune.errors import InvalidInput
@@ -9,6 +10,12 @@ from duetune.errors import InvalidInput
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 MICROSECONDS_PER_HOUR = 3_600_000_000
 _MICROSECOND = timedelta(microseconds=1)
+
+
+def checked_slot_hours(slot_hours: float) -> float:
+    if not (math.isfinite(slot_hours) and slot_hours > 0):
+        raise InvalidInput("slot_hours", slot_hours, "a positive number of hours")
+    return slot_hours
 
 
 def microseconds(moment: datetime) -> int:

@@ -88,8 +88,7 @@ def load_trace(
         )
     if pool is not None:
         trace = trace.pool(pool)
-    if slot_hours is not None:
-        trace = resample(trace, slot_hours, availability=availability)
+    trace = resample(trace, slot_hours, availability=availability)
     return trace if available is None else with_availability(trace, available)
 
 

@@ -58,15 +58,14 @@ class Ahap(CompiledPolicy, frozen=True):
 
     @property
     def name(self) -> str:
-        parts = ["ahap", f"{self.window}", f"{self.commitment}", f"{short(self.threshold)}"]
-        parts += [f"{short(self.outlook)}", f"{short(self.patience)}"]
-        if not self.thrifty:
-            parts.append("lavish")
-        if self.refuse_dear_spot:
-            parts.append("refuse")
-        if self.virtual:
-            parts.append("virtual")
-        return ":".join(parts)
+        numbers = (self.window, self.commitment, self.threshold, self.outlook, self.patience)
+        options = (
+            (not self.thrifty, "lavish"),
+            (self.refuse_dear_spot, "refuse"),
+            (self.virtual, "virtual"),
+        )
+        parts = (*map(short, numbers), *(word for given, word in options if given))
+        return ":".join(("ahap", *parts))
 
     @property
     def lookahead(self) -> int:

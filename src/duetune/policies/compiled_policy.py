@@ -51,34 +51,13 @@ def short(number: float) -> str:
     return repr(float(number)).removesuffix(".0")
 
 
-def policy_record(
-    kind: PolicyKind,
-    *,
-    guard: Guard,
-    window: int = 1,
-    commitment: int = 1,
-    threshold: float = 0.0,
-    refuse_dear_spot: bool = False,
-    virtual: bool = False,
-    hysteresis: bool = False,
-    outlook: float = 0.0,
-    patience: float = 0.0,
-    thrifty: bool = False,
-) -> NDArray[np.void]:
-    row = (
-        kind,
-        window,
-        commitment,
-        threshold,
-        refuse_dear_spot,
-        virtual,
-        hysteresis,
-        outlook,
-        patience,
-        thrifty,
-        guard,
-    )
-    return np.array([row], dtype=POLICY)
+def policy_record(kind: PolicyKind, *, guard: Guard, **fields: float) -> NDArray[np.void]:
+    """Return an array of one ``POLICY`` record; fields that are not given are 1 or 0."""
+    record = np.zeros(1, dtype=POLICY)
+    record["window"] = record["commitment"] = 1
+    for field, value in {"kind": kind, "guard": guard, **fields}.items():
+        record[field] = value
+    return record
 
 
 def decide_compiled(record: NDArray[np.void], view: View) -> Decision:
@@ -108,12 +87,7 @@ def decide_compiled(record: NDArray[np.void], view: View) -> Decision:
 
 
 def _plan(
-    view: View,
-    policy: np.void,
-    now: Now,
-    horizon: int,
-    ahead: Ahead,
-    memo: NDArray[np.float64],
+    view: View, policy: np.void, now: Now, horizon: int, ahead: Ahead, memo: NDArray[np.float64]
 ) -> None:
     """AHAP's plans of this slot, into the memo."""
     job, grid = job_physics(view.job), planning_grid(view.job)
@@ -138,17 +112,7 @@ def _plan(
         np.zeros(job.max_gpus + 1),
         np.empty(grid.steps + 1),
     )
-    plan(
-        job,
-        grid,
-        beyond,
-        window,
-        policy,
-        now,
-        horizon,
-        ahead,
-        memo,
-    )
+    plan(job, grid, beyond, window, policy, now, horizon, ahead, memo)
 
 
 def on_demand_to_go(job: Job, on_demand_price: float) -> NDArray[np.float64]:

@@ -12,6 +12,7 @@ from duetune.core.physics import job_physics
 from duetune.core.ports import Policy
 from duetune.policies.compiled_policy import CompiledPolicy
 from duetune.policies.policy_kernel import Guard, guarded
+from duetune.policies.reasons import allocation_text, guard_text
 from duetune.policies.rules import keeps_deadline, now_of
 from duetune.policies.window_plan import planning_grid
 
@@ -63,13 +64,10 @@ class PolicyGuard(msgspec.Struct, frozen=True):
         )
         if not (changed or keeps_deadline(job, now, spot, on_demand)):
             return decision
+        wanted = allocation_text(wish.spot, wish.on_demand)
         return Decision(
             allocation=Allocation(spot=spot, on_demand=on_demand),
-            reason=(
-                f"{decision.reason}; the guard holds {spot} spot and {on_demand} on-demand GPUs "
-                f"instead of {wish.spot} and {wish.on_demand}: otherwise on-demand could no "
-                f"longer meet the deadline in slot {job.deadline}"
-            ),
+            reason=f"{decision.reason}; {guard_text(spot, on_demand, job.deadline, wanted)}",
             memo=decision.memo,
         )
 

@@ -12,12 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from duetune.core.compiled import compiled
-from duetune.core.physics import (
-    JobPhysics,
-    affordable,
-    charge,
-    cheapest_spot,
-)
+from duetune.core.physics import JobPhysics, affordable, charge, cheapest_spot
 from duetune.policies.ahap_kernel import ahap
 from duetune.policies.rules import (
     Now,

@@ -15,16 +15,12 @@ import numpy as np
 
 from duetune.core.compiled import compiled
 from duetune.core.decision import Allocation, Decision
-from duetune.core.physics import (
-    JobPhysics,
-    affordable,
-    job_physics,
-    step,
-)
+from duetune.core.physics import JobPhysics, affordable, job_physics, step
 from duetune.errors import InvalidInput
 from duetune.policies.baselines import MaximalSpot
 from duetune.policies.compiled_policy import on_demand_to_go
 from duetune.policies.policy_kernel import Guard, guarded
+from duetune.policies.reasons import allocation_text, guard_text
 from duetune.policies.rubato_tables import STEPS, RubatoTables, best_plan, plannable, prospect_of
 from duetune.policies.rules import keeps_deadline, now_of
 from duetune.policies.solve.stochastic import value_at
@@ -73,7 +69,7 @@ class Rubato(msgspec.Struct, frozen=True):
         saves = now.spot_price < now.on_demand_price
         best = _hasty(pairs, values, done, HASTE * now.on_demand_price if saves else 0.0)
         spot, on_demand = int(pairs[best, 0]), int(pairs[best, 1])
-        words = _reason(view, prospect, pairs, values, best)
+        text = _reason(prospect, pairs, values, best)
         # Where nothing is to be earned whatever is done, there is no deadline to keep.
         kept = view.slot > job.deadline or values[best] <= 0
         if not kept and not keeps_deadline(job, now, spot, on_demand):
@@ -87,15 +83,13 @@ class Rubato(msgspec.Struct, frozen=True):
                 spot + on_demand,
             )
             if changed:
+                wanted = allocation_text(spot, on_demand)
                 spot, on_demand = int(safe_spot), int(safe_on_demand)
-                words += (
-                    f"; the guard holds {spot} spot and {on_demand} on demand: else on-demand "
-                    f"could no longer meet the deadline in slot {job.deadline}"
-                )
+                text += "; " + guard_text(spot, on_demand, job.deadline, wanted)
         spot, on_demand = affordable(
             job, spot, on_demand, now.spot_price, now.on_demand_price, view.spent
         )
-        return Decision(Allocation(spot=int(spot), on_demand=int(on_demand)), words)
+        return Decision(Allocation(spot=int(spot), on_demand=int(on_demand)), text)
 
 
 @compiled
@@ -142,10 +136,7 @@ def _values(
 
 
 def _hasty(
-    pairs: NDArray[np.int64],
-    values: NDArray[np.float64],
-    done: NDArray[np.bool_],
-    haste: float,
+    pairs: NDArray[np.int64], values: NDArray[np.float64], done: NDArray[np.bool_], haste: float
 ) -> int:
     """Of choices nearly as good as the best, with no more on demand, the one with most GPUs.
 
@@ -166,35 +157,20 @@ def _hasty(
 
 
 def _reason(
-    view: View,
-    prospect: RubatoTables,
-    pairs: NDArray[np.int64],
-    values: NDArray[np.float64],
-    best: int,
+    prospect: RubatoTables, pairs: NDArray[np.int64], values: NDArray[np.float64], best: int
 ) -> str:
-    market = view.market
-    offer = f"{market.available} spot at {market.spot_price / market.on_demand_price:.0%}"
-    spot = int(pairs[best, 0])
-    words = f"{offer}: {_pair(pairs[best])} worth ${values[best]:.2f} in the mean of what may come"
+    """Return the expected value of the choice, its distance to the next best, and the risk."""
+    spot, on_demand = pairs[best]
+    text = f"{allocation_text(spot, on_demand)}: expected value ${values[best]:.2f}"
     others = np.where(np.arange(values.size) == best, -np.inf, values)
     rival = int(np.argmax(others))
     if np.isfinite(others[rival]):
-        more = values[best] - values[rival]
-        than = f"than {_pair(pairs[rival])}"
-        words += f", ${more:.2f} more {than}" if more >= 0 else _in_haste(-more, than)
+        more, than = values[best] - values[rival], allocation_text(*pairs[rival])
+        if more >= 0:
+            text += f", ${more:.2f} better than {than}"
+        else:
+            text += f", ${-more:.2f} worse than {than} but does more work now"
     if spot > 0:
         stays = float(prospect.chances[prospect.available >= spot].sum())
-        words += f"; {stays:.0%} that the spot is there in the next slot"
-    return words
-
-
-def _in_haste(less: float, than: str) -> str:
-    return f", ${less:.2f} less {than}, but more is done by then"
-
-
-def _pair(pair: NDArray[np.int64]) -> str:
-    spot, on_demand = int(pair[0]), int(pair[1])
-    if spot + on_demand == 0:
-        return "to wait"
-    parts = [f"{spot} spot"] if spot else []
-    return " and ".join([*parts, f"{on_demand} on demand"] if on_demand else parts)
+        text += f"; spot stays available next slot with {stays:.0%} probability"
+    return text

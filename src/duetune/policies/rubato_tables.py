@@ -22,8 +22,7 @@ from duetune.market.forecast.market_chain import (
 from duetune.market.forecast.regimes import believe, first_belief, regime_chain
 from duetune.policies.ahap_kernel import swap_reserve
 from duetune.policies.solve.progress_grid import even_unit
-from duetune.policies.solve.stochastic import fill_tables
-from duetune.policies.solve.stochastic_mix import fill_mix_tables, mixes
+from duetune.policies.solve.stochastic import fill_mix_tables, fill_tables, mixes
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -70,18 +70,17 @@ class SingleInstance:
         spot_price: float = 0.9731,
         on_demand_price: float = 3.06,
     ) -> None:
-        for field, number in (
-            ("work_s", work_s),
-            ("deadline_s", deadline_s),
-            ("tick_s", tick_s),
-            ("on_demand_price", on_demand_price),
-        ):
+        positive = {
+            "work_s": work_s,
+            "deadline_s": deadline_s,
+            "tick_s": tick_s,
+            "on_demand_price": on_demand_price,
+        }
+        for field, number in positive.items():
             if not (math.isfinite(number) and number > 0):
                 raise InvalidInput(field, number, "a positive number")
-        for field, number in (
-            ("restart_overhead_s", restart_overhead_s),
-            ("spot_price", spot_price),
-        ):
+        not_negative = {"restart_overhead_s": restart_overhead_s, "spot_price": spot_price}
+        for field, number in not_negative.items():
             if not (math.isfinite(number) and number >= 0):
                 raise InvalidInput(field, number, "zero or more")
         self._task = _task(
@@ -113,11 +112,8 @@ class SingleInstance:
         without ``spot_available`` it is gone. ``pending_s`` is the rest of its restart overhead.
         """
         task, there = self._task, bool(spot_available)
-        for field, number in (
-            ("elapsed_s", elapsed_s),
-            ("work_left_s", work_left_s),
-            ("pending_s", pending_s),
-        ):
+        times = {"elapsed_s": elapsed_s, "work_left_s": work_left_s, "pending_s": pending_s}
+        for field, number in times.items():
             if not math.isfinite(number):
                 raise InvalidInput(field, number, "a number of seconds")
         held = _code(current)

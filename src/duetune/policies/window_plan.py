@@ -92,10 +92,7 @@ def fill_window(
     for ahead in range(horizon, 0, -1):
         for gpus in range(1, job.max_gpus + 1):
             costs[gpus] = cheapest_charge(
-                gpus,
-                forecast.available[ahead - 1],
-                forecast.spot_price[ahead - 1],
-                on_demand_price,
+                gpus, forecast.available[ahead - 1], forecast.spot_price[ahead - 1], on_demand_price
             )
         following = to_go[slot + horizon + 1] if ahead == horizon else window[ahead + 1]
         first = max(1, fewest - ahead * stride)

@@ -31,8 +31,7 @@ FORECASTERS = (
 
 def forecast_named(text: str, *, seed: int) -> ForecastSource:
     """Return where forecasts come from; the seed is for sources that draw their errors."""
-    from duetune.market.forecast.forecast_source import ALLOWED, ForecastSource
-    from duetune.market.forecast.stepped import SteppedForecast
+    from duetune.market.forecast.forecast_source import ALLOWED, ForecastSource, SteppedForecast
 
     name = text.strip()
     head = name.partition(":")[0]

@@ -85,7 +85,7 @@ def _policy(name: str, *, also: str) -> Policy:
 
             return deadline_guard(_policy(":".join(parts), also=also))
         case "spot_only" if not parts:
-            from duetune.policies.spot_only import SpotOnly
+            from duetune.policies.baselines import SpotOnly
 
             return SpotOnly()
         case "rubato":

@@ -101,7 +101,7 @@ def test_ahead_and_cheap_it_banks_all_spot():
     slot = {"spot_price": 0.2, "available": 7, "ahead": LATER_CHEAPER}
     decision = planner(threshold=0.2).decide(view_of(job(), **slot))
     assert (decision.allocation.spot, decision.allocation.on_demand) == (7, 0)
-    assert "bank" in decision.reason
+    assert "working ahead" in decision.reason
 
 
 def test_above_the_threshold_it_does_not_bank():

@@ -65,15 +65,12 @@ class CombinedCounts:
             settle(self._loss, self.weights, self._wish, self._prior * usual + 1e-9)
         for member in self._members:
             member.observe(value, sisters)
-        self._said.keep(self._every(REACH)[ANCHORS - 1])
+        self._said.keep(_every(self._members, REACH)[ANCHORS - 1])
 
     def predict(self, horizon: int) -> NDArray[np.float64]:
-        weights = self.weights[anchor_of(horizon)]
-        mixture: NDArray[np.float64] = np.einsum("hm,hmk->hk", weights, self._every(horizon))
+        weights, members = self.weights[anchor_of(horizon)], _every(self._members, horizon)
+        mixture: NDArray[np.float64] = np.einsum("hm,hmk->hk", weights, members)
         return mixture
-
-    def _every(self, horizon: int) -> NDArray[np.float64]:
-        return np.stack([member.predict(horizon) for member in self._members], axis=1)
 
 
 class CombinedPrices:
@@ -106,11 +103,11 @@ class CombinedPrices:
             self._settle()
         for member in self._members:
             member.observe(value, sisters)
-        self._said.keep(self._every(REACH)[ANCHORS - 1])
+        self._said.keep(_every(self._members, REACH)[ANCHORS - 1])
 
     def predict(self, horizon: int) -> NDArray[np.float64]:
-        weights = self.weights[anchor_of(horizon)]
-        average: NDArray[np.float64] = np.einsum("hm,hmg->hg", weights, self._every(horizon))
+        weights, members = self.weights[anchor_of(horizon)], _every(self._members, horizon)
+        average: NDArray[np.float64] = np.einsum("hm,hmg->hg", weights, members)
         return average
 
     def _settle(self) -> None:
@@ -121,8 +118,10 @@ class CombinedPrices:
         control[:, 0] = 1.0
         self.weights = np.where(total > 0, positive / np.where(total > 0, total, 1.0), control)
 
-    def _every(self, horizon: int) -> NDArray[np.float64]:
-        return np.stack([member.predict(horizon) for member in self._members], axis=1)
+
+def _every(members: Sequence[SeriesModel], horizon: int) -> NDArray[np.float64]:
+    """Return the predictions of all members: slot ahead, member, count or quantile."""
+    return np.stack([member.predict(horizon) for member in members], axis=1)
 
 
 @compiled

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
 
+from duetune.core.ports import Forecaster
 from duetune.errors import InvalidInput
 from duetune.market.forecast.forecast_table import ForecastTable, table_by_steps
 from duetune.market.forecast.noisy_oracle import (
@@ -34,7 +36,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from duetune.core.market import MarketTrace
-    from duetune.core.ports import Forecaster
+
 
 ALLOWED = (
     "arima, ets, boosted, markov, combined, perfect, last, seasonal:SLOTS or "
@@ -93,9 +95,7 @@ class ForecastSource(msgspec.Struct, frozen=True):
     def parse(cls, text: str, *, seed: int = 0) -> ForecastSource:
         """From ``perfect``, ``last``, ``seasonal:48``, ``noisy:proportional-uniform:0.5`` ..."""
         match text.strip().split(":"):
-            case [kind] if kind in LEARNING:
-                return cls(kind=ForecastKind(kind), seed=seed)
-            case ["perfect" | "last" as kind]:
+            case [kind] if kind in LEARNING or kind in {"perfect", "last"}:
                 return cls(kind=ForecastKind(kind), seed=seed)
             case ["seasonal", period] if period.isdecimal():
                 return cls(kind=ForecastKind.SEASONAL, period_slots=int(period), seed=seed)
@@ -135,11 +135,7 @@ class ForecastSource(msgspec.Struct, frozen=True):
                     trace, start, regime=self.regime, level=self.level, seed=self.seed
                 )
             case _:
-                causal = self.causal(trace.slot_hours, spread=spread)
-        first = start - 1 if isinstance(causal, LastValue) else 0
-        for slot in range(max(0, first), start):
-            causal.observe(trace.slot(min(slot, trace.slots - 1)))
-        return causal
+                return _shown(self.causal(trace.slot_hours, spread=spread), trace, start)
 
     def causal(self, slot_hours: float, *, spread: bool = False) -> Forecaster:
         """One that has seen nothing yet, and will know only what it is shown."""
@@ -180,9 +176,7 @@ class ForecastSource(msgspec.Struct, frozen=True):
     ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
         """The forecasts made in trace slots ``now``: one row each, ``horizon`` columns."""
         if self.kind in LEARNING:
-            rows = int(now.max(initial=-1)) + 1
-            price, available = table_by_steps(self.forecaster(trace), trace, 0, rows, horizon)
-            return price[now], available[now]
+            return _stepped(self.forecaster(trace), trace, now, horizon)
         match self.kind:
             case ForecastKind.NOISY:
                 return noisy_forecasts(
@@ -217,8 +211,53 @@ def forecast_table(
     return source.forecasts_made(trace, now, checked_horizon(horizon))
 
 
+def _shown(forecaster: Forecaster, trace: MarketTrace, start: int) -> Forecaster:
+    """Show a new forecaster the slots before ``start``; a last value needs the last one only."""
+    first = max(0, start - 1) if isinstance(forecaster, LastValue) else 0
+    for slot in range(first, start):
+        forecaster.observe(trace.slot(min(slot, trace.slots - 1)))
+    return forecaster
+
+
+def _stepped(
+    forecaster: Forecaster, trace: MarketTrace, now: NDArray[np.int64], horizon: int
+) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """Return the forecasts made in slots ``now`` by stepping through all slots up to them."""
+    rows = int(now.max(initial=-1)) + 1
+    price, available = table_by_steps(forecaster, trace, 0, rows, horizon)
+    return price[now], available[now]
+
+
 def _level(text: str) -> float:
     try:
         return float(text)
     except ValueError:
         raise InvalidInput("level", text, f"a number from 0 to {MAX_LEVEL:g}") from None
+
+
+class SteppedForecast(ForecastSource, frozen=True, kw_only=True):
+    """A source whose forecaster is made by ``make``, given the hours of a slot.
+
+    ``text`` is its name. Used for forecasters that other packages register.
+    """
+
+    text: str
+    make: Callable[[float], Forecaster]
+
+    def __str__(self) -> str:
+        """Return the name by which the registry makes it again."""
+        return self.text
+
+    def forecaster(self, trace: MarketTrace, start: int = 0, *, spread: bool = False) -> Forecaster:
+        """Return one that has seen the slots before ``start`` of the trace."""
+        return _shown(self.causal(trace.slot_hours, spread=spread), trace, checked_start(start))
+
+    def causal(self, slot_hours: float, *, spread: bool = False) -> Forecaster:  # noqa: ARG002
+        """Return one that has seen nothing yet; it alone decides how sure it says it is."""
+        return self.make(slot_hours)
+
+    def forecasts_made(
+        self, trace: MarketTrace, now: NDArray[np.int64], horizon: int
+    ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+        """Return the forecasts made in slots ``now``: the forecaster is shown all before them."""
+        return _stepped(self.forecaster(trace), trace, now, horizon)

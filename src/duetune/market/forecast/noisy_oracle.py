@@ -104,27 +104,6 @@ class PerfectPlusError:
         self._next = checked_start(start)
         self._drawn: ForecastTable | None = None
 
-    @classmethod
-    def for_trace(
-        cls,
-        trace: MarketTrace,
-        horizon: int,
-        *,
-        regime: ErrorRegime,
-        level: float,
-        seed: int,
-    ) -> ForecastTable:
-        """All forecasts of a trace, drawn once, for any number of jobs to share."""
-        price, available = noisy_forecasts(
-            trace,
-            np.arange(trace.slots),
-            checked_horizon(horizon),
-            regime=regime,
-            level=checked_level(level),
-            seed=checked_seed(seed),
-        )
-        return ForecastTable(spot_price=price, available=available)
-
     def observe(self, slot: Slot) -> None:  # noqa: ARG002 - only time passes
         self._next += 1
 

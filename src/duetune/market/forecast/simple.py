@@ -10,13 +10,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from duetune.core.decision import Forecast
+from duetune.core.decision import Forecast, Outlook
+from duetune.core.events import Past
 from duetune.errors import InvalidInput
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from duetune.core.market import MarketTrace, Slot
+
 
 MAX_PERIOD_SLOTS = 1_000_000
 
@@ -128,3 +130,25 @@ def checked_period(period_slots: int) -> int:
         allowed = f"a number of slots, 1 to {MAX_PERIOD_SLOTS:,}"
         raise InvalidInput("period_slots", period_slots, allowed)
     return period_slots
+
+
+WEEK_HOURS = 168.0
+
+
+def past_before(trace: MarketTrace, start: int, *, history_hours: float = WEEK_HOURS) -> Past:
+    """The slots before ``start``, at most ``history_hours`` of them."""
+    first = max(0, start - max(1, round(history_hours / trace.slot_hours)))
+    return Past(
+        spot_price=tuple(trace.spot_price[0, first:start].tolist()),
+        available=tuple(trace.available[0, first:start].tolist()),
+    )
+
+
+def outlook_at(trace: MarketTrace, start: int, *, history_hours: float = WEEK_HOURS) -> Outlook:
+    """Means over the slots up to and including ``start``, at most ``history_hours`` of them."""
+    slots = max(1, round(history_hours / trace.slot_hours))
+    first = max(0, start + 1 - slots)
+    return Outlook(
+        available=float(trace.available[0, first : start + 1].mean()),
+        spot_price=float(trace.spot_price[0, first : start + 1].mean()),
+    )

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from duetune.errors import InvalidInput
-from duetune.policies.select.exponential_weights import Play, Weighing, log_sum_exp, softmax
+from duetune.policies.select.hedge import Play, Weighing, log_sum_exp, softmax
 from duetune.policies.select.regret_bounds import (
     adahedge_bound,
     fixed_share_bound,

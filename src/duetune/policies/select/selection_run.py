@@ -14,7 +14,7 @@ from duetune.policies.select.utility_ranges import UtilityRange, normalised
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from duetune.policies.select.exponential_weights import Learner
+    from duetune.policies.select.hedge import Learner
 
 WEIGHT_ROWS = 1000
 

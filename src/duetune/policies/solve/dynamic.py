@@ -27,14 +27,10 @@ from duetune.core.physics import (
     step,
 )
 from duetune.errors import InvalidInput
-from duetune.policies.solve.bellman import (
-    raise_to,
-    steps_left,
-    value_of_action,
-    value_tables,
-)
+from duetune.policies.solve.bellman import raise_to, steps_left, value_of_action, value_tables
 from duetune.policies.solve.optimum import Optimum, optimum_of_plan
 from duetune.policies.solve.progress_grid import ProgressGrid, progress_grid
+from duetune.policies.solve.stochastic import mixes
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -108,13 +104,7 @@ class _Solver:
     def _follow(self, grid: ProgressGrid, tables: Tables, multiplier: float) -> Plan:
         if self.physics.by_composition:
             plan = _composition_plan(
-                self.physics,
-                grid,
-                self.market,
-                self.spot,
-                self.on_demand,
-                tables,
-                multiplier,
+                self.physics, grid, self.market, self.spot, self.on_demand, tables, multiplier
             )
         else:
             plan = _total_plan(self.physics, grid, self.market, tables, multiplier)
@@ -156,12 +146,7 @@ def _within_budget(solver: _Solver, budget: float, unconstrained: Optimum) -> Op
 
 def holdings(job: JobPhysics) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Every (spot, on-demand) pair a job may hold; index 0 is nothing."""
-    pairs = [(0, 0)] + [
-        (spot, total - spot)
-        for total in range(job.min_gpus, job.max_gpus + 1)
-        for spot in range(total + 1)
-    ]
-    table = np.array(pairs, dtype=np.int64)
+    table = mixes(job.min_gpus, job.max_gpus)
     return np.ascontiguousarray(table[:, 0]), np.ascontiguousarray(table[:, 1])
 
 
