@@ -1,9 +1,12 @@
-"""Rubato: exact stochastic dynamic programming against the market as it was learned.
+"""Rubato: stochastic dynamic programming against a market model learned from past slots.
 
-In music, tempo rubato is time stolen here and given back there, so that the end falls where it
-should. The policy waits and hurries in the same way: in every slot it holds the GPUs with the best
-mean over all markets that may follow, each as likely as what was seen makes it, and the guard
-keeps the deadline.
+In every slot the policy holds the GPUs with the highest expected value over all markets that may
+follow, each weighted with its probability under the learned model. The deadline guard then makes
+sure that on-demand GPUs can still meet the deadline. The value tables are in ``rubato_tables``; the
+backward induction is in ``solve.stochastic``.
+
+The name: in music, tempo rubato slows down in one place and hurries in another, so that the piece
+still ends on time.
 """
 
 from __future__ import annotations
@@ -34,16 +37,21 @@ if TYPE_CHECKING:
 
 LARGEST_STEPS = 8192
 HASTE = 0.1
-"""What having done more work is worth beyond the model, in on-demand prices of one GPU and slot: a
-market can turn worse than any that was seen.
+"""The extra worth of work done early, in on-demand prices of one GPU for one slot.
+
+The model does not see it: the market can become worse than anything observed so far.
 """
 _TIE = 1e-6
 _TOO_LARGE = MaximalSpot(thrifty=True)
-"""Decides for jobs whose tables would not fit into memory."""
+"""The policy for jobs whose tables would not fit into memory."""
 
 
 class Rubato(msgspec.Struct, frozen=True):
-    """``steps``: on how fine a grid of work left it plans, at most."""
+    """Plan every slot against the learned market and keep the deadline.
+
+    ``steps`` is the largest number of grid steps for the work left. More steps plan more exactly
+    and take more memory.
+    """
 
     steps: int = STEPS
 
@@ -53,9 +61,14 @@ class Rubato(msgspec.Struct, frozen=True):
 
     @property
     def name(self) -> str:
+        """Return the name that ``duetune.registry.policies`` turns back into this policy."""
         return "rubato" if self.steps == STEPS else f"rubato:{self.steps}"
 
     def decide(self, view: View) -> Decision:
+        """Return the GPUs to hold in this slot and the reason; called once per slot.
+
+        The first call for a job computes its tables. Later calls look the values up.
+        """
         if not plannable(view.job):
             return _TOO_LARGE.decide(view)
         job, now = job_physics(view.job), now_of(view)
@@ -70,7 +83,7 @@ class Rubato(msgspec.Struct, frozen=True):
         best = _hasty(pairs, values, done, HASTE * now.on_demand_price if saves else 0.0)
         spot, on_demand = int(pairs[best, 0]), int(pairs[best, 1])
         text = _reason(prospect, pairs, values, best)
-        # Where nothing is to be earned whatever is done, there is no deadline to keep.
+        # If no choice earns anything, the deadline has no value that the guard could protect.
         kept = view.slot > job.deadline or values[best] <= 0
         if not kept and not keeps_deadline(job, now, spot, on_demand):
             safe_spot, safe_on_demand, changed = guarded(
@@ -102,8 +115,10 @@ def _values(
     now: Now,
     chances: NDArray[np.float64],
 ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """The mean value of holding each pair in the present slot (-inf where it is not to be had),
-    and whether it finishes the job.
+    """Return the expected value of holding each pair in the present slot, and whether it finishes
+    the job.
+
+    The value is -inf where the market has too little spot or the job cannot run on so few GPUs.
     """
     values = np.full(pairs.shape[0], -np.inf)
     done = np.zeros(pairs.shape[0], dtype=np.bool_)
@@ -138,10 +153,11 @@ def _values(
 def _hasty(
     pairs: NDArray[np.int64], values: NDArray[np.float64], done: NDArray[np.bool_], haste: float
 ) -> int:
-    """Of choices nearly as good as the best, with no more on demand, the one with most GPUs.
+    """Return the choice: of all that are nearly as good as the best, the one with the most GPUs.
 
-    No more than finish the job, and none where nothing is to be earned: then, as between equals,
-    the fewest GPUs, and of them the fewest on spot.
+    The choice holds no more on-demand GPUs than the best one, and no more GPUs than finish the job.
+    If nothing can be earned, or among equal values, it is the one with the fewest GPUs, then with
+    the fewest on spot.
     """
     total, spot = pairs.sum(axis=1), pairs[:, 0]
     highest = float(values.max())

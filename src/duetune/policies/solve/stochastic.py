@@ -1,8 +1,12 @@
 """Backward induction against a market that is a Markov chain: the best plan for every future.
 
-As in ``bellman``, but the value of a state is a mean over the markets that may follow, and work
-left lies between the steps of the grid: values there are interpolated, since a mean over futures
-is smooth where the value of a single one is not.
+It works as ``bellman`` does, with two differences. The value of a state is a mean over the markets
+that may follow. Work left can lie between the steps of the grid; values there are interpolated,
+because a mean over futures is smooth.
+
+``fill_tables`` counts GPUs and ignores their kind. ``fill_mix_tables`` is for jobs in which a swap
+between spot and on-demand costs work: a choice is a pair (spot, on-demand), and the market decides
+how much of the spot is still there.
 """
 
 from __future__ import annotations
@@ -31,9 +35,9 @@ def worth(
     finish: float,
     cost: float,
 ) -> None:
-    """row[r] = the value of doing ``stride`` steps at ``cost``, with r steps left.
+    """Set row[r] to the value of doing ``stride`` steps at ``cost``, with r steps left.
 
-    Column 0 stands for a hair of work that is left: it takes a slot, as more would.
+    Column 0 stands for a last bit of work, which takes a slot as more work would.
     """
     whole = int(stride + STEP_NOISE)
     part = np.float32(max(0.0, stride - whole))
@@ -52,6 +56,7 @@ def worth(
 
 @compiled
 def raise_row(target: NDArray[np.float32], other: NDArray[np.float32]) -> None:
+    """Set target = max(target, other)."""
     for index in range(target.size):
         target[index] = max(target[index], other[index])
 
@@ -63,8 +68,10 @@ def mean_over(
     half: NDArray[np.float32],
     mean: NDArray[np.float32],
 ) -> None:
-    """mean[i] = sum over j of transition[i, j] following[j], over prices first (``half``), then
-    over numbers; in this order on every machine.
+    """Set mean[i] = sum over j of transition[i, j] following[j].
+
+    The sum runs over prices first (``half``), then over numbers, in the same order on every
+    machine.
     """
     numbers, prices = chain.by_number.shape[0], chain.by_price.shape[0]
     for number in range(numbers):
@@ -97,8 +104,10 @@ def fill_tables(
     unit: float,
     begin: int,
 ) -> NDArray[np.float32]:
-    """``tables[t, i, m, r]``: the mean value from the start of slot t on, when the market is in
-    state i, m GPUs were held, and r steps of ``unit`` work are left; from slot ``begin`` on.
+    """Return ``tables[t, i, m, r]``: the expected value from the start of slot t on.
+
+    The market is in state i, m GPUs were held, and r steps of ``unit`` work are left. Slots before
+    ``begin`` stay zero.
     """
     states, gpus_most = chain.available.size, job.max_gpus
     steps = max(1, int(np.ceil(job.work / unit - STEP_NOISE)))
@@ -139,7 +148,7 @@ def fill_tables(
 
 @compiled
 def value_at(row: NDArray[np.float32], left: float) -> float:
-    """The value between two steps."""
+    """Return the value between two steps, interpolated."""
     whole = int(left)
     if whole >= row.size - 1:
         return float(row[row.size - 1])
@@ -147,11 +156,11 @@ def value_at(row: NDArray[np.float32], left: float) -> float:
     return float(row[whole] * (1 - part) + row[whole + 1] * part)
 
 
-_CLASSES = 4  # nothing changed, or the dearest change was a shrinking, a growing, a preemption
+_CLASSES = 4  # no change, or the costliest change was shrinking, growing or a preemption
 
 
 def mixes(min_gpus: int, max_gpus: int) -> NDArray[np.int64]:
-    """All pairs (spot, on-demand) that a job may hold, none first."""
+    """Return all (spot, on-demand) pairs that a job may hold, nothing first."""
     pairs = [
         (spot, total - spot)
         for total in (0, *range(min_gpus, max_gpus + 1))
@@ -162,7 +171,9 @@ def mixes(min_gpus: int, max_gpus: int) -> NDArray[np.int64]:
 
 @compiled
 def _dearest(kept: int, on_demand: int, lost: bool, spot: int, wanted: int) -> int:
-    """Which kinds of change happen at once, as bits: 1 shrinking, 2 growing, 4 a preemption."""
+    """Return which kinds of change happen at once, as bits: 1 shrinking, 2 growing, 4 a
+    preemption.
+    """
     changes = 4 if lost else 0
     if spot > kept or wanted > on_demand:
         changes |= 2
@@ -173,7 +184,9 @@ def _dearest(kept: int, on_demand: int, lost: bool, spot: int, wanted: int) -> i
 
 @compiled
 def _classes(job: JobPhysics) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """The fractions of a slot that may be left, and the one for each set of changes."""
+    """Return the fractions of a slot that may remain, and which one applies to each set of
+    changes.
+    """
     fractions = np.array([1.0, job.shrink, job.grow, job.preempted])
     of_changes = np.zeros(8, dtype=np.int64)
     for changes in range(8):
@@ -192,7 +205,7 @@ def fill_mix_tables(
     unit: float,
     begin: int,
 ) -> NDArray[np.float32]:
-    """``tables[t, i, c, r]``: as ``stochastic.fill_tables``, with ``pairs[c]`` held."""
+    """Return ``tables[t, i, c, r]`` as ``fill_tables`` does, with ``pairs[c]`` held."""
     states, count = chain.available.size, pairs.shape[0]
     steps = max(1, int(np.ceil(job.work / unit - STEP_NOISE)))
     tables = np.zeros((job.hard_deadline + 2, states, count, steps + 1), dtype=np.float32)
@@ -234,8 +247,9 @@ def _best_actions(
     of_changes: NDArray[np.int64],
     min_gpus: int,
 ) -> None:
-    """The best action for everything that may have been held. What was held above what is there
-    now is lost, and it no longer matters how much that was.
+    """Set the best value for everything that may have been held.
+
+    Spot that was held beyond what is available now is lost, and it does not matter how much it was.
     """
     most = lost_value.shape[0] - 1
     for on_demand in range(most + 1):
