@@ -1,7 +1,7 @@
 """Published prices and listings, from the catalog tables of the project's data folder.
 
-All are events or snapshots about every six hours. A slot has what was in force when it began;
-stretches in which nobody looked for longer than ``max_hold_hours`` are gaps.
+All tables are events or snapshots, about every six hours. A slot has the values in force when it
+began. Stretches without a look for longer than ``max_hold_hours`` are gaps.
 """
 
 from __future__ import annotations
@@ -51,14 +51,14 @@ def aws_spot_prices(
     gaps: Gaps | str = Gaps.LONGEST,
     max_hold_hours: float = 24.0,
 ) -> MarketTrace:
-    """AWS spot prices per GPU, one pool for each instance type and zone id, 2022 to 2026.
+    """Return AWS spot prices per GPU, one pool for each instance type and zone id, 2022 to 2026.
 
-    A price is not capacity: ``available`` is a number of GPUs or the counts of another trace.
-    By default the longest stretch in which every pool has a price and the collector ran: no
-    value crosses the 103 days of 2026 without observations.
+    A price is not capacity: ``available`` is a number of GPUs or the counts of another trace. The
+    default is the longest stretch in which every pool has a price and the collector ran. No value
+    is carried across the 103 days of 2026 without observations.
     """
     if accelerator is None and instance_type is None:
-        raise InvalidInput("accelerator", None, "given, or instance_type")
+        raise InvalidInput("accelerator", None, "an accelerator or an instance_type")
     chosen = _aws_series(accelerator, instance_type, zones)
     columns = ("series_id", "ts", "ondemand_usd_h", "spot_usd_h")
     frame = read_frame(data_file("aws_gpu_spot_events.parquet"), columns)
@@ -90,11 +90,11 @@ def verda_listings(
     stop: datetime | None = None,
     slot_hours: float = 6.0,
 ) -> MarketTrace:
-    """Spot GPUs that Verda listed in 2026, one pool for each region, seen every 6 h.
+    """Return the spot GPUs that Verda listed in 2026, one pool for each region, observed every 6 h.
 
-    ``available`` is the size of the largest machine on spot offer: a lower bound, since stock is
-    not published and spot without on-demand is not shown. While nothing is listed the last known
-    prices stand, and no GPU is available.
+    ``available`` is the size of the largest machine on spot offer. It is a lower bound, because
+    stock is not published and spot without on-demand is not shown. While nothing is listed, the
+    last known prices apply and no GPU is available.
     """
     listing = ("cloud", "instance_type", "accelerator", "gpus", "region")
     columns = (*listing, "ts", "ondemand_usd_h", "spot_usd_h")
@@ -123,10 +123,10 @@ def vast_minimum_bids(
     gaps: Gaps | str = Gaps.LONGEST,
     max_hold_hours: float = 24.0,
 ) -> MarketTrace:
-    """Vast.ai prices of March and April 2025: medians over the offers of each snapshot.
+    """Return Vast.ai prices of March and April 2025: medians over the offers of each snapshot.
 
-    The spot price is the minimum bid per GPU, the on-demand price the asking price. The source
-    is a digest of the order book and has no stock: the caller says what is ``available``.
+    The spot price is the minimum bid per GPU, the on-demand price the asking price. The source is a
+    digest of the order book without stock, so the caller says what is ``available``.
     """
     columns = ("ts", "accelerator", "gpus", "ondemand_usd_h", "min_bid_usd_h")
     frame = read_frame(data_file("vast_offers.parquet"), columns).sort("ts")
@@ -158,6 +158,7 @@ def _only(frame: pl.DataFrame, column: str, value: str) -> pl.DataFrame:
 def _aws_series(
     accelerator: str | None, instance_type: str | None, zones: Sequence[str] | None
 ) -> list[_Series]:
+    """Return the chosen AWS series."""
     with data_file("aws_gpu_series.csv").open(encoding="utf-8", newline="") as file:
         chosen = [
             _Series(
@@ -185,11 +186,12 @@ def _aws_steps(
     looks: NDArray[np.int64],
     on_demand_usd_gpu_h: float | None,
 ) -> Steps:
+    """Return the price changes of one AWS series as events."""
     times = times_of(part, "ts")
     if on_demand_usd_gpu_h is None:
         on_demand = numbers_of(part, "ondemand_usd_h") / series.gpus
         if np.isnan(on_demand).all():
-            allowed = f"given: {series.instance_type} has no on-demand price"
+            allowed = f"a price: {series.instance_type} has none"
             raise InvalidInput("on_demand_usd_gpu_h", None, allowed)
     else:
         on_demand = np.full(times.size, on_demand_usd_gpu_h, dtype=np.float64)
@@ -197,7 +199,7 @@ def _aws_steps(
 
 
 def _listing_steps(part: pl.DataFrame, looks: NDArray[np.int64], region: str) -> Steps:
-    """Over the machine types of a region: the most GPUs and the lowest price per GPU."""
+    """Return a region's events: the most GPUs and the lowest price per GPU of all types."""
     available = np.zeros(looks.size, dtype=np.int64)
     spot, on_demand = np.full(looks.size, np.inf), np.full(looks.size, np.inf)
     for _, listing in part.sort("ts").group_by("instance_type", maintain_order=True):
@@ -216,7 +218,7 @@ def _listing_steps(part: pl.DataFrame, looks: NDArray[np.int64], region: str) ->
 
 
 def _last_known(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The last finite value; before the first one, that one."""
+    """Return each value, or the last finite one before it, or the first finite one."""
     finite = np.isfinite(values)
     last = np.maximum.accumulate(np.where(finite, np.arange(values.size), -1))
     return values[np.where(last < 0, int(np.flatnonzero(finite)[0]), last)]

@@ -1,4 +1,8 @@
-"""What a market is like, in a dozen numbers: to calibrate, to compare, to report."""
+"""Statistics of a market in a dozen numbers, and how well its past predicts its future.
+
+The parts of the second are in ``predictability_pattern``, ``predictability_skill`` and
+``predictability_spells``.
+"""
 
 from __future__ import annotations
 
@@ -31,10 +35,11 @@ if TYPE_CHECKING:
 
 
 class MarketStatistics(msgspec.Struct, frozen=True):
-    """Of one pool. A slot is up when at least ``gpus`` are there; a loss ends a run of up slots.
+    """The figures of one pool.
 
-    Correlations and spells are of up and down; a figure that a trace cannot give (no spell, no
-    variation, shorter than the lag) is None.
+    A slot is up if at least ``gpus`` are available; a loss ends a run of up slots. Correlations and
+    spells are of up and down. A figure that the trace cannot give (no spell, no variation, shorter
+    than the lag) is None.
     """
 
     slots: int
@@ -64,10 +69,10 @@ def market_statistics(
     predictable: bool = False,
     seed: int = 0,
 ) -> MarketStatistics:
-    """The figures of one pool, by default the first.
+    """Return the figures of one pool, by default the first.
 
-    ``predictable`` adds how far its past tells its future, which takes much longer; what chance
-    would show is drawn by ``seed``.
+    ``predictable`` adds how well its past predicts its future, which takes much longer. ``seed`` is
+    for the random series that show what chance alone would give.
     """
     if gpus < 1:
         raise InvalidInput("gpus", gpus, "one or more")
@@ -101,7 +106,7 @@ def market_statistics(
 
 
 def _diurnal_amplitude(signal: NDArray[np.float64], slot_hours: float) -> float | None:
-    """Range of the mean over the days, by hour of the day counted from the first slot."""
+    """Return the range of the means by hour of the day, counted from the first slot."""
     if signal.size * slot_hours < 48 or slot_hours > 1:
         return None
     hour = (np.arange(signal.size) * slot_hours % 24).astype(np.int64)
@@ -110,7 +115,8 @@ def _diurnal_amplitude(signal: NDArray[np.float64], slot_hours: float) -> float 
 
 
 def _mean_spell(state: NDArray[np.bool_], slot_hours: float) -> float | None:
-    # Spells that the edges of the trace cut off count as long as they are seen.
+    """Return the mean length of spells, in hours."""
+    # Spells that the trace cuts off count with their visible length.
     begins = int(state[0]) + int((np.diff(state.astype(np.int8)) > 0).sum())
     return float(state.sum() * slot_hours / begins) if begins else None
 
@@ -119,7 +125,7 @@ FEWEST_DAYS_TO_CORRELATE = 5
 
 
 class SeriesPredictability(msgspec.Struct, frozen=True):
-    """Of one series of numbers. A pattern is None where the series is too short for it."""
+    """The predictability of one series. A pattern is None if the series is too short for it."""
 
     acf: tuple[Lag, ...]
     daily: Pattern | None
@@ -128,9 +134,9 @@ class SeriesPredictability(msgspec.Struct, frozen=True):
 
 
 class Predictability(msgspec.Struct, frozen=True):
-    """Of one pool. ``available`` is of the count, ``price`` of spot over on-demand.
+    """The predictability of one pool: of the count and of spot over on-demand price.
 
-    Entropy and survival are of up and down, in slots; correlations are of price and count.
+    Entropy and survival are of up and down, in slots. Correlations are between price and count.
     """
 
     available: SeriesPredictability
@@ -143,7 +149,7 @@ class Predictability(msgspec.Struct, frozen=True):
 
 
 def predictability(trace: MarketTrace, *, gpus: int, seed: int) -> Predictability:
-    """Of the first pool; ``seed`` is of the series that tell what chance would show."""
+    """Return the predictability of the first pool; ``seed`` is for the comparison with chance."""
     counts = trace.available[0].astype(np.float64)
     ratio = trace.spot_price[0] / trace.on_demand_price[0]
     up = trace.available[0] >= gpus
@@ -165,7 +171,7 @@ def series_predictability(
     seed: int,
     horizons: Sequence[float] = HORIZON_HOURS,
 ) -> SeriesPredictability:
-    """Of any series of numbers, one for each slot."""
+    """Return the predictability of any series with one number per slot."""
     if seed < 0:
         raise InvalidInput("seed", seed, "a whole number, zero or more")
     random = np.random.default_rng(seed)
@@ -178,7 +184,7 @@ def series_predictability(
 
 
 def correlation(one: NDArray[np.float64], other: NDArray[np.float64]) -> float | None:
-    """Pearson's; None if either does not move."""
+    """Return Pearson's correlation, or None if a series is constant."""
     if is_constant(one) or is_constant(other):
         return None
     return float(np.corrcoef(one, other)[0, 1])
@@ -187,6 +193,7 @@ def correlation(one: NDArray[np.float64], other: NDArray[np.float64]) -> float |
 def _correlation_of_days(
     price: NDArray[np.float64], counts: NDArray[np.float64], slot_hours: float
 ) -> float | None:
+    """Return the correlation of daily means, or None if there are too few days."""
     days = [cycles_of(series, DAY_HOURS, slot_hours) for series in (price, counts)]
     if days[0] is None or days[1] is None or days[0].shape[0] < FEWEST_DAYS_TO_CORRELATE:
         return None

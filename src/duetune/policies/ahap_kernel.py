@@ -45,8 +45,7 @@ def accepted_spot(job: JobPhysics, now: Now, threshold: float, refuse_dear_spot:
 
 @compiled
 def swap_reserve(job: JobPhysics) -> float:
-    """Return the work that plans leave room for: two changeovers, as uniform progress does
-    (NSDI'24).
+    """Return the work that plans leave room for: two changeovers, as in NSDI'24.
 
     Plans count GPUs and ignore their kind. By composition a swap costs work. Without the reserve, a
     job that is planned to the edge of its deadline could no longer move from on-demand to spot.

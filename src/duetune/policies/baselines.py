@@ -1,5 +1,4 @@
-"""Simple policies: on-demand only, maximal spot, uniform progress (the paper's baselines), and spot
-only.
+"""Simple policies: the paper's three baselines, and spot only.
 
 Their rules are compiled functions in ``rules``.
 """

@@ -65,9 +65,7 @@ def policy_record(kind: PolicyKind, *, guard: Guard, **fields: float) -> NDArray
 
 
 def decide_compiled(record: NDArray[np.void], view: View) -> Decision:
-    """Return the decision of one policy record for one slot; called by
-    ``CompiledPolicy.decide``.
-    """
+    """Return the decision of one policy record for one slot."""
     job, grid = job_physics(view.job), planning_grid(view.job)
     market, forecast = view.market, view.forecast
     # Copies, because the kernel is compiled for writable, contiguous arrays only.

@@ -26,9 +26,7 @@ if TYPE_CHECKING:
 
 
 class CompiledGuard(CompiledPolicy, frozen=True):
-    """A built-in policy under the guard. It is still one record of the kernel, so batches stay
-    fast.
-    """
+    """A built-in policy under the guard, still one record of the fast kernel."""
 
     policy: CompiledPolicy
 

@@ -47,9 +47,7 @@ class PolicyKind(IntEnum):
 
 
 class Guard(IntEnum):
-    """When the deadline guard acts: NEVER; WORTHWHILE, if keeping the deadline is worth its price;
-    ALWAYS.
-    """
+    """When the deadline guard acts: never, if the deadline is worth its price, or always."""
 
     NEVER = 0
     WORTHWHILE = 1
@@ -85,8 +83,7 @@ class KernelChoice(NamedTuple):
 
 @compiled
 def _safe_spot(job: JobPhysics, now: Now, available: int, gpus: int) -> int:
-    """Return how many of ``gpus`` can be on spot without losing the deadline; -1 if it is lost
-    anyway.
+    """Return how many of ``gpus`` can be on spot without losing the deadline; -1 if none.
 
     By composition a swap costs work, so keeping the on-demand GPUs can save the deadline.
     """

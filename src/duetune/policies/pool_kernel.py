@@ -145,9 +145,7 @@ def play_pool(
     roster: Roster,
     workspace: Workspace,
 ) -> PoolResult:
-    """Play the whole job with every policy, in lockstep, so that policies share the window
-    tables.
-    """
+    """Play the whole job with every policy, in lockstep, so that they share window tables."""
     policies, outlooks = roster.policies, roster.outlooks
     count = policies.size
     to_go, windows, running = workspace.to_go, workspace.windows, workspace.running

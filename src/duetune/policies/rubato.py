@@ -115,8 +115,7 @@ def _values(
     now: Now,
     chances: NDArray[np.float64],
 ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """Return the expected value of holding each pair in the present slot, and whether it finishes
-    the job.
+    """Return the expected value of holding each pair now, and whether it finishes the job.
 
     The value is -inf where the market has too little spot or the job cannot run on so few GPUs.
     """

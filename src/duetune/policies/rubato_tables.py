@@ -154,9 +154,7 @@ def prospect_of(view: View) -> RubatoTables:
 
 @functools.lru_cache(maxsize=64)
 def _chain(spot_price: bytes, available: bytes, max_gpus: int, levels: int) -> MarketChain:
-    """Return the chain learned from these slots. Consecutive slots and quote futures share
-    a past.
-    """
+    """Return the chain learned from these slots; consecutive slots share it."""
     past = Seen(np.frombuffer(spot_price), np.frombuffer(available, dtype=np.int64))
     if max_gpus == 1:
         regimes = regime_chain()
@@ -180,9 +178,7 @@ def _learned_from(seen: int, slot: int) -> tuple[int, int]:
 
 
 def plannable(job: Job) -> bool:
-    """Return whether the job's tables fit into memory with at least a few steps; called before
-    planning.
-    """
+    """Return whether the job's tables fit into memory with at least a few steps."""
     choices = mixes(job.min_gpus, job.max_gpus).shape[0] if _by_pairs(job) else job.max_gpus + 1
     numbers = regime_chain().available.size if job.max_gpus == 1 else LEVELS
     cells = (job.hard_deadline + 2) * numbers * PRICES * choices
@@ -190,17 +186,13 @@ def plannable(job: Job) -> bool:
 
 
 def _by_pairs(job: Job) -> bool:
-    """Return whether the kind of each GPU matters: a swap costs work, and the pairs are
-    few enough.
-    """
+    """Return whether tables are over pairs: swaps cost work and the pairs are few."""
     return job_physics(job).by_composition and job.max_gpus <= MIX_GPUS
 
 
 @functools.lru_cache(maxsize=4)
 def best_plan(job: Job, key: ChainKey, on_demand_price: float, steps: int) -> BestPlan:
-    """Return the value tables of a job on a chain; the same tables serve until the chain is learned
-    again.
-    """
+    """Return the value tables of a job on a chain, shared until the chain is learned again."""
     physics, chain = _sobered(job_physics(job), on_demand_price), key.chain()
     held = mixes(job.min_gpus, job.max_gpus) if _by_pairs(job) else None
     choices = job.max_gpus + 1 if held is None else held.shape[0]

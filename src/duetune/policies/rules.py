@@ -82,9 +82,7 @@ def now_of(view: View) -> Now:
 
 @compiled
 def usable_spot(job: JobPhysics, now: Now, available: int) -> int:
-    """Return S, the spot GPUs that the job can use: 0 if they are below its minimum or save
-    nothing.
-    """
+    """Return S, the spot GPUs that the job can use; 0 if too few or no cheaper."""
     gpus = min(available, job.max_gpus)
     return gpus if gpus >= job.min_gpus and now.spot_price < now.on_demand_price else 0
 
@@ -127,9 +125,7 @@ def enough_gpus(job: JobPhysics, now: Now, gpus: int) -> int:
 
 @compiled
 def keeps_deadline(job: JobPhysics, now: Now, spot: int, on_demand: int) -> bool:
-    """Return whether on-demand GPUs alone could still meet the deadline after this slot's
-    holding.
-    """
+    """Return whether on-demand GPUs alone could still meet the deadline after this slot."""
     fraction = efficiency(job, now.held_spot, now.held_on_demand, spot, on_demand, now.available)
     done = now.progress + fraction * job.throughput[spot + on_demand]
     later = reach_after(job, job.deadline - now.slot, spot, on_demand)

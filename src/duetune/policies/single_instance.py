@@ -94,9 +94,7 @@ class SingleInstance:
         self.costs = dict.fromkeys(Instance, math.inf)
 
     def watch(self, spot_available: Iterable[bool]) -> None:
-        """Show the market before the job began, tick by tick, oldest first; it improves the first
-        choices.
-        """
+        """Show the market before the job began, oldest tick first; called before the first step."""
         for there in spot_available:
             self._see(there=bool(there), ticks=0 if self._seen_at is None else 1)
             self._seen_at = -self._task.tick
@@ -141,8 +139,9 @@ class SingleInstance:
         return _INSTANCES[choice]
 
     def _look(self, elapsed_s: float, *, there: bool) -> None:
-        """Update the belief with what this tick shows. A tick counts once; unseen ticks make the
-        belief vaguer.
+        """Update the belief with what this tick shows.
+
+        A tick counts once; unseen ticks make the belief vaguer.
         """
         if self._seen_at is None or elapsed_s < self._seen_at:
             if self._seen_at is not None:

@@ -55,9 +55,7 @@ def pending_levels(task: SingleTask) -> int:
 
 @compiled
 def held_index(task: SingleTask, kind: int, since: int) -> int:
-    """Return the table row of what is held; ``since`` is the ticks since its start, 0 if nothing is
-    pending.
-    """
+    """Return the table row of what is held, started ``since`` ticks ago; 0: nothing pending."""
     if kind == WAIT:
         return 0
     return 1 + (kind - 1) * (pending_levels(task) + 1) + since
@@ -95,9 +93,7 @@ def _step_row(
     late: float,
     finished: int,
 ) -> None:
-    """Set row = min(row, cost + after at ``lost`` steps less slack); ``finished`` is as in
-    ``_at``.
-    """
+    """Set row = min(row, cost + after at ``lost`` steps less slack)."""
     whole = int(lost)
     part = np.float32(lost - whole)
     price = np.float32(cost)
@@ -205,8 +201,7 @@ def choose(
     pending: float,
     there: bool,
 ) -> tuple[int, float, float, float]:
-    """Return the choice with the least expected cost among those that can still be on time, and
-    three costs.
+    """Return the choice with the least expected cost that can be on time, and three costs.
 
     The costs are of waiting, spot and on-demand. A cost is infinite if the choice is not available
     or would lose the deadline.

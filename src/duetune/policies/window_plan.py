@@ -111,9 +111,7 @@ def best_gpus(
     on_demand_price: float,
     finish: float,
 ) -> int:
-    """Return the best number of GPUs in one slot of a plan; the smaller of two equally
-    good ones.
-    """
+    """Return the best number of GPUs in one slot of a plan; the smaller of two equal ones."""
     choice, best = 0, float(following[0, left])
     for gpus in range(job.min_gpus, job.max_gpus + 1):
         cost = cheapest_charge(gpus, available, spot_price, on_demand_price)
@@ -133,9 +131,7 @@ def best_gpus_now(
     available: int,
     on_demand_price: float,
 ) -> int:
-    """Return the best number of GPUs in the present slot, with true progress and the true cost of a
-    change.
-    """
+    """Return the best number of GPUs in the present slot, with true progress and change."""
     choice, best = 0, float(following[0, left])
     for gpus in range(job.min_gpus, job.max_gpus + 1):
         spot = cheapest_spot(gpus, available, now.spot_price, on_demand_price)
@@ -219,9 +215,7 @@ def fill_plan(
 def overtime(
     job: JobPhysics, grid: ProgressGrid, to_go: NDArray[np.float64], now: Now, available: int
 ) -> int:
-    """Return the GPUs to hold from the deadline on: spot now and on-demand later, or none if giving
-    up is best.
-    """
+    """Return the GPUs to hold from the deadline on; none if giving up is best."""
     left = steps_left(job, grid, now.progress)
     following = to_go[now.slot + 1]
     return best_gpus_now(job, grid, following, now, left, available, now.on_demand_price)

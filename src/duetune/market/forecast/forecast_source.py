@@ -1,4 +1,7 @@
-"""Forecasters by name, for experiments and the command line."""
+"""Forecasters by name, for experiments and the command line.
+
+``named_forecasters`` builds the ones that learn; it is imported only if one of them is asked for.
+"""
 
 from __future__ import annotations
 
@@ -45,13 +48,15 @@ ALLOWED = (
 )
 
 
-CAUSAL = "last, seasonal:SLOTS, markov, combined, ets, arima or boosted: the future is not known"
+CAUSAL = (
+    "last, seasonal:SLOTS, markov, combined, ets, arima or boosted, because the future is not known"
+)
 
 
 class ForecastKind(StrEnum):
     """Where a forecast comes from. ``perfect`` and ``noisy`` know the trace's future.
 
-    ``arima`` and ``ets`` need statsforecast, ``boosted`` needs lightgbm.
+    ``arima`` and ``ets`` need statsforecast; ``boosted`` needs lightgbm.
     """
 
     PERFECT = "perfect"
@@ -74,11 +79,11 @@ LEARNING = frozenset(
         ForecastKind.COMBINED,
     }
 )
-"""Those that learn from all they have seen, and say how sure they are."""
+"""Forecasters that learn from all observed slots and give quantiles."""
 
 
 class ForecastSource(msgspec.Struct, frozen=True):
-    """Names a forecaster; the same source on the same trace gives the same bytes."""
+    """The name of a forecaster. The same source on the same trace gives the same bytes."""
 
     kind: ForecastKind = ForecastKind.PERFECT
     regime: ErrorRegime = ErrorRegime.PROPORTIONAL_UNIFORM
@@ -93,7 +98,11 @@ class ForecastSource(msgspec.Struct, frozen=True):
 
     @classmethod
     def parse(cls, text: str, *, seed: int = 0) -> ForecastSource:
-        """From ``perfect``, ``last``, ``seasonal:48``, ``noisy:proportional-uniform:0.5`` ..."""
+        """Return the source that a text names.
+
+        Texts are ``perfect``, ``last``, ``seasonal:48``, ``noisy:proportional-uniform:0.5`` and so
+        on.
+        """
         match text.strip().split(":"):
             case [kind] if kind in LEARNING or kind in {"perfect", "last"}:
                 return cls(kind=ForecastKind(kind), seed=seed)
@@ -110,7 +119,7 @@ class ForecastSource(msgspec.Struct, frozen=True):
                 raise InvalidInput("forecast", text, ALLOWED)
 
     def __str__(self) -> str:
-        """The text that ``parse`` reads; the seed is not part of it."""
+        """Return the text that ``parse`` reads; the seed is not part of it."""
         match self.kind:
             case ForecastKind.SEASONAL:
                 return f"seasonal:{self.period_slots}"
@@ -120,11 +129,11 @@ class ForecastSource(msgspec.Struct, frozen=True):
                 return self.kind.value
 
     def forecaster(self, trace: MarketTrace, start: int = 0, *, spread: bool = False) -> Forecaster:
-        """A stepping forecaster whose next observed slot is trace slot ``start``.
+        """Return a stepping forecaster whose next observed slot is trace slot ``start``.
 
-        It already knows the slots before: a market is watched all the time, not only since a job
-        began. Without this a seasonal forecast would be a last value for most of every job.
-        ``spread``: ``last`` and ``seasonal`` say how sure they are too, which takes them longer.
+        It already knows the slots before, because a market is observed all the time. Without them,
+        a seasonal forecast would be a last value for most of every job. With ``spread``, ``last``
+        and ``seasonal`` also give quantiles, which takes longer.
         """
         checked_start(start)
         match self.kind:
@@ -138,14 +147,14 @@ class ForecastSource(msgspec.Struct, frozen=True):
                 return _shown(self.causal(trace.slot_hours, spread=spread), trace, start)
 
     def causal(self, slot_hours: float, *, spread: bool = False) -> Forecaster:
-        """One that has seen nothing yet, and will know only what it is shown."""
+        """Return a forecaster that has seen nothing yet and will know only what it is shown."""
         if self.kind in {ForecastKind.PERFECT, ForecastKind.NOISY}:
             raise InvalidInput("forecast", str(self), CAUSAL)
         if self.kind is ForecastKind.LAST and not spread:
             return LastValue()
         if self.kind is ForecastKind.SEASONAL and not spread:
             return SeasonalNaive(self.period_slots)
-        # The compiler, which simple forecasts do not need.
+        # Imported here, because it brings the compiler, which simple forecasts do not need.
         from duetune.market.forecast import named_forecasters  # noqa: PLC0415
 
         match self.kind:
@@ -165,7 +174,7 @@ class ForecastSource(msgspec.Struct, frozen=True):
                 return named_forecasters.combined(slot_hours)
 
     def table(self, trace: MarketTrace, horizon: int) -> ForecastTable:
-        """All forecasts of a trace, for many jobs to share: the fast way through a tournament."""
+        """Return all forecasts of a trace, for many jobs to share; called once per tournament."""
         price, available = self.forecasts_made(
             trace, np.arange(trace.slots), checked_horizon(horizon)
         )
@@ -174,7 +183,7 @@ class ForecastSource(msgspec.Struct, frozen=True):
     def forecasts_made(
         self, trace: MarketTrace, now: NDArray[np.int64], horizon: int
     ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-        """The forecasts made in trace slots ``now``: one row each, ``horizon`` columns."""
+        """Return the forecasts made in trace slots ``now``: one row each, ``horizon`` columns."""
         if self.kind in LEARNING:
             return _stepped(self.forecaster(trace), trace, now, horizon)
         match self.kind:
@@ -199,11 +208,13 @@ def forecast_table(
     slots: int,
     horizon: int,
 ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """Forecasts made in trace slots start, ..., start + slots - 1: one row each, C-contiguous.
+    """Return the forecasts made in ``slots`` trace slots from ``start`` on: one row each.
 
-    Equal to stepping ``source.forecaster(trace, start)``. Past its end the trace repeats its last
-    slot. With a table from ``source.table(trace, horizon)`` the rows are views: use it for many
-    jobs, above all for noisy sources, whose errors are otherwise drawn anew in each call.
+    The arrays are C-contiguous.
+
+    They equal those of stepping ``source.forecaster(trace, start)``. Past its end the trace repeats
+    its last slot. With a table from ``source.table(trace, horizon)`` the rows are views. Use one
+    for many jobs, above all for noisy sources, whose errors are otherwise drawn again in each call.
     """
     if isinstance(source, ForecastTable):
         return source.rows(start, slots, horizon)
@@ -238,7 +249,7 @@ def _level(text: str) -> float:
 class SteppedForecast(ForecastSource, frozen=True, kw_only=True):
     """A source whose forecaster is made by ``make``, given the hours of a slot.
 
-    ``text`` is its name. Used for forecasters that other packages register.
+    ``text`` is its name. It is used for forecasters that other packages register.
     """
 
     text: str
@@ -249,15 +260,15 @@ class SteppedForecast(ForecastSource, frozen=True, kw_only=True):
         return self.text
 
     def forecaster(self, trace: MarketTrace, start: int = 0, *, spread: bool = False) -> Forecaster:
-        """Return one that has seen the slots before ``start`` of the trace."""
+        """Return a forecaster that has seen the slots before ``start`` of the trace."""
         return _shown(self.causal(trace.slot_hours, spread=spread), trace, checked_start(start))
 
     def causal(self, slot_hours: float, *, spread: bool = False) -> Forecaster:  # noqa: ARG002
-        """Return one that has seen nothing yet; it alone decides how sure it says it is."""
+        """Return a forecaster that has seen nothing yet; it decides whether to give quantiles."""
         return self.make(slot_hours)
 
     def forecasts_made(
         self, trace: MarketTrace, now: NDArray[np.int64], horizon: int
     ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-        """Return the forecasts made in slots ``now``: the forecaster is shown all before them."""
+        """Return the forecasts made in slots ``now``, by stepping through all slots up to them."""
         return _stepped(self.forecaster(trace), trace, now, horizon)

@@ -1,4 +1,8 @@
-"""The forecasters that have a name: which models they are made of, and how these are calibrated."""
+"""The forecasters with a name: which models they are made of, and how these are calibrated.
+
+``SeriesForecaster`` makes a forecaster of the market from a model of its prices and one of its
+counts. ``forecast_source`` chooses by name.
+"""
 
 from __future__ import annotations
 
@@ -36,14 +40,15 @@ if TYPE_CHECKING:
 
 
 MOST_COUNTED = 512
-"""More GPUs than this count as this many: memory and time grow with the square of the count."""
+"""Larger counts are cut to this one: memory and time grow with the square of the count."""
 
 
 class SeriesForecaster:
-    """The plan is the medians, or what ``point`` says. Causal if the models are.
+    """A forecaster of the market, causal if its models are.
 
-    ``observe`` may be told what sister pools (other zones of the same GPU, say) have now: always
-    the same ones in the same order, or none.
+    Its plan is the medians, or the forecast of ``point`` if given. ``observe`` also takes what
+    sister pools (for example other zones of the same GPU) have now: always the same pools in the
+    same order, or none.
     """
 
     def __init__(
@@ -55,6 +60,7 @@ class SeriesForecaster:
         self._lowest = np.inf
 
     def observe(self, slot: Slot, sisters: Sequence[Slot] = ()) -> None:
+        """Learn from a slot and from sister pools at the same time; called once per slot."""
         self._last = slot
         self._lowest = min(self._lowest, slot.spot_price)
         self._past.observe(slot)
@@ -64,6 +70,7 @@ class SeriesForecaster:
             self._point.observe(slot)
 
     def forecast(self, horizon: int) -> Forecast:
+        """Return the next ``horizon`` slots with mean counts and quantiles."""
         known = self.distribution(horizon)
         prices = known.prices[:, PLACES].T
         counts = count_quantiles(known.counts, LEVELS)
@@ -84,7 +91,7 @@ class SeriesForecaster:
         )
 
     def distribution(self, horizon: int) -> Distribution:
-        """Prices from zero to 1.5 times on-demand, counts from none to the most seen."""
+        """Return prices up to 1.5 times on-demand, and counts up to the most observed."""
         checked_horizon(horizon)
         observed(self._last)
         prices = np.clip(self._prices.predict(horizon), 0.0, self._ceiling())
@@ -93,7 +100,7 @@ class SeriesForecaster:
         )
 
     def draw(self, horizon: int, count: int, random: np.random.Generator) -> Paths:
-        """``count`` futures; the same generator, the same futures."""
+        """Return ``count`` futures; the same generator gives the same futures."""
         if count < 0:
             raise InvalidInput("count", count, "a number of futures, zero or more")
         return draw_paths(self.distribution(horizon), self._past, count, random)
@@ -108,31 +115,32 @@ def _counted(slot: Slot) -> float:
 
 
 HOURLY_RATE = 0.01
-"""For a combination, which is calibrated nearly by itself: half of the usual rate in half-hours."""
+"""Calibration rate of a combination, which needs little: half of the usual rate in half-hours."""
 RECENT_SLOTS = 100.0
 
 
 def slots_per_day(slot_hours: float) -> int:
+    """Return the number of slots in a day, at least 1."""
     return max(1, round(24 / slot_hours))
 
 
 def persistence_prices() -> SeriesModel:
-    """The control."""
+    """Return the control for prices: the last value with its past errors."""
     return CalibratedPrices(PriceErrors(Last()))
 
 
 def persistence_counts(slot_hours: float) -> SeriesModel:
-    """The control."""
+    """Return the control for counts: the last value with its past errors."""
     return CalibratedCounts(CountErrors(Last()), slot_hours=slot_hours)
 
 
 def persistence(slot_hours: float) -> SeriesForecaster:
-    """``LastValue``, and how sure of it one may be."""
+    """Return ``LastValue`` with quantiles."""
     return SeriesForecaster(persistence_prices(), persistence_counts(slot_hours), point=LastValue())
 
 
 def seasonal(slot_hours: float, period_slots: int) -> SeriesForecaster:
-    """``SeasonalNaive``, and how sure of it one may be."""
+    """Return ``SeasonalNaive`` with quantiles."""
     return SeriesForecaster(
         CalibratedPrices(PriceErrors(Season(period_slots))),
         CalibratedCounts(CountErrors(Season(period_slots)), slot_hours=slot_hours),
@@ -141,21 +149,24 @@ def seasonal(slot_hours: float, period_slots: int) -> SeriesForecaster:
 
 
 def arima(slot_hours: float) -> SeriesForecaster:
+    """Return ARIMA for both series, with the quantiles of its past errors."""
     return _with_errors(Arima, slot_hours)
 
 
 def ets(slot_hours: float) -> SeriesForecaster:
+    """Return exponential smoothing for both series, with the quantiles of its past errors."""
     return _with_errors(Ets, slot_hours)
 
 
 def markov(slot_hours: float) -> SeriesForecaster:
-    """Counts by the semi-Markov model; prices, of which it knows nothing, by momentum."""
+    """Return the semi-Markov model for counts, and momentum for prices."""
     return SeriesForecaster(
         momentum_prices(), CalibratedCounts(SemiMarkov(), slot_hours=slot_hours)
     )
 
 
 def boosted(slot_hours: float) -> SeriesForecaster:
+    """Return gradient-boosted quantiles for both series."""
     day = slots_per_day(slot_hours)
     return SeriesForecaster(
         CalibratedPrices(BoostedPrices(BoostedQuantiles(day))),
@@ -164,14 +175,17 @@ def boosted(slot_hours: float) -> SeriesForecaster:
 
 
 def combined(slot_hours: float) -> SeriesForecaster:
+    """Return several models for each series, weighted by how well each did lately."""
     return SeriesForecaster(combined_prices(), combined_counts(slot_hours))
 
 
 def momentum_prices() -> SeriesModel:
+    """Return the last price plus the rest of its last step, with scaled past errors."""
     return CalibratedPrices(PriceErrors(Momentum(), scaled=True))
 
 
 def combined_prices() -> SeriesModel:
+    """Return the weighted models of prices; persistence is the first."""
     members: tuple[SeriesModel, ...] = (
         persistence_prices(),
         PriceErrors(Last(), scaled=True),
@@ -181,6 +195,7 @@ def combined_prices() -> SeriesModel:
 
 
 def combined_counts(slot_hours: float) -> SeriesModel:
+    """Return the weighted models of counts; persistence is the first."""
     day = slots_per_day(slot_hours)
     members: tuple[SeriesModel, ...] = (
         CalibratedCounts(CountErrors(Last()), doubt=0.0),
@@ -194,6 +209,7 @@ def combined_counts(slot_hours: float) -> SeriesModel:
 
 
 def _with_errors(model: Callable[[], PointModel], slot_hours: float) -> SeriesForecaster:
+    """Return a point model for both series, with the quantiles of its past errors."""
     return SeriesForecaster(
         CalibratedPrices(PriceErrors(model())),
         CalibratedCounts(CountErrors(model()), slot_hours=slot_hours),

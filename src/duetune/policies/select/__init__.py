@@ -1,5 +1,4 @@
-"""Online policy selection: which policy of a pool to give the next job, learnt from all earlier
-jobs.
+"""Online policy selection: which policy of a pool to give the next job.
 
 Learners are ``Hedge``, ``AdaHedge`` and ``FixedShare``. ``run_selection`` plays one of them over a
 sequence of jobs. The pools are in ``policies.pool``.

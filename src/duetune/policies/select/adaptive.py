@@ -28,9 +28,7 @@ NEGLIGIBLE_GAP = 1e-12
 
 
 class Adaptive(Weighing):
-    """The common base: rates η_k = C_k / Δ_{k-1} from the sum of gaps Δ, without a known horizon or
-    scale.
-    """
+    """The common base: rates η_k = C_k / Δ_{k-1} from the sum of gaps Δ so far."""
 
     def __init__(self, arms: int, play: Play = Play.SAMPLE) -> None:
         super().__init__(arms, play)
@@ -95,9 +93,7 @@ class AdaHedge(Adaptive):
     def regret_bound(
         self, jobs: int | NDArray[np.float64], spread: float = 1.0
     ) -> NDArray[np.float64]:
-        """Return a bound on the regret for every sequence of ``jobs`` jobs of at most this
-        spread.
-        """
+        """Return a bound on the regret for any ``jobs`` jobs of at most this spread."""
         return adahedge_bound(
             jobs,
             log_arms=self._log_arms,
@@ -112,8 +108,7 @@ class AdaHedge(Adaptive):
 
 
 class FixedShare(Adaptive):
-    """AdaHedge in which every policy gets a little weight back after each job, so that none is
-    lost.
+    """AdaHedge in which every policy gets a little weight back after each job.
 
     Without ``memory`` the share is 1/k and C_k = 2 ln(M k). No horizon must be known, and the
     regret is of the order (m + 3) sqrt(K ln(M K)) against every sequence of policies with m

@@ -19,9 +19,7 @@ if TYPE_CHECKING:
 
 
 class Play(StrEnum):
-    """How a policy is chosen: SAMPLE draws from the weights, as the bounds assume; BEST takes the
-    heaviest.
-    """
+    """How a policy is chosen: drawn from the weights, as the bounds assume, or the heaviest."""
 
     SAMPLE = "sample"
     BEST = "best"
@@ -111,9 +109,7 @@ class Weighing:
         return utilities
 
     def _warm(self, utilities: NDArray[np.float64], trust: float, scratch: Learner) -> int:
-        """Learn the history with ``scratch`` and use its weights as the prior, as far as
-        trusted.
-        """
+        """Learn the history with ``scratch`` and make its weights, as far as trusted, the prior."""
         if self.jobs:
             raise InvalidInput("warm_start", self.jobs, "no jobs learnt before")
         if not 0 <= trust < 1:

@@ -33,11 +33,10 @@ def hedge_bound(jobs: Jobs, *, rate: float, surprise: float, spread: float = 1.0
 def anytime_hedge_bound(
     jobs: Jobs, *, log_arms: float, surprise: float, spread: float = 1.0
 ) -> Bound:
-    """Return the bound with η_k = sqrt(8 ln M / k): 3 sqrt(K ln M / 8) = 1.06 sqrt(K ln M) for s =
-    1.
+    """Return the bound with η_k = sqrt(8 ln M / k): 1.06 sqrt(K ln M) for s = 1.
 
-    It is tighter than sqrt(2 K ln M) + sqrt(ln M / 8) of Cesa-Bianchi and Lugosi (2006), Theorem
-    2.3.
+    1.06 is 3 / sqrt(8). The bound is tighter than sqrt(2 K ln M) + sqrt(ln M / 8) of Cesa-Bianchi
+    and Lugosi (2006), Theorem 2.3.
     """
     root = np.sqrt(np.asarray(jobs, dtype=np.float64) * (log_arms / 8))
     return root * (surprise / log_arms + 2 * spread**2)
@@ -75,8 +74,7 @@ def fixed_share_bound(
     first_gap: float = 0.0,
     age: int = 0,
 ) -> Bound:
-    """Return the bound with share 1/k and C_k = 2 ln(M k), against any sequence with so many
-    switches.
+    """Return the bound with share 1/k and C_k = 2 ln(M k), for sequences with switches.
 
     It is Δ_K (1 + surprise / (2 ln M) + m / 2 + ln(ln(M K) / ln M) / 2) - Δ_0, where Δ_K is at most
     about sqrt(K ln(M K) / 2). ``age`` jobs of history count in k.

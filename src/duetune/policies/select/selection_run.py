@@ -1,6 +1,4 @@
-"""A learner over a sequence of jobs: its choices, its utility, its regret, and how fast it
-learns.
-"""
+"""A learner over a sequence of jobs: choices, utility, regret, and speed of learning."""
 
 from __future__ import annotations
 
@@ -149,8 +147,7 @@ def cumulative_regret(
 def log_log_slope(
     regret: NDArray[np.float64], *, first: int = 100, floor: float = 0.01, points: int = 200
 ) -> RegretSlope:
-    """Return the least-squares slope of ln(max(regret, floor)) on ln k, for log-spaced k from
-    ``first`` on.
+    """Return the slope of ln(max(regret, floor)) on ln k, for log-spaced k from ``first`` on.
 
     With fewer than 2 ``first`` jobs it is over the second half. The floor (by default 1% of one
     job's range) counts as no regret. Below it, or if the regret is negative because the learner
@@ -188,8 +185,7 @@ def recovery_jobs(
     window: int = 20,
     tolerance: float = 0.02,
 ) -> int | None:
-    """Return the jobs after ``change`` until the mean of the last ``window`` is as good as the new
-    best's.
+    """Return the jobs after ``change`` until the last ``window`` are as good as the new best.
 
     The new best is the single policy with the highest utility from job ``change`` to ``until`` (the
     next change, or the end). As good means within ``tolerance`` of its mean, relative, over the

@@ -83,8 +83,7 @@ def job_utility_range(
     tight: bool = True,
     always_on_time: bool = False,
 ) -> UtilityRange:
-    """Return the range for a job; ``tight`` bounds the cost by the work, otherwise it is U12
-    unchanged.
+    """Return the range for a job; ``tight`` bounds the cost by the work, else it is U12.
 
     ``always_on_time`` is for pools in which every policy is guarded and on-demand GPUs can meet the
     deadline. Then all policies receive the full value and stop by the deadline. The value drops out
@@ -110,9 +109,7 @@ def job_utility_range(
 def normalised(
     utilities: NDArray[np.float64], ranges: UtilityRange | Sequence[UtilityRange]
 ) -> NDArray[np.float64]:
-    """Return utilities as fractions of their range: of one job (one range) or of many (a range per
-    row).
-    """
+    """Return utilities as fractions of their range: one range, or one for each row."""
     dollars = np.asarray(utilities, dtype=np.float64)
     if isinstance(ranges, UtilityRange):
         low, width = np.float64(ranges.low), np.float64(ranges.width)

@@ -53,9 +53,7 @@ def raise_to(
     first: int,
     last: int,
 ) -> None:
-    """Set best[r] = max(best[r], value of doing ``stride`` steps at ``cost``), first <= r
-    <= last.
-    """
+    """Raise best[r], first <= r <= last, to the value of doing ``stride`` steps at ``cost``."""
     finishing = finish - cost
     done = best[first : min(stride, last) + 1]
     for index in range(done.size):
@@ -122,9 +120,7 @@ def fill_value_tables(
     tables: NDArray[np.float64],
     running: NDArray[np.float64],
 ) -> None:
-    """Fill tables as ``value_tables`` does, in arrays that the caller owns; their content is
-    overwritten.
-    """
+    """Fill tables as ``value_tables`` does, in arrays that the caller owns."""
     tables[job.hard_deadline + 1, :, : grid.steps + 1] = 0.0
     for slot in range(job.hard_deadline, 0, -1):
         sweep(

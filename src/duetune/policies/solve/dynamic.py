@@ -85,9 +85,7 @@ class _Solver:
         self.ceiling = progress_grid(job, steps, optimistic=True)
 
     def solve(self, multiplier: float) -> tuple[Plan, float]:
-        """Return the best plan and an upper bound for the objective value - multiplier x
-        charges.
-        """
+        """Return the best plan and an upper bound for value - multiplier x charges."""
         tables = self._tables(self.floor, multiplier, optimistic=False)
         plan = self._follow(self.floor, tables, multiplier)
         if self.floor.exact:
@@ -153,9 +151,7 @@ def _within_budget(solver: _Solver, budget: float, unconstrained: Optimum) -> Op
 
 
 def holdings(job: JobPhysics) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return every (spot, on-demand) pair that a job may hold, as two arrays; index 0 is
-    nothing.
-    """
+    """Return every (spot, on-demand) pair that a job may hold; index 0 is nothing."""
     table = mixes(job.min_gpus, job.max_gpus)
     return np.ascontiguousarray(table[:, 0]), np.ascontiguousarray(table[:, 1])
 
@@ -179,9 +175,7 @@ def _total_costs(job: JobPhysics, market: MarketWindow, multiplier: float) -> Ta
 def _total_plan(
     job: JobPhysics, grid: ProgressGrid, market: MarketWindow, tables: Tables, multiplier: float
 ) -> NDArray[np.int64]:
-    """Return the plan that the tables lead to, with true progress, which is never behind the
-    grid's.
-    """
+    """Return the plan that the tables lead to, followed with true progress."""
     plan = np.zeros((job.hard_deadline, 2), dtype=np.int64)
     progress, held, held_spot = 0.0, 0, 0
     for slot in range(1, job.hard_deadline + 1):

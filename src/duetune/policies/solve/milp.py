@@ -30,9 +30,7 @@ _FINE = {"mip_feasibility_tolerance": 1e-9, "primal_feasibility_tolerance": 1e-9
 def milp_optimum(
     job: Job, market: MarketWindow, *, time_limit_s: float = 300.0, threads: int = 1
 ) -> Optimum:
-    """Return the plan with the highest utility for a known market, exact to the solver's
-    tolerances.
-    """
+    """Return the plan with the highest utility for a known market, to solver tolerance."""
     if job_physics(job).by_composition:
         raise InvalidInput(
             "reconfiguration.key",

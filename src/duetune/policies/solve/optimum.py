@@ -16,9 +16,7 @@ if TYPE_CHECKING:
 
 
 class Optimum(msgspec.Struct, frozen=True):
-    """The best plan that was found. ``plan`` reaches ``utility``; no plan can exceed
-    ``upper_bound``.
-    """
+    """The best plan found. ``plan`` reaches ``utility``; none can exceed ``upper_bound``."""
 
     method: str
     utility: float
@@ -36,9 +34,7 @@ class Optimum(msgspec.Struct, frozen=True):
 def optimum_of_plan(
     method: str, job: Job, market: MarketWindow, plan: list[tuple[int, int]], upper_bound: float
 ) -> Optimum:
-    """Play a plan by the physics and return its result, so that the utility is what a simulation
-    gives.
-    """
+    """Play a plan by the physics and return its result, as a simulation would give it."""
     spot = np.array([pair[0] for pair in plan], dtype=np.int64)
     on_demand = np.array([pair[1] for pair in plan], dtype=np.int64)
     utility, cost, finished, _ = play(job_physics(job), market, spot, on_demand)

@@ -30,8 +30,9 @@ _UNDISTURBED = Reconfiguration(grow=1.0, shrink=1.0, preempted=1.0)
 
 
 class ProgressGrid(NamedTuple):
-    """A grid of work for one job. n GPUs do ``strides[change, n]`` steps in a slot with this kind
-    of change.
+    """A grid of work for one job.
+
+    n GPUs do ``strides[change, n]`` steps in a slot with this kind of change.
 
     With strides rounded down and work left rounded up, a plan never overstates progress. Rounded
     the other way (``optimistic``) it never understates progress, which bounds the optimum from
@@ -59,8 +60,7 @@ def exact_unit(job: Job) -> float:
 
 
 def even_unit(job: Job, max_steps: int) -> float:
-    """Return a unit that gives at most ``max_steps`` steps and, if possible, divides undisturbed
-    work.
+    """Return a unit with at most ``max_steps`` steps that divides undisturbed work if possible.
 
     Work left then stays on the grid as long as nothing changes.
     """
@@ -75,9 +75,7 @@ def even_unit(job: Job, max_steps: int) -> float:
 
 @functools.lru_cache(maxsize=4096)
 def progress_grid(job: Job, max_steps: int, *, optimistic: bool = False) -> ProgressGrid:
-    """Return the exact grid if it has at most ``max_steps`` steps, else ``max_steps``
-    equal steps.
-    """
+    """Return the exact grid if its steps are at most ``max_steps``, else that many equal ones."""
     if max_steps < 1:
         raise InvalidInput("max_steps", max_steps, "1 or more")
     unit = exact_unit(job)

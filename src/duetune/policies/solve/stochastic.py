@@ -171,9 +171,7 @@ def mixes(min_gpus: int, max_gpus: int) -> NDArray[np.int64]:
 
 @compiled
 def _dearest(kept: int, on_demand: int, lost: bool, spot: int, wanted: int) -> int:
-    """Return which kinds of change happen at once, as bits: 1 shrinking, 2 growing, 4 a
-    preemption.
-    """
+    """Return the kinds of change that happen at once: 1 shrinking, 2 growing, 4 preemption."""
     changes = 4 if lost else 0
     if spot > kept or wanted > on_demand:
         changes |= 2
@@ -184,9 +182,7 @@ def _dearest(kept: int, on_demand: int, lost: bool, spot: int, wanted: int) -> i
 
 @compiled
 def _classes(job: JobPhysics) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """Return the fractions of a slot that may remain, and which one applies to each set of
-    changes.
-    """
+    """Return the fractions of a slot that may remain, and the one for each set of changes."""
     fractions = np.array([1.0, job.shrink, job.grow, job.preempted])
     of_changes = np.zeros(8, dtype=np.int64)
     for changes in range(8):
