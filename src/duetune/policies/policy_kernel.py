@@ -125,10 +125,9 @@ def guarded(
             if safe_spot >= 0:
                 safe = trial
                 break
-    if safe < 0:
-        return spot, gpus - spot, False
-    if guard == Guard.WORTHWHILE and not _worth_it(
-        job, grid, to_go, now, wanted, (safe_spot, safe - safe_spot)
+    if safe < 0 or (
+        guard == Guard.WORTHWHILE
+        and not _worth_it(job, grid, to_go, now, wanted, (safe_spot, safe - safe_spot))
     ):
         return spot, gpus - spot, False
     return safe_spot, safe - safe_spot, True

@@ -17,13 +17,7 @@ if TYPE_CHECKING:
 
 
 _PACED_AT_END = frozenset(
-    {
-        Rule.AHEAD_SPOT,
-        Rule.AHEAD_WAIT,
-        Rule.AHEAD_KEEP,
-        Rule.BEHIND_CHEAP,
-        Rule.BEHIND_PACE,
-    }
+    {Rule.AHEAD_SPOT, Rule.AHEAD_WAIT, Rule.AHEAD_KEEP, Rule.BEHIND_CHEAP, Rule.BEHIND_PACE}
 )
 _WHOLE_FROM = 10.0
 """Amounts of work from this size on are shown without decimals."""

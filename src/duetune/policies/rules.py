@@ -10,13 +10,7 @@ from enum import IntEnum
 from typing import TYPE_CHECKING, NamedTuple
 
 from duetune.core.compiled import compiled
-from duetune.core.physics import (
-    JobPhysics,
-    efficiency,
-    is_done,
-    reach_after,
-    resize_efficiency,
-)
+from duetune.core.physics import JobPhysics, efficiency, is_done, reach_after, resize_efficiency
 
 if TYPE_CHECKING:
     import numpy as np

@@ -259,8 +259,8 @@ def test_it_goes_on_late_where_that_still_earns():
     [
         ("window", -1, "to 512 slots"),
         ("window", 513, "to 512 slots"),
-        ("commitment", 0, "1 to the window, which is 4"),
-        ("commitment", 5, "1 to the window, which is 4"),
+        ("commitment", 0, "1 to 4, the window"),
+        ("commitment", 5, "1 to 4, the window"),
         ("threshold", -0.1, "0 to 1"),
         ("threshold", float("nan"), "0 to 1"),
         ("outlook", -0.1, "0 to 1"),
