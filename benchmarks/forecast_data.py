@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from duetune.errors import DuetuneError
-from duetune.market import frames
 from duetune.market.catalog import aws_spot_prices, verda_listings
 from duetune.market.datasets import data_file, h100_counts, spot_traces_slots, v100_paired
+from duetune.market.tabular import numbers_of, read_frame, times_of
 
 HALF_HOURS = (2, 6, 12, 24)
 SIX_HOURS = (1, 2, 4)
@@ -83,16 +83,16 @@ def _smaller(family: Family) -> Family:
 def _shadeform() -> NDArray[np.float64]:
     """Listings of each GPU type, as the last snapshot before each slot has them."""
     columns = ("cloud", "accelerator", "ts", "n_listings")
-    frame = frames.read_frame(data_file("gpu_market_by_type.parquet"), columns)
+    frame = read_frame(data_file("gpu_market_by_type.parquet"), columns)
     frame = frame.filter(frame.get_column("cloud") == "shadeform").sort("ts")
     rows = []
     slot = 6 * 3600 * 1_000_000
-    last = int(frames.times_of(frame, "ts").max())
+    last = int(times_of(frame, "ts").max())
     slots = np.arange(SHADEFORM_FROM, last, slot)
     for gpu in SHADEFORM_GPUS:
         part = frame.filter(frame.get_column("accelerator") == gpu)
-        event = np.searchsorted(frames.times_of(part, "ts"), slots, side="right") - 1
-        rows.append(frames.numbers_of(part, "n_listings")[np.maximum(event, 0)])
+        event = np.searchsorted(times_of(part, "ts"), slots, side="right") - 1
+        rows.append(numbers_of(part, "n_listings")[np.maximum(event, 0)])
     return np.array(rows)
 
 

@@ -16,10 +16,9 @@ from rich.console import Console
 from rich.progress import Progress
 
 from duetune.market.datasets import data_folder
-from duetune.market.predictability import SeriesPredictability, series_predictability
 from duetune.market.predictability_skill import HORIZON_HOURS, Predictor
 from duetune.market.predictability_spells import Entropy, Survival, entropy, survival
-from duetune.market.statistics import market_statistics
+from duetune.market.statistics import SeriesPredictability, market_statistics, series_predictability
 from duetune.plots.market_figures import predictability_figure
 from duetune.plots.style import save_figure
 from predictability_data import Series, all_series, paired_traces

@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from duetune.core.market import Pool
 from duetune.errors import InvalidInput
-from duetune.market import frames
 from duetune.market.datasets import (
     FORTY_FIVE_DAYS,
     data_file,
@@ -19,8 +18,8 @@ from duetune.market.datasets import (
     spot_traces_slots,
     v100_paired,
 )
-from duetune.market.slot_grid import pieces
-from duetune.market.step_functions import Steps, step_grid, whole_slot_after
+from duetune.market.slot_grid import Steps, pieces, step_grid, whole_slot_after
+from duetune.market.tabular import numbers_of, read_frame, times_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -92,37 +91,37 @@ def _listings(cloud: str, column: str, family: str, thin: int) -> Iterator[Serie
     """1 while the listing has that price; only those that come and go."""
     names = ("instance_type", "region", "zone")
     columns = ("cloud", *names, "ts", column)
-    frame = frames.read_frame(data_file("market_listing_events.parquet"), columns)
+    frame = read_frame(data_file("market_listing_events.parquet"), columns)
     frame = frame.filter(frame.get_column("cloud") == cloud).sort("ts")
     frame = frame.with_columns(frame.get_column("zone").fill_null(""))
-    last = int(frames.times_of(frame, "ts").max())
+    last = int(times_of(frame, "ts").max())
     groups = sorted(frame.group_by(*names), key=lambda item: tuple(map(str, item[0])))
     for key, part in groups[::thin]:
         begin = whole_slot_after(
-            max(int(frames.times_of(part, "ts")[0]), DENSE_FROM.get(cloud, 0)), SIX_HOURS
+            max(int(times_of(part, "ts")[0]), DENSE_FROM.get(cloud, 0)), SIX_HOURS
         )
         starts = np.arange(begin, last, round(SIX_HOURS * 3.6e9))
         if starts.size * SIX_HOURS < 24 * FEWEST_DAYS:
             continue
-        event = np.searchsorted(frames.times_of(part, "ts"), starts, side="right") - 1
-        there = np.isfinite(frames.numbers_of(part, column))[event].astype(float)
+        event = np.searchsorted(times_of(part, "ts"), starts, side="right") - 1
+        there = np.isfinite(numbers_of(part, column))[event].astype(float)
         if RARE < there.mean() < 1 - RARE:
             yield Series(family, "/".join(map(str, key)), there, SIX_HOURS, price=False)
 
 
 def _vast() -> Iterator[Series]:
     columns = ("cloud", "accelerator", "ts", "n_listings", "od_min_usd_gpu_h", "spot_min_usd_gpu_h")
-    frame = frames.read_frame(data_file("gpu_market_by_type.parquet"), columns)
+    frame = read_frame(data_file("gpu_market_by_type.parquet"), columns)
     frame = frame.filter(frame.get_column("cloud") == "vast").sort("ts")
     for kind, part in sorted(frame.group_by("accelerator"), key=lambda item: str(item[0])):
-        dense = frames.times_of(part, "ts") >= DENSE_FROM["vast"]
-        looks = frames.times_of(part, "ts")[dense]
+        dense = times_of(part, "ts") >= DENSE_FROM["vast"]
+        looks = times_of(part, "ts")[dense]
         for column, family in (
             ("n_listings", "Vast, listings"),
             ("od_min_usd_gpu_h", "Vast, lowest asking price"),
             ("spot_min_usd_gpu_h", "Vast, lowest bid"),
         ):
-            values = frames.numbers_of(part, column)[dense]
+            values = numbers_of(part, column)[dense]
             shortest = 40 if column.startswith("spot") else FEWEST_DAYS
             for number, piece in enumerate(_pieces(looks, values, looks, shortest)):
                 yield Series(
@@ -133,8 +132,8 @@ def _vast() -> Iterator[Series]:
 def _aws(thin: int) -> Iterator[Series]:
     """Spot prices, cut where the collector did not look for a day or there was no price."""
     columns = ("series_id", "ts", "spot_usd_h")
-    frame = frames.read_frame(data_file("aws_gpu_spot_events.parquet"), columns)
-    looks = np.unique(frames.times_of(frame, "ts"))
+    frame = read_frame(data_file("aws_gpu_spot_events.parquet"), columns)
+    looks = np.unique(times_of(frame, "ts"))
     with data_file("aws_gpu_series.csv").open(encoding="utf-8", newline="") as file:
         kinds = {row["series_id"]: row["accelerator"] for row in csv.DictReader(file)}
     parts: dict[str, pl.DataFrame] = {
@@ -142,9 +141,7 @@ def _aws(thin: int) -> Iterator[Series]:
     }
     for name in sorted(parts)[::thin]:
         part = parts[name]
-        found = _pieces(
-            frames.times_of(part, "ts"), frames.numbers_of(part, "spot_usd_h"), looks, FEWEST_DAYS
-        )
+        found = _pieces(times_of(part, "ts"), numbers_of(part, "spot_usd_h"), looks, FEWEST_DAYS)
         for number, piece in enumerate(found):
             yield Series(f"AWS, {kinds[name]}", f"{name} {number}", piece, SIX_HOURS, price=True)
 

@@ -15,8 +15,7 @@ from duetune.core.market import MarketChain, MarketTrace
 from duetune.core.physics import job_physics
 from duetune.policies.rubato import Rubato
 from duetune.policies.solve.dynamic import offline_optimum
-from duetune.policies.solve.stochastic import fill_tables
-from duetune.policies.solve.stochastic_mix import fill_mix_tables, mixes
+from duetune.policies.solve.stochastic import fill_mix_tables, fill_tables, mixes
 from duetune.simulate.episode import simulate
 from support.strategies import COMPOSITION, TOTAL, job_on_market, keys, markets
 

@@ -16,10 +16,9 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from duetune.cli.market import MarketFigures, Series
-    from duetune.market.predictability import Predictability
     from duetune.market.predictability_pattern import Pattern
     from duetune.market.predictability_spells import Survival
-    from duetune.market.statistics import MarketStatistics
+    from duetune.market.statistics import MarketStatistics, Predictability
 
     Known = tuple[str, MarketStatistics, Predictability]
 

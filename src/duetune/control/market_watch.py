@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from duetune.market.forecast.outlook import WEEK_HOURS
+from duetune.market.forecast.simple import WEEK_HOURS
 
 if TYPE_CHECKING:
     from collections.abc import Callable

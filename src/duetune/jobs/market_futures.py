@@ -16,7 +16,7 @@ from duetune.jobs.quote_document import Bound
 from duetune.jobs.quote_lines import line_of, unused_share
 from duetune.jobs.terms import Terms
 from duetune.market.forecast.forecast_source import ForecastSource
-from duetune.market.forecast.outlook import WEEK_HOURS
+from duetune.market.forecast.simple import WEEK_HOURS
 from duetune.market.scenarios import scenarios
 from duetune.policies.baselines import OnDemandOnly
 from duetune.policies.solve.dynamic import offline_optimum

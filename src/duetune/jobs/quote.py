@@ -13,10 +13,9 @@ from duetune.errors import InvalidInput
 from duetune.jobs.market_futures import Futures, draw_futures, hindsight
 from duetune.jobs.quote_document import LineRole, QuoteDocument, QuoteLine
 from duetune.jobs.terms import ON_DEMAND, SPOT_ONLY
-from duetune.market.forecast.outlook import outlook_at
+from duetune.market.forecast.simple import outlook_at
 from duetune.market.scenarios import ENOUGH_HOURS
-from duetune.policies.baselines import OnDemandOnly
-from duetune.policies.spot_only import SpotOnly
+from duetune.policies.baselines import OnDemandOnly, SpotOnly
 from duetune.simulate.episode import LAST_VALUE
 
 if TYPE_CHECKING:

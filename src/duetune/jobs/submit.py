@@ -34,9 +34,9 @@ from duetune.jobs.user_requests import seconds_until
 from duetune.knowledge.facts.model_facts import model_facts
 from duetune.knowledge.observation import Origin
 from duetune.knowledge.sources.knowledge_source import KnowledgeSource
-from duetune.market.forecast.outlook import outlook_at
+from duetune.market.forecast.simple import outlook_at
 from duetune.notebook import html_table
-from duetune.policies.select.exponential_weights import Learner
+from duetune.policies.select.hedge import Learner
 from duetune.settings import QueueSettings
 from duetune.store.store import Store
 from duetune.training.dataset_rows import check_dataset

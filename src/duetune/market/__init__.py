@@ -1,1 +1,4 @@
-"""Markets: traces from files and data sets, synthetic ones, and what they are like."""
+"""Markets: traces from files and data sets, synthetic markets, and their statistics.
+
+``forecast`` has the forecasters.
+"""

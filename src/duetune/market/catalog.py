@@ -1,7 +1,7 @@
 """Published prices and listings, from the catalog tables of the project's data folder.
 
-All are events or snapshots about every six hours. A slot has what was in force when it began;
-stretches in which nobody looked for longer than ``max_hold_hours`` are gaps.
+All tables are events or snapshots, about every six hours. A slot has the values in force when it
+began. Stretches without a look for longer than ``max_hold_hours`` are gaps.
 """
 
 from __future__ import annotations
@@ -14,12 +14,10 @@ import numpy as np
 
 from duetune.core.market import MarketTrace, Pool
 from duetune.errors import InvalidInput
-from duetune.market import frames
 from duetune.market.datasets import data_file, select
 from duetune.market.resample import with_availability
-from duetune.market.slot_grid import Gaps, one_trace
-from duetune.market.step_functions import Steps, step_grid, whole_slot_after
-from duetune.market.timestamps import aware_microseconds
+from duetune.market.slot_grid import Gaps, Steps, one_trace, step_grid, time_range
+from duetune.market.tabular import numbers_of, read_frame, texts_of, times_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -53,18 +51,18 @@ def aws_spot_prices(
     gaps: Gaps | str = Gaps.LONGEST,
     max_hold_hours: float = 24.0,
 ) -> MarketTrace:
-    """AWS spot prices per GPU, one pool for each instance type and zone id, 2022 to 2026.
+    """Return AWS spot prices per GPU, one pool for each instance type and zone id, 2022 to 2026.
 
-    A price is not capacity: ``available`` is a number of GPUs or the counts of another trace.
-    By default the longest stretch in which every pool has a price and the collector ran: no
-    value crosses the 103 days of 2026 without observations.
+    A price is not capacity: ``available`` is a number of GPUs or the counts of another trace. The
+    default is the longest stretch in which every pool has a price and the collector ran. No value
+    is carried across the 103 days of 2026 without observations.
     """
     if accelerator is None and instance_type is None:
-        raise InvalidInput("accelerator", None, "given, or instance_type")
+        raise InvalidInput("accelerator", None, "an accelerator or an instance_type")
     chosen = _aws_series(accelerator, instance_type, zones)
     columns = ("series_id", "ts", "ondemand_usd_h", "spot_usd_h")
-    frame = frames.read_frame(data_file("aws_gpu_spot_events.parquet"), columns)
-    looks = np.unique(frames.times_of(frame, "ts"))
+    frame = read_frame(data_file("aws_gpu_spot_events.parquet"), columns)
+    looks = np.unique(times_of(frame, "ts"))
     names = [series.series_id for series in chosen]
     frame = frame.filter(frame.get_column("series_id").is_in(names)).sort("series_id", "ts")
     parts = {str(key[0]): part for key, part in frame.group_by("series_id")}
@@ -75,16 +73,9 @@ def aws_spot_prices(
         Pool(f"{series.instance_type}/{series.zone}", series.accelerator, series.zone)
         for series in chosen
     )
-    grid = step_grid(
-        pools,
-        steps,
-        whole_slot_after(max(int(step.times[0]) for step in steps), slot_hours)
-        if start is None
-        else aware_microseconds(start, "start"),
-        int(looks[-1]) if stop is None else aware_microseconds(stop, "stop"),
-        slot_hours,
-        max_hold_hours,
-    )
+    first = max(int(step.times[0]) for step in steps)
+    begin, end = time_range(first, int(looks[-1]), slot_hours, start, stop)
+    grid = step_grid(pools, steps, begin, end, slot_hours, max_hold_hours)
     title = f"aws-{instance_type or accelerator}"
     prices = one_trace(grid, gaps=gaps, max_hold_hours=0.0, name=title)
     return with_availability(prices, available)
@@ -99,37 +90,28 @@ def verda_listings(
     stop: datetime | None = None,
     slot_hours: float = 6.0,
 ) -> MarketTrace:
-    """Spot GPUs that Verda listed in 2026, one pool for each region, seen every 6 h.
+    """Return the spot GPUs that Verda listed in 2026, one pool for each region, observed every 6 h.
 
-    ``available`` is the size of the largest machine on spot offer: a lower bound, since stock is
-    not published and spot without on-demand is not shown. While nothing is listed the last known
-    prices stand, and no GPU is available.
+    ``available`` is the size of the largest machine on spot offer. It is a lower bound, because
+    stock is not published and spot without on-demand is not shown. While nothing is listed, the
+    last known prices apply and no GPU is available.
     """
     listing = ("cloud", "instance_type", "accelerator", "gpus", "region")
     columns = (*listing, "ts", "ondemand_usd_h", "spot_usd_h")
-    frame = frames.read_frame(data_file("market_listing_events.parquet"), columns)
+    frame = read_frame(data_file("market_listing_events.parquet"), columns)
     frame = frame.filter(frame.get_column("cloud") == "verda")
-    looks = np.unique(frames.times_of(frame, "ts"))
-    select("accelerator", [accelerator], frames.texts_of(frame, "accelerator"))
-    frame = frame.filter(frame.get_column("accelerator") == accelerator)
+    looks = np.unique(times_of(frame, "ts"))
+    frame = _only(frame, "accelerator", accelerator)
     if instance_type is not None:
-        select("instance_type", [instance_type], frames.texts_of(frame, "instance_type"))
-        frame = frame.filter(frame.get_column("instance_type") == instance_type)
-    chosen = select("regions", regions, frames.texts_of(frame, "region"))
+        frame = _only(frame, "instance_type", instance_type)
+    chosen = select("regions", regions, texts_of(frame, "region"))
     steps = [
         _listing_steps(frame.filter(frame.get_column("region") == region), looks, region)
         for region in chosen
     ]
-    grid = step_grid(
-        tuple(Pool(region, accelerator, region) for region in chosen),
-        steps,
-        whole_slot_after(int(looks[0]), slot_hours)
-        if start is None
-        else aware_microseconds(start, "start"),
-        int(looks[-1]) if stop is None else aware_microseconds(stop, "stop"),
-        slot_hours,
-        None,
-    )
+    pools = tuple(Pool(region, accelerator, region) for region in chosen)
+    begin, end = time_range(int(looks[0]), int(looks[-1]), slot_hours, start, stop)
+    grid = step_grid(pools, steps, begin, end, slot_hours, None)
     return one_trace(grid, gaps=Gaps.ERROR, max_hold_hours=0.0, name=f"verda-{accelerator}")
 
 
@@ -141,39 +123,42 @@ def vast_minimum_bids(
     gaps: Gaps | str = Gaps.LONGEST,
     max_hold_hours: float = 24.0,
 ) -> MarketTrace:
-    """Vast.ai prices of March and April 2025: medians over the offers of each snapshot.
+    """Return Vast.ai prices of March and April 2025: medians over the offers of each snapshot.
 
-    The spot price is the minimum bid per GPU, the on-demand price the asking price. The source
-    is a digest of the order book and has no stock: the caller says what is ``available``.
+    The spot price is the minimum bid per GPU, the on-demand price the asking price. The source is a
+    digest of the order book without stock, so the caller says what is ``available``.
     """
     columns = ("ts", "accelerator", "gpus", "ondemand_usd_h", "min_bid_usd_h")
-    frame = frames.read_frame(data_file("vast_offers.parquet"), columns).sort("ts")
-    select("accelerator", [accelerator], frames.texts_of(frame, "accelerator"))
-    frame = frame.filter(frame.get_column("accelerator") == accelerator)
+    frame = read_frame(data_file("vast_offers.parquet"), columns).sort("ts")
+    frame = _only(frame, "accelerator", accelerator)
     frame = frame.filter(frame.get_column("min_bid_usd_h").is_not_null())
-    times, gpus = frames.times_of(frame, "ts"), frames.numbers_of(frame, "gpus")
-    bids = frames.numbers_of(frame, "min_bid_usd_h") / gpus
-    asked = frames.numbers_of(frame, "ondemand_usd_h") / gpus
+    times, gpus = times_of(frame, "ts"), numbers_of(frame, "gpus")
+    bids = numbers_of(frame, "min_bid_usd_h") / gpus
+    asked = numbers_of(frame, "ondemand_usd_h") / gpus
     looks = np.unique(times[times >= _VAST_DENSE_FROM])
     if not looks.size:
         raise InvalidInput("accelerator", accelerator, "one with minimum bids in March 2025 or on")
-    steps = Steps(
-        times=looks,
-        spot_usd_gpu_h=np.array([np.median(bids[times == look]) for look in looks]),
-        on_demand_usd_gpu_h=np.array([np.median(asked[times == look]) for look in looks]),
-        available=np.zeros(looks.size, dtype=np.int64),
-        confirmed=looks,
+    bid, ask = (
+        np.array([np.median(prices[times == look]) for look in looks]) for prices in (bids, asked)
     )
+    steps = Steps.of_prices(looks, bid, ask, looks)
     pools = (Pool("vast", accelerator),)
-    first, last = whole_slot_after(int(looks[0]), slot_hours), int(looks[-1])
-    grid = step_grid(pools, [steps], first, last, slot_hours, max_hold_hours)
+    begin, end = time_range(int(looks[0]), int(looks[-1]), slot_hours, None, None)
+    grid = step_grid(pools, [steps], begin, end, slot_hours, max_hold_hours)
     prices = one_trace(grid, gaps=gaps, max_hold_hours=0.0, name=f"vast-{accelerator}")
     return with_availability(prices, available)
+
+
+def _only(frame: pl.DataFrame, column: str, value: str) -> pl.DataFrame:
+    """Return the rows whose column has this value; refuse a value that no row has."""
+    select(column, [value], texts_of(frame, column))
+    return frame.filter(frame.get_column(column) == value)
 
 
 def _aws_series(
     accelerator: str | None, instance_type: str | None, zones: Sequence[str] | None
 ) -> list[_Series]:
+    """Return the chosen AWS series."""
     with data_file("aws_gpu_series.csv").open(encoding="utf-8", newline="") as file:
         chosen = [
             _Series(
@@ -201,33 +186,28 @@ def _aws_steps(
     looks: NDArray[np.int64],
     on_demand_usd_gpu_h: float | None,
 ) -> Steps:
-    times = frames.times_of(part, "ts")
+    """Return the price changes of one AWS series as events."""
+    times = times_of(part, "ts")
     if on_demand_usd_gpu_h is None:
-        on_demand = frames.numbers_of(part, "ondemand_usd_h") / series.gpus
+        on_demand = numbers_of(part, "ondemand_usd_h") / series.gpus
         if np.isnan(on_demand).all():
-            allowed = f"given: {series.instance_type} has no on-demand price"
+            allowed = f"a price: {series.instance_type} has none"
             raise InvalidInput("on_demand_usd_gpu_h", None, allowed)
     else:
         on_demand = np.full(times.size, on_demand_usd_gpu_h, dtype=np.float64)
-    return Steps(
-        times=times,
-        spot_usd_gpu_h=frames.numbers_of(part, "spot_usd_h") / series.gpus,
-        on_demand_usd_gpu_h=on_demand,
-        available=np.zeros(times.size, dtype=np.int64),
-        confirmed=looks,
-    )
+    return Steps.of_prices(times, numbers_of(part, "spot_usd_h") / series.gpus, on_demand, looks)
 
 
 def _listing_steps(part: pl.DataFrame, looks: NDArray[np.int64], region: str) -> Steps:
-    """Over the machine types of a region: the most GPUs and the lowest price per GPU."""
+    """Return a region's events: the most GPUs and the lowest price per GPU of all types."""
     available = np.zeros(looks.size, dtype=np.int64)
     spot, on_demand = np.full(looks.size, np.inf), np.full(looks.size, np.inf)
     for _, listing in part.sort("ts").group_by("instance_type", maintain_order=True):
-        times, gpus = frames.times_of(listing, "ts"), frames.numbers_of(listing, "gpus")
+        times, gpus = times_of(listing, "ts"), numbers_of(listing, "gpus")
         event = np.searchsorted(times, looks, side="right") - 1
         seen, event = event >= 0, np.maximum(event, 0)
-        bid = np.where(seen, (frames.numbers_of(listing, "spot_usd_h") / gpus)[event], np.nan)
-        ask = np.where(seen, (frames.numbers_of(listing, "ondemand_usd_h") / gpus)[event], np.nan)
+        bid = np.where(seen, (numbers_of(listing, "spot_usd_h") / gpus)[event], np.nan)
+        ask = np.where(seen, (numbers_of(listing, "ondemand_usd_h") / gpus)[event], np.nan)
         offered = np.isfinite(bid)
         available = np.maximum(available, np.where(offered, gpus[event], 0).astype(np.int64))
         spot = np.fmin(spot, np.where(offered, bid, np.inf))
@@ -238,7 +218,7 @@ def _listing_steps(part: pl.DataFrame, looks: NDArray[np.int64], region: str) ->
 
 
 def _last_known(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The last finite value; before the first one, that one."""
+    """Return each value, or the last finite one before it, or the first finite one."""
     finite = np.isfinite(values)
     last = np.maximum.accumulate(np.where(finite, np.arange(values.size), -1))
     return values[np.where(last < 0, int(np.flatnonzero(finite)[0]), last)]

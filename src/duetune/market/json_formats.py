@@ -1,4 +1,4 @@
-"""Public JSON formats: the spot-traces availability files and AWS spot price history."""
+"""Public JSON formats: the spot-traces availability files and the AWS spot price history."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ import numpy as np
 from duetune.core.market import MarketTrace, Pool
 from duetune.errors import InvalidInput
 from duetune.market.resample import with_availability
-from duetune.market.slot_grid import Gaps, one_trace
-from duetune.market.step_functions import Steps, step_grid, whole_slot_after
-from duetune.market.timestamps import aware_microseconds, moment_at, parse_moment
+from duetune.market.slot_grid import Gaps, Steps, one_trace, step_grid, time_range
+from duetune.market.timestamps import moment_at, parse_moment
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -49,7 +48,7 @@ class _PriceHistory(msgspec.Struct):
 
 
 def document_keys(path: Path) -> frozenset[str]:
-    """The keys of a JSON object: what tells the formats apart."""
+    """Return the keys of a JSON object; the formats are recognised by them."""
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError, OSError) as error:
@@ -69,11 +68,13 @@ def load_spot_traces_json(
     start: datetime | None = None,
     name: str | None = None,
 ) -> MarketTrace:
-    """A file ``{"metadata": {"gap_seconds": s}, "data": [...], "prices": [...]}``.
+    """Return the trace of a spot-traces file.
 
-    ``data`` counts the instances available at each tick. ``prices``, where there are any, are
-    per instance and hour; a given ``spot_usd_gpu_h`` replaces them. ``ones_mean_preempted`` is
-    for simulators that write the number preempted instead, out of ``instances`` (by default 1).
+    Its form is ``{"metadata": {"gap_seconds": s}, "data": [...], "prices": [...]}``.
+
+    ``data`` counts the instances available at each tick. ``prices``, if present, are per instance
+    and hour; a given ``spot_usd_gpu_h`` replaces them. ``ones_mean_preempted`` is for simulators
+    that write the number of preempted instances instead, out of ``instances`` (by default 1).
     """
     path = Path(file)
     document = _decode(path, _SpotTraces)
@@ -87,7 +88,7 @@ def load_spot_traces_json(
     if spot_usd_gpu_h is not None:
         spot = np.full(counts.size, spot_usd_gpu_h, dtype=np.float64)
     elif document.prices is None:
-        raise InvalidInput("spot_usd_gpu_h", None, f"given, as {path.name} has no prices")
+        raise InvalidInput("spot_usd_gpu_h", None, f"a price: {path.name} has none")
     elif len(document.prices) != counts.size:
         allowed = f"{counts.size}, one for each value of data"
         raise InvalidInput(f"prices of {path.name}", len(document.prices), allowed)
@@ -120,12 +121,11 @@ def load_aws_price_history(
     gaps: Gaps | str = Gaps.ERROR,
     name: str | None = None,
 ) -> MarketTrace:
-    """What ``aws ec2 describe-spot-price-history`` prints: price changes, newest first.
+    """Return the trace of ``aws ec2 describe-spot-price-history``: changes, newest first.
 
-    A slot has the price in force when it begins. By default the trace spans the time in which
-    every zone has a price, up to the last change. ``max_hold_hours`` makes a price that has
-    not been confirmed for longer a gap. A price is not capacity: the caller says what is
-    ``available``.
+    A slot has the price in force when it begins. By default the trace spans the time in which every
+    zone has a price, up to the last change. With ``max_hold_hours``, a price that was not confirmed
+    for longer is a gap. A price is not capacity: the caller says how many GPUs are ``available``.
     """
     path = Path(file)
     _require_positive("gpus_per_instance", gpus_per_instance)
@@ -155,12 +155,9 @@ def load_aws_price_history(
     steps = [_steps(series[pool.name], on_demand_usd_gpu_h) for pool in pools]
     first = max(int(step.times[0]) for step in steps)
     last = max(int(step.times[-1]) for step in steps)
-    begin = (
-        whole_slot_after(first, slot_hours) if start is None else aware_microseconds(start, "start")
-    )
+    begin, end = time_range(first, last, slot_hours, start, stop)
     if begin < first:
         raise InvalidInput("start", str(start), f"not before {moment_at(first).isoformat()}")
-    end = last if stop is None else aware_microseconds(stop, "stop")
     grid = step_grid(pools, steps, begin, end, slot_hours, max_hold_hours)
     held = 0.0 if max_hold_hours is None else max_hold_hours
     prices = one_trace(grid, gaps=gaps, max_hold_hours=held, name=name or path.stem)
@@ -168,6 +165,7 @@ def load_aws_price_history(
 
 
 def _decode(path: Path, shape: type[Document]) -> Document:
+    """Return a JSON file as this shape, or refuse it."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=shape)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, OSError) as error:
@@ -175,6 +173,7 @@ def _decode(path: Path, shape: type[Document]) -> Document:
 
 
 def _counts(data: list[float], path: Path) -> NDArray[np.int64]:
+    """Return the counts of a file, or refuse one that is not a whole number."""
     if not data:
         raise InvalidInput("trace file", str(path), "at least one value in data")
     values = np.array(data, dtype=np.float64)
@@ -186,6 +185,7 @@ def _counts(data: list[float], path: Path) -> NDArray[np.int64]:
 
 
 def _turned(counts: NDArray[np.int64], instances: int) -> NDArray[np.int64]:
+    """Return available instances from preempted ones."""
     above = np.flatnonzero(counts > instances)
     if above.size:
         index = int(above[0])
@@ -200,6 +200,7 @@ def _require_positive(field: str, value: int) -> None:
 
 
 def _chosen(field: str, given: str | None, found: list[str]) -> str:
+    """Return the value that was asked for, or the only one that the file has."""
     known = sorted(set(found))
     if given is None and len(known) == 1:
         return known[0]
@@ -219,11 +220,8 @@ def _price(value: str | float, number: int, time: str) -> float:
 
 
 def _steps(prices: dict[int, float], on_demand_usd_gpu_h: float) -> Steps:
+    """Return the price changes of one zone as events."""
     times = np.array(sorted(prices), dtype=np.int64)
-    return Steps(
-        times=times,
-        spot_usd_gpu_h=np.array([prices[int(time)] for time in times]),
-        on_demand_usd_gpu_h=np.full(times.size, on_demand_usd_gpu_h, dtype=np.float64),
-        available=np.zeros(times.size, dtype=np.int64),
-        confirmed=times,
-    )
+    spot = np.array([prices[int(time)] for time in times])
+    on_demand = np.full(times.size, on_demand_usd_gpu_h, dtype=np.float64)
+    return Steps.of_prices(times, spot, on_demand, times)

@@ -18,19 +18,22 @@ REAL_BELOW = 0.05
 
 
 class Lag(msgspec.Struct, frozen=True):
-    """``correlation`` is None where the series is too short, too coarse or constant."""
+    """The correlation at one lag; None if the series is too short, too coarse or constant."""
 
     hours: float
     correlation: float | None
 
 
 class Pattern(msgspec.Struct, frozen=True):
-    """How much of the variance the clock explains, and how much it would by chance.
+    """How much of the variance the clock explains, and how much it would explain by chance.
 
-    By chance: the mean over series whose cycles were each turned by a random amount, which keeps
-    spells and level but not the clock. ``p_value`` is the share of those with as much explained.
-    A weekly pattern is what the day of the week adds to the hour of the day. ``amplitude`` is the
-    range of the mean by hour of the cycle, in the unit of the series.
+    - ``share``: the share of variance that the clock explains.
+    - ``chance``: the mean share over series whose cycles were each rotated by a random amount. That
+      keeps spells and level and removes the clock.
+    - ``p_value``: the share of those series with at least as much explained.
+    - ``amplitude``: the range of the mean by hour of the cycle, in the unit of the series.
+
+    A weekly pattern is what the day of the week adds to the hour of the day.
     """
 
     cycles: int
@@ -41,18 +44,19 @@ class Pattern(msgspec.Struct, frozen=True):
 
     @property
     def beyond_chance(self) -> float:
-        """The share of variance explained, less what chance explains; 0 if that is more."""
+        """Return the share of variance explained beyond chance, at least 0."""
         return max(0.0, (self.share - self.chance) / (1 - self.chance)) if self.chance < 1 else 0.0
 
     @property
     def real(self) -> bool:
+        """Return whether the pattern is significant at 5%."""
         return self.p_value < REAL_BELOW
 
 
 def autocorrelation(
     values: NDArray[np.float64], lag_hours: float, slot_hours: float
 ) -> float | None:
-    """At the nearest whole number of slots, but at least one."""
+    """Return the correlation at the nearest whole number of slots, at least one."""
     lag = max(1, round(lag_hours / slot_hours))
     if values.size < 2 * lag or is_constant(values):
         return None
@@ -61,7 +65,7 @@ def autocorrelation(
 
 
 def autocorrelations(values: NDArray[np.float64], slot_hours: float) -> tuple[Lag, ...]:
-    """At the usual lags; those shorter than a slot cannot be told."""
+    """Return the correlations at the usual lags; None for lags shorter than a slot."""
     return tuple(
         Lag(
             hours,
@@ -72,20 +76,20 @@ def autocorrelations(values: NDArray[np.float64], slot_hours: float) -> tuple[La
 
 
 def whole_slots(hours: float, slot_hours: float) -> int:
-    """How many slots that is; 0 unless it is about a whole number of them."""
+    """Return how many slots that is, or 0 unless it is about a whole number of them."""
     slots = round(hours / slot_hours)
     return slots if slots and abs(slots * slot_hours / hours - 1) < 0.1 else 0
 
 
 def is_constant(values: NDArray[np.float64]) -> bool:
-    """Up to rounding."""
+    """Return whether all values are equal, up to rounding."""
     return bool(np.ptp(values) <= 1e-12 * np.abs(values).max())
 
 
 def daily_pattern(
     values: NDArray[np.float64], slot_hours: float, random: np.random.Generator
 ) -> Pattern | None:
-    """By hour of the day; None if slots do not divide a day or there are too few days."""
+    """Return the pattern by hour of the day, or None if the trace does not allow it."""
     days = cycles_of(values, DAY_HOURS, slot_hours)
     if days is None or days.shape[0] < FEWEST_DAYS or is_constant(days):
         return None
@@ -100,7 +104,7 @@ def daily_pattern(
 def weekly_pattern(
     values: NDArray[np.float64], slot_hours: float, random: np.random.Generator
 ) -> Pattern | None:
-    """What the day of the week adds to the hour of the day."""
+    """Return what the day of the week adds to the hour of the day, or None if weeks are too few."""
     weeks = cycles_of(values, 7 * DAY_HOURS, slot_hours)
     if weeks is None or weeks.shape[0] < FEWEST_WEEKS or is_constant(weeks):
         return None
@@ -109,7 +113,7 @@ def weekly_pattern(
         return None
     hour = _bins(weeks.shape[1], slot_hours)
     level = _level(weeks)
-    # Turning by whole days leaves the hours of the day where they are.
+    # Rotation by whole days keeps the hours of the day in place.
     by_day = np.tile(level.mean(axis=0).reshape(7, per_day).mean(axis=0), 7)
     daily = _explained(by_day, hour)
     found = _explained(level.mean(axis=0), hour) - daily
@@ -122,7 +126,7 @@ def weekly_pattern(
 def hourly_means(
     values: NDArray[np.float64], slot_hours: float
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]] | None:
-    """The hours of the day, counted from the first slot, and the mean in each: for a figure."""
+    """Return the hours of the day, from the first slot on, and the mean in each."""
     days = cycles_of(values, DAY_HOURS, slot_hours)
     if days is None:
         return None
@@ -134,7 +138,7 @@ def hourly_means(
 def cycles_of(
     values: NDArray[np.float64], cycle_hours: float, slot_hours: float
 ) -> NDArray[np.float64] | None:
-    """One row for each whole cycle; what is left over at the end is not used."""
+    """Return one row for each whole cycle; the rest at the end is not used."""
     per_cycle = round(cycle_hours / slot_hours)
     if per_cycle < 2 or abs(per_cycle * slot_hours - cycle_hours) > 1e-6 * cycle_hours:
         return None
@@ -143,26 +147,27 @@ def cycles_of(
 
 
 def _bins(per_cycle: int, slot_hours: float) -> NDArray[np.int64]:
-    """The hour that each slot of a cycle begins in, as numbers without gaps."""
+    """Return the hour in which each slot of a cycle begins, numbered without gaps."""
     hours = np.floor(np.arange(per_cycle) * slot_hours + 1e-9)
     return np.unique(hours, return_inverse=True)[1].astype(np.int64)
 
 
 def _bin_means(profile: NDArray[np.float64], hour: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Return the mean of each hour."""
     means: NDArray[np.float64] = np.bincount(hour, weights=profile) / np.bincount(hour)
     return means
 
 
 def _explained(profile: NDArray[np.float64], hour: NDArray[np.int64]) -> float:
-    """The variance between the hours of a mean cycle."""
+    """Return the variance between the hours of a mean cycle."""
     return float((_bin_means(profile, hour)[hour] - profile.mean()).var())
 
 
 def _level(cycles: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Each cycle less the straight line from its start to the next one's.
+    """Return each cycle minus the straight line from its start to the start of the next.
 
-    What is left of a series that wanders can be turned without a step at the seam; else such a
-    series would seem to follow the clock more often than chance allows.
+    A wandering series can then be rotated without a step at the seam. With the step, it would seem
+    to follow the clock more often than chance allows.
     """
     starts = np.append(cycles[:, 0], cycles[-1, -1])
     line = np.arange(cycles.shape[1]) / cycles.shape[1]
@@ -171,7 +176,7 @@ def _level(cycles: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _turned(cycles: NDArray[np.float64], turn: NDArray[np.int64]) -> NDArray[np.float64]:
-    """The mean of the cycles, each begun at its own place."""
+    """Return the mean of the cycles, each rotated by its own amount."""
     places = (np.arange(cycles.shape[1]) + turn[:, np.newaxis]) % cycles.shape[1]
     mean: NDArray[np.float64] = np.take_along_axis(cycles, places, axis=1).mean(axis=0)
     return mean
@@ -180,6 +185,7 @@ def _turned(cycles: NDArray[np.float64], turn: NDArray[np.int64]) -> NDArray[np.
 def _pattern(
     cycles: NDArray[np.float64], found: float, null: NDArray[np.float64], amplitude: float
 ) -> Pattern:
+    """Return the pattern from what was found and what rotated series give."""
     variance = float(cycles.var())
     at_least = int((null >= found * (1 - 1e-9)).sum())
     return Pattern(

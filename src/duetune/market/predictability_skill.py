@@ -1,7 +1,7 @@
-"""How much better than the last value simple causal predictors are, by horizon.
+"""How much better simple causal predictors are than the last value, by horizon.
 
-These are diagnostics of a series, each a line of arithmetic over its past; the forecasters that a
-policy uses are in ``duetune.market.forecast``.
+These are diagnostics of a series, each a line of arithmetic over its past. The forecasters that
+policies use are in ``duetune.market.forecast``.
 """
 
 from __future__ import annotations
@@ -24,13 +24,15 @@ FEWEST_ORIGINS = 24
 
 
 class Predictor(StrEnum):
-    """What is expected of a slot ahead, from the slots up to now.
+    """A prediction of a later slot from the slots so far.
 
-    MEAN: the mean so far. SEASONAL: the value a day before. HOURLY: the mean so far of that hour
-    of the day. DAMPED: the last value drawn to the mean so far, by a coefficient fitted to the
-    past. DAMPED_HOURLY: the same, drawn to the mean of the hour. TREND: the last value, and as
-    much of its last step again as the past suggests. MARKOV: two states whose transitions were
-    counted so far, for series of two values.
+    - MEAN: the mean so far.
+    - SEASONAL: the value a day before.
+    - HOURLY: the mean so far of that hour of the day.
+    - DAMPED: the last value, moved towards the mean by a coefficient fitted to the past.
+    - DAMPED_HOURLY: the same, moved towards the mean of the hour.
+    - TREND: the last value, plus as much of its last step as the past suggests.
+    - MARKOV: two states with transitions counted so far, for series of two values.
     """
 
     MEAN = "mean"
@@ -43,10 +45,10 @@ class Predictor(StrEnum):
 
 
 class Skill(msgspec.Struct, frozen=True):
-    """1 minus the error over that of the last value: 0 is no better, below 0 is worse.
+    """1 minus the error divided by that of the last value: 0 is no better, below 0 is worse.
 
-    For ``absolute`` what is expected of a whole-numbered series is rounded, as its median would
-    be; squared errors judge the mean as it is.
+    For ``absolute``, predictions of a whole-numbered series are rounded, as a median would be.
+    ``squared`` scores the mean unrounded.
     """
 
     predictor: Predictor
@@ -55,10 +57,11 @@ class Skill(msgspec.Struct, frozen=True):
 
 
 class Horizon(msgspec.Struct, frozen=True):
-    """``explained``: the share of the mean's squared error that knowing the last value removes.
+    """The skills at one horizon.
 
-    It is of DAMPED, which can fall back to the mean: where it is near 0, the past of the series
-    does not help beyond its mean.
+    ``explained`` is the share of the mean's squared error that knowing the last value removes. It
+    is that of DAMPED, which can fall back to the mean. Near 0, the past does not help beyond its
+    mean.
     """
 
     hours: float
@@ -69,10 +72,12 @@ class Horizon(msgspec.Struct, frozen=True):
     skills: tuple[Skill, ...]
 
     def squared(self, predictor: Predictor) -> float | None:
-        return next((each.squared for each in self.skills if each.predictor is predictor), None)
+        """Return a predictor's skill by squared error, or None if it was not scored."""
+        return next((skill.squared for skill in self.skills if skill.predictor is predictor), None)
 
     def absolute(self, predictor: Predictor) -> float | None:
-        return next((each.absolute for each in self.skills if each.predictor is predictor), None)
+        """Return a predictor's skill by absolute error, or None if it was not scored."""
+        return next((skill.absolute for skill in self.skills if skill.predictor is predictor), None)
 
 
 def skill_by_horizon(
@@ -81,9 +86,10 @@ def skill_by_horizon(
     *,
     horizons: Sequence[float] = HORIZON_HOURS,
 ) -> tuple[Horizon, ...]:
-    """From every slot after the first quarter and the first day; empty for a constant series.
+    """Return the skills from every slot after the first quarter and the first day.
 
-    A horizon that is no whole number of slots, or leaves too few slots, is left out.
+    The result is empty for a constant series. A horizon that is not a whole number of slots, or
+    leaves too few slots, is left out.
     """
     if is_constant(values):
         return ()
@@ -101,9 +107,10 @@ def skill_by_horizon(
 def predictions(
     values: NDArray[np.float64], ahead: int, day: int
 ) -> dict[Predictor, NDArray[np.float64]]:
-    """What is expected in every slot of the slot ``ahead`` slots on; ``day`` slots make a day.
+    """Return what each predictor expects, in every slot, of the slot ``ahead`` slots later.
 
-    Those that need a day of history are the mean so far until there is one.
+    ``day`` is the number of slots in a day. Predictors that need a day of history use the mean so
+    far until there is one.
     """
     mean = values.cumsum() / np.arange(1, values.size + 1)
     expected = {
@@ -127,6 +134,7 @@ def predictions(
 
 
 def _scored(values: NDArray[np.float64], first: int, ahead: int, day: int, hours: float) -> Horizon:
+    """Return the errors and skills at one horizon."""
     origins = np.arange(first, values.size - ahead)
     truth = values[origins + ahead]
     whole = bool((values == np.rint(values)).all())
@@ -137,11 +145,11 @@ def _scored(values: NDArray[np.float64], first: int, ahead: int, day: int, hours
     for predictor, guess in expected.items():
         chosen = guess[origins]
         errors[predictor] = float(((chosen - truth) ** 2).mean())
-        told = np.floor(chosen + 0.5) if whole else chosen
+        rounded = np.floor(chosen + 0.5) if whole else chosen
         skills.append(
             Skill(
                 predictor,
-                absolute=_better(float(np.abs(told - truth).mean()), absolute),
+                absolute=_better(float(np.abs(rounded - truth).mean()), absolute),
                 squared=_better(errors[predictor], squared),
             )
         )
@@ -156,11 +164,12 @@ def _scored(values: NDArray[np.float64], first: int, ahead: int, day: int, hours
 
 
 def _better(error: float, reference: float) -> float | None:
+    """Return the skill: 1 - error / reference."""
     return 1 - error / reference if reference > 0 else None
 
 
 def _coefficient(anomaly: NDArray[np.float64], ahead: int) -> NDArray[np.float64]:
-    """Of the anomaly ``ahead`` slots on, by what was seen of such pairs so far; from 0 to 1."""
+    """Return the fitted coefficient of the anomaly ``ahead`` slots later, from 0 to 1."""
     product, square = np.zeros(anomaly.size), np.zeros(anomaly.size)
     if anomaly.size > ahead:
         product[ahead:] = (anomaly[:-ahead] * anomaly[ahead:]).cumsum()
@@ -171,7 +180,7 @@ def _coefficient(anomaly: NDArray[np.float64], ahead: int) -> NDArray[np.float64
 
 
 def _drift(values: NDArray[np.float64], ahead: int) -> NDArray[np.float64]:
-    """What is still to come of the last step, by what came after such steps so far."""
+    """Return the expected further change after the last step, as after such steps so far."""
     step = np.diff(values, prepend=values[:1])
     product, square = np.zeros(values.size), np.zeros(values.size)
     if values.size > ahead:
@@ -183,7 +192,7 @@ def _drift(values: NDArray[np.float64], ahead: int) -> NDArray[np.float64]:
 
 
 def _hourly(values: NDArray[np.float64], day: int) -> NDArray[np.float64]:
-    """In every slot the mean of it and of all slots whole days before."""
+    """Return, in every slot, the mean of it and of all slots whole days before."""
     days = -(-values.size // day)
     padded = np.zeros(days * day)
     padded[: values.size] = values
@@ -195,14 +204,14 @@ def _hourly(values: NDArray[np.float64], day: int) -> NDArray[np.float64]:
 def _shifted(
     values: NDArray[np.float64], back: int, otherwise: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """The value ``back`` slots before each slot; where there is none, ``otherwise``."""
+    """Return the value ``back`` slots before each slot, or ``otherwise`` if there is none."""
     shifted = otherwise.copy()
     shifted[back:] = values[: values.size - back]
     return shifted
 
 
 def _markov(up: NDArray[np.bool_], ahead: int) -> NDArray[np.float64]:
-    """The chance of up, ``ahead`` slots on; counts begin at one half."""
+    """Return the probability of up, ``ahead`` slots later; counts begin at one half."""
     was, becomes = up[:-1], up[1:]
 
     def share(of: NDArray[np.bool_], where: NDArray[np.bool_]) -> NDArray[np.float64]:

@@ -1,4 +1,4 @@
-"""How long the market stays up or down, and how many bits a slot of it really holds."""
+"""How long the market stays up or down, and how many bits one slot of it carries."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ SURVIVAL_HOURS = (1.0, 3.0, 6.0, 12.0, 24.0)
 
 
 class Entropy(msgspec.Struct, frozen=True):
-    """Bits a slot to tell up from down: knowing nothing, the last slot, or its spell's age as well.
+    """Bits per slot to tell up from down: without context, from the last slot, from its age.
 
-    Each is what an honest learner pays (Krichevsky and Trofimov's code): knowing more does not
-    look better by fitting chance, and costs a little where it does not help.
+    Each is the code length of a learner that starts without knowledge (Krichevsky and Trofimov's
+    code). More context does not look better by fitting chance, and costs a little if it does not
+    help.
     """
 
     marginal: float
@@ -26,7 +27,7 @@ class Entropy(msgspec.Struct, frozen=True):
 
 
 class SpellHazard(msgspec.Struct, frozen=True):
-    """Ends of spells per hour of spells of that age; ``to_hours`` is None without an end."""
+    """The ends per hour of spells of an age. ``to_hours`` is None for the oldest."""
 
     from_hours: float
     to_hours: float | None
@@ -35,16 +36,21 @@ class SpellHazard(msgspec.Struct, frozen=True):
 
 
 class Survived(msgspec.Struct, frozen=True):
+    """The share of spells that are longer than ``hours``; None if it was not observed."""
+
     hours: float
     share: float | None
 
 
 class Survival(msgspec.Struct, frozen=True):
-    """Spells whose beginning was seen; those that the trace's end cut off count as censored.
+    """How long spells last, from those whose beginning was observed.
 
-    ``median_hours`` is None if more than half outlast what was seen. ``age_trend`` is the score
-    of the logarithm of a spell's age in telling its end, in standard deviations: below -2, old
-    spells end less often than young ones, and above 2 more often; None where all is of one age.
+    - ``censored``: spells that the end of the trace cut off.
+    - ``median_hours``: None if more than half of the spells outlast what was observed.
+    - ``age_trend``: the score, in standard deviations, of the logarithm of a spell's age as a
+      predictor of its end. Below -2, old spells end less often than young ones; above 2, more
+      often; in between, spell age does not predict when a spell ends. None if all spells have one
+      age.
     """
 
     spells: int
@@ -56,14 +62,14 @@ class Survival(msgspec.Struct, frozen=True):
 
 
 class SpellStatistics(msgspec.Struct, frozen=True, eq=False):
-    """Lengths in slots, and whether the end was seen."""
+    """The lengths of spells in slots, and whether the end of each was observed."""
 
     slots: NDArray[np.int64]
     ended: NDArray[np.bool_]
 
 
 def spells_of(state: NDArray[np.bool_]) -> SpellStatistics:
-    """The runs of true slots, without one that the trace begins with: its age is not known."""
+    """Return the runs of true slots, except one at the start, whose age is not known."""
     edges = np.diff(np.concatenate(([False], state, [False])).astype(np.int8))
     begins, ends = np.flatnonzero(edges > 0), np.flatnonzero(edges < 0)
     seen = begins > 0
@@ -71,16 +77,14 @@ def spells_of(state: NDArray[np.bool_]) -> SpellStatistics:
 
 
 def kaplan_meier(spells: SpellStatistics) -> NDArray[np.float64]:
-    """The share of spells longer than 0, 1, 2, ... slots; ends with what the longest tells."""
-    longest = int(spells.slots.max(initial=0))
-    ended = np.bincount(spells.slots[spells.ended], minlength=longest + 1)
-    at_risk = _at_risk(spells, longest)
-    hazard = np.divide(ended[1:], at_risk, out=np.zeros(longest), where=at_risk > 0)
+    """Return the share of spells longer than 0, 1, 2, ... slots, up to the longest observed."""
+    at_risk, ended = _at_risk(spells)
+    hazard = np.divide(ended, at_risk, out=np.zeros(at_risk.size), where=at_risk > 0)
     return np.concatenate(([1.0], np.cumprod(1 - hazard)))
 
 
 def survival(state: NDArray[np.bool_], slot_hours: float) -> Survival | None:
-    """Of the spells of true slots; None if none began within the trace."""
+    """Return the survival of the spells of true slots, or None if none began within the trace."""
     spells = spells_of(state)
     if not spells.slots.size:
         return None
@@ -99,11 +103,11 @@ def survival(state: NDArray[np.bool_], slot_hours: float) -> Survival | None:
 
 
 def entropy(up: NDArray[np.bool_]) -> Entropy:
-    """Of the slots after the first, whose past is known."""
+    """Return the entropy of the slots after the first, whose past is known."""
     after, last = up[1:].astype(np.int64), up[:-1].astype(np.int64)
     if not after.size:
         return Entropy(0.0, 0.0, 0.0)
-    # Ages 1, 2-3, 4-7, ...: a context for each doubling, so that all are soon seen.
+    # Ages 1, 2-3, 4-7, ...: one context for each doubling, so that each is seen often.
     age = np.floor(np.log2(_ages(up)[:-1])).astype(np.int64)
     return Entropy(
         marginal=_bits(after, np.zeros_like(last)),
@@ -113,7 +117,7 @@ def entropy(up: NDArray[np.bool_]) -> Entropy:
 
 
 def _ages(up: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """How many slots of the same state there were up to and with each slot."""
+    """Return, for each slot, how many slots of the same state there were up to and with it."""
     places = np.arange(up.size)
     begins = np.concatenate(([True], up[1:] != up[:-1]))
     ages: NDArray[np.int64] = places - np.maximum.accumulate(np.where(begins, places, 0)) + 1
@@ -121,31 +125,33 @@ def _ages(up: NDArray[np.bool_]) -> NDArray[np.int64]:
 
 
 def _bits(symbols: NDArray[np.int64], context: NDArray[np.int64]) -> float:
-    """Code length per symbol; the order within a context does not matter to this code."""
+    """Return the code length per symbol; order within a context does not matter."""
     total = 0.0
-    for each in np.unique(context):
-        ones = int(symbols[context == each].sum())
-        total += _code_length(ones, int((context == each).sum()) - ones)
+    for value in np.unique(context):
+        ones = int(symbols[context == value].sum())
+        total += _code_length(ones, int((context == value).sum()) - ones)
     return total / symbols.size
 
 
 def _code_length(ones: int, zeros: int) -> float:
+    """Return the bits of Krichevsky and Trofimov's code for so many ones and zeros."""
     nats = math.log(math.pi) + math.lgamma(ones + zeros + 1)
     return (nats - math.lgamma(ones + 0.5) - math.lgamma(zeros + 0.5)) / math.log(2)
 
 
-def _at_risk(spells: SpellStatistics, longest: int) -> NDArray[np.int64]:
-    """How many spells were known to reach slot 1, 2, ... and to go on or end there.
+def _at_risk(spells: SpellStatistics) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return, for ages 1, 2, ... slots, how many spells could end at that age and how many did.
 
-    A spell cut off after n slots says nothing of its nth slot's end.
+    A spell that the trace cuts off after n slots says nothing about its end at age n.
     """
-    lasting = spells.slots - ~spells.ended
-    counts = np.bincount(lasting, minlength=longest + 1)
+    longest = int(spells.slots.max(initial=0))
+    counts = np.bincount(spells.slots - ~spells.ended, minlength=longest + 1)
     reached: NDArray[np.int64] = counts[::-1].cumsum()[::-1][1 : longest + 1]
-    return reached
+    return reached, np.bincount(spells.slots[spells.ended], minlength=longest + 1)[1:]
 
 
 def _left_at(left: NDArray[np.float64], hours: float, slot_hours: float) -> float | None:
+    """Return the share of spells longer than so many hours, or None if it was not observed."""
     slot = int(np.floor(hours / slot_hours + 1e-9))
     if slot < 1:
         return None
@@ -155,10 +161,9 @@ def _left_at(left: NDArray[np.float64], hours: float, slot_hours: float) -> floa
 
 
 def _hazards(spells: SpellStatistics, slot_hours: float) -> tuple[SpellHazard, ...]:
-    longest = int(spells.slots.max())
-    at_risk = _at_risk(spells, longest)
-    ended = np.bincount(spells.slots[spells.ended], minlength=longest + 1)[1:]
-    age = np.arange(longest) * slot_hours
+    """Return the hazard in each range of ages that was observed."""
+    at_risk, ended = _at_risk(spells)
+    age = np.arange(at_risk.size) * slot_hours
     found: list[SpellHazard] = []
     for low, high in itertools.pairwise(AGE_HOURS):
         inside = (age >= low - 1e-9) & (age < high - 1e-9)
@@ -170,14 +175,13 @@ def _hazards(spells: SpellStatistics, slot_hours: float) -> tuple[SpellHazard, .
 
 
 def _age_trend(spells: SpellStatistics) -> float | None:
-    longest = int(spells.slots.max())
-    at_risk = _at_risk(spells, longest)
-    ended = np.bincount(spells.slots[spells.ended], minlength=longest + 1)[1:]
+    """Return the score of a spell's age as a predictor of its end; see ``Survival``."""
+    at_risk, ended = _at_risk(spells)
     exposed = int(at_risk.sum())
     if not exposed:
         return None
     rate = ended.sum() / exposed
-    age = np.log(np.arange(1, longest + 1))
+    age = np.log(np.arange(1, at_risk.size + 1))
     mean = float((at_risk * age).sum() / exposed)
     spread = rate * (1 - rate) * float((at_risk * (age - mean) ** 2).sum())
     if spread <= 1e-12:

@@ -1,4 +1,4 @@
-"""Other slot lengths, and parts of a trace."""
+"""Other slot lengths, parts of a trace, and prices joined with counts of another trace."""
 
 from __future__ import annotations
 
@@ -11,19 +11,29 @@ import numpy as np
 
 from duetune.core.market import MarketTrace
 from duetune.errors import InvalidInput
-from duetune.market.timestamps import MICROSECONDS_PER_HOUR, aware_microseconds, microseconds
+from duetune.market.timestamps import (
+    MICROSECONDS_PER_HOUR,
+    aware_microseconds,
+    checked_slot_hours,
+    microseconds,
+)
 
 if TYPE_CHECKING:
     from datetime import datetime
 
     from numpy.typing import NDArray
 
-# Slot edges closer than this share of a slot are the same edge: k / 6 h sums to whole hours.
+# Slot edges closer than this share of a slot are equal: sums of 1/6 h are not exact.
 SAME_EDGE = 1e-9
 
 
 class Availability(StrEnum):
-    """How many GPUs a slot offers when the count moves within it."""
+    """How many GPUs a longer slot offers if the count changes within it.
+
+    - MIN: the GPUs that are there during the whole slot.
+    - START: the GPUs at its start.
+    - MEAN: the mean over time, rounded down.
+    """
 
     MIN = "min"
     START = "start"
@@ -31,6 +41,7 @@ class Availability(StrEnum):
 
 
 def availability_named(mode: Availability | str) -> Availability:
+    """Return the rule that a user named, or refuse an unknown name."""
     try:
         return Availability(mode)
     except ValueError:
@@ -38,17 +49,15 @@ def availability_named(mode: Availability | str) -> Availability:
 
 
 def resample(
-    trace: MarketTrace, slot_hours: float, *, availability: Availability | str = "min"
+    trace: MarketTrace, slot_hours: float | None, *, availability: Availability | str = "min"
 ) -> MarketTrace:
-    """The same market in slots of another length, from the same start.
+    """Return the same market in slots of another length, from the same start.
 
-    Prices per hour are time-weighted means. GPUs are by default those there during the whole
-    slot; ``mean`` is rounded down. A last slot that the trace does not fill is left out.
+    Prices per hour are time-weighted means. A last slot that the trace does not fill is left out.
+    Without ``slot_hours`` the trace is returned unchanged.
     """
     mode = availability_named(availability)
-    if not (np.isfinite(slot_hours) and slot_hours > 0):
-        raise InvalidInput("slot_hours", slot_hours, "a positive number of hours")
-    if slot_hours == trace.slot_hours:
+    if slot_hours is None or checked_slot_hours(slot_hours) == trace.slot_hours:
         return trace
     ratio = slot_hours / trace.slot_hours
     count = int(np.floor(trace.slots / ratio + SAME_EDGE))
@@ -89,9 +98,10 @@ def _mean(
     lengths: NDArray[np.float64],
     first: NDArray[np.int64],
 ) -> NDArray[np.float64]:
+    """Return the time-weighted mean of the old slots in each new slot."""
     covered = values[:, old]
     mean = np.add.reduceat(covered * lengths, first, axis=1) / np.add.reduceat(lengths, first)
-    # Rounding must not make a constant price move.
+    # Clipped, so that rounding does not change a constant price.
     low = np.minimum.reduceat(covered, first, axis=1)
     high = np.maximum.reduceat(covered, first, axis=1)
     clipped: NDArray[np.float64] = np.clip(mean, low, high)
@@ -99,7 +109,7 @@ def _mean(
 
 
 def slice_slots(trace: MarketTrace, start: int, stop: int) -> MarketTrace:
-    """Slots ``start`` to ``stop``, the latter not included."""
+    """Return slots ``start`` to ``stop``, without ``stop`` itself."""
     if not 0 <= start < trace.slots:
         raise InvalidInput("start", start, f"a slot from 0 to {trace.slots - 1}")
     if not start < stop <= trace.slots:
@@ -119,7 +129,7 @@ def slice_slots(trace: MarketTrace, start: int, stop: int) -> MarketTrace:
 def slice_time(
     trace: MarketTrace, start: datetime | None = None, stop: datetime | None = None
 ) -> MarketTrace:
-    """The slots that lie wholly between two moments."""
+    """Return the slots that lie completely between two times."""
     if trace.start is None:
         raise InvalidInput("trace", trace.name, "a trace with a start time")
     origin, slot = microseconds(trace.start), trace.slot_hours * MICROSECONDS_PER_HOUR
@@ -139,10 +149,10 @@ def slice_time(
 
 
 def with_availability(prices: MarketTrace, counts: MarketTrace | int) -> MarketTrace:
-    """The prices of one market with the GPU counts of another, first slot to first slot.
+    """Return the prices of one market with the GPU counts of another, aligned at their first slots.
 
-    The counts are brought to the slots of the prices; the result is as long as the shorter.
-    Two sources joined like this never stood beside each other: say so where results are shown.
+    The counts are resampled to the slots of the prices, and the result is as long as the shorter
+    trace. The two sources were not measured together; say so wherever results are shown.
     """
     if not isinstance(counts, MarketTrace):
         if counts < 0:

@@ -1,16 +1,16 @@
-"""Futures of a market that are like its past and begin with the present.
+"""Possible futures of a market: they begin with the present and resemble its past.
 
-With enough history they are pieces of it. From each slot that was reached the future goes on as
-the past did from a slot that was alike: in spot available, in spot price, and in what was
-available over the last hours, which tells plenty from want where one slot cannot. It follows the
-past for a few hours, then looks for a slot that is alike again. Every future trusts some days of
-the history more than others, at random: a few days of history are a small sample of what days
-there can be, and without this all futures would agree too well.
+With enough history, futures are made of pieces of it. From each slot the future continues as the
+past did from a similar slot: similar in spot available, in spot price, and in what was available
+over the last hours, because one slot cannot tell a plentiful market from a scarce one. It follows
+the past for a few hours, then looks for a similar slot again. Every future trusts some days of the
+history more than others, at random. A few days are a small sample of all possible days, and without
+this all futures would be too much alike.
 
-Without history the market stays about as it is, with noise: it is up or down, and while it is up
-GPUs come and go one by one around a usual number. Neither that number nor how long the market
-stays up or down is known, so every future has its own. With ten days of history all futures are
-pieces of it, with none all are noise, and in between they are shared out.
+Without history, the market stays about as it is, with noise. It is up or down, and while it is up
+GPUs come and go one by one around a usual number. Neither that number nor the length of up and down
+spells is known, so every future has its own. With ten days of history all futures are pieces of it,
+with none all are noise, and in between the share grows with the history.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import numpy as np
 
 from duetune.core.market import MarketTrace
 from duetune.errors import InvalidInput
+from duetune.market.timestamps import checked_slot_hours
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -30,22 +31,22 @@ if TYPE_CHECKING:
 
 ENOUGH_HOURS = 240.0
 LEAST_SLOTS = 8
-"""A shorter history has no pieces to speak of."""
+"""A shorter history is not used."""
 
 MOST_SLOTS = 4000
 PIECE_HOURS = 3.0
 RECENT_HOURS = 6.0
 DAY_HOURS = 24.0
 LIKENESS = 0.5
-"""A slot this many standard deviations less alike (in all) is e times less likely to be taken."""
+"""A slot that is less similar by this many standard deviations is e times less likely."""
 
 DAYS_ALIKE = 0.3
-"""Days of one market are not independent: a day counts as so much of a sample of its own."""
+"""Days of one market are not independent: a day counts as this share of a sample."""
 
 UP_HOURS, DOWN_HOURS, GPU_HOURS = 6.0, 2.0, 6.0
 PRICE_HOURS = 12.0
 DOUBT = 0.7
-"""Spread of the logarithm of what is not known: hours up, hours down, the usual count."""
+"""Standard deviation of the logarithm of the unknown: hours up, hours down, usual count."""
 
 PRICE_SPREAD = 0.35
 LOWEST_RATIO = 0.05
@@ -60,19 +61,18 @@ def scenarios(
     seed: int,
     slot_hours: float,
 ) -> tuple[MarketTrace, ...]:
-    """``count`` futures of ``slots`` slots, the first of which is ``now``; a seed fixes them all.
+    """Return ``count`` futures of ``slots`` slots, beginning with ``now``; ``seed`` fixes them.
 
-    ``history`` (its first pool counts) ends with the slot before ``now``. The price on demand stays
-    as it is now. From a history of ten days or more every later slot is one of the history or
-    ``now``; from a shorter one, a share of the futures is.
+    ``history`` (its first pool counts) ends with the slot before ``now``. The on-demand price stays
+    as it is now. With ten days of history or more, every later slot is one of the history or
+    ``now``; with less, this holds for a share of the futures.
     """
     for field, number in (("slots", slots), ("count", count)):
         if number < 1:
             raise InvalidInput(field, number, "1 or more")
-    if not slot_hours > 0:
-        raise InvalidInput("slot_hours", slot_hours, "a positive number of hours")
+    checked_slot_hours(slot_hours)
     if history is not None and not math.isclose(history.slot_hours, slot_hours):
-        allowed = f"slots of {slot_hours:g} hours, as the market has now"
+        allowed = f"slots of {slot_hours:g} hours, as the present market has"
         raise InvalidInput("history", history.slot_hours, allowed)
     random = np.random.default_rng(seed)
     past = 0 if history is None else min(history.slots, MOST_SLOTS)
@@ -87,7 +87,7 @@ def scenarios(
     rest = (slots, count - walks, random, slot_hours)
     prices = np.concatenate((price[places], _noisy_prices(now, *rest)))
     counts = np.concatenate((available[places], _noisy_counts(available, *rest)))
-    # Shuffled, so that the first few are as good a sample as any.
+    # Shuffled, so that any first few are a fair sample.
     return tuple(
         MarketTrace.single(
             prices[row],
@@ -108,7 +108,7 @@ def _walks(
     random: np.random.Generator,
     slot_hours: float,
 ) -> NDArray[np.int64]:
-    """Which slot of the past each slot of each future is; the last place is the present."""
+    """Return which slot of the past each slot of each future is; the last index is the present."""
     last = price.size - 1
     recent = _trailing_mean(available, max(1, round(RECENT_HOURS / slot_hours)))
     state = np.stack([_scaled(series) for series in (available, price, recent)])
@@ -119,7 +119,7 @@ def _walks(
     places = np.full((count, slots), last, dtype=np.int64)
     for walk in places:
         trust = random.gamma(DAYS_ALIKE, size=last // day + 2)
-        # A floor far below any other weight, for the walk on which every day's trust is nil.
+        # A tiny floor, for the case that no day is trusted at all.
         weights = trust[(order + random.integers(day)) // day] + 1e-300
         slot = 1
         while slot < slots:
@@ -137,6 +137,7 @@ def _walks(
 
 
 def _trailing_mean(values: NDArray[np.int64], slots: int) -> NDArray[np.float64]:
+    """Return the mean of the last ``slots`` values at each slot."""
     total = np.concatenate(([0.0], np.cumsum(values)))
     stop = np.arange(1, values.size + 1)
     start = np.maximum(0, stop - slots)
@@ -145,7 +146,7 @@ def _trailing_mean(values: NDArray[np.int64], slots: int) -> NDArray[np.float64]
 
 
 def _scaled(values: NDArray[np.generic]) -> NDArray[np.float64]:
-    """In standard deviations; what never moves tells nothing."""
+    """Return values in standard deviations; a constant series becomes zeros."""
     numbers = values.astype(np.float64)
     spread = float(numbers.std())
     return numbers / spread if spread > 1e-12 * float(np.abs(numbers).max()) else 0 * numbers
@@ -154,7 +155,7 @@ def _scaled(values: NDArray[np.generic]) -> NDArray[np.float64]:
 def _noisy_prices(
     now: Slot, slots: int, count: int, random: np.random.Generator, slot_hours: float
 ) -> NDArray[np.float64]:
-    """From the present price within a day to another one, with noise on the way."""
+    """Return prices that drift within a day from the present price to another one, with noise."""
     keep = math.exp(-slot_hours / PRICE_HOURS)
     logarithm = np.zeros((count, slots))
     usual = random.normal(0.0, PRICE_SPREAD, count)
@@ -174,9 +175,9 @@ def _noisy_counts(
     random: np.random.Generator,
     slot_hours: float,
 ) -> NDArray[np.int64]:
-    """Births and deaths around what was usual while there was any; now and then nothing at all.
+    """Return counts with births and deaths around the usual number, and spells with nothing.
 
-    Where nothing was ever seen, it may be anything from 1 to 8.
+    If no GPU was ever observed, the usual number is anything from 1 to 8.
     """
     some = seen[seen > 0]
     if some.size:
@@ -197,6 +198,6 @@ def _noisy_counts(
 
 
 def _doubtful(spread: float, count: int, random: np.random.Generator) -> NDArray[np.float64]:
-    """Factors around 1."""
+    """Return random factors around 1."""
     factors: NDArray[np.float64] = np.exp(random.normal(0.0, spread, count))
     return factors

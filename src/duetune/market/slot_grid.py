@@ -1,8 +1,15 @@
-"""The slot grid: observations are placed on it, gaps are refused, held or cut out."""
+"""The slot grid of a trace: one row per pool, one column per slot.
+
+``place`` puts rows that were read from a table on the grid. ``step_grid`` reads prices that change
+at any moment at the start of each slot. ``one_trace`` and ``pieces`` turn the grid into traces:
+gaps are refused, held or cut out.
+"""
 
 from __future__ import annotations
 
+import math
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
@@ -10,14 +17,31 @@ from numpy.typing import NDArray
 
 from duetune.core.market import MarketTrace, Pool
 from duetune.errors import InvalidInput
-from duetune.market.timestamps import EPOCH, MICROSECONDS_PER_HOUR, moment_at, written
+from duetune.market.timestamps import (
+    EPOCH,
+    MICROSECONDS_PER_HOUR,
+    aware_microseconds,
+    checked_slot_hours,
+    moment_at,
+    written,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from datetime import datetime
+
 
 LARGEST_GRID = 50_000_000
 OFF_GRID = 0.1
 
 
 class Gaps(StrEnum):
-    """What to do where a slot has no observation."""
+    """What to do if a slot has no observation.
+
+    - ERROR: refuse the trace.
+    - HOLD: repeat the last observation for a limited time.
+    - LONGEST: use the longest stretch without a gap.
+    """
 
     ERROR = "error"
     HOLD = "hold"
@@ -25,7 +49,7 @@ class Gaps(StrEnum):
 
 
 class GridObservations(msgspec.Struct, frozen=True, eq=False):
-    """Rows as read: one observation of one pool each. Prices are dollars per GPU and hour."""
+    """Rows as read, one observation of one pool each. Prices are dollars per GPU and hour."""
 
     times: NDArray[np.int64]
     pool_index: NDArray[np.int64]
@@ -35,7 +59,7 @@ class GridObservations(msgspec.Struct, frozen=True, eq=False):
     available: NDArray[np.int64]
 
     def check(self) -> None:
-        """Refuses what no market can be, naming the row (from 1) and its time."""
+        """Refuse impossible values and times that do not increase, naming the row (from 1)."""
         if not self.times.size:
             raise InvalidInput("trace", "no rows", "at least one row")
         spot, on_demand = self.spot_usd_gpu_h, self.on_demand_usd_gpu_h
@@ -70,7 +94,7 @@ class GridObservations(msgspec.Struct, frozen=True, eq=False):
 
 
 class Grid(msgspec.Struct, frozen=True, eq=False):
-    """One row per pool, one column per slot; ``present`` says which cells were observed."""
+    """All slots of all pools; ``present`` says which cells were observed."""
 
     start: int
     slot_hours: float
@@ -81,22 +105,24 @@ class Grid(msgspec.Struct, frozen=True, eq=False):
     present: NDArray[np.bool_]
 
     def time(self, slot: int) -> float:
+        """Return the start of a slot in microseconds since 1970."""
         return self.start + slot * self.slot_hours * MICROSECONDS_PER_HOUR
 
 
 def place(observations: GridObservations, slot_hours: float | None = None) -> Grid:
-    """Puts every row into its slot. Without ``slot_hours`` the usual step between rows is it."""
+    """Return the grid with every row in its slot.
+
+    Without ``slot_hours`` the slot length is the usual step between rows.
+    """
     observations.check()
     times, rows = observations.times, observations.pool_index
     if slot_hours is None:
         slot_hours = _usual_step(observations) / MICROSECONDS_PER_HOUR
-    if not (np.isfinite(slot_hours) and slot_hours > 0):
-        raise InvalidInput("slot_hours", slot_hours, "a positive number of hours")
-    start = int(times.min())
-    position = (times - start) / (slot_hours * MICROSECONDS_PER_HOUR)
+    start, slot = int(times.min()), checked_slot_hours(slot_hours) * MICROSECONDS_PER_HOUR
+    position = (times - start) / slot
     slots = np.rint(position).astype(np.int64)
-    # Microseconds are as fine as written times get, whatever the slot length.
-    tolerance = OFF_GRID + 1 / (slot_hours * MICROSECONDS_PER_HOUR)
+    # Written times are rounded to microseconds, whatever the slot length.
+    tolerance = OFF_GRID + 1 / slot
     off = np.abs(position - slots) > tolerance
     if off.any():
         row = int(np.flatnonzero(off)[0])
@@ -129,6 +155,7 @@ def place(observations: GridObservations, slot_hours: float | None = None) -> Gr
 def _refuse_crowded(
     observations: GridObservations, slots: NDArray[np.int64], slot_hours: float
 ) -> None:
+    """Refuse two rows in one slot, and name the later one."""
     cells = observations.pool_index * (slots.max() + 1) + slots
     order = np.argsort(cells, kind="stable")
     row = int(order[1:][np.diff(cells[order]) == 0].min())
@@ -137,20 +164,21 @@ def _refuse_crowded(
 
 
 def _usual_step(observations: GridObservations) -> float:
+    """Return the median step between the rows of a pool, in microseconds."""
     steps = [
         np.diff(observations.times[observations.pool_index == index])
         for index in range(len(observations.pools))
     ]
     joined = np.concatenate(steps)
     if not joined.size:
-        allowed = "given, for a file with one time only"
+        allowed = "a slot length, because the file has only one time"
         raise InvalidInput("slot_hours", None, allowed)
-    # The lower median is a step that was seen, where a mean of two need not be.
+    # The lower median is an observed step; the mean of two steps may not be one.
     return float(np.sort(joined)[(joined.size - 1) // 2])
 
 
 def one_trace(grid: Grid, *, gaps: Gaps | str, max_hold_hours: float, name: str) -> MarketTrace:
-    """The grid as one trace, its gaps refused, held or avoided."""
+    """Return the grid as one trace; ``gaps`` says what happens to slots without an observation."""
     rule = gaps_named(gaps)
     if rule is Gaps.LONGEST:
         return max(pieces(grid, name=name), key=lambda piece: piece.slots)
@@ -169,7 +197,7 @@ def one_trace(grid: Grid, *, gaps: Gaps | str, max_hold_hours: float, name: str)
 
 
 def pieces(grid: Grid, *, name: str) -> tuple[MarketTrace, ...]:
-    """Every unbroken stretch in which all pools are present, in order of time."""
+    """Return every unbroken stretch in which all pools are present, in order of time."""
     whole = grid.present.all(axis=0)
     edges = np.flatnonzero(np.diff(np.concatenate(([False], whole, [False])).astype(np.int8)))
     if not edges.size:
@@ -182,6 +210,7 @@ def pieces(grid: Grid, *, name: str) -> tuple[MarketTrace, ...]:
 
 
 def gaps_named(gaps: Gaps | str) -> Gaps:
+    """Return the rule for gaps that a user named, or refuse an unknown name."""
     try:
         return Gaps(gaps)
     except ValueError:
@@ -190,9 +219,10 @@ def gaps_named(gaps: Gaps | str) -> Gaps:
 
 
 def _held(grid: Grid, max_hold_hours: float) -> Grid:
+    """Return the grid with each gap filled from the last observation, for at most so many hours."""
     columns = np.arange(grid.present.shape[1])
     last = np.maximum.accumulate(np.where(grid.present, columns, -1), axis=1)
-    # A hair of slack: 2 h are twelve slots of 10 minutes even where 12/6 is not 2.
+    # With tolerance, because twelve slots of 1/6 h may not add up to exactly 2 h.
     fresh = (columns - last) * grid.slot_hours <= max_hold_hours * (1 + 1e-9)
     source = np.maximum(last, 0)
     return msgspec.structs.replace(
@@ -205,6 +235,7 @@ def _held(grid: Grid, max_hold_hours: float) -> Grid:
 
 
 def _cut(grid: Grid, first: int, stop: int, name: str) -> MarketTrace:
+    """Return the slots from ``first`` to before ``stop`` as a trace."""
     moment = moment_at(grid.time(first))
     return MarketTrace(
         spot_price=grid.spot_usd_gpu_h[:, first:stop] * grid.slot_hours,
@@ -215,3 +246,101 @@ def _cut(grid: Grid, first: int, stop: int, name: str) -> MarketTrace:
         start=None if moment == EPOCH else moment,
         name=name,
     )
+
+
+class Steps(msgspec.Struct, frozen=True, eq=False):
+    """The events of one pool in order of time; a value holds until the next event.
+
+    A NaN price means that there was none. ``confirmed`` are the times at which the collector
+    looked, whether or not anything had changed.
+    """
+
+    times: NDArray[np.int64]
+    spot_usd_gpu_h: NDArray[np.float64]
+    on_demand_usd_gpu_h: NDArray[np.float64]
+    available: NDArray[np.int64]
+    confirmed: NDArray[np.int64]
+
+    @classmethod
+    def of_prices(
+        cls,
+        times: NDArray[np.int64],
+        spot_usd_gpu_h: NDArray[np.float64],
+        on_demand_usd_gpu_h: NDArray[np.float64],
+        confirmed: NDArray[np.int64],
+    ) -> Steps:
+        """Return events that have prices only; nothing is available."""
+        unknown = np.zeros(times.size, dtype=np.int64)
+        return cls(times, spot_usd_gpu_h, on_demand_usd_gpu_h, unknown, confirmed)
+
+
+def whole_slot_after(time: int, slot_hours: float) -> int:
+    """Return the first time from ``time`` on that is a whole number of slots after 1970."""
+    slot = checked_slot_hours(slot_hours) * MICROSECONDS_PER_HOUR
+    return round(math.ceil(time / slot) * slot)
+
+
+def time_range(
+    first: int, last: int, slot_hours: float, start: datetime | None, stop: datetime | None
+) -> tuple[int, int]:
+    """Return where a grid begins and ends, in microseconds.
+
+    Without ``start`` it begins with the first whole slot after ``first``; without ``stop`` it ends
+    at ``last``.
+    """
+    begin = (
+        whole_slot_after(first, slot_hours) if start is None else aware_microseconds(start, "start")
+    )
+    return begin, last if stop is None else aware_microseconds(stop, "stop")
+
+
+def step_grid(
+    pools: tuple[Pool, ...],
+    steps: Sequence[Steps],
+    begin: int,
+    end: int,
+    slot_hours: float,
+    max_hold_hours: float | None,
+) -> Grid:
+    """Return the grid of the slots that end by ``end``, with the values in force when each begins.
+
+    The value at the start is what a scheduler can know then; a mean over the slot would show it
+    later changes. A slot is absent before the first event, if a price is NaN, and if it begins
+    between two looks that are more than ``max_hold_hours`` apart.
+    """
+    slot = checked_slot_hours(slot_hours) * MICROSECONDS_PER_HOUR
+    count = int(np.floor((end - begin) / slot + 1e-9))
+    if count < 1 or count * len(pools) > LARGEST_GRID:
+        asked = f"{written(begin)} to {written(end)}"
+        raise InvalidInput("time range", asked, f"at least one slot of {slot_hours:g} h")
+    starts = begin + np.rint(np.arange(count) * slot).astype(np.int64)
+    shape = (len(pools), count)
+    spot, on_demand = np.zeros(shape), np.zeros(shape)
+    available = np.zeros(shape, dtype=np.int64)
+    present = np.zeros(shape, dtype=np.bool_)
+    for row, step in enumerate(steps):
+        event = np.searchsorted(step.times, starts, side="right") - 1
+        known = event >= 0
+        event = np.maximum(event, 0)
+        if max_hold_hours is not None:
+            known &= ~_blind(starts, step.confirmed, max_hold_hours * MICROSECONDS_PER_HOUR)
+        known &= np.isfinite(step.spot_usd_gpu_h[event])
+        known &= np.isfinite(step.on_demand_usd_gpu_h[event])
+        present[row] = known
+        spot[row] = np.where(known, step.spot_usd_gpu_h[event], 0.0)
+        on_demand[row] = np.where(known, step.on_demand_usd_gpu_h[event], 0.0)
+        available[row] = np.where(known, step.available[event], 0)
+    return Grid(begin, slot_hours, pools, spot, on_demand, available, present)
+
+
+def _blind(
+    starts: NDArray[np.int64], confirmed: NDArray[np.int64], longest: float
+) -> NDArray[np.bool_]:
+    """Return which slots begin in a stretch without a look that is longer than ``longest``."""
+    before = np.searchsorted(confirmed, starts, side="right") - 1
+    after = np.minimum(before + 1, confirmed.size - 1)
+    last = confirmed[np.maximum(before, 0)]
+    # After the last look, the time since then counts.
+    until = np.where(before + 1 < confirmed.size, confirmed[after], starts)
+    blind: NDArray[np.bool_] = (starts > last) & (until - last > longest)
+    return blind

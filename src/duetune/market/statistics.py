@@ -1,4 +1,8 @@
-"""What a market is like, in a dozen numbers: to calibrate, to compare, to report."""
+"""Statistics of a market in a dozen numbers, and how well its past predicts its future.
+
+The parts of the second are in ``predictability_pattern``, ``predictability_skill`` and
+``predictability_spells``.
+"""
 
 from __future__ import annotations
 
@@ -8,20 +12,34 @@ import msgspec
 import numpy as np
 
 from duetune.errors import InvalidInput
-from duetune.market.predictability import Predictability, predictability
-from duetune.market.predictability_pattern import autocorrelation
+from duetune.market.predictability_pattern import (
+    DAY_HOURS,
+    Lag,
+    Pattern,
+    autocorrelation,
+    autocorrelations,
+    cycles_of,
+    daily_pattern,
+    is_constant,
+    weekly_pattern,
+)
+from duetune.market.predictability_skill import HORIZON_HOURS, Horizon, skill_by_horizon
+from duetune.market.predictability_spells import Entropy, Survival, entropy, survival
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
     from duetune.core.market import MarketTrace
 
 
 class MarketStatistics(msgspec.Struct, frozen=True):
-    """Of one pool. A slot is up when at least ``gpus`` are there; a loss ends a run of up slots.
+    """The figures of one pool.
 
-    Correlations and spells are of up and down; a figure that a trace cannot give (no spell, no
-    variation, shorter than the lag) is None.
+    A slot is up if at least ``gpus`` are available; a loss ends a run of up slots. Correlations and
+    spells are of up and down. A figure that the trace cannot give (no spell, no variation, shorter
+    than the lag) is None.
     """
 
     slots: int
@@ -51,10 +69,10 @@ def market_statistics(
     predictable: bool = False,
     seed: int = 0,
 ) -> MarketStatistics:
-    """The figures of one pool, by default the first.
+    """Return the figures of one pool, by default the first.
 
-    ``predictable`` adds how far its past tells its future, which takes much longer; what chance
-    would show is drawn by ``seed``.
+    ``predictable`` adds how well its past predicts its future, which takes much longer. ``seed`` is
+    for the random series that show what chance alone would give.
     """
     if gpus < 1:
         raise InvalidInput("gpus", gpus, "one or more")
@@ -88,7 +106,7 @@ def market_statistics(
 
 
 def _diurnal_amplitude(signal: NDArray[np.float64], slot_hours: float) -> float | None:
-    """Range of the mean over the days, by hour of the day counted from the first slot."""
+    """Return the range of the means by hour of the day, counted from the first slot."""
     if signal.size * slot_hours < 48 or slot_hours > 1:
         return None
     hour = (np.arange(signal.size) * slot_hours % 24).astype(np.int64)
@@ -97,6 +115,86 @@ def _diurnal_amplitude(signal: NDArray[np.float64], slot_hours: float) -> float 
 
 
 def _mean_spell(state: NDArray[np.bool_], slot_hours: float) -> float | None:
-    # Spells that the edges of the trace cut off count as long as they are seen.
+    """Return the mean length of spells, in hours."""
+    # Spells that the trace cuts off count with their visible length.
     begins = int(state[0]) + int((np.diff(state.astype(np.int8)) > 0).sum())
     return float(state.sum() * slot_hours / begins) if begins else None
+
+
+FEWEST_DAYS_TO_CORRELATE = 5
+
+
+class SeriesPredictability(msgspec.Struct, frozen=True):
+    """The predictability of one series. A pattern is None if the series is too short for it."""
+
+    acf: tuple[Lag, ...]
+    daily: Pattern | None
+    weekly: Pattern | None
+    horizons: tuple[Horizon, ...]
+
+
+class Predictability(msgspec.Struct, frozen=True):
+    """The predictability of one pool: of the count and of spot over on-demand price.
+
+    Entropy and survival are of up and down, in slots. Correlations are between price and count.
+    """
+
+    available: SeriesPredictability
+    price: SeriesPredictability
+    entropy: Entropy
+    up: Survival | None
+    down: Survival | None
+    correlation: float | None
+    correlation_of_days: float | None
+
+
+def predictability(trace: MarketTrace, *, gpus: int, seed: int) -> Predictability:
+    """Return the predictability of the first pool; ``seed`` is for the comparison with chance."""
+    counts = trace.available[0].astype(np.float64)
+    ratio = trace.spot_price[0] / trace.on_demand_price[0]
+    up = trace.available[0] >= gpus
+    return Predictability(
+        available=series_predictability(counts, trace.slot_hours, seed=seed),
+        price=series_predictability(ratio, trace.slot_hours, seed=seed),
+        entropy=entropy(up),
+        up=survival(up, trace.slot_hours),
+        down=survival(~up, trace.slot_hours),
+        correlation=correlation(ratio, counts),
+        correlation_of_days=_correlation_of_days(ratio, counts, trace.slot_hours),
+    )
+
+
+def series_predictability(
+    values: NDArray[np.float64],
+    slot_hours: float,
+    *,
+    seed: int,
+    horizons: Sequence[float] = HORIZON_HOURS,
+) -> SeriesPredictability:
+    """Return the predictability of any series with one number per slot."""
+    if seed < 0:
+        raise InvalidInput("seed", seed, "a whole number, zero or more")
+    random = np.random.default_rng(seed)
+    return SeriesPredictability(
+        acf=autocorrelations(values, slot_hours),
+        daily=daily_pattern(values, slot_hours, random),
+        weekly=weekly_pattern(values, slot_hours, random),
+        horizons=skill_by_horizon(values, slot_hours, horizons=horizons),
+    )
+
+
+def correlation(one: NDArray[np.float64], other: NDArray[np.float64]) -> float | None:
+    """Return Pearson's correlation, or None if a series is constant."""
+    if is_constant(one) or is_constant(other):
+        return None
+    return float(np.corrcoef(one, other)[0, 1])
+
+
+def _correlation_of_days(
+    price: NDArray[np.float64], counts: NDArray[np.float64], slot_hours: float
+) -> float | None:
+    """Return the correlation of daily means, or None if there are too few days."""
+    days = [cycles_of(series, DAY_HOURS, slot_hours) for series in (price, counts)]
+    if days[0] is None or days[1] is None or days[0].shape[0] < FEWEST_DAYS_TO_CORRELATE:
+        return None
+    return correlation(days[0].mean(axis=1), days[1].mean(axis=1))

@@ -1,15 +1,15 @@
-"""Seeded synthetic markets, calibrated to figures of measured ones (docs/reference/markets.md).
+"""Seeded synthetic markets, calibrated to measured ones (docs/reference/markets.md).
 
-A kind of market is a function that states its conditions slot by slot: how fast spot capacity
-comes and goes, how much of it there is, what shifts the price. One pair of compiled loops turns
-conditions into counts and prices, so kinds differ in what they say and in nothing else.
+A kind of market is a function that states its conditions slot by slot: how fast spot capacity comes
+and goes, how much there is, and what shifts the price. One pair of compiled loops turns conditions
+into counts and prices, so kinds differ in their conditions only.
 """
 
 from __future__ import annotations
 
 from enum import StrEnum
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import msgspec
 import numpy as np
@@ -30,8 +30,12 @@ LOWEST_RATIO = 0.08
 
 LARGEST = 10_000_000
 
+Member = TypeVar("Member", bound=StrEnum)
+
 
 class MarketKind(StrEnum):
+    """The kinds of synthetic market; the functions of the same names describe them."""
+
     DIURNAL = "diurnal"
     REGIME_SWITCHING = "regime_switching"
     OUTAGE = "outage"
@@ -40,15 +44,20 @@ class MarketKind(StrEnum):
 
 
 class PriceMotion(StrEnum):
-    """``slow`` moves over months, as AWS; ``volatile`` within a day, as a bid market may."""
+    """How fast prices move: ``slow`` over months (AWS); ``volatile`` within a day (bids)."""
 
     SLOW = "slow"
     VOLATILE = "volatile"
 
 
 class Conditions(msgspec.Struct, frozen=True, eq=False):
-    """Per slot: mean hours up and down if conditions stayed, level of capacity while up as a
-    share of the most there can be, and what is added to the log of the price."""
+    """The conditions of every slot.
+
+    - ``up_hours``, ``down_hours``: mean length of spells with and without spot, if conditions
+      stayed.
+    - ``level``: capacity while up, as a share of the maximum.
+    - ``price_shift``: what is added to the logarithm of the price.
+    """
 
     up_hours: NDArray[np.float64]
     down_hours: NDArray[np.float64]
@@ -58,11 +67,10 @@ class Conditions(msgspec.Struct, frozen=True, eq=False):
 
 
 class MarketRecipe(Protocol):
-    """Conditions for so many slots of so many hours, drawing on the generator as needed."""
+    """A function that returns the conditions of a kind of market."""
 
-    def __call__(
-        self, random: np.random.Generator, slots: int, slot_hours: float
-    ) -> Conditions: ...
+    def __call__(self, random: np.random.Generator, slots: int, slot_hours: float) -> Conditions:
+        """Return conditions for so many slots of so many hours, drawn from the generator."""
 
 
 def synthetic_market(
@@ -79,13 +87,14 @@ def synthetic_market(
     price_motion: PriceMotion | str = PriceMotion.VOLATILE,
     name: str | None = None,
 ) -> MarketTrace:
-    """A market of one kind; the same seed gives the same bytes.
+    """Return a market of one kind; the same seed gives the same bytes.
 
     ``price_level`` multiplies the spot price and ``availability_level`` the counts (never above
-    ``max_available``) after all is drawn, so that markets of one seed differ in nothing else.
+    ``max_available``). Both apply after everything is drawn, so that markets of one seed differ in
+    nothing else.
     """
-    recipe = _recipe(kind)
-    motion = _motion(price_motion)
+    kind = _member(MarketKind, "kind", kind)
+    motion = _member(PriceMotion, "price_motion", price_motion)
     if (seed is None) == (random is None):
         raise InvalidInput("seed", seed, "either seed or random, and not both")
     for field, value in (("slots", slots), ("max_available", max_available)):
@@ -103,13 +112,13 @@ def synthetic_market(
         raise InvalidInput("availability_level", availability_level, "zero or more")
 
     generator = np.random.default_rng(seed) if random is None else random
-    conditions = recipe(generator, slots, slot_hours)
+    conditions = SYNTHETIC_MARKETS[kind](generator, slots, slot_hours)
     counts = _counts(generator, conditions, slot_hours, max_available)
     ratio = _ratios(generator, conditions, slot_hours, motion)
     scaled = np.floor(counts * availability_level + 0.5).astype(np.int64)
-    title = name or f"synthetic-{MarketKind(kind)}" + ("" if seed is None else f"-{seed}")
+    title = name or f"synthetic-{kind}" + ("" if seed is None else f"-{seed}")
     return MarketTrace.single(
-        # Grouped so that the price per hour is a float of its own: files then keep every bit.
+        # Grouped so that the price per hour is one float, and files keep every bit.
         (ratio * (on_demand_usd_gpu_h * price_level)) * slot_hours,
         np.minimum(scaled, max_available),
         on_demand_usd_gpu_h * slot_hours,
@@ -119,22 +128,16 @@ def synthetic_market(
     )
 
 
-def _recipe(kind: MarketKind | str) -> MarketRecipe:
+def _member(kind: type[Member], field: str, value: str) -> Member:
+    """Return the member of an enumeration that a user has named."""
     try:
-        return SYNTHETIC_MARKETS[MarketKind(kind)]
+        return kind(value)
     except ValueError:
-        raise InvalidInput("kind", kind, f"one of {', '.join(MarketKind)}") from None
-
-
-def _motion(motion: PriceMotion | str) -> PriceMotion:
-    try:
-        return PriceMotion(motion)
-    except ValueError:
-        raise InvalidInput("price_motion", motion, "slow or volatile") from None
+        raise InvalidInput(field, value, f"one of {', '.join(kind)}") from None
 
 
 def diurnal(random: np.random.Generator, slots: int, slot_hours: float) -> Conditions:
-    """Capacity leaves in one half of the day and comes back in the other."""
+    """Return conditions in which capacity leaves and returns once a day."""
     wave = _wave(random, slots, slot_hours)
     return Conditions(
         up_hours=5.5 * np.exp(-0.7 * wave),
@@ -145,7 +148,7 @@ def diurnal(random: np.random.Generator, slots: int, slot_hours: float) -> Condi
 
 
 def regime_switching(random: np.random.Generator, slots: int, slot_hours: float) -> Conditions:
-    """Days of plenty and days of want; in want the price is higher, too."""
+    """Return conditions with plentiful days and scarce, more expensive days."""
     tight = _spells(random, slots, slot_hours, mean_gap_hours=60.0, mean_hours=36.0)
     return Conditions(
         up_hours=np.where(tight, 2.0, 9.0),
@@ -156,7 +159,7 @@ def regime_switching(random: np.random.Generator, slots: int, slot_hours: float)
 
 
 def outage(random: np.random.Generator, slots: int, slot_hours: float) -> Conditions:
-    """An easy market, but every few days nothing at all for several hours."""
+    """Return conditions of an easy market with an outage of several hours every few days."""
     gone = _spells(random, slots, slot_hours, mean_gap_hours=80.0, mean_hours=9.0)
     return Conditions(
         up_hours=np.where(gone, 0.0, 9.0),
@@ -167,7 +170,7 @@ def outage(random: np.random.Generator, slots: int, slot_hours: float) -> Condit
 
 
 def price_spike(random: np.random.Generator, slots: int, slot_hours: float) -> Conditions:
-    """Spot jumps above on-demand about once a day and comes down within hours."""
+    """Return conditions in which spot jumps above on-demand about once a day, for some hours."""
     jumps = random.random(slots) < slot_hours / 24.0
     heights = np.where(jumps, random.normal(1.6, 0.3, slots), 0.0)
     return Conditions(
@@ -180,7 +183,7 @@ def price_spike(random: np.random.Generator, slots: int, slot_hours: float) -> C
 
 
 def capacity_storm(random: np.random.Generator, slots: int, slot_hours: float) -> Conditions:
-    """Bursts of preemptions: for hours capacity is small and comes and goes."""
+    """Return conditions with bursts of preemptions: for hours capacity is small and unstable."""
     storm = _spells(random, slots, slot_hours, mean_gap_hours=14.0, mean_hours=12.0)
     return Conditions(
         up_hours=np.where(storm, 0.9, 6.0),
@@ -202,7 +205,7 @@ SYNTHETIC_MARKETS: Mapping[MarketKind, MarketRecipe] = MappingProxyType(
 
 
 def _wave(random: np.random.Generator, slots: int, slot_hours: float) -> NDArray[np.float64]:
-    """A day's wave with its peak of want at an hour drawn at random."""
+    """Return a daily wave whose peak of scarcity is at a random hour."""
     hours = np.arange(slots) * slot_hours
     wave: NDArray[np.float64] = np.cos(2 * np.pi * (hours - random.uniform(0, 24)) / 24)
     return wave
@@ -216,10 +219,10 @@ def _spells(
     mean_gap_hours: float,
     mean_hours: float,
 ) -> NDArray[np.bool_]:
-    """Where spells lie that come and go at random, from a random point of the cycle on."""
+    """Return which slots lie in random spells, from a random point of the cycle on."""
     hours = slots * slot_hours
     cycle = mean_gap_hours + mean_hours
-    # Eight standard deviations more cycles than expected: never too few in practice.
+    # Eight standard deviations more cycles than expected, so that they always suffice.
     cycles = int(hours / cycle + 8 * np.sqrt(hours / cycle) + 16)
     lengths = random.exponential(1.0, (cycles, 2)) * np.array([mean_gap_hours, mean_hours])
     edges = np.cumsum(lengths.ravel()) - random.uniform(0, cycle)
@@ -231,6 +234,7 @@ def _spells(
 def _counts(
     random: np.random.Generator, conditions: Conditions, slot_hours: float, capacity: int
 ) -> NDArray[np.int64]:
+    """Return the available GPUs of every slot."""
     slots = conditions.level.size
     with np.errstate(divide="ignore"):
         leave_up = np.minimum(1.0, slot_hours / conditions.up_hours)
@@ -251,6 +255,7 @@ def _counts(
 def _ratios(
     random: np.random.Generator, conditions: Conditions, slot_hours: float, motion: PriceMotion
 ) -> NDArray[np.float64]:
+    """Return spot over on-demand price in every slot."""
     slots = conditions.price_shift.size
     memory_hours = 12.0 if motion is PriceMotion.VOLATILE else 12000.0
     keep = float(np.exp(-slot_hours / memory_hours))
@@ -279,8 +284,11 @@ def _count_path(
     uniforms: NDArray[np.float64],
     normals: NDArray[np.float64],
 ) -> NDArray[np.int64]:
-    """A market that is up or down, and while up a count of births and deaths that follows a
-    wandering headroom: deaths are as fast as it falls, births at most ``most_births`` a slot."""
+    """Return counts of a market that is up or down.
+
+    While it is up, the count follows a wandering level: it falls as fast as the level, and rises by
+    at most ``most_births`` GPUs per slot.
+    """
     slots = level.size
     counts = np.empty(slots, dtype=np.int64)
     total = leave_up[0] + leave_down[0]
@@ -304,6 +312,7 @@ def _count_path(
 
 @compiled
 def _decaying(keep: float, shocks: NDArray[np.float64], first: float) -> NDArray[np.float64]:
+    """Return a path in which each value keeps a share of the last one and adds a shock."""
     path = np.empty(shocks.size)
     value = first
     for slot in range(shocks.size):

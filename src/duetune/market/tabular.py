@@ -1,7 +1,9 @@
 """duetune's own table of a market, as CSV or Parquet: one row per pool and slot.
 
-``time`` (ISO-8601 with zone), ``spot_usd_gpu_h``, ``on_demand_usd_gpu_h``, ``available`` (GPUs);
-optional: ``pool``, ``accelerator``, ``zone``, ``slot_hours``.
+Required columns: ``time`` (ISO-8601 with zone), ``spot_usd_gpu_h``, ``on_demand_usd_gpu_h``,
+``available`` (GPUs). Optional columns: ``pool``, ``accelerator``, ``zone``, ``slot_hours``.
+
+The functions that use polars, an optional dependency, are here too; data sets use them as well.
 """
 
 from __future__ import annotations
@@ -13,8 +15,7 @@ import msgspec
 import numpy as np
 
 from duetune.core.market import MarketTrace, Pool
-from duetune.errors import InvalidInput
-from duetune.market import frames
+from duetune.errors import InvalidInput, MissingExtra
 from duetune.market.slot_grid import GridObservations
 from duetune.market.timestamps import (
     EPOCH,
@@ -25,10 +26,67 @@ from duetune.market.timestamps import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from pathlib import Path
 
+    import polars as pl
     from numpy.typing import NDArray
+
+
+def read_frame(path: Path, columns: Sequence[str] | None = None) -> pl.DataFrame:
+    """Return a Parquet file as a data frame; refuse it if one of ``columns`` is missing."""
+    try:
+        import polars as pl  # noqa: PLC0415  optional, and slow to import
+    except ImportError:
+        raise MissingExtra("reading Parquet files", "parquet") from None
+    try:
+        present = pl.read_parquet_schema(path)
+        missing = [column for column in columns or () if column not in present]
+        if missing:
+            raise InvalidInput(f"columns of {path.name}", list(present), ", ".join(missing))
+        return pl.read_parquet(path, columns=list(columns) if columns else None)
+    except (pl.exceptions.PolarsError, OSError) as error:
+        reason = " ".join(str(error).split())[:120]
+        raise InvalidInput("trace file", str(path), f"a readable Parquet file ({reason})") from None
+
+
+def write_frame(path: Path, columns: Mapping[str, object]) -> None:
+    """Write columns, one of which is ``time``, as a Parquet file."""
+    try:
+        import polars as pl  # noqa: PLC0415  optional, and slow to import
+    except ImportError:
+        raise MissingExtra("writing Parquet files", "parquet") from None
+    pl.DataFrame(columns).with_columns(pl.col("time").cast(pl.Datetime("us", "UTC"))).write_parquet(
+        path
+    )
+
+
+def times_of(frame: pl.DataFrame, column: str) -> NDArray[np.int64]:
+    """Return a column of times with a zone, as microseconds since 1970."""
+    values = frame.get_column(column)
+    zone = getattr(values.dtype, "time_zone", None)
+    if zone is None:
+        raise InvalidInput(column, str(values.dtype), "times with a time zone")
+    missing = np.flatnonzero(values.is_null().to_numpy())
+    if missing.size:
+        raise InvalidInput(f"{column} in row {int(missing[0]) + 1}", None, "a time")
+    return values.dt.epoch("us").to_numpy().astype(np.int64)
+
+
+def numbers_of(frame: pl.DataFrame, column: str) -> NDArray[np.float64]:
+    """Return a column of numbers; a missing number is NaN."""
+    values = frame.get_column(column)
+    if values.null_count() == len(values):
+        return np.full(len(values), np.nan)
+    if not values.dtype.is_numeric():
+        raise InvalidInput(column, str(values.dtype), "a column of numbers")
+    return values.to_numpy().astype(np.float64)
+
+
+def texts_of(frame: pl.DataFrame, column: str) -> list[str]:
+    """Return a column as text; a missing value is empty."""
+    return ["" if value is None else str(value) for value in frame.get_column(column)]
+
 
 COLUMNS = (
     "time",
@@ -45,21 +103,23 @@ _PLAIN = Pool("default")
 
 
 class Constants(msgspec.Struct, frozen=True):
-    """What the caller gives instead of a column, or in place of it."""
+    """Values that the caller gives instead of a column, or to replace it."""
 
     spot_usd_gpu_h: float | None = None
     on_demand_usd_gpu_h: float | None = None
     available: int | None = None
 
     def stands_for(self, column: str) -> bool:
+        """Return whether the caller gave a value for this column."""
         return column in self.__struct_fields__ and getattr(self, column) is not None
 
     def fill(self, column: str, rows: int) -> NDArray[np.float64]:
+        """Return the given value as a column of so many rows."""
         return np.full(rows, getattr(self, column), dtype=np.float64)
 
 
 def read_csv(path: Path, constants: Constants) -> tuple[GridObservations, float | None]:
-    """The rows, and the slot length where the file states it."""
+    """Return the rows of a CSV file, and the slot length if the file states it."""
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             reader = csv.reader(file, strict=True)
@@ -75,62 +135,61 @@ def read_csv(path: Path, constants: Constants) -> tuple[GridObservations, float 
             where = f"row {number} of {path.name}"
             raise InvalidInput(where, f"{len(row)} fields", f"{len(header)}, as in the header")
     table = dict(zip(header, zip(*rows, strict=True), strict=True))
-
-    def numbers(column: str) -> NDArray[np.float64]:
-        if constants.stands_for(column):
-            return constants.fill(column, len(rows))
-        return _numbers(table[column], column)
-
-    times = [
-        parse_moment(text, f"time in row {number}")
-        for number, text in enumerate(table["time"], start=1)
-    ]
     labels = [table.get(column, ("",) * len(rows)) for column in _PLACES]
-    return _observations(
-        np.array(times, dtype=np.int64),
-        list(zip(*labels, strict=True)),
-        numbers("spot_usd_gpu_h"),
-        numbers("on_demand_usd_gpu_h"),
-        numbers("available"),
-    ), _stated(numbers("slot_hours") if "slot_hours" in table else None)
+    return _read(
+        _moments(table["time"]), labels, header, constants, lambda column: _numbers(table, column)
+    )
 
 
 def read_parquet(path: Path, constants: Constants) -> tuple[GridObservations, float | None]:
-    """The rows, and the slot length where the file states it."""
-    frame = frames.read_frame(path)
+    """Return the rows of a Parquet file, and the slot length if the file states it."""
+    frame = read_frame(path)
     _require(frame.columns, constants, path.name)
     if not frame.height:
         raise InvalidInput("trace file", str(path), "at least one row; this file has none")
 
-    def numbers(column: str) -> NDArray[np.float64]:
-        if constants.stands_for(column):
-            return constants.fill(column, frame.height)
-        return frames.numbers_of(frame, column)
-
-    if str(frame.schema["time"]) == "String":
-        times = np.array(
-            [
-                parse_moment(text, f"time in row {number}")
-                for number, text in enumerate(frame.get_column("time"), start=1)
-            ],
-            dtype=np.int64,
-        )
-    else:
-        times = frames.times_of(frame, "time")
+    times = frame.get_column("time")
     labels = [
-        frames.texts_of(frame, column) if column in frame.columns else [""] * frame.height
+        texts_of(frame, column) if column in frame.columns else [""] * frame.height
         for column in _PLACES
     ]
-    return _observations(
-        times,
-        list(zip(*labels, strict=True)),
-        numbers("spot_usd_gpu_h"),
-        numbers("on_demand_usd_gpu_h"),
-        numbers("available"),
-    ), _stated(numbers("slot_hours") if "slot_hours" in frame.columns else None)
+    return _read(
+        _moments(times) if str(times.dtype) == "String" else times_of(frame, "time"),
+        labels,
+        frame.columns,
+        constants,
+        lambda column: numbers_of(frame, column),
+    )
+
+
+def _read(
+    times: NDArray[np.int64],
+    labels: Sequence[Sequence[str]],
+    columns: Sequence[str],
+    constants: Constants,
+    column_of: Callable[[str], NDArray[np.float64]],
+) -> tuple[GridObservations, float | None]:
+    """Return observations and slot length; ``column_of`` reads one column of numbers."""
+
+    def numbers(column: str) -> NDArray[np.float64]:
+        if constants.stands_for(column):
+            return constants.fill(column, times.size)
+        return column_of(column)
+
+    values = (numbers(column) for column in ("spot_usd_gpu_h", "on_demand_usd_gpu_h", "available"))
+    observations = _observations(times, list(zip(*labels, strict=True)), *values)
+    return observations, _stated(numbers("slot_hours") if "slot_hours" in columns else None)
+
+
+def _moments(texts: Iterable[str]) -> NDArray[np.int64]:
+    """Return written times as microseconds; an error names the row."""
+    rows = enumerate(texts, start=1)
+    times = [parse_moment(text, f"time in row {number}") for number, text in rows]
+    return np.array(times, dtype=np.int64)
 
 
 def write_csv(trace: MarketTrace, path: Path) -> None:
+    """Write a trace as CSV; called by ``traces.save_trace``."""
     times = [written(time) for time in _times(trace)]
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
@@ -145,6 +204,7 @@ def write_csv(trace: MarketTrace, path: Path) -> None:
 
 
 def write_parquet(trace: MarketTrace, path: Path) -> None:
+    """Write a trace as Parquet; called by ``traces.save_trace``."""
     shape = trace.spot_price.shape
     times = np.broadcast_to(np.array(_times(trace), dtype=np.int64), shape)
     columns = {
@@ -157,14 +217,14 @@ def write_parquet(trace: MarketTrace, path: Path) -> None:
         "available": trace.available.ravel(),
         "slot_hours": np.full(times.size, trace.slot_hours),
     }
-    frames.write_frame(path, columns)
+    write_frame(path, columns)
 
 
 def per_hour(per_slot: NDArray[np.float64], slot_hours: float) -> NDArray[np.float64]:
-    """Prices per hour that give back exactly ``per_slot`` when multiplied by ``slot_hours``.
+    """Return prices per hour that give exactly ``per_slot`` when multiplied by ``slot_hours``.
 
-    Division alone is off by a bit now and then; a neighbour within two bits makes up for it
-    wherever the price came from a price per hour.
+    Division alone is sometimes off by a bit. If the price came from a price per hour, a neighbour
+    within two bits is exact.
     """
     hourly = per_slot / slot_hours
     for direction in (np.inf, 0.0):
@@ -177,13 +237,14 @@ def per_hour(per_slot: NDArray[np.float64], slot_hours: float) -> NDArray[np.flo
 
 
 def _times(trace: MarketTrace) -> list[int]:
-    # A trace without a start is written from 1970 on, and read back as one without.
+    # A trace without a start is written from 1970 on; the reader takes 1970 for "no start".
     origin = microseconds(trace.start or EPOCH)
     slot = trace.slot_hours * MICROSECONDS_PER_HOUR
     return [origin + round(index * slot) for index in range(trace.slots)]
 
 
 def _require(header: Sequence[str], constants: Constants, name: str) -> None:
+    """Refuse a table with a missing or repeated column."""
     if len(set(header)) != len(header):
         raise InvalidInput(f"columns of {name}", list(header), "different names")
     needed = ("time", "spot_usd_gpu_h", "on_demand_usd_gpu_h", "available")
@@ -194,9 +255,9 @@ def _require(header: Sequence[str], constants: Constants, name: str) -> None:
         raise InvalidInput(f"columns of {name}", list(header), f"also {', '.join(missing)}")
 
 
-def _numbers(texts: Sequence[str], column: str) -> NDArray[np.float64]:
-    values = np.empty(len(texts))
-    for index, text in enumerate(texts):
+def _numbers(table: Mapping[str, Sequence[str]], column: str) -> NDArray[np.float64]:
+    values = np.empty(len(table[column]))
+    for index, text in enumerate(table[column]):
         try:
             values[index] = float(text)
         except ValueError:
@@ -205,6 +266,7 @@ def _numbers(texts: Sequence[str], column: str) -> NDArray[np.float64]:
 
 
 def _stated(slot_hours: NDArray[np.float64] | None) -> float | None:
+    """Return the one slot length of a file, or refuse a file with several."""
     if slot_hours is None:
         return None
     other = np.flatnonzero(slot_hours != slot_hours[0])
@@ -221,6 +283,7 @@ def _observations(
     on_demand: NDArray[np.float64],
     available: NDArray[np.float64],
 ) -> GridObservations:
+    """Return the rows as observations; refuse counts that are not whole and pools that change."""
     fractions = np.flatnonzero(~np.isfinite(available) | (available != np.rint(available)))
     if fractions.size:
         row = int(fractions[0])

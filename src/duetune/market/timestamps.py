@@ -1,7 +1,8 @@
-"""Times at the edge: ISO-8601 text with a zone, and whole microseconds since 1970 inside."""
+"""Conversion of times: ISO-8601 text with a zone outside, whole microseconds since 1970 inside."""
 
 from __future__ import annotations
 
+import math
 from datetime import UTC, datetime, timedelta
 
 from duetune.errors import InvalidInput
@@ -11,21 +12,30 @@ MICROSECONDS_PER_HOUR = 3_600_000_000
 _MICROSECOND = timedelta(microseconds=1)
 
 
+def checked_slot_hours(slot_hours: float) -> float:
+    """Return the slot length, or refuse it if it is not a positive number of hours."""
+    if not (math.isfinite(slot_hours) and slot_hours > 0):
+        raise InvalidInput("slot_hours", slot_hours, "a positive number of hours")
+    return slot_hours
+
+
 def microseconds(moment: datetime) -> int:
-    """Exact, unlike ``moment.timestamp()``, which is a float."""
+    """Return microseconds since 1970, exactly; ``moment.timestamp()`` is a float."""
     return (moment - EPOCH) // _MICROSECOND
 
 
 def moment_at(since_epoch: float) -> datetime:
+    """Return the UTC time of so many microseconds since 1970."""
     return EPOCH + timedelta(microseconds=round(since_epoch))
 
 
 def written(since_epoch: float) -> str:
+    """Return the ISO-8601 text, ending in Z, of so many microseconds since 1970."""
     return moment_at(since_epoch).isoformat().replace("+00:00", "Z")
 
 
 def parse_moment(text: object, where: str) -> int:
-    """Microseconds since 1970 of an ISO-8601 time; ``where`` says which row it stands in."""
+    """Return an ISO-8601 text as microseconds since 1970; errors name ``where``."""
     try:
         moment = datetime.fromisoformat(str(text).strip())
         if moment.tzinfo is None:
@@ -36,6 +46,7 @@ def parse_moment(text: object, where: str) -> int:
 
 
 def aware_microseconds(moment: datetime, where: str) -> int:
+    """Return microseconds since 1970, or refuse a time without a time zone."""
     if moment.tzinfo is None:
         raise InvalidInput(where, moment.isoformat(), "a time with a time zone")
     return microseconds(moment)

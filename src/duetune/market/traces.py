@@ -1,4 +1,4 @@
-"""Market traces from files and to files."""
+"""Market traces from files and to files. The formats are in ``tabular`` and ``json_formats``."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class TraceFormat(StrEnum):
-    """How a file is written."""
+    """The file formats that can be read."""
 
     CSV = "csv"
     PARQUET = "parquet"
@@ -45,10 +45,10 @@ def load_trace(
     start: datetime | None = None,
     name: str | None = None,
 ) -> MarketTrace:
-    """A market from a CSV, Parquet or JSON file, its format told by suffix and content.
+    """Return a market from a CSV, Parquet or JSON file; the format follows from suffix and content.
 
-    ``slot_hours`` resamples (a file of one row has it as its slot length). Prices and
-    ``available``, where given, stand in for what the file lacks or replace what it has.
+    ``slot_hours`` resamples the trace; for a file of one row it is the slot length. Given prices
+    and ``available`` replace those of the file, or stand for missing ones.
     """
     file, kind = _recognised(path, format)
     title = name or file.stem
@@ -60,7 +60,7 @@ def load_trace(
         if start is not None:
             trace = msgspec.structs.replace(trace, start=start)
     elif on_demand_usd_gpu_h is None:
-        raise InvalidInput("on_demand_usd_gpu_h", None, f"given, as {kind} files do not have it")
+        raise InvalidInput("on_demand_usd_gpu_h", None, f"a price: {kind} files have none")
     elif kind is TraceFormat.SPOT_TRACES:
         trace = json_formats.load_spot_traces_json(
             file,
@@ -73,7 +73,9 @@ def load_trace(
             name=title,
         )
     elif available is None:
-        raise InvalidInput("available", None, f"given, as {kind} files have prices only")
+        raise InvalidInput(
+            "available", None, f"a number of GPUs or a trace: {kind} files have prices only"
+        )
     else:
         return json_formats.load_aws_price_history(
             file,
@@ -88,8 +90,7 @@ def load_trace(
         )
     if pool is not None:
         trace = trace.pool(pool)
-    if slot_hours is not None:
-        trace = resample(trace, slot_hours, availability=availability)
+    trace = resample(trace, slot_hours, availability=availability)
     return trace if available is None else with_availability(trace, available)
 
 
@@ -99,7 +100,7 @@ def load_pieces(
     format: TraceFormat | str | None = None,  # noqa: A002  the word users know
     name: str | None = None,
 ) -> tuple[MarketTrace, ...]:
-    """A CSV or Parquet trace cut at its gaps: every unbroken stretch, in order of time."""
+    """Return a CSV or Parquet trace cut at its gaps: every unbroken stretch, in order of time."""
     file, kind = _recognised(path, format)
     if kind not in {TraceFormat.CSV, TraceFormat.PARQUET}:
         raise InvalidInput("format", str(kind), "csv or parquet; the others have no gaps")
@@ -107,7 +108,7 @@ def load_pieces(
 
 
 def save_trace(trace: MarketTrace, path: Path | str) -> None:
-    """Writes duetune's CSV or Parquet, by the suffix of ``path``."""
+    """Write duetune's CSV or Parquet, by the suffix of ``path``."""
     file = Path(path)
     writers = {".csv": tabular.write_csv, ".parquet": tabular.write_parquet}
     if file.suffix.lower() not in writers:
@@ -124,6 +125,7 @@ def _table(
     on_demand_usd_gpu_h: float | None,
     available: int | MarketTrace | None,
 ) -> Grid:
+    """Return the grid of a CSV or Parquet file."""
     count = 0 if isinstance(available, MarketTrace) else available
     constants = tabular.Constants(spot_usd_gpu_h, on_demand_usd_gpu_h, count)
     read = tabular.read_csv if kind is TraceFormat.CSV else tabular.read_parquet
@@ -134,6 +136,7 @@ def _table(
 
 
 def _recognised(path: Path | str, given: TraceFormat | str | None) -> tuple[Path, TraceFormat]:
+    """Return the file and its format: the given one, or the one that suffix and content show."""
     file = Path(path)
     if not file.is_file():
         raise InvalidInput("trace file", str(file), "an existing file")

@@ -1,4 +1,7 @@
-"""AHAP: decide with forecasts, by committed horizon control."""
+"""AHAP: committed horizon control with forecasts.
+
+The parameters and the name are here; the compiled rules are in ``ahap_kernel`` and ``window_plan``.
+"""
 
 from __future__ import annotations
 
@@ -20,18 +23,22 @@ DEFAULT_PATIENCE = 0.3
 
 
 class Ahap(CompiledPolicy, frozen=True):
-    """Plan ``window`` (omega) slots ahead, hold the mean of the last ``commitment`` (v) plans.
+    """Plan ``window`` (omega) slots ahead and hold the mean of the last ``commitment`` (v) plans.
 
-    ``threshold`` (sigma): when ahead of the pace and spot costs at most this share of on-demand,
-    all of it is banked. ``refuse_dear_spot``: when ahead, spot above the threshold is not used.
-    ``virtual``: plans follow trajectories of their own, as in committed horizon control proper,
-    instead of starting from the real state.
+    - ``threshold`` (sigma): if the job is ahead of schedule and spot costs at most this share of
+      on-demand, it uses all spot.
+    - ``refuse_dear_spot``: if the job is ahead, it does not use spot above the threshold.
+    - ``virtual``: plans follow trajectories of their own, as in the original committed horizon
+      control, instead of starting from the real state.
 
-    Three parameters are ours; at 0, 0 and false, AHAP is as specified. ``outlook``: the share of
-    the typically available spot that is counted on beyond the window; 0 counts on on-demand alone.
-    ``patience``: by how much dearer than its price on-demand seems in the present slot, since
-    buying it now forgoes the chance that spot does the work later. ``thrifty``: no more GPUs than
-    finish the work in the present slot, where fewer finish it as soon.
+    Three parameters are ours. With 0, 0 and false, AHAP is as in the paper.
+
+    - ``outlook``: the share of the typically available spot that plans count on beyond the window;
+      0 counts on on-demand alone.
+    - ``patience``: the surcharge on on-demand in the present slot, as a share of its price. Buying
+      on-demand now gives up the chance that spot does the work later.
+    - ``thrifty``: hold no more GPUs than finish the work in the present slot, if fewer finish it as
+      soon.
     """
 
     window: int = 5
@@ -48,7 +55,7 @@ class Ahap(CompiledPolicy, frozen=True):
             raise InvalidInput("window", self.window, f"0 to {LARGEST_WINDOW} slots")
         if not 1 <= self.commitment <= max(1, self.window):
             raise InvalidInput(
-                "commitment", self.commitment, f"1 to the window, which is {self.window}, or 1"
+                "commitment", self.commitment, f"1 to {max(1, self.window)}, the window"
             )
         if not 0 <= self.outlook <= 1:
             raise InvalidInput("outlook", self.outlook, "a share, 0 to 1")
@@ -58,21 +65,23 @@ class Ahap(CompiledPolicy, frozen=True):
 
     @property
     def name(self) -> str:
-        parts = ["ahap", f"{self.window}", f"{self.commitment}", f"{short(self.threshold)}"]
-        parts += [f"{short(self.outlook)}", f"{short(self.patience)}"]
-        if not self.thrifty:
-            parts.append("lavish")
-        if self.refuse_dear_spot:
-            parts.append("refuse")
-        if self.virtual:
-            parts.append("virtual")
-        return ":".join(parts)
+        """Return the name that the registry turns back into this policy."""
+        numbers = (self.window, self.commitment, self.threshold, self.outlook, self.patience)
+        options = (
+            (not self.thrifty, "lavish"),
+            (self.refuse_dear_spot, "refuse"),
+            (self.virtual, "virtual"),
+        )
+        parts = (*map(short, numbers), *(word for given, word in options if given))
+        return ":".join(("ahap", *parts))
 
     @property
     def lookahead(self) -> int:
+        """Return the window: the number of slots of forecast that it uses."""
         return self.window
 
     def record(self) -> NDArray[np.void]:
+        """Return the kernel's record of this policy."""
         return policy_record(
             PolicyKind.AHAP,
             guard=Guard.WORTHWHILE,

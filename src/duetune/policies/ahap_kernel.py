@@ -1,8 +1,8 @@
 """Committed horizon control, compiled: plan in every slot, hold the mean of the last v plans.
 
-A memo has one row per plan: [slot it was made in, unused, actions...] where plans start from the
-real state, and [progress, GPUs held, actions...] where each version k plans every v slots on a
-trajectory of its own.
+A memo has one row per plan. If plans start from the real state, a row is [slot in which it was
+made, unused, actions...]. If plans are virtual, a row is [progress, GPUs held, actions...], and
+version k plans every v slots on a trajectory of its own.
 """
 
 from __future__ import annotations
@@ -25,17 +25,19 @@ if TYPE_CHECKING:
 
 @compiled
 def is_ahead(job: JobPhysics, now: Now) -> bool:
+    """Return whether the job is on or ahead of schedule at the start of the slot."""
     return ahead_by(job, now.slot - 1, now.progress) >= -job.tolerance
 
 
 @compiled
 def is_cheap(now: Now, threshold: float) -> bool:
+    """Return whether spot costs at most the threshold's share of on-demand."""
     return now.spot_price <= threshold * now.on_demand_price
 
 
 @compiled
 def accepted_spot(job: JobPhysics, now: Now, threshold: float, refuse_dear_spot: bool) -> int:
-    """The spot that may be used in this slot."""
+    """Return the spot GPUs that may be used in this slot."""
     if refuse_dear_spot and is_ahead(job, now) and not is_cheap(now, threshold):
         return 0
     return now.available
@@ -43,10 +45,10 @@ def accepted_spot(job: JobPhysics, now: Now, threshold: float, refuse_dear_spot:
 
 @compiled
 def swap_reserve(job: JobPhysics) -> float:
-    """Work that plans must leave room for: two changeovers, as uniform progress does (NSDI'24).
+    """Return the work that plans leave room for: two changeovers, as in NSDI'24.
 
-    Plans count GPUs, not kinds. By composition a swap costs work, and a job that has planned
-    itself to the edge of its deadline can no longer afford to leave on-demand for spot.
+    Plans count GPUs and ignore their kind. By composition a swap costs work. Without the reserve, a
+    job that is planned to the edge of its deadline could no longer move from on-demand to spot.
     """
     if not job.by_composition:
         return 0.0
@@ -65,7 +67,7 @@ def plan(
     forecast: Ahead,
     memo: NDArray[np.float64],
 ) -> None:
-    """Write the plans that are due in this slot into the memo."""
+    """Write the plans that are due in this slot into the memo; called before ``decide``."""
     commitment = policy["commitment"]
     available = accepted_spot(job, now, policy["threshold"], policy["refuse_dear_spot"])
     for index in range(commitment):
@@ -99,6 +101,7 @@ def plan(
 
 @compiled
 def _mean_of_real_plans(now: Now, commitment: int, memo: NDArray[np.float64]) -> float:
+    """Return the mean action for this slot over the plans made in the last v slots."""
     total, plans = 0.0, 0
     for index in range(commitment):
         start = int(memo[index, 0])
@@ -114,7 +117,7 @@ def _mean_of_real_plans(now: Now, commitment: int, memo: NDArray[np.float64]) ->
 def _mean_of_virtual_plans(
     job: JobPhysics, now: Now, commitment: int, memo: NDArray[np.float64]
 ) -> float:
-    """Each version also moves on along its own trajectory."""
+    """Return the mean action over all versions, and move each one along its own trajectory."""
     total = 0.0
     for index in range(commitment):
         row = memo[index]
@@ -134,7 +137,7 @@ def _mean_of_virtual_plans(
 def ahap(
     job: JobPhysics, policy: np.void, now: Now, memo: NDArray[np.float64]
 ) -> tuple[int, int, int]:
-    """Before the deadline, once planned: GPUs in all, the rule, and the spot that may be used."""
+    """Return GPUs in all, the rule, and the spot that may be used; called before the deadline."""
     if policy["virtual"]:
         mean = _mean_of_virtual_plans(job, now, policy["commitment"], memo)
     else:

@@ -1,4 +1,8 @@
-"""What the built-in policies have in common: a record for the kernel, and words for its choice."""
+"""The common base of the built-in policies: a record for the kernel, and one decision from it.
+
+The rules are in ``rules`` and ``ahap_kernel``, the texts in ``reasons``. The batch simulator does
+not come through here; it passes the records to ``pool_kernel``.
+"""
 
 from __future__ import annotations
 
@@ -25,66 +29,46 @@ if TYPE_CHECKING:
 
 
 class CompiledPolicy(msgspec.Struct, frozen=True):
-    """A policy that the kernel knows. Subclasses say which, with what parameters."""
+    """A policy that the kernel knows. A subclass says which one, with which parameters."""
 
     @property
     def name(self) -> str:
-        """A name that ``duetune.registry.policies`` turns back into the same policy."""
+        """Return the name that ``duetune.registry.policies`` turns back into the same policy."""
         raise NotImplementedError
 
     @property
     def lookahead(self) -> int:
-        """How many slots of forecast it uses."""
+        """Return how many slots of forecast the policy uses."""
         return 0
 
     def record(self) -> NDArray[np.void]:
-        """This policy as an array of one ``POLICY`` record."""
+        """Return this policy as an array of one ``POLICY`` record."""
         raise NotImplementedError
 
     def decide(self, view: View) -> Decision:
-        """Decide one slot with the very functions the tournament uses."""
+        """Return the decision for one slot, made by the same functions as in a tournament."""
         return decide_compiled(self.record(), view)
 
 
 def short(number: float) -> str:
-    """A number in a policy's name: short, and the same number when read back."""
+    """Return a number as short text for a policy's name; reading it gives the same number."""
     return repr(float(number)).removesuffix(".0")
 
 
-def policy_record(
-    kind: PolicyKind,
-    *,
-    guard: Guard,
-    window: int = 1,
-    commitment: int = 1,
-    threshold: float = 0.0,
-    refuse_dear_spot: bool = False,
-    virtual: bool = False,
-    hysteresis: bool = False,
-    outlook: float = 0.0,
-    patience: float = 0.0,
-    thrifty: bool = False,
-) -> NDArray[np.void]:
-    row = (
-        kind,
-        window,
-        commitment,
-        threshold,
-        refuse_dear_spot,
-        virtual,
-        hysteresis,
-        outlook,
-        patience,
-        thrifty,
-        guard,
-    )
-    return np.array([row], dtype=POLICY)
+def policy_record(kind: PolicyKind, *, guard: Guard, **fields: float) -> NDArray[np.void]:
+    """Return an array of one ``POLICY`` record; fields that are not given are 1 or 0."""
+    record = np.zeros(1, dtype=POLICY)
+    record["window"] = record["commitment"] = 1
+    for field, value in {"kind": kind, "guard": guard, **fields}.items():
+        record[field] = value
+    return record
 
 
 def decide_compiled(record: NDArray[np.void], view: View) -> Decision:
+    """Return the decision of one policy record for one slot."""
     job, grid = job_physics(view.job), planning_grid(view.job)
     market, forecast = view.market, view.forecast
-    # Own copies: the kernel is compiled for one kind of array, writable and contiguous.
+    # Copies, because the kernel is compiled for writable, contiguous arrays only.
     ahead = Ahead(
         np.array(forecast.spot_price, dtype=np.float64),
         np.array(forecast.available, dtype=np.int64),
@@ -108,14 +92,9 @@ def decide_compiled(record: NDArray[np.void], view: View) -> Decision:
 
 
 def _plan(
-    view: View,
-    policy: np.void,
-    now: Now,
-    horizon: int,
-    ahead: Ahead,
-    memo: NDArray[np.float64],
+    view: View, policy: np.void, now: Now, horizon: int, ahead: Ahead, memo: NDArray[np.float64]
 ) -> None:
-    """AHAP's plans of this slot, into the memo."""
+    """Write AHAP's plans for this slot into the memo."""
     job, grid = job_physics(view.job), planning_grid(view.job)
     on_demand_price = view.market.on_demand_price
     typical = float(policy["outlook"]) * view.outlook.available
@@ -138,21 +117,11 @@ def _plan(
         np.zeros(job.max_gpus + 1),
         np.empty(grid.steps + 1),
     )
-    plan(
-        job,
-        grid,
-        beyond,
-        window,
-        policy,
-        now,
-        horizon,
-        ahead,
-        memo,
-    )
+    plan(job, grid, beyond, window, policy, now, horizon, ahead, memo)
 
 
 def on_demand_to_go(job: Job, on_demand_price: float) -> NDArray[np.float64]:
-    """The value of going on with on-demand GPUs alone."""
+    """Return the value tables of finishing with on-demand GPUs alone, from every slot on."""
     return _to_go(job, 0.0, 0.0, on_demand_price)
 
 
@@ -160,7 +129,7 @@ def on_demand_to_go(job: Job, on_demand_price: float) -> NDArray[np.float64]:
 def _to_go(
     job: Job, available: float, spot_price: float, on_demand_price: float
 ) -> NDArray[np.float64]:
-    """The same tables serve every slot of a job, so they are remembered."""
+    """Return the value tables of a market that does not change; all slots of a job share them."""
     physics, grid = job_physics(job), planning_grid(job)
     tables = np.zeros((physics.hard_deadline + 2, physics.max_gpus + 1, grid.steps + 1))
     fill_to_go(

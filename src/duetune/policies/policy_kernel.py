@@ -1,7 +1,8 @@
-"""One compiled door to every built-in policy, for one slot and for whole tournaments alike.
+"""The compiled decision of every built-in policy, for one slot and for whole tournaments.
 
-A policy is one record of ``POLICY``; ``decide`` turns it and the present slot into GPUs to hold.
-``Policy.decide`` calls it for a single slot and the batch for thousands, so the two agree.
+A policy is one record of ``POLICY``. ``decide`` turns the record and the present slot into GPUs to
+hold. ``CompiledPolicy.decide`` calls it for a single slot and the batch simulator for thousands, so
+the two agree.
 """
 
 from __future__ import annotations
@@ -12,12 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from duetune.core.compiled import compiled
-from duetune.core.physics import (
-    JobPhysics,
-    affordable,
-    charge,
-    cheapest_spot,
-)
+from duetune.core.physics import JobPhysics, affordable, charge, cheapest_spot
 from duetune.policies.ahap_kernel import ahap
 from duetune.policies.rules import (
     Now,
@@ -40,6 +36,8 @@ if TYPE_CHECKING:
 
 
 class PolicyKind(IntEnum):
+    """Which rule a policy record stands for."""
+
     ON_DEMAND = 0
     MAXIMAL_SPOT = 1
     UNIFORM_PROGRESS = 2
@@ -49,7 +47,7 @@ class PolicyKind(IntEnum):
 
 
 class Guard(IntEnum):
-    """NEVER; WORTHWHILE: hold the deadline where that is worth its price; ALWAYS: hold it."""
+    """When the deadline guard acts: never, if the deadline is worth its price, or always."""
 
     NEVER = 0
     WORTHWHILE = 1
@@ -74,7 +72,7 @@ POLICY = np.dtype(
 
 
 class KernelChoice(NamedTuple):
-    """What a compiled decision comes to; ``wanted`` is the total before the guard stepped in."""
+    """The result of a compiled decision; ``wanted`` is the total before guard and budget."""
 
     spot: int
     on_demand: int
@@ -85,9 +83,9 @@ class KernelChoice(NamedTuple):
 
 @compiled
 def _safe_spot(job: JobPhysics, now: Now, available: int, gpus: int) -> int:
-    """How many of ``gpus`` can be on spot without losing the deadline; -1 if it is lost anyway.
+    """Return how many of ``gpus`` can be on spot without losing the deadline; -1 if none.
 
-    By composition a swap costs work, so keeping what is held on demand can be what saves it.
+    By composition a swap costs work, so keeping the on-demand GPUs can save the deadline.
     """
     spot = cheapest_spot(gpus, available, now.spot_price, now.on_demand_price)
     while spot >= 0:
@@ -109,28 +107,27 @@ def guarded(
     available: int,
     gpus: int,
 ) -> tuple[int, int, bool]:
-    """Spot and on-demand GPUs for a wish of ``gpus``, and whether the deadline changed the wish.
+    """Return spot and on-demand GPUs for a wanted total, and whether the guard changed it.
 
-    Holding the wish may put the deadline out of reach of on-demand. Never loses a slot: the test
-    is made for the worst case, all spot lost in the next slot.
+    The guard acts if the wanted total could put the deadline out of reach of on-demand GPUs. It
+    tests the worst case, in which all spot is lost in the next slot, so it never acts too late.
     """
     spot = cheapest_spot(gpus, available, now.spot_price, now.on_demand_price)
-    wish = (spot, gpus - spot)
-    if guard == Guard.NEVER or now.slot > job.deadline or keeps_deadline(job, now, *wish):
+    wanted = (spot, gpus - spot)
+    if guard == Guard.NEVER or now.slot > job.deadline or keeps_deadline(job, now, *wanted):
         return spot, gpus - spot, False
     safe, safe_spot = -1, -1
     for offset in range(job.max_gpus + 1):
-        # Upwards from gpus first, then downwards from it: staying small can beat a dear change.
+        # First more GPUs, then fewer: a small change can be cheaper than a large one.
         trial = gpus + offset if gpus + offset <= job.max_gpus else job.max_gpus - offset
         if trial == 0 or trial >= job.min_gpus:
             safe_spot = _safe_spot(job, now, available, trial)
             if safe_spot >= 0:
                 safe = trial
                 break
-    if safe < 0:
-        return spot, gpus - spot, False
-    if guard == Guard.WORTHWHILE and not _worth_it(
-        job, grid, to_go, now, wish, (safe_spot, safe - safe_spot)
+    if safe < 0 or (
+        guard == Guard.WORTHWHILE
+        and not _worth_it(job, grid, to_go, now, wanted, (safe_spot, safe - safe_spot))
     ):
         return spot, gpus - spot, False
     return safe_spot, safe - safe_spot, True
@@ -142,21 +139,24 @@ def _worth_it(
     grid: ProgressGrid,
     to_go: NDArray[np.float64],
     now: Now,
-    wish: tuple[int, int],
+    wanted: tuple[int, int],
     safe: tuple[int, int],
 ) -> bool:
-    """Whether holding the deadline is worth at least as much as the wish, going on on demand."""
+    """Return whether keeping the deadline is worth at least as much as the wanted pair.
+
+    Both are valued as if the job continued on on-demand GPUs.
+    """
     held = now.held_spot + now.held_on_demand
     left = steps_left(job, grid, now.progress)
     following, finish = to_go[now.slot + 1], job.values[now.slot]
-    wish_cost = charge(wish[0], wish[1], now.spot_price, now.on_demand_price)
-    own = value_of_action(grid, following, left, held, wish[0] + wish[1], wish_cost, finish)
+    wanted_cost = charge(wanted[0], wanted[1], now.spot_price, now.on_demand_price)
+    own = value_of_action(grid, following, left, held, wanted[0] + wanted[1], wanted_cost, finish)
     if job.by_composition:
-        # The tables know nothing of swaps and preemptions: what they take for on time is not.
+        # The tables ignore swaps and preemptions, so a finish that they count as on time is late.
         own -= job.values[job.deadline] - job.values[job.deadline + 1]
     cost = charge(safe[0], safe[1], now.spot_price, now.on_demand_price)
     held_to = value_of_action(grid, following, left, held, safe[0] + safe[1], cost, finish)
-    # The tables round progress down, so a deadline held by a hair looks missed there.
+    # The tables round progress down, so a deadline that is met barely looks missed in them.
     rush = (job.deadline - now.slot) * job.max_gpus * now.on_demand_price
     on_time = job.values[job.deadline] - cost - rush
     return bool(max(held_to, on_time) >= own)
@@ -172,10 +172,10 @@ def decide(
     spent: float,
     memo: NDArray[np.float64],
 ) -> KernelChoice:
-    """What this policy holds now; ``memo`` is updated in place.
+    """Return what this policy holds now; ``memo`` is updated in place.
 
-    AHAP's plans for this slot must be in the memo (``committed.plan``). ``to_go`` is the value of
-    going on with on-demand GPUs alone.
+    AHAP's plans for this slot must already be in the memo (``ahap_kernel.plan``). ``to_go`` is the
+    value of finishing with on-demand GPUs alone.
     """
     available = now.available
     if policy["kind"] == PolicyKind.ON_DEMAND:

@@ -1,4 +1,4 @@
-"""The pools that online selection chooses from."""
+"""The pools of policies that online selection chooses from."""
 
 from __future__ import annotations
 
@@ -20,7 +20,11 @@ THRESHOLDS = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 def paper_pool(
     *, outlook: float = 0.0, patience: float = 0.0, thrifty: bool = False
 ) -> tuple[CompiledPolicy, ...]:
-    """105 AHAP (window 1-5, commitment 1..window, 7 thresholds) and 7 AHANP: 112 policies."""
+    """Return the paper's 112 policies: 105 AHAP and 7 AHANP.
+
+    AHAP has windows 1 to 5, commitments 1 to the window, and 7 thresholds. The options are AHAP's
+    own.
+    """
     planners = [
         Ahap(
             window=window,
@@ -38,16 +42,21 @@ def paper_pool(
 
 
 def baselines() -> tuple[CompiledPolicy, ...]:
+    """Return the paper's three baselines."""
     return (OnDemandOnly(), MaximalSpot(), UniformProgress())
 
 
 def default_pool() -> tuple[Policy, ...]:
-    """All compiled ones, and rubato: 222."""
+    """Return all compiled policies and rubato: 222 policies."""
     return (*compiled_pool(), Rubato())
 
 
 def compiled_pool() -> tuple[CompiledPolicy, ...]:
-    """The paper's 112, its 105 planners as we run them, 3 baselines, thrifty maximal spot: 221."""
+    """Return the policies that the batch kernel can run: 221.
+
+    These are the paper's 112, its 105 planners with our defaults, 3 baselines, and thrifty maximal
+    spot.
+    """
     ours = paper_pool(outlook=DEFAULT_OUTLOOK, patience=DEFAULT_PATIENCE, thrifty=True)
     planners = (policy for policy in ours if isinstance(policy, Ahap))
     return (*paper_pool(), *planners, *baselines(), MaximalSpot(thrifty=True))

@@ -1,4 +1,8 @@
-"""A pool of policies through a whole job, compiled, without Python in the loop."""
+"""A whole job played by every policy of a pool, compiled, without Python in the loop.
+
+Results are bit-equal to stepping each policy with ``CompiledPolicy.decide``; a property test checks
+it.
+"""
 
 from __future__ import annotations
 
@@ -21,12 +25,14 @@ if TYPE_CHECKING:
     from duetune.policies.solve.progress_grid import ProgressGrid
 
 
-_FAMILY = 8  # how many neighbours are asked for their plan
+_FAMILY = 8  # number of neighbours whose plans are compared
 
 
 class Roster(NamedTuple):
-    """A pool, and what its members share: outlooks (on-demand alone first) and windows, each
-    once and in order, with the place of every policy's own.
+    """A pool and what its members share.
+
+    ``outlooks`` (on-demand alone first) and ``windows`` list each distinct value once, in order.
+    ``outlook_of`` and ``window_of`` give the place of each policy's own value.
     """
 
     policies: NDArray[np.void]
@@ -37,8 +43,10 @@ class Roster(NamedTuple):
 
 
 class Workspace(NamedTuple):
-    """Tables that are filled anew for every job. One per thread, large enough for any job:
-    memory that has been touched before is several times faster than fresh memory.
+    """Tables that are filled again for every job, one set per thread, large enough for any job.
+
+    They are reused because memory that was touched before is several times faster than fresh
+    memory.
     """
 
     to_go: NDArray[np.float64]
@@ -47,6 +55,7 @@ class Workspace(NamedTuple):
 
 
 def make_roster(policies: NDArray[np.void]) -> Roster:
+    """Return the roster of an array of policy records; called once per tournament."""
     outlooks = np.unique(np.append(policies["outlook"], 0.0))
     windows = np.unique(policies["window"])
     return Roster(
@@ -59,7 +68,7 @@ def make_roster(policies: NDArray[np.void]) -> Roster:
 
 
 def make_workspace(roster: Roster, *, hard_deadline: int, max_gpus: int, steps: int) -> Workspace:
-    """For jobs up to these sizes, played by this pool."""
+    """Return tables for jobs up to these sizes, played by this pool; called once per thread."""
     outlooks, windows = roster.outlooks.size, roster.windows.size
     rows, columns = max_gpus + 1, steps + 1
     longest = min(int(roster.windows.max()), hard_deadline)
@@ -71,7 +80,7 @@ def make_workspace(roster: Roster, *, hard_deadline: int, max_gpus: int, steps: 
 
 
 class PoolResult(NamedTuple):
-    """One entry per policy; ``finished`` is 0 where the job never did."""
+    """The results of one job, one entry per policy; ``finished`` is 0 if the job never finished."""
 
     utility: NDArray[np.float64]
     cost: NDArray[np.float64]
@@ -91,10 +100,11 @@ def _planned_alike(
     plan_keys: NDArray[np.float64],
     memos: NDArray[np.float64],
 ) -> int:
-    """Take over this slot's plan from a neighbour that differs in its threshold only.
+    """Copy this slot's plan from a neighbour that differs in its threshold only.
 
-    Policies of a pool come in families with the same window and commitment, and most members of a
-    family are in the same state most of the time. Returns the neighbour, or -1.
+    Policies of a pool come in families with the same window and commitment, and most members are in
+    the same state most of the time. Returns the neighbour's index, or -1 if the plan must be
+    computed.
     """
     policy = policies[index]
     if policy["virtual"]:
@@ -135,7 +145,7 @@ def play_pool(
     roster: Roster,
     workspace: Workspace,
 ) -> PoolResult:
-    """Every policy through the whole job, in lockstep so that they share the window tables."""
+    """Play the whole job with every policy, in lockstep, so that they share window tables."""
     policies, outlooks = roster.policies, roster.outlooks
     count = policies.size
     to_go, windows, running = workspace.to_go, workspace.windows, workspace.running
@@ -203,7 +213,7 @@ def play_pool(
             if policy["kind"] == PolicyKind.AHAP and slot < job.deadline:
                 which, place = roster.outlook_of[index], roster.window_of[index]
                 horizon = horizon_of(job, policy["window"], slot, ahead.spot_price.size)
-                # Near the deadline a shorter window reaches as far: its tables do.
+                # Near the deadline the tables of a shorter window reach as far.
                 while place > 0 and roster.windows[place - 1] >= horizon:
                     place -= 1
                 twin = _planned_alike(job, policies, now, index, plan_keys, memos)

@@ -1,4 +1,8 @@
-"""The reason for a decision, in words and with the numbers it was made from."""
+"""The reasons of decisions, as users read them in ``explain``, ``status`` and ``simulate``.
+
+A reason says what is held, how far the job is from its schedule, and what spot costs as a share of
+the on-demand price. The schedule is uniform progress: the same amount of work in every slot.
+"""
 
 from __future__ import annotations
 
@@ -13,68 +17,85 @@ if TYPE_CHECKING:
 
 
 _PACED_AT_END = frozenset(
-    {
-        Rule.AHEAD_SPOT,
-        Rule.AHEAD_WAIT,
-        Rule.AHEAD_KEEP,
-        Rule.BEHIND_CHEAP,
-        Rule.BEHIND_PACE,
-    }
+    {Rule.AHEAD_SPOT, Rule.AHEAD_WAIT, Rule.AHEAD_KEEP, Rule.BEHIND_CHEAP, Rule.BEHIND_PACE}
 )
+_WHOLE_FROM = 10.0
+"""Amounts of work from this size on are shown without decimals."""
 
 
 def reason(view: View, choice: KernelChoice, horizon: int, threshold: float) -> str:
-    """One or two clauses; the guard and the budget speak only when they changed something.
+    """Return the reason of a compiled decision; called once for each decision.
 
-    Prices are shares of the on-demand price.
+    The guard and the budget are named only if they changed the decision.
     """
-    parts = [_rule_words(view, Rule(choice.rule), int(choice.wanted), horizon, threshold)]
+    parts = [_rule_text(view, Rule(choice.rule), int(choice.wanted), horizon, threshold)]
     held = int(choice.spot + choice.on_demand)
     if choice.guarded:
-        parts.append(
-            f"the guard holds {choice.spot} spot and {choice.on_demand} on demand: else on-demand "
-            f"could no longer meet the deadline in slot {view.job.deadline}"
-        )
-    if view.job.budget is not None and held < choice.wanted and not choice.guarded:
-        parts.append(f"the budget of ${view.job.budget:.2f} leaves room for {_gpus(held)} only")
+        parts.append(guard_text(choice.spot, choice.on_demand, view.job.deadline))
+    elif view.job.budget is not None and held < choice.wanted:
+        parts.append(f"the budget of ${view.job.budget:.2f} pays for {_gpus(held)} only")
     if choice.on_demand and view.market.available and not _saves(view):
-        parts.append("on demand, since spot costs no less")
+        parts.append("on-demand, because spot costs no less")
     return "; ".join(parts)
 
 
-def _rule_words(view: View, rule: Rule, wanted: int, horizon: int, threshold: float) -> str:
+def allocation_text(spot: int, on_demand: int) -> str:
+    """Return an allocation in words, such as ``2 spot + 1 on-demand`` or ``no GPU``."""
+    counts = ((int(spot), "spot"), (int(on_demand), "on-demand"))
+    return " + ".join(f"{count} {kind}" for count, kind in counts if count) or "no GPU"
+
+
+def guard_text(spot: int, on_demand: int, deadline: int, instead_of: str = "") -> str:
+    """Return what the deadline guard holds and why; called where it changed a decision."""
+    instead = f" instead of {instead_of}" if instead_of else ""
+    return (
+        f"the deadline guard holds {allocation_text(spot, on_demand)}{instead}: otherwise "
+        f"on-demand GPUs could no longer meet the deadline in slot {deadline}"
+    )
+
+
+def _rule_text(view: View, rule: Rule, wanted: int, horizon: int, threshold: float) -> str:
+    """Return the clause for one rule; ``wanted`` is the number of GPUs that the rule asked for."""
     job, market = view.job, view.market
-    # The elastic rules ask for the pace at this slot's end, plans and gangs at its start.
+    # Elastic rules compare with the schedule at the slot's end; plans and gangs, at its start.
     by = view.slot if rule in _PACED_AT_END else view.slot - 1
-    lead = ahead_by(job_physics(job), by, view.progress)
-    pace = f"{abs(lead):.1f} work {'ahead of' if lead >= 0 else 'behind'} the pace"
-    few = "too few to run on" if _saves(view) else "no cheaper than on-demand"
+    schedule = _schedule(ahead_by(job_physics(job), by, view.progress))
     offer = f"{market.available} spot at {market.spot_price / market.on_demand_price:.0%}"
-    limit = f"{threshold:.0%}"
-    # They may be too few: as many as the job can use, or as it has for its share.
+    offer = f"{offer} of on-demand" if market.available else "no spot available"
+    few = "fewer than the job needs" if _saves(view) else "no cheaper than on-demand"
+    unusable = f"{offer}, {few}" if market.available else offer
+    limit = f"within the limit of {threshold:.0%}"
+    # The GPUs may be too few: the job's maximum, or all that its share of the fleet allows.
     left = (job.deadline - view.slot + 1) * float(job.throughput[min(wanted, job.max_gpus)])
-    enough = view.progress + left >= job.work * (1 - 1e-9)
-    steady = ("meets" if wanted == 1 else "meet") if enough else "cannot meet"
-    words = {
-        Rule.STEADY: f"{_gpus(wanted)} on demand from start to end {steady} the deadline",
-        Rule.SPOT_ALL: f"all the spot there is: {offer}",
-        Rule.SPOT_NONE: f"{offer}, {few}: wait",
-        Rule.LAST_MOMENT: f"last moment: only {_gpus(wanted)} from now on meet the deadline",
-        Rule.AHEAD_SPOT: f"{pace}, {offer}: spot only, {_gpus(wanted)}",
-        Rule.AHEAD_WAIT: f"{pace}, {offer}: wait",
-        Rule.AHEAD_KEEP: f"{pace}: too little to pay for a change, keep {_gpus(wanted)}",
-        Rule.BEHIND_CHEAP: f"{pace}, {offer}, within {limit}: catch up with {_gpus(wanted)}",
-        Rule.BEHIND_PACE: f"{pace}, {offer}: catch up with {_gpus(wanted)}, spot first",
-        Rule.PLAN: f"plan to slot {view.slot + horizon}: {_gpus(wanted)} now; {pace}, {offer}",
-        Rule.BANK: f"{pace} and {offer}, within {limit}: bank {_gpus(wanted)}",
-        Rule.OVERTIME: f"deadline in slot {job.deadline}: {_gpus(wanted)} now is worth most",
+    meets = "meets" if view.progress + left >= job.work * (1 - 1e-9) else "cannot meet"
+    gpus = _gpus(wanted)
+    plan = f" by the plan to slot {view.slot + horizon}" if horizon else ""
+    texts = {
+        Rule.STEADY: f"holding {gpus} on-demand until the end {meets} the deadline",
+        Rule.SPOT_ALL: f"holding all spot that the job can use: {offer}",
+        Rule.SPOT_NONE: f"holding no GPU: {unusable}",
+        Rule.LAST_MOMENT: f"only {gpus} from now on can still meet the deadline",
+        Rule.AHEAD_SPOT: f"holding {gpus}, spot only; {schedule}, {offer}",
+        Rule.AHEAD_WAIT: f"holding no GPU; {schedule}, {offer}",
+        Rule.AHEAD_KEEP: f"keeping {gpus}; {schedule}, too little to pay for a change",
+        Rule.BEHIND_CHEAP: f"catching up with {gpus}; {schedule}, {offer}, {limit}",
+        Rule.BEHIND_PACE: f"catching up with {gpus}, spot first; {schedule}, {offer}",
+        Rule.PLAN: f"holding {gpus}{plan}; {schedule}, {offer}",
+        Rule.BANK: f"working ahead with {gpus}; {schedule}, {offer}, {limit}",
+        Rule.OVERTIME: f"deadline in slot {job.deadline}: holding {gpus} now has the highest value",
         Rule.GANG_SPOT: f"the gang of {wanted} runs on spot: {offer}",
-        Rule.GANG_STAY: f"{pace}: stay on demand until two changeovers ahead",
-        Rule.GANG_CATCH_UP: f"{pace}, {offer}, {few}: the gang of {wanted} on demand",
-        Rule.GANG_WAIT: f"{pace}, {offer}, {few}: the gang waits",
-        Rule.GANG_SAFETY_NET: f"safety net: {wanted} on demand until the work is done",
+        Rule.GANG_STAY: f"{schedule}: the gang stays on-demand until two changeovers ahead",
+        Rule.GANG_CATCH_UP: f"the gang of {wanted} runs on-demand; {schedule}, {unusable}",
+        Rule.GANG_WAIT: f"the gang waits; {schedule}, {unusable}",
+        Rule.GANG_SAFETY_NET: f"safety net: {wanted} on-demand until the work is done",
     }
-    return words[rule]
+    return texts[rule]
+
+
+def _schedule(lead: float) -> str:
+    work = abs(lead)
+    amount = f"{work:,.0f}" if work >= _WHOLE_FROM else f"{work:.1f}"
+    return f"{amount} work units {'ahead of' if lead >= 0 else 'behind'} schedule"
 
 
 def _saves(view: View) -> bool:

@@ -1,9 +1,12 @@
-"""Rubato: exact stochastic dynamic programming against the market as it was learned.
+"""Rubato: stochastic dynamic programming against a market model learned from past slots.
 
-In music, tempo rubato is time stolen here and given back there, so that the end falls where it
-should. The policy waits and hurries in the same way: in every slot it holds the GPUs with the best
-mean over all markets that may follow, each as likely as what was seen makes it, and the guard
-keeps the deadline.
+In every slot the policy holds the GPUs with the highest expected value over all markets that may
+follow, each weighted with its probability under the learned model. The deadline guard then makes
+sure that on-demand GPUs can still meet the deadline. The value tables are in ``rubato_tables``; the
+backward induction is in ``solve.stochastic``.
+
+The name: in music, tempo rubato slows down in one place and hurries in another, so that the piece
+still ends on time.
 """
 
 from __future__ import annotations
@@ -15,16 +18,12 @@ import numpy as np
 
 from duetune.core.compiled import compiled
 from duetune.core.decision import Allocation, Decision
-from duetune.core.physics import (
-    JobPhysics,
-    affordable,
-    job_physics,
-    step,
-)
+from duetune.core.physics import JobPhysics, affordable, job_physics, step
 from duetune.errors import InvalidInput
 from duetune.policies.baselines import MaximalSpot
 from duetune.policies.compiled_policy import on_demand_to_go
 from duetune.policies.policy_kernel import Guard, guarded
+from duetune.policies.reasons import allocation_text, guard_text
 from duetune.policies.rubato_tables import STEPS, RubatoTables, best_plan, plannable, prospect_of
 from duetune.policies.rules import keeps_deadline, now_of
 from duetune.policies.solve.stochastic import value_at
@@ -38,16 +37,21 @@ if TYPE_CHECKING:
 
 LARGEST_STEPS = 8192
 HASTE = 0.1
-"""What having done more work is worth beyond the model, in on-demand prices of one GPU and slot: a
-market can turn worse than any that was seen.
+"""The extra worth of work done early, in on-demand prices of one GPU for one slot.
+
+The model does not see it: the market can become worse than anything observed so far.
 """
 _TIE = 1e-6
 _TOO_LARGE = MaximalSpot(thrifty=True)
-"""Decides for jobs whose tables would not fit into memory."""
+"""The policy for jobs whose tables would not fit into memory."""
 
 
 class Rubato(msgspec.Struct, frozen=True):
-    """``steps``: on how fine a grid of work left it plans, at most."""
+    """Plan every slot against the learned market and keep the deadline.
+
+    ``steps`` is the largest number of grid steps for the work left. More steps plan more exactly
+    and take more memory.
+    """
 
     steps: int = STEPS
 
@@ -57,9 +61,14 @@ class Rubato(msgspec.Struct, frozen=True):
 
     @property
     def name(self) -> str:
+        """Return the name that ``duetune.registry.policies`` turns back into this policy."""
         return "rubato" if self.steps == STEPS else f"rubato:{self.steps}"
 
     def decide(self, view: View) -> Decision:
+        """Return the GPUs to hold in this slot and the reason; called once per slot.
+
+        The first call for a job computes its tables. Later calls look the values up.
+        """
         if not plannable(view.job):
             return _TOO_LARGE.decide(view)
         job, now = job_physics(view.job), now_of(view)
@@ -73,8 +82,8 @@ class Rubato(msgspec.Struct, frozen=True):
         saves = now.spot_price < now.on_demand_price
         best = _hasty(pairs, values, done, HASTE * now.on_demand_price if saves else 0.0)
         spot, on_demand = int(pairs[best, 0]), int(pairs[best, 1])
-        words = _reason(view, prospect, pairs, values, best)
-        # Where nothing is to be earned whatever is done, there is no deadline to keep.
+        text = _reason(prospect, pairs, values, best)
+        # If no choice earns anything, the deadline has no value that the guard could protect.
         kept = view.slot > job.deadline or values[best] <= 0
         if not kept and not keeps_deadline(job, now, spot, on_demand):
             safe_spot, safe_on_demand, changed = guarded(
@@ -87,15 +96,13 @@ class Rubato(msgspec.Struct, frozen=True):
                 spot + on_demand,
             )
             if changed:
+                wanted = allocation_text(spot, on_demand)
                 spot, on_demand = int(safe_spot), int(safe_on_demand)
-                words += (
-                    f"; the guard holds {spot} spot and {on_demand} on demand: else on-demand "
-                    f"could no longer meet the deadline in slot {job.deadline}"
-                )
+                text += "; " + guard_text(spot, on_demand, job.deadline, wanted)
         spot, on_demand = affordable(
             job, spot, on_demand, now.spot_price, now.on_demand_price, view.spent
         )
-        return Decision(Allocation(spot=int(spot), on_demand=int(on_demand)), words)
+        return Decision(Allocation(spot=int(spot), on_demand=int(on_demand)), text)
 
 
 @compiled
@@ -108,8 +115,9 @@ def _values(
     now: Now,
     chances: NDArray[np.float64],
 ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """The mean value of holding each pair in the present slot (-inf where it is not to be had),
-    and whether it finishes the job.
+    """Return the expected value of holding each pair now, and whether it finishes the job.
+
+    The value is -inf where the market has too little spot or the job cannot run on so few GPUs.
     """
     values = np.full(pairs.shape[0], -np.inf)
     done = np.zeros(pairs.shape[0], dtype=np.bool_)
@@ -142,15 +150,13 @@ def _values(
 
 
 def _hasty(
-    pairs: NDArray[np.int64],
-    values: NDArray[np.float64],
-    done: NDArray[np.bool_],
-    haste: float,
+    pairs: NDArray[np.int64], values: NDArray[np.float64], done: NDArray[np.bool_], haste: float
 ) -> int:
-    """Of choices nearly as good as the best, with no more on demand, the one with most GPUs.
+    """Return the choice: of all that are nearly as good as the best, the one with the most GPUs.
 
-    No more than finish the job, and none where nothing is to be earned: then, as between equals,
-    the fewest GPUs, and of them the fewest on spot.
+    The choice holds no more on-demand GPUs than the best one, and no more GPUs than finish the job.
+    If nothing can be earned, or among equal values, it is the one with the fewest GPUs, then with
+    the fewest on spot.
     """
     total, spot = pairs.sum(axis=1), pairs[:, 0]
     highest = float(values.max())
@@ -166,35 +172,20 @@ def _hasty(
 
 
 def _reason(
-    view: View,
-    prospect: RubatoTables,
-    pairs: NDArray[np.int64],
-    values: NDArray[np.float64],
-    best: int,
+    prospect: RubatoTables, pairs: NDArray[np.int64], values: NDArray[np.float64], best: int
 ) -> str:
-    market = view.market
-    offer = f"{market.available} spot at {market.spot_price / market.on_demand_price:.0%}"
-    spot = int(pairs[best, 0])
-    words = f"{offer}: {_pair(pairs[best])} worth ${values[best]:.2f} in the mean of what may come"
+    """Return the expected value of the choice, its distance to the next best, and the risk."""
+    spot, on_demand = pairs[best]
+    text = f"{allocation_text(spot, on_demand)}: expected value ${values[best]:.2f}"
     others = np.where(np.arange(values.size) == best, -np.inf, values)
     rival = int(np.argmax(others))
     if np.isfinite(others[rival]):
-        more = values[best] - values[rival]
-        than = f"than {_pair(pairs[rival])}"
-        words += f", ${more:.2f} more {than}" if more >= 0 else _in_haste(-more, than)
+        more, than = values[best] - values[rival], allocation_text(*pairs[rival])
+        if more >= 0:
+            text += f", ${more:.2f} better than {than}"
+        else:
+            text += f", ${-more:.2f} worse than {than} but does more work now"
     if spot > 0:
         stays = float(prospect.chances[prospect.available >= spot].sum())
-        words += f"; {stays:.0%} that the spot is there in the next slot"
-    return words
-
-
-def _in_haste(less: float, than: str) -> str:
-    return f", ${less:.2f} less {than}, but more is done by then"
-
-
-def _pair(pair: NDArray[np.int64]) -> str:
-    spot, on_demand = int(pair[0]), int(pair[1])
-    if spot + on_demand == 0:
-        return "to wait"
-    parts = [f"{spot} spot"] if spot else []
-    return " and ".join([*parts, f"{on_demand} on demand"] if on_demand else parts)
+        text += f"; spot stays available next slot with {stays:.0%} probability"
+    return text

@@ -1,4 +1,9 @@
-"""What may become of the market from here, and the value tables of a job planned against it."""
+"""The market model and the value tables that rubato plans with.
+
+``prospect_of`` learns a Markov chain from the observed market and gives the probabilities of the
+next slot. ``best_plan`` computes a job's value tables for that chain. Both are cached, because many
+slots of a job, and many futures of a quote, ask for the same ones.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +27,7 @@ from duetune.market.forecast.market_chain import (
 from duetune.market.forecast.regimes import believe, first_belief, regime_chain
 from duetune.policies.ahap_kernel import swap_reserve
 from duetune.policies.solve.progress_grid import even_unit
-from duetune.policies.solve.stochastic import fill_tables
-from duetune.policies.solve.stochastic_mix import fill_mix_tables, mixes
+from duetune.policies.solve.stochastic import fill_mix_tables, fill_tables, mixes
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -35,18 +39,22 @@ if TYPE_CHECKING:
 
 STEPS = 512
 FIRST_LESSON = 48
-"""Slots that must have been seen before the market is learned anew within a job."""
+"""Number of observed slots before the market is learned again within a job."""
 MIX_GPUS = 16
-"""Up to so many GPUs every pair of spot and on-demand is planned with, where swaps cost work."""
+"""Largest number of GPUs for which every (spot, on-demand) pair is planned, if swaps cost work."""
 MIX_LEVELS = 9
-"""Then fewer numbers of GPUs on spot are told apart: there are many more states as it is."""
+"""Number of spot levels with pairs: fewer than usual, because pairs make many more states."""
 _ENOUGH = 3.0
 _FEWEST_STEPS = 16
-_TABLE_CELLS = 60_000_000  # 240 MB: longer and larger jobs are planned on a coarser grid
+_TABLE_CELLS = 60_000_000  # 240 MB; longer and larger jobs get a coarser grid
 
 
 class RubatoTables(NamedTuple):
-    """``chances`` of each state of the market in the next slot, with so many GPUs ``available``."""
+    """The market as expected for the next slot.
+
+    ``chances`` has the probability of each state of the chain; ``available`` has the number of spot
+    GPUs in each state; ``key`` identifies the chain.
+    """
 
     key: ChainKey
     chances: NDArray[np.float64]
@@ -54,7 +62,7 @@ class RubatoTables(NamedTuple):
 
 
 class ChainKey(NamedTuple):
-    """A chain by value, and the slot of the job from which on it is used."""
+    """A Markov chain as a hashable value, with the slot of the job from which it is used."""
 
     by_number: bytes
     by_price: bytes
@@ -64,6 +72,7 @@ class ChainKey(NamedTuple):
 
     @classmethod
     def of(cls, chain: MarketChain, begin: int) -> ChainKey:
+        """Return the key of a chain; called when a chain is learned."""
         return cls(
             chain.by_number.tobytes(),
             chain.by_price.tobytes(),
@@ -73,6 +82,7 @@ class ChainKey(NamedTuple):
         )
 
     def chain(self) -> MarketChain:
+        """Return the chain that this key was made from; called when tables are computed."""
         return MarketChain(
             _square(self.by_number),
             _square(self.by_price),
@@ -82,10 +92,15 @@ class ChainKey(NamedTuple):
 
 
 class BestPlan(NamedTuple):
-    """Value tables: ``tables[t, i, c, r]`` for state i of the market, choice c held before, and r
-    steps of ``unit`` work left. A choice is a pair of ``held``, or, where only the number of GPUs
-    counts, that number split as is cheapest. ``reserve``: work to leave room for. ``job`` as it was
-    planned: a value beyond all costs is brought down, since it would drown them.
+    """The value tables of one job on one chain.
+
+    - ``tables[t, i, c, r]``: the value from slot t on, in state i of the market, with choice c held
+      before and r steps of ``unit`` work left.
+    - ``held``: the (spot, on-demand) pair of each choice. None if only the number of GPUs matters;
+      the choice is then that number, split in the cheapest way.
+    - ``reserve``: the amount of work that plans leave room for.
+    - ``job``: the job as planned. A value far above all costs is scaled down, because float32
+      tables would lose the costs beside it.
     """
 
     job: JobPhysics
@@ -95,7 +110,7 @@ class BestPlan(NamedTuple):
     held: NDArray[np.int64] | None
 
     def pairs(self, now: Now) -> NDArray[np.int64]:
-        """The choices as (spot, on-demand) in the present slot."""
+        """Return the choices as (spot, on-demand) pairs in the present slot."""
         if self.held is not None:
             return self.held
         spot = [
@@ -112,7 +127,10 @@ def _square(data: bytes) -> NDArray[np.float64]:
 
 
 def prospect_of(view: View) -> RubatoTables:
-    """From what was seen of the market up to now; from the present slot alone if that is all."""
+    """Return the market as expected for the next slot; called once per decision.
+
+    The chain is learned from the observed slots, or from the present slot if there are no others.
+    """
     market, seen = view.market, view.seen
     if seen is None or seen.available.size == 0:
         seen = Seen(np.array([market.spot_price]), np.array([market.available]))
@@ -136,7 +154,7 @@ def prospect_of(view: View) -> RubatoTables:
 
 @functools.lru_cache(maxsize=64)
 def _chain(spot_price: bytes, available: bytes, max_gpus: int, levels: int) -> MarketChain:
-    """Many slots in a row, and many futures of a quote, have the same past."""
+    """Return the chain learned from these slots; consecutive slots share it."""
     past = Seen(np.frombuffer(spot_price), np.frombuffer(available, dtype=np.int64))
     if max_gpus == 1:
         regimes = regime_chain()
@@ -145,10 +163,11 @@ def _chain(spot_price: bytes, available: bytes, max_gpus: int, levels: int) -> M
 
 
 def _learned_from(seen: int, slot: int) -> tuple[int, int]:
-    """How many of the slots seen the market is learned from, and from which slot of the job on.
+    """Return how many observed slots the chain is learned from, and the slot from which it is used.
 
-    It is learned anew whenever twice as much was seen as the last time, and not before a day's
-    worth was seen: in between the tables serve every slot, and all futures of a quote.
+    The chain is learned again whenever twice as many slots were observed as the last time, but not
+    before a day was observed. In between the same tables serve all slots and all futures of a
+    quote.
     """
     before = max(1, seen - (slot - 1))
     enough = max(before, FIRST_LESSON)
@@ -159,7 +178,7 @@ def _learned_from(seen: int, slot: int) -> tuple[int, int]:
 
 
 def plannable(job: Job) -> bool:
-    """Whether the tables of a job fit into memory with at least a few steps."""
+    """Return whether the job's tables fit into memory with at least a few steps."""
     choices = mixes(job.min_gpus, job.max_gpus).shape[0] if _by_pairs(job) else job.max_gpus + 1
     numbers = regime_chain().available.size if job.max_gpus == 1 else LEVELS
     cells = (job.hard_deadline + 2) * numbers * PRICES * choices
@@ -167,12 +186,13 @@ def plannable(job: Job) -> bool:
 
 
 def _by_pairs(job: Job) -> bool:
+    """Return whether tables are over pairs: swaps cost work and the pairs are few."""
     return job_physics(job).by_composition and job.max_gpus <= MIX_GPUS
 
 
 @functools.lru_cache(maxsize=4)
 def best_plan(job: Job, key: ChainKey, on_demand_price: float, steps: int) -> BestPlan:
-    """The same tables serve all slots of a job until the market is learned anew."""
+    """Return the value tables of a job on a chain, shared until the chain is learned again."""
     physics, chain = _sobered(job_physics(job), on_demand_price), key.chain()
     held = mixes(job.min_gpus, job.max_gpus) if _by_pairs(job) else None
     choices = job.max_gpus + 1 if held is None else held.shape[0]
@@ -186,8 +206,9 @@ def best_plan(job: Job, key: ChainKey, on_demand_price: float, steps: int) -> Be
 
 
 def _sobered(job: JobPhysics, on_demand_price: float) -> JobPhysics:
-    """A value of several times the most that can be spent on demand says "it must be done", and
-    more of it changes no plan.
+    """Return the job with its value capped at three times the largest possible on-demand cost.
+
+    A larger value changes no plan: in both cases the job must be finished.
     """
     highest = float(job.values.max(initial=0.0))
     enough = _ENOUGH * job.hard_deadline * job.max_gpus * on_demand_price

@@ -1,6 +1,7 @@
-"""The rules that need no forecast, as compiled functions: pace, baselines and AHANP.
+"""The rules that need no forecast, as compiled functions: schedule, baselines and AHANP.
 
-Each returns how many GPUs to hold in all and the rule that said so.
+Each rule returns the total number of GPUs to hold and the ``Rule`` that decided. The guard and the
+budget are applied afterwards, in ``policy_kernel``.
 """
 
 from __future__ import annotations
@@ -9,13 +10,7 @@ from enum import IntEnum
 from typing import TYPE_CHECKING, NamedTuple
 
 from duetune.core.compiled import compiled
-from duetune.core.physics import (
-    JobPhysics,
-    efficiency,
-    is_done,
-    reach_after,
-    resize_efficiency,
-)
+from duetune.core.physics import JobPhysics, efficiency, is_done, reach_after, resize_efficiency
 
 if TYPE_CHECKING:
     import numpy as np
@@ -25,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Rule(IntEnum):
-    """Which rule decided; the reason in words is made from it."""
+    """The rule that decided; ``reasons`` turns it into text."""
 
     STEADY = 0
     SPOT_ALL = 1
@@ -47,7 +42,7 @@ class Rule(IntEnum):
 
 
 class Now(NamedTuple):
-    """What compiled rules see of the present slot."""
+    """The present slot as compiled rules see it. Prices are dollars per GPU and slot."""
 
     slot: int
     progress: float
@@ -66,6 +61,7 @@ class Ahead(NamedTuple):
 
 
 def now_of(view: View) -> Now:
+    """Return the present slot of a view; called once per decision."""
     market, held = view.market, view.held
     return Now(
         view.slot,
@@ -80,20 +76,20 @@ def now_of(view: View) -> Now:
 
 @compiled
 def usable_spot(job: JobPhysics, now: Now, available: int) -> int:
-    """S: as much spot as the job can use; none if that is below its minimum or saves nothing."""
+    """Return S, the spot GPUs that the job can use; 0 if too few or no cheaper."""
     gpus = min(available, job.max_gpus)
     return gpus if gpus >= job.min_gpus and now.spot_price < now.on_demand_price else 0
 
 
 @compiled
 def ahead_by(job: JobPhysics, slot: float, progress: float) -> float:
-    """Work done beyond the uniform pace t L / d."""
+    """Return the work done beyond the uniform schedule t L / d; negative if behind."""
     return progress - slot * job.work / job.deadline
 
 
 @compiled
 def pace_gpus(job: JobPhysics, held: int, need: float) -> int:
-    """The fewest GPUs that do ``need`` work in this slot; the maximum when none do."""
+    """Return the fewest GPUs that do ``need`` work in this slot, or the maximum if none do."""
     for gpus in range(job.min_gpus, job.max_gpus + 1):
         if resize_efficiency(job, held, gpus) * job.throughput[gpus] >= need - job.tolerance:
             return gpus
@@ -102,7 +98,7 @@ def pace_gpus(job: JobPhysics, held: int, need: float) -> int:
 
 @compiled
 def steady_gpus(job: JobPhysics) -> int:
-    """The fewest GPUs that, held from the first slot to the deadline, finish by it."""
+    """Return the fewest GPUs that finish by the deadline if held from the first slot on."""
     for gpus in range(job.min_gpus, job.max_gpus + 1):
         work = (job.deadline - 1 + job.grow) * job.throughput[gpus]
         if work >= job.work - job.tolerance:
@@ -112,7 +108,7 @@ def steady_gpus(job: JobPhysics) -> int:
 
 @compiled
 def enough_gpus(job: JobPhysics, now: Now, gpus: int) -> int:
-    """``gpus``, or fewer where fewer finish the job in this slot just as well."""
+    """Return ``gpus``, or the fewest GPUs that finish the job in this slot as well."""
     held = now.held_spot + now.held_on_demand
     for fewer in range(job.min_gpus, gpus):
         work = resize_efficiency(job, held, fewer) * job.throughput[fewer]
@@ -123,7 +119,7 @@ def enough_gpus(job: JobPhysics, now: Now, gpus: int) -> int:
 
 @compiled
 def keeps_deadline(job: JobPhysics, now: Now, spot: int, on_demand: int) -> bool:
-    """Whether on-demand GPUs alone could still meet the deadline after holding this."""
+    """Return whether on-demand GPUs alone could still meet the deadline after this slot."""
     fraction = efficiency(job, now.held_spot, now.held_on_demand, spot, on_demand, now.available)
     done = now.progress + fraction * job.throughput[spot + on_demand]
     later = reach_after(job, job.deadline - now.slot, spot, on_demand)
@@ -132,7 +128,7 @@ def keeps_deadline(job: JobPhysics, now: Now, spot: int, on_demand: int) -> bool
 
 @compiled
 def maximal_spot(job: JobPhysics, now: Now) -> tuple[int, int]:
-    """All the spot there is and nothing else, until only the maximum can meet the deadline."""
+    """Hold all usable spot and nothing else, until only the maximum can meet the deadline."""
     gpus = usable_spot(job, now, now.available)
     if not keeps_deadline(job, now, gpus, 0):
         spot = min(now.available, job.max_gpus)
@@ -143,10 +139,10 @@ def maximal_spot(job: JobPhysics, now: Now) -> tuple[int, int]:
 
 @compiled
 def uniform_progress(job: JobPhysics, now: Now, hysteresis: bool) -> tuple[int, int]:
-    """Elastic uniform progress: spot whenever there is some, on-demand when behind the pace.
+    """Elastic uniform progress: use spot whenever there is some, on-demand when behind schedule.
 
-    Hysteresis (NSDI'24 rule 3): on-demand GPUs are kept until the job is ahead of where the
-    pace will be two changeovers from now.
+    Hysteresis (NSDI'24 rule 3) keeps on-demand GPUs until the job is ahead of where the schedule
+    will be two changeovers from now.
     """
     held = now.held_spot + now.held_on_demand
     spot = usable_spot(job, now, now.available)
@@ -167,7 +163,10 @@ def uniform_progress(job: JobPhysics, now: Now, hysteresis: bool) -> tuple[int, 
 
 @compiled
 def gang_uniform_progress(job: JobPhysics, now: Now, latched: bool) -> tuple[int, int]:
-    """Uniform progress exactly as in NSDI'24: all of a fixed gang, on one kind, or nothing."""
+    """Uniform progress exactly as in NSDI'24: a fixed number of GPUs of one kind, or nothing.
+
+    ``latched`` says that the safety net was reached before; it then holds to the end.
+    """
     gang = steady_gpus(job)
     changeover = 1 - job.grow
     time_left = job.deadline - now.slot + 1
@@ -176,7 +175,7 @@ def gang_uniform_progress(job: JobPhysics, now: Now, latched: bool) -> tuple[int
     on_spot = now.held_spot >= gang and offered
     on_on_demand = now.held_on_demand > 0
     idle = not on_spot and not on_on_demand
-    # Slots are long: waiting is only allowed if the net still holds one slot later.
+    # Slots are long, so the job may wait only if the safety net still holds one slot later.
     if latched or (idle and time_left - 1 < work_left + 2 * changeover):
         return gang, Rule.GANG_SAFETY_NET
     if on_spot:
@@ -192,7 +191,7 @@ def gang_uniform_progress(job: JobPhysics, now: Now, latched: bool) -> tuple[int
 
 @compiled
 def ahanp(job: JobPhysics, now: Now, threshold: float) -> tuple[int, int]:
-    """AHANP's cases 2 to 5; case 1, overtime, is the planner's."""
+    """AHANP's cases 2 to 5. Case 1, overtime, is in ``window_plan.overtime``."""
     held = now.held_spot + now.held_on_demand
     cheap = now.spot_price <= threshold * now.on_demand_price
     spot = usable_spot(job, now, now.available)

@@ -1,14 +1,15 @@
 """Rubato for one instance, as a plain step function for other simulators and schedulers.
 
-One instance of one kind at a time, or none; a restart costs a fixed number of seconds, which may
-be longer than a tick; ticks are billed whole; the deadline is hard. In every tick::
+The job holds one instance of one kind at a time, or none. A restart costs a fixed number of
+seconds, which may be longer than a tick. Ticks are billed in full and the deadline is hard. In
+every tick::
 
     step = SingleInstance(work_s=48 * 3600, deadline_s=52 * 3600, restart_overhead_s=180)
     choice = step(elapsed_s, work_left_s, current, pending_s, spot_available)
 
-The market is not known beforehand. What is seen of it moves a belief about how long spells with
-and without spot usually last (``forecast.regimes``), and the choice has the least mean
-cost under that belief, among the choices after which on-demand can still meet the deadline.
+The market is not known beforehand. Each observation updates a belief about how long spells with and
+without spot usually last (``forecast.regimes``). The choice has the least expected cost under that
+belief, among the choices after which on-demand can still meet the deadline.
 """
 
 from __future__ import annotations
@@ -31,12 +32,12 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 USUAL_TICK_S = 600.0
-"""The tick that the regimes' spells are counted in."""
+"""The tick in which the regimes count their spells, in seconds."""
 _STEPS_PER_TICK = 6
-_TABLE_CELLS = 80_000_000  # 320 MB: longer jobs are planned on a coarser grid
+_TABLE_CELLS = 80_000_000  # 320 MB; longer jobs get a coarser grid
 _FEWEST_STEPS = 8
 _SAME = 1e-6  # ticks
-_MISSED = 1000  # ticks without a look, beyond which more make no difference
+_MISSED = 1000  # unseen ticks; more make no difference to the belief
 
 
 class Instance(StrEnum):
@@ -48,16 +49,16 @@ class Instance(StrEnum):
 
 
 CODES = {Instance.WAIT: WAIT, Instance.SPOT: SPOT, Instance.ON_DEMAND: ON_DEMAND}
-"""What compiled physics calls each."""
+"""The number that compiled physics uses for each."""
 
 _INSTANCES = {code: instance for instance, code in CODES.items()}
 
 
 class SingleInstance:
-    """Prices are dollars per hour; all times are seconds. One object serves one job.
+    """The step function of one job. Prices are dollars per hour; all times are seconds.
 
-    ``costs`` are the mean dollars that waiting, spot and on-demand would cost from the last step
-    on; infinite where a choice was not to be had or would have lost the deadline.
+    ``costs`` are the expected dollars of waiting, spot and on-demand, seen from the last step. A
+    cost is infinite if the choice was not available or would have lost the deadline.
     """
 
     def __init__(
@@ -70,18 +71,17 @@ class SingleInstance:
         spot_price: float = 0.9731,
         on_demand_price: float = 3.06,
     ) -> None:
-        for field, number in (
-            ("work_s", work_s),
-            ("deadline_s", deadline_s),
-            ("tick_s", tick_s),
-            ("on_demand_price", on_demand_price),
-        ):
+        positive = {
+            "work_s": work_s,
+            "deadline_s": deadline_s,
+            "tick_s": tick_s,
+            "on_demand_price": on_demand_price,
+        }
+        for field, number in positive.items():
             if not (math.isfinite(number) and number > 0):
                 raise InvalidInput(field, number, "a positive number")
-        for field, number in (
-            ("restart_overhead_s", restart_overhead_s),
-            ("spot_price", spot_price),
-        ):
+        not_negative = {"restart_overhead_s": restart_overhead_s, "spot_price": spot_price}
+        for field, number in not_negative.items():
             if not (math.isfinite(number) and number >= 0):
                 raise InvalidInput(field, number, "zero or more")
         self._task = _task(
@@ -94,7 +94,7 @@ class SingleInstance:
         self.costs = dict.fromkeys(Instance, math.inf)
 
     def watch(self, spot_available: Iterable[bool]) -> None:
-        """The market before the job began, tick by tick, oldest first: the better the start."""
+        """Show the market before the job began, oldest tick first; called before the first step."""
         for there in spot_available:
             self._see(there=bool(there), ticks=0 if self._seen_at is None else 1)
             self._seen_at = -self._task.tick
@@ -107,17 +107,14 @@ class SingleInstance:
         pending_s: float,
         spot_available: bool,
     ) -> Instance:
-        """What should run in the tick that begins now.
+        """Return what should run in the tick that begins now; called once per tick.
 
-        ``current`` is what ran in the tick before, a preempted spot instance included or not:
-        without ``spot_available`` it is gone. ``pending_s`` is the rest of its restart overhead.
+        ``current`` is what ran in the previous tick. A spot instance counts as preempted if
+        ``spot_available`` is false. ``pending_s`` is the rest of its restart overhead.
         """
         task, there = self._task, bool(spot_available)
-        for field, number in (
-            ("elapsed_s", elapsed_s),
-            ("work_left_s", work_left_s),
-            ("pending_s", pending_s),
-        ):
+        times = {"elapsed_s": elapsed_s, "work_left_s": work_left_s, "pending_s": pending_s}
+        for field, number in times.items():
             if not math.isfinite(number):
                 raise InvalidInput(field, number, "a number of seconds")
         held = _code(current)
@@ -142,7 +139,10 @@ class SingleInstance:
         return _INSTANCES[choice]
 
     def _look(self, elapsed_s: float, *, there: bool) -> None:
-        """Each tick counts once; after ticks that nobody saw the belief is the vaguer."""
+        """Update the belief with what this tick shows.
+
+        A tick counts once; unseen ticks make the belief vaguer.
+        """
         if self._seen_at is None or elapsed_s < self._seen_at:
             if self._seen_at is not None:
                 self._belief = first_belief(self._slots)
@@ -155,6 +155,7 @@ class SingleInstance:
         self._seen_at = elapsed_s
 
     def _see(self, *, there: bool, ticks: int) -> None:
+        """Move the belief ``ticks`` ahead and condition it on whether there is spot."""
         transition = regime_chain(self._slots).by_number
         for _ in range(min(ticks, _MISSED)):
             self._belief = self._belief @ transition
@@ -162,12 +163,14 @@ class SingleInstance:
 
 
 def whole_ticks(seconds: float, tick: float) -> int:
+    """Return how many whole ticks fit into a time."""
     return math.floor(seconds / tick + _SAME)
 
 
 def _task(
     work: float, deadline: float, restart: float, tick: float, spot: float, on_demand: float
 ) -> SingleTask:
+    """Return the task in the units of the tables, on a grid that fits into memory."""
     ticks = whole_ticks(deadline, tick)
     if ticks < 1:
         raise InvalidInput("deadline_s", deadline, f"at least one tick of {tick:g} s")
@@ -185,18 +188,19 @@ def _task(
     rows = ticks * 2 * len(SPELLS) ** 2 * (1 + 2 * (pending_levels(bare) + 1))
     steps = _TABLE_CELLS // rows
     if steps < _FEWEST_STEPS:
-        allowed = "longer, for a deadline so far away or a restart of so many ticks"
+        allowed = "longer: the deadline or the restart has too many ticks"
         raise InvalidInput("tick_s", tick, allowed)
     return bare._replace(unit=max(bare.unit, slack / (steps - 1)))
 
 
 @functools.lru_cache(maxsize=8)
 def _costs(task: SingleTask) -> NDArray[np.float32]:
-    """The tables of a class of jobs: all with the same times and prices share them."""
+    """Return the tables of a class of jobs; jobs with the same times and prices share them."""
     return fill_costs(task, spells(USUAL_TICK_S / task.tick))
 
 
 def _code(current: Instance | str) -> int:
+    """Return the number that compiled physics uses for an instance."""
     try:
         return CODES[Instance(current)]
     except ValueError:

@@ -1,7 +1,8 @@
-"""What a choice costs for one instance, whatever the market does afterwards: compiled tables.
+"""The expected cost of each choice for one instance, as compiled tables.
 
-Time left less work left is the slack. Waiting costs a tick of it, a restart its overhead, and
-running costs none; so slack only falls, and tables over slack are as small as the problem allows.
+The slack is the time left minus the work left. Waiting costs a tick of slack, a restart costs its
+overhead, and running costs none. Slack therefore only falls, and tables over slack are as small as
+possible.
 """
 
 from __future__ import annotations
@@ -30,9 +31,10 @@ _NOISE = 1e-6
 
 
 class SingleTask(NamedTuple):
-    """Seconds, and dollars per tick. ``late`` is what being late counts, more than any plan costs.
+    """One job in seconds and dollars per tick.
 
-    ``slack`` is the most there can be, ``unit`` the step of the tables over it.
+    ``late`` is the cost of being late, more than any plan costs. ``slack`` is the largest possible
+    slack, and ``unit`` the step of the tables over it.
     """
 
     tick: float
@@ -47,13 +49,13 @@ class SingleTask(NamedTuple):
 
 @compiled
 def pending_levels(task: SingleTask) -> int:
-    """How many ticks after the one of a restart still begin with some of its overhead left."""
+    """Return how many ticks after a restart's first tick still begin with overhead left."""
     return max(0, int(np.ceil(task.restart / task.tick - _NOISE)) - 1)
 
 
 @compiled
 def held_index(task: SingleTask, kind: int, since: int) -> int:
-    """Where tables keep what is held; ``since`` ticks ago it was started, 0: nothing is pending."""
+    """Return the table row of what is held, started ``since`` ticks ago; 0: nothing pending."""
     if kind == WAIT:
         return 0
     return 1 + (kind - 1) * (pending_levels(task) + 1) + since
@@ -61,14 +63,15 @@ def held_index(task: SingleTask, kind: int, since: int) -> int:
 
 @compiled
 def finished_step(task: SingleTask, time_left: float) -> int:
-    """The first step of slack at which no work is left."""
+    """Return the first step of slack at which no work is left."""
     return int(np.ceil(time_left / task.unit - _NOISE))
 
 
 @compiled
 def _at(row: NDArray[np.float32], slack: float, finished: int, late: float) -> float:
-    """The cost at a slack between two steps; below none the job is late, and a little work left
-    costs as much as a step of it.
+    """Return the cost at a slack between two steps.
+
+    Below zero the job is late. A last bit of work costs as much as a whole step.
     """
     if slack < -_NOISE:
         return late
@@ -90,7 +93,7 @@ def _step_row(
     late: float,
     finished: int,
 ) -> None:
-    """row = min(row, cost + after at ``lost`` steps less of slack); ``finished``: as in ``_at``."""
+    """Set row = min(row, cost + after at ``lost`` steps less slack)."""
     whole = int(lost)
     part = np.float32(lost - whole)
     price = np.float32(cost)
@@ -114,8 +117,10 @@ def _step_row(
 
 @compiled
 def fill_costs(task: SingleTask, spells: Spells) -> NDArray[np.float32]:
-    """``costs[t, i, h, s]``: the mean cost from tick t on, the market in state i (regime and
-    whether there is spot), holding h, with s steps of slack.
+    """Return ``costs[t, i, h, s]``: the expected cost from tick t on.
+
+    The market is in state i (regime, and whether there is spot), h is held, and s steps of slack
+    are left.
     """
     regimes = spells.with_ends.size
     levels = pending_levels(task)
@@ -132,7 +137,7 @@ def fill_costs(task: SingleTask, spells: Spells) -> NDArray[np.float32]:
         for regime in range(regimes):
             usual[0] += share * following[2 * regime]
             usual[1] += share * following[2 * regime + 1]
-        # Beyond this slack, less work is left than nothing.
+        # From this slack on no work is left.
         time_left = (task.ticks - tick) * task.tick
         finished = finished_step(task, time_left)
         after_finished = finished_step(task, time_left - task.tick)
@@ -164,6 +169,7 @@ def _fill_state(
     levels: int,
     finished: int,
 ) -> None:
+    """Fill the costs of one state of the market in one tick, for everything that may be held."""
     target[:] = np.float32(task.late)
     for held in range(target.shape[0]):
         row = target[held]
@@ -195,8 +201,10 @@ def choose(
     pending: float,
     there: bool,
 ) -> tuple[int, float, float, float]:
-    """The choice with the least mean cost among those that can still be on time, and the mean
-    cost of waiting, spot and on-demand (infinite: not to be had, or the deadline would be lost).
+    """Return the choice with the least expected cost that can be on time, and three costs.
+
+    The costs are of waiting, spot and on-demand. A cost is infinite if the choice is not available
+    or would lose the deadline.
     """
     levels = pending_levels(task)
     costs = np.full(3, np.inf)
@@ -205,7 +213,7 @@ def choose(
             continue
         did = tick_step(task.tick, task.restart, held, pending, choice)
         after_work, after_time = work_left - did.work, time_left - task.tick
-        # Never lose a tick: whatever is on spot may be gone at the next boundary.
+        # Spot may be lost at the next tick, so a restart on on-demand must still fit.
         needed = after_work + (did.pending if choice == ON_DEMAND else task.restart)
         price = tick_charge(choice, task.spot, task.on_demand)
         if after_work <= _NOISE and choice != WAIT:
@@ -229,6 +237,6 @@ def choose(
         if costs[choice] < costs[best] - _NOISE:
             best = choice
     if np.isinf(costs[best]):
-        # The deadline can no longer be kept for sure: go on with what needs no restart.
+        # No choice is sure to meet the deadline: continue with what needs no restart.
         best = SPOT if held == SPOT and there else ON_DEMAND
     return best, costs[WAIT], costs[SPOT], costs[ON_DEMAND]

@@ -1,10 +1,9 @@
-"""Planning over a window, compiled: the window's value tables and plans from them.
+"""Planning over a window of slots, compiled: value tables and plans.
 
-The window of slot t covers t..t+h. Its tables are filled from the forecast for t+1..t+h and end
-in the value of going on in a market that does not move (``to_go``): on-demand alone, or with a
-share of what is typically available on spot.
-Slot t itself is real and evaluated per state, so one set of tables serves every policy with the
-same h, wherever its progress is.
+The window of slot t covers t to t+h. Its tables are filled from the forecast for t+1 to t+h. They
+end in the value of continuing in a market that does not change (``to_go``): on-demand alone, or
+with a share of the typically available spot. Slot t itself is evaluated with the real state, so one
+set of tables serves every policy with the same h.
 """
 
 from __future__ import annotations
@@ -31,14 +30,14 @@ if TYPE_CHECKING:
     from duetune.policies.rules import Ahead, Now
 
 PLANNING_STEPS = 512
-_TABLE_CELLS = 20_000_000  # 160 MB: longer and larger jobs are planned on a coarser grid
+_TABLE_CELLS = 20_000_000  # 160 MB; longer and larger jobs get a coarser grid
 UNPLANNED = -1.0
 _TIE = 1e-9
 _STEP_NOISE = 1e-9
 
 
 def planning_grid(job: Job) -> ProgressGrid:
-    """The grid that policies plan a job on."""
+    """Return the progress grid that policies plan a job on."""
     cells = (job.hard_deadline + 2) * (job.max_gpus + 1)
     return progress_grid(job, max(1, min(PLANNING_STEPS, _TABLE_CELLS // cells)))
 
@@ -53,7 +52,7 @@ def fill_to_go(
     to_go: NDArray[np.float64],
     running: NDArray[np.float64],
 ) -> None:
-    """Phi: ``to_go[t, m, r]``, the best value from slot t on in a market that does not move.
+    """Fill Phi: ``to_go[t, m, r]``, the best value from slot t on in a market that does not change.
 
     With nothing available it is the value of on-demand alone, a lower bound on the optimum.
     """
@@ -65,7 +64,7 @@ def fill_to_go(
 
 @compiled
 def horizon_of(job: JobPhysics, window: int, slot: int, forecasts: int) -> int:
-    """h = min(window, d - t), and no further than the forecast goes."""
+    """Return h = min(window, d - t), and no more than the forecast has."""
     return max(0, min(window, job.deadline - slot, forecasts))
 
 
@@ -84,18 +83,15 @@ def fill_window(
     costs: NDArray[np.float64],
     running: NDArray[np.float64],
 ) -> None:
-    """``window[j, m, r]``, j = 1..h: the value at the start of slot t + j.
+    """Fill ``window[j, m, r]``, j = 1..h: the value at the start of slot t + j.
 
-    Filled for every r that states with ``fewest`` to ``most`` steps left in slot t can reach.
+    It is filled for every r that is reachable from ``fewest`` to ``most`` steps left in slot t.
     """
     stride = max(grid.strides[STAY, job.max_gpus], grid.strides[GROW, job.max_gpus])
     for ahead in range(horizon, 0, -1):
         for gpus in range(1, job.max_gpus + 1):
             costs[gpus] = cheapest_charge(
-                gpus,
-                forecast.available[ahead - 1],
-                forecast.spot_price[ahead - 1],
-                on_demand_price,
+                gpus, forecast.available[ahead - 1], forecast.spot_price[ahead - 1], on_demand_price
             )
         following = to_go[slot + horizon + 1] if ahead == horizon else window[ahead + 1]
         first = max(1, fewest - ahead * stride)
@@ -115,7 +111,7 @@ def best_gpus(
     on_demand_price: float,
     finish: float,
 ) -> int:
-    """The best number of GPUs in one slot; the smaller of two that are as good."""
+    """Return the best number of GPUs in one slot of a plan; the smaller of two equal ones."""
     choice, best = 0, float(following[0, left])
     for gpus in range(job.min_gpus, job.max_gpus + 1):
         cost = cheapest_charge(gpus, available, spot_price, on_demand_price)
@@ -135,7 +131,7 @@ def best_gpus_now(
     available: int,
     on_demand_price: float,
 ) -> int:
-    """As ``best_gpus`` for the present slot, with true progress and what a change really costs."""
+    """Return the best number of GPUs in the present slot, with true progress and change."""
     choice, best = 0, float(following[0, left])
     for gpus in range(job.min_gpus, job.max_gpus + 1):
         spot = cheapest_spot(gpus, available, now.spot_price, on_demand_price)
@@ -176,11 +172,11 @@ def fill_plan(
     held: int,
     plan: NDArray[np.float64],
 ) -> None:
-    """The first ``plan.size`` actions of the window plan; 0 once the work is done, ``UNPLANNED``
-    beyond the window.
+    """Write the first ``plan.size`` actions of the window plan.
 
-    On-demand is always to be had, spot is not: what is bought on demand now forgoes the chance
-    that spot does it later. ``patience`` is the price of that chance, as a share of on-demand's.
+    An action is 0 once the work is done and ``UNPLANNED`` beyond the window. ``patience`` raises
+    the on-demand price of the present slot by this share: on-demand can always be bought later,
+    while spot may do the work meanwhile.
     """
     spot_price = now.spot_price
     on_demand_price = (1 + patience) * now.on_demand_price
@@ -219,7 +215,7 @@ def fill_plan(
 def overtime(
     job: JobPhysics, grid: ProgressGrid, to_go: NDArray[np.float64], now: Now, available: int
 ) -> int:
-    """From the deadline on: this slot's spot, on-demand later, or giving up if that is best."""
+    """Return the GPUs to hold from the deadline on; none if giving up is best."""
     left = steps_left(job, grid, now.progress)
     following = to_go[now.slot + 1]
     return best_gpus_now(job, grid, following, now, left, available, now.on_demand_price)

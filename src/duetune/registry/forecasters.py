@@ -31,8 +31,7 @@ FORECASTERS = (
 
 def forecast_named(text: str, *, seed: int) -> ForecastSource:
     """Return the source of forecasts of that name; ``seed`` is for forecasts with random errors."""
-    from duetune.market.forecast.forecast_source import ALLOWED, ForecastSource
-    from duetune.market.forecast.stepped import SteppedForecast
+    from duetune.market.forecast.forecast_source import ALLOWED, ForecastSource, SteppedForecast
 
     name = text.strip()
     head = name.partition(":")[0]

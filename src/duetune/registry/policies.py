@@ -81,7 +81,7 @@ def policy_named(name: str, *, also: str = "") -> Policy:
 
             return deadline_guard(policy_named(":".join(parts), also=also))
         case "spot_only" if not parts:
-            from duetune.policies.spot_only import SpotOnly
+            from duetune.policies.baselines import SpotOnly
 
             return SpotOnly()
         case "rubato":

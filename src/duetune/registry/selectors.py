@@ -8,7 +8,7 @@ from duetune.errors import InvalidInput
 from duetune.registry.plugins import Listed
 
 if TYPE_CHECKING:
-    from duetune.policies.select.exponential_weights import Learner
+    from duetune.policies.select.hedge import Learner
 
 SELECTORS = (
     Listed("hedge", "exponential weights, rate from the number of jobs and ex-ante ranges"),

@@ -23,7 +23,7 @@ from duetune.core.progress import Phase, Progress
 from duetune.engine.engine import Engine, lookahead
 from duetune.errors import Bug
 from duetune.market.forecast.forecast_source import ForecastKind, ForecastSource
-from duetune.market.forecast.outlook import outlook_at, past_before
+from duetune.market.forecast.simple import outlook_at, past_before
 
 if TYPE_CHECKING:
     from duetune.core.decision import Forecast

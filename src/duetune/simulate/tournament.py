@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from duetune.core.physics import job_physics
 from duetune.engine.engine import lookahead
 from duetune.errors import InvalidInput
-from duetune.market.forecast.outlook import outlook_at
+from duetune.market.forecast.simple import outlook_at
 from duetune.policies.compiled_policy import CompiledPolicy
 from duetune.policies.pool_kernel import Workspace, make_roster, make_workspace, play_pool
 from duetune.policies.solve.dynamic import offline_optimum

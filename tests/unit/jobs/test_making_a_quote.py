@@ -19,12 +19,11 @@ from duetune.jobs.quote import make_quote
 from duetune.jobs.quote_document import LineRole, QuoteDocument
 from duetune.jobs.quote_lines import settled
 from duetune.jobs.terms import Terms
-from duetune.market.forecast.outlook import outlook_at
+from duetune.market.forecast.simple import outlook_at
 from duetune.market.synthetic import MarketKind, synthetic_market
 from duetune.policies.ahanp import Ahanp
 from duetune.policies.ahap import Ahap
-from duetune.policies.baselines import MaximalSpot, OnDemandOnly, UniformProgress
-from duetune.policies.spot_only import SpotOnly
+from duetune.policies.baselines import MaximalSpot, OnDemandOnly, SpotOnly, UniformProgress
 from duetune.simulate.episode import simulate
 from duetune.testing.policy_contract import PolicyContract
 from duetune.testing.small_markets import constant_market

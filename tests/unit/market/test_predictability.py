@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from duetune.core.market import MarketTrace
-from duetune.market.predictability import series_predictability
 from duetune.market.predictability_pattern import (
     autocorrelations,
     daily_pattern,
@@ -26,7 +25,7 @@ from duetune.market.predictability_spells import (
     spells_of,
     survival,
 )
-from duetune.market.statistics import market_statistics
+from duetune.market.statistics import market_statistics, series_predictability
 from duetune.market.synthetic import synthetic_market
 
 DAY = 48

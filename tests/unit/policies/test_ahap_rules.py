@@ -101,7 +101,7 @@ def test_ahead_and_cheap_it_banks_all_spot():
     slot = {"spot_price": 0.2, "available": 7, "ahead": LATER_CHEAPER}
     decision = planner(threshold=0.2).decide(view_of(job(), **slot))
     assert (decision.allocation.spot, decision.allocation.on_demand) == (7, 0)
-    assert "bank" in decision.reason
+    assert "working ahead" in decision.reason
 
 
 def test_above_the_threshold_it_does_not_bank():
@@ -259,8 +259,8 @@ def test_it_goes_on_late_where_that_still_earns():
     [
         ("window", -1, "to 512 slots"),
         ("window", 513, "to 512 slots"),
-        ("commitment", 0, "1 to the window, which is 4"),
-        ("commitment", 5, "1 to the window, which is 4"),
+        ("commitment", 0, "1 to 4, the window"),
+        ("commitment", 5, "1 to 4, the window"),
         ("threshold", -0.1, "0 to 1"),
         ("threshold", float("nan"), "0 to 1"),
         ("outlook", -0.1, "0 to 1"),

@@ -68,7 +68,7 @@ def test_in_a_market_that_never_moves_it_earns_the_optimum(key, available, spot_
 
 
 def worth(decision) -> float:
-    return float(re.search(r"worth \$(-?[0-9.]+)", decision.reason)[1])
+    return float(re.search(r"expected value \$(-?[0-9.]+)", decision.reason)[1])
 
 
 def test_it_waits_for_spot_that_comes_back():
@@ -145,22 +145,21 @@ def test_even_the_coarsest_grid_is_on_time(steps):
         assert simulate(wish, random_market(seed, 24), Rubato(steps=steps)).on_time
 
 
-# --- Words
+# --- The reason
 
 
-def test_the_reason_names_the_offer_the_choice_its_worth_and_the_chance_that_spot_stays():
+def test_the_reason_names_the_choice_its_value_the_next_best_and_whether_spot_stays():
     decision = Rubato().decide(seen_view(job(), [3] * 100))
-    assert decision.reason.startswith("3 spot at 40%: ")
-    assert f"{decision.allocation.spot} spot" in decision.reason.removeprefix("3 spot")
-    assert "worth $" in decision.reason
-    assert "more than" in decision.reason
-    assert "% that the spot is there in the next slot" in decision.reason
+    assert decision.reason.startswith(f"{decision.allocation.spot} spot: expected value $")
+    assert "better than" in decision.reason
+    assert decision.reason.endswith("% probability")
+    assert "; spot stays available next slot with " in decision.reason
 
 
-def test_waiting_is_called_waiting():
+def test_waiting_is_called_holding_no_gpu():
     decision = Rubato().decide(seen_view(job(value=0.0), [0] * 50))
     assert decision.allocation == Allocation()
-    assert "to wait worth $0.00" in decision.reason
+    assert decision.reason.startswith("no GPU: expected value $0.00")
 
 
 def test_the_guard_says_what_it_holds_and_why():
@@ -168,8 +167,8 @@ def test_the_guard_says_what_it_holds_and_why():
     wish = job(work=40.0, deadline=10, mu=(1.0, 1.0, 1.0), value_shape=ValueShape.STEP)
     decision = Rubato().decide(seen_view(wish, ([4] * 3 + [0] * 3) * 30))
     assert decision.allocation == Allocation(on_demand=4)
-    assert "to wait worth" in decision.reason
-    assert "the guard holds 0 spot and 4 on demand" in decision.reason
+    assert decision.reason.startswith("no GPU: expected value")
+    assert "the deadline guard holds 4 on-demand instead of no GPU: " in decision.reason
     assert "meet the deadline in slot 10" in decision.reason
 
 
@@ -240,7 +239,7 @@ def test_a_deadline_that_is_lost_anyway_changes_nothing_about_the_split():
     wish = msgspec.structs.replace(wish, hard_deadline_factor=2.0)
     view = seen_view(wish, [0, 0, 0, 4] * 75, 0.9, slot=5, progress=14.0, held=(0, 4))
     decision = Rubato().decide(view)
-    assert "4 on demand worth" in decision.reason
+    assert "4 on-demand: expected value" in decision.reason
     assert decision.allocation == Allocation(on_demand=4)
 
 

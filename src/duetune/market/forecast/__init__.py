@@ -1,4 +1,8 @@
-"""The market to come as believed now: simple forecasters, those that learn, and oracles."""
+"""Forecasts of price and availability: simple forecasters, learning forecasters, and oracles.
+
+``ForecastSource`` names them all. ``market_chain`` and ``regimes`` are the Markov models that
+rubato plans against.
+"""
 
 from duetune.market.forecast.distribution import Distribution, DistributionForecaster
 from duetune.market.forecast.forecast_source import ForecastKind, ForecastSource, forecast_table

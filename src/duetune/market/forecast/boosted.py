@@ -1,8 +1,9 @@
-"""Gradient-boosted trees (LightGBM), one set for each quantile, over lags, calendar and sisters.
+"""Gradient-boosted trees (LightGBM), one set per quantile, over lags, calendar and sister pools.
 
 One row of the training table is a past slot seen from one distance: what was known then, and how
-far the series went by then. So one set of trees serves all distances, and other series can lend
-their past. Trees are grown once in many slots, in seconds; asking them takes milliseconds.
+far the series moved from then on. One set of trees therefore serves all distances, and other series
+can add their past. Trees are trained once in many slots, in seconds; a prediction takes
+milliseconds.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ WINDOW_SLOTS = 1500
 REFIT_SLOTS = 672
 FIRST_FIT_SLOTS = 192
 STRIDE = 3
-"""Every third slot of the past is a row: neighbours tell nearly the same."""
+"""Every third slot of the past is a row, because neighbours are nearly the same."""
 TREES = 40
 _LAGS = (1, 2, 3, 6, 12)
 _MEANS = (6, 24, 48)
@@ -33,15 +34,16 @@ _HOURS_PER_WEEK = 168
 
 
 def require_lightgbm() -> None:
+    """Raise MissingExtra if lightgbm is not installed; called when a model is made."""
     if importlib.util.find_spec("lightgbm") is None:
         raise MissingExtra("forecasting with boosted trees", "forecast")
 
 
 class BoostedQuantiles:
-    """Quantiles of ``LEVELS`` for one series; the last value while nothing was learnt.
+    """Quantiles at ``LEVELS`` for one series; the last value before the first training.
 
-    ``others`` are whole past series, oldest value first, to learn from besides the own past. They
-    must be of the same kind and slot length, and end before the first observed slot.
+    ``others`` are whole past series, oldest value first, to learn from as well. They must be of the
+    same kind and slot length, and end before the first observed slot.
     """
 
     def __init__(
@@ -58,6 +60,7 @@ class BoostedQuantiles:
             self._grow()
 
     def observe(self, value: float, sisters: Sequence[float] = ()) -> None:
+        """Take the value of a slot, and train again if it is time; called once per slot."""
         beside = float(np.mean(sisters)) if len(sisters) else value
         self._ring[self._seen % WINDOW_SLOTS] = value, beside
         self._seen += 1
@@ -67,7 +70,7 @@ class BoostedQuantiles:
             self._grow()
 
     def quantiles(self, horizon: int) -> NDArray[np.float64]:
-        """At ``LEVELS``, one row per slot ahead."""
+        """Return quantiles at ``LEVELS``, one row per slot ahead."""
         last = self._ring[(self._seen - 1) % WINDOW_SLOTS, 0]
         if not self._trees:
             return np.full((horizon, len(LEVELS)), last)
@@ -80,11 +83,13 @@ class BoostedQuantiles:
         return self._answer[anchor_of(horizon)]
 
     def _past(self) -> NDArray[np.float64]:
+        """Return the observed values in the window, oldest first."""
         if self._seen <= WINDOW_SLOTS:
             return self._ring[: self._seen]
         return np.roll(self._ring, -(self._seen % WINDOW_SLOTS), axis=0)
 
     def _grow(self) -> None:
+        """Train one set of trees for each level."""
         import lightgbm  # noqa: PLC0415 - takes a second
 
         tables = list(self._lent)
@@ -118,15 +123,17 @@ class BoostedQuantiles:
 
 
 class BoostedPrices:
-    """Prices, by ``BoostedQuantiles``."""
+    """A model of prices from ``BoostedQuantiles``."""
 
     def __init__(self, model: BoostedQuantiles) -> None:
         self._model = model
 
     def observe(self, value: float, sisters: Sequence[float] = ()) -> None:
+        """Learn from the price of a slot; called once per slot."""
         self._model.observe(value, sisters)
 
     def predict(self, horizon: int) -> NDArray[np.float64]:
+        """Return price quantiles for each of the next ``horizon`` slots."""
         known = self._model.quantiles(horizon)
         found = np.empty((horizon, GRID.size))
         for row, quantiles in enumerate(known):
@@ -135,21 +142,23 @@ class BoostedPrices:
 
 
 class BoostedCounts:
-    """Counts, by ``BoostedQuantiles``: between two quantiles probability is spread evenly."""
+    """A model of counts from ``BoostedQuantiles``; probability is even between two quantiles."""
 
     def __init__(self, model: BoostedQuantiles) -> None:
         self._model = model
         self._top = 1
 
     def observe(self, value: float, sisters: Sequence[float] = ()) -> None:
+        """Learn from the count of a slot; called once per slot."""
         self._top = max(self._top, round(value))
         self._model.observe(value, sisters)
 
     def predict(self, horizon: int) -> NDArray[np.float64]:
+        """Return cumulative probabilities of the counts in each of the next ``horizon`` slots."""
         edges = np.arange(self._top + 1) + 0.5
         found = np.empty((horizon, self._top + 1))
         for row, quantiles in enumerate(self._model.quantiles(horizon)):
-            # Equal quantiles would make the slope infinite.
+            # Spread slightly, because equal quantiles would make the slope infinite.
             places = quantiles + 1e-6 * np.arange(len(LEVELS))
             ends = (min(places[0], 0.0) - 0.5, max(places[-1], self._top) + 0.5)
             known = np.concatenate((ends[:1], places, ends[1:]))
@@ -161,7 +170,7 @@ class BoostedCounts:
 def _table(
     past: NDArray[np.float64], first: int, day: int
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """What was known in past slots, seen from every distance, and how far the series went."""
+    """Return the training rows of a past, from every distance, and how far the series moved."""
     tables, steps = [], []
     for ahead in ANCHORS[len(past) // 2 > ANCHORS]:
         place = np.arange(len(past) - 1 - ahead, min(len(past) // 8, 48), -STRIDE)[::-1]
@@ -173,7 +182,7 @@ def _table(
 def _features(
     past: NDArray[np.float64], place: NDArray[np.int64], first: int, day: int
 ) -> NDArray[np.float64]:
-    """Of each ``place``: the value, its moves, means, age and sisters, and the hour of the week."""
+    """Return the features of each ``place``: value, changes, means, age, sisters, slot."""
     value, beside = past[:, 0], past[:, 1]
     total = np.concatenate(([0.0], np.cumsum(value)))
     changed = np.flatnonzero(np.concatenate(([True], np.diff(value) != 0)))
@@ -191,7 +200,7 @@ def _features(
 def _seen_from(
     rows: NDArray[np.float64], ahead: NDArray[np.int64], day: int
 ) -> NDArray[np.float64]:
-    """The rows from each distance: with the hour of the day and of the week then."""
+    """Return the rows from each distance ahead, with the hour of the day and of the week then."""
     table = np.repeat(rows, ahead.size, axis=0)
     distance = np.tile(ahead, len(rows))
     then = table[:, -1] + distance

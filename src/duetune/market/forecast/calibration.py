@@ -1,9 +1,9 @@
-"""Adaptive conformal calibration: intervals that cover what they say, on drifting series too.
+"""Adaptive conformal calibration: intervals that cover as often as they claim.
 
-A model says at which level of its own distribution a value falls. Where its 5% quantile is missed
+A model gives the level of its own distribution at which a value falls. If its 5% quantile is missed
 more often than in one slot of twenty, the level that stands for 5% moves down by a small step after
-each miss, and up by a smaller one after each hit (Gibbs and Candes, 2021): whatever the series
-does, hits and misses come into balance. Every level has its own step, at each anchor.
+each miss, and up by a smaller one after each hit (Gibbs and Candes, 2021). Hits and misses then
+balance on any series. Every level has its own step, at each anchor.
 """
 
 from __future__ import annotations
@@ -33,27 +33,29 @@ if TYPE_CHECKING:
 
 RATE = 0.01
 EVEN = 0.01
-"""What no model may rule out: this share of the distribution is even over all counts."""
+"""The share of every distribution that is even over all counts, so that none is ruled out."""
 DOUBT, DOUBT_HOURS, DOUBT_FULL_HOURS = 0.15, 150.0, 12.0
-"""The doubt of a calibrated distribution at the start, the hours of watching after which half of it
-is left, and the distance ahead from which on all of it counts.
+"""The initial doubt, the observed hours after which half of it is left, and the hours ahead from
+which all of it applies.
 """
 _LEVELS = np.array(LEVELS)
 _LOWER = _LEVELS < 0.5
 _UPPER = _LEVELS > 0.5
 _EDGES = np.array([0.0, *LEVELS, 1.0])
 _FAR = 0.01
-"""How far beyond 0 and 1 a level may go; there a distribution's tails are stretched."""
+"""How far a level may go beyond 0 and 1, where the tails of a distribution are extended."""
 
 
 class CalibratedCounts:
-    """Counts have atoms: an interval of whole numbers can hardly ever cover exactly 90%.
+    """A calibrated model of counts.
 
-    The share of an atom that lies below a level counts as a miss, so that coverage is exact when an
-    interval's edge counts with the probability that makes it so (randomised coverage).
+    Counts have atoms: an interval of whole numbers can hardly ever cover exactly 90%. The share of
+    an atom that lies below a level counts as a miss, so coverage is exact if the edge of an
+    interval counts with the probability that makes it so (randomised coverage).
 
-    What was learnt in a few days rules out what these days did not have. So a ``doubt`` that fades
-    is mixed in last, growing with the distance: half even over all counts, half at either end.
+    A few days of data cannot show everything that may happen. A ``doubt`` that fades with time and
+    grows with the distance ahead is therefore mixed in last: half even over all counts, half at
+    both ends.
     """
 
     def __init__(
@@ -67,25 +69,27 @@ class CalibratedCounts:
         self._model, self._rate = model, rate
         self._doubt, self._hours = doubt, slot_hours
         self.levels = np.tile(_LEVELS, (ANCHORS.size, 1))
-        self._said = Pending((2,))
+        self._pending = Pending((2,))
         self._seen = 0
 
     def observe(self, value: float, sisters: Sequence[float] = ()) -> None:
+        """Adjust the levels and show the count to the model; called once per slot."""
         count = round(value)
-        said, heard = self._said.due()
-        if heard.size:
-            said = widened(said, count)
-            above = said[:, count, np.newaxis]
-            below = said[:, count - 1, np.newaxis] if count else np.zeros_like(above)
+        predicted, due = self._pending.due()
+        if due.size:
+            predicted = widened(predicted, count)
+            above = predicted[:, count, np.newaxis]
+            below = predicted[:, count - 1, np.newaxis] if count else np.zeros_like(above)
             mass = np.maximum(above - below, 1e-9)
             missed = np.clip((_LEVELS - below) / mass, 0.0, 1.0)
-            moved = self.levels[heard] + self._rate * (_LEVELS - missed)
-            self.levels[heard] = np.sort(np.clip(moved, 0.0, 1.0), axis=1)
+            moved = self.levels[due] + self._rate * (_LEVELS - missed)
+            self.levels[due] = np.sort(np.clip(moved, 0.0, 1.0), axis=1)
         self._model.observe(value, sisters)
         self._seen += 1
-        self._said.keep(self._calibrated(REACH)[ANCHORS - 1])
+        self._pending.keep(self._calibrated(REACH)[ANCHORS - 1])
 
     def predict(self, horizon: int) -> NDArray[np.float64]:
+        """Return cumulative probabilities of the counts in each of the next ``horizon`` slots."""
         calibrated = self._calibrated(horizon)
         ahead = np.arange(1, horizon + 1) * self._hours
         left = DOUBT_HOURS / (DOUBT_HOURS + self._seen * self._hours)
@@ -93,6 +97,7 @@ class CalibratedCounts:
         return _mixed(calibrated, share[:, np.newaxis], ends=0.5)
 
     def _calibrated(self, horizon: int) -> NDArray[np.float64]:
+        """Return the model's distribution with its levels corrected, without the doubt."""
         raw = _mixed(self._model.predict(horizon), EVEN, ends=0.0)
         places = anchor_of(horizon)
         result = np.empty_like(raw)
@@ -107,7 +112,7 @@ class CalibratedCounts:
 def _mixed(
     cumulative: NDArray[np.float64], share: float | NDArray[np.float64], *, ends: float
 ) -> NDArray[np.float64]:
-    """With a ``share`` of something that knows nothing, of which ``ends`` is at both ends."""
+    """Return a mixture with a ``share`` of ignorance, of which ``ends`` is at both ends."""
     size = cumulative.shape[1]
     ignorant = (1 - ends) * np.arange(1, size + 1) / size + ends / 2
     ignorant[-1] = 1.0
@@ -116,27 +121,29 @@ def _mixed(
 
 
 class CalibratedPrices:
-    """As for counts, by plain coverage: a price at the edge of an interval is inside."""
+    """A calibrated model of prices; a price at the edge of an interval is covered."""
 
     def __init__(self, model: SeriesModel, *, rate: float = RATE) -> None:
         self._model, self._rate = model, rate
         self.levels = np.tile(_LEVELS, (ANCHORS.size, 1))
-        self._said = Pending((GRID.size,))
+        self._pending = Pending((GRID.size,))
 
     def observe(self, value: float, sisters: Sequence[float] = ()) -> None:
-        said, heard = self._said.due()
-        if heard.size:
-            quantiles = said[:, PLACES]
+        """Adjust the levels and show the price to the model; called once per slot."""
+        predicted, due = self._pending.due()
+        if due.size:
+            quantiles = predicted[:, PLACES]
             below = np.where(_UPPER, value <= quantiles, value < quantiles)
             step = np.where(_LOWER | _UPPER, _LEVELS - below, 0.0)
-            moved = self.levels[heard] + self._rate * step
+            moved = self.levels[due] + self._rate * step
             low = np.where(_UPPER, 0.5, -_FAR)
             high = np.where(_LOWER, 0.5, 1 + _FAR)
-            self.levels[heard] = np.sort(np.clip(moved, low, high), axis=1)
+            self.levels[due] = np.sort(np.clip(moved, low, high), axis=1)
         self._model.observe(value, sisters)
-        self._said.keep(self.predict(REACH)[ANCHORS - 1])
+        self._pending.keep(self.predict(REACH)[ANCHORS - 1])
 
     def predict(self, horizon: int) -> NDArray[np.float64]:
+        """Return price quantiles for each of the next ``horizon`` slots."""
         raw = self._model.predict(horizon)
         levels = np.empty((ANCHORS.size, GRID.size))
         for place, knots in enumerate(self.levels):

@@ -1,6 +1,6 @@
-"""Several models of one series as one: weighted by how well each has done lately.
+"""Several models of one series as one, weighted by how well each has done lately.
 
-The first member is the control, persistence. Where nothing is better, all the weight is its.
+The first member is the control, persistence. If no other is better, it has all the weight.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ if TYPE_CHECKING:
 COUNT_MEMORY = 1000.0
 PRICE_MEMORY = 2000.0
 PRIOR = 30.0
-"""How many slots of evidence it takes to move the weight half-way away from persistence."""
+"""Slots of evidence that move the weight half-way away from persistence."""
 
 
 class CombinedCounts:
-    """A mixture. Its weights minimise the recent squared distance between mixture and truth.
+    """A mixture whose weights minimise the recent squared distance between mixture and truth.
 
-    Summed over all counts that distance is twice the pinball loss averaged over all levels, and it
-    is quadratic in the weights: the best ones for the faded past are found exactly, at each anchor,
-    from a matrix with one row per member.
+    Summed over all counts, that distance is twice the pinball loss averaged over all levels. It is
+    quadratic in the weights, so the best weights for the faded past are found exactly, at each
+    anchor, from a matrix with one row per member.
     """
 
     def __init__(
@@ -45,75 +45,78 @@ class CombinedCounts:
         self._keep = 1 - 1 / memory
         self._prior = prior
         size = len(self._members)
-        self._said = Pending((size, 1))
+        self._pending = Pending((size, 1))
         self._loss = np.zeros((ANCHORS.size, size, size))
         self._slots = np.full(ANCHORS.size, 1e-9)
-        self._wish = np.zeros(size)
-        self._wish[0] = 1.0
-        self.weights = np.tile(self._wish, (ANCHORS.size, 1))
+        self._preferred = np.zeros(size)
+        self._preferred[0] = 1.0
+        self.weights = np.tile(self._preferred, (ANCHORS.size, 1))
 
     def observe(self, value: float, sisters: Sequence[float] = ()) -> None:
+        """Update the weights and show the count to all members; called once per slot."""
         count = round(value)
-        said, heard = self._said.due()
-        if heard.size:
-            said = widened(said, count)
-            miss = said - (np.arange(said.shape[-1]) >= count)
-            self._loss[heard] *= self._keep
-            self._loss[heard] += miss @ miss.transpose(0, 2, 1)
-            self._slots[heard] = self._keep * self._slots[heard] + 1
+        predicted, due = self._pending.due()
+        if due.size:
+            predicted = widened(predicted, count)
+            miss = predicted - (np.arange(predicted.shape[-1]) >= count)
+            self._loss[due] *= self._keep
+            self._loss[due] += miss @ miss.transpose(0, 2, 1)
+            self._slots[due] = self._keep * self._slots[due] + 1
             usual = np.trace(self._loss, axis1=1, axis2=2) / len(self._members) / self._slots
-            settle(self._loss, self.weights, self._wish, self._prior * usual + 1e-9)
+            settle(self._loss, self.weights, self._preferred, self._prior * usual + 1e-9)
         for member in self._members:
             member.observe(value, sisters)
-        self._said.keep(self._every(REACH)[ANCHORS - 1])
+        self._pending.keep(_every(self._members, REACH)[ANCHORS - 1])
 
     def predict(self, horizon: int) -> NDArray[np.float64]:
-        weights = self.weights[anchor_of(horizon)]
-        mixture: NDArray[np.float64] = np.einsum("hm,hmk->hk", weights, self._every(horizon))
+        """Return cumulative probabilities of the counts in each of the next ``horizon`` slots."""
+        weights, members = self.weights[anchor_of(horizon)], _every(self._members, horizon)
+        mixture: NDArray[np.float64] = np.einsum("hm,hmk->hk", weights, members)
         return mixture
-
-    def _every(self, horizon: int) -> NDArray[np.float64]:
-        return np.stack([member.predict(horizon) for member in self._members], axis=1)
 
 
 class CombinedPrices:
     """An average of quantiles, weighted by ML-Poly (Gaillard, Stoltz and van Erven, 2014).
 
-    A member's weight is its positive regret: by how much lower the pinball loss of the last while
-    would have been with more of it. No learning rate; with no positive regret, the control.
+    A member's weight is its positive regret: by how much lower the recent pinball loss would have
+    been with more of it. There is no learning rate. If no regret is positive, the control has all
+    the weight.
     """
 
     def __init__(self, members: Sequence[SeriesModel], *, memory: float = PRICE_MEMORY) -> None:
         self._members = tuple(members)
         self._keep = 1 - 1 / memory
         size = len(self._members)
-        self._said = Pending((size, GRID.size))
+        self._pending = Pending((size, GRID.size))
         self._regret = np.zeros((ANCHORS.size, size))
         self._squares = np.zeros((ANCHORS.size, size))
         self.weights = np.zeros((ANCHORS.size, size))
         self.weights[:, 0] = 1.0
 
     def observe(self, value: float, sisters: Sequence[float] = ()) -> None:
-        said, heard = self._said.due()
-        if heard.size:
-            weights = self.weights[heard]
-            ours = np.einsum("am,amg->ag", weights, said)
+        """Update the weights and show the price to all members; called once per slot."""
+        predicted, due = self._pending.due()
+        if due.size:
+            weights = self.weights[due]
+            ours = np.einsum("am,amg->ag", weights, predicted)
             slope = (value < ours) - GRID
-            linear = np.einsum("ag,amg->am", slope, said) / GRID.size
+            linear = np.einsum("ag,amg->am", slope, predicted) / GRID.size
             regret = (weights * linear).sum(axis=1, keepdims=True) - linear
-            self._regret[heard] = self._keep * self._regret[heard] + regret
-            self._squares[heard] = self._keep * self._squares[heard] + regret**2
+            self._regret[due] = self._keep * self._regret[due] + regret
+            self._squares[due] = self._keep * self._squares[due] + regret**2
             self._settle()
         for member in self._members:
             member.observe(value, sisters)
-        self._said.keep(self._every(REACH)[ANCHORS - 1])
+        self._pending.keep(_every(self._members, REACH)[ANCHORS - 1])
 
     def predict(self, horizon: int) -> NDArray[np.float64]:
-        weights = self.weights[anchor_of(horizon)]
-        average: NDArray[np.float64] = np.einsum("hm,hmg->hg", weights, self._every(horizon))
+        """Return price quantiles for each of the next ``horizon`` slots."""
+        weights, members = self.weights[anchor_of(horizon)], _every(self._members, horizon)
+        average: NDArray[np.float64] = np.einsum("hm,hmg->hg", weights, members)
         return average
 
     def _settle(self) -> None:
+        """Set the weights in proportion to the positive regrets."""
         largest = self._squares.max(axis=1, keepdims=True)
         positive = np.maximum(self._regret, 0) / (self._squares + largest + 1e-300)
         total = positive.sum(axis=1, keepdims=True)
@@ -121,21 +124,23 @@ class CombinedPrices:
         control[:, 0] = 1.0
         self.weights = np.where(total > 0, positive / np.where(total > 0, total, 1.0), control)
 
-    def _every(self, horizon: int) -> NDArray[np.float64]:
-        return np.stack([member.predict(horizon) for member in self._members], axis=1)
+
+def _every(members: Sequence[SeriesModel], horizon: int) -> NDArray[np.float64]:
+    """Return the predictions of all members: slot ahead, member, count or quantile."""
+    return np.stack([member.predict(horizon) for member in members], axis=1)
 
 
 @compiled
 def settle(
     loss: NDArray[np.float64],
     weights: NDArray[np.float64],
-    wish: NDArray[np.float64],
+    preferred: NDArray[np.float64],
     ridge: NDArray[np.float64],
 ) -> None:
-    """Move each row of ``weights`` to the least w'Lw + ridge |w - wish|^2 within the simplex.
+    """Move each row of ``weights`` to the minimum of w'Lw + ridge |w - preferred|^2.
 
-    Pair by pair weight goes from one member to another as far as that helps. It starts where it
-    was, so a few rounds are enough.
+    The weights stay positive and sum to 1. Pair by pair, weight goes from one member to another as
+    far as that helps. It starts from the last weights, so a few rounds are enough.
     """
     anchors, size = weights.shape
     for a in range(anchors):
@@ -148,7 +153,7 @@ def settle(
                     slope = 0.0
                     for m in range(size):
                         slope += weights[a, m] * (loss[a, i, m] - loss[a, j, m])
-                    gap = (weights[a, i] - wish[i]) - (weights[a, j] - wish[j])
+                    gap = (weights[a, i] - preferred[i]) - (weights[a, j] - preferred[j])
                     slope += ridge[a] * gap
                     if slope >= 0.0:
                         continue

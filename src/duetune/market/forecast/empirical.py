@@ -1,4 +1,4 @@
-"""How sure a point forecast is, from its own past errors at each distance ahead."""
+"""The uncertainty of a point forecast, from its own past errors at each distance ahead."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PRICE_ERRORS = 400
 COUNT_MEMORY = 1000.0
 MOST_MOMENTUM = 0.9
 _COLUMNS = np.arange(ANCHORS.size)
-_WHERE = 3  # at none, between, at the most
+_WHERE = 3  # at zero, in between, at the largest count
 
 
 class Last:
@@ -30,34 +30,38 @@ class Last:
         self._last = 0.0
 
     def observe(self, value: float) -> None:
+        """Remember the value; called once per slot."""
         self._last = value
 
     def point(self, horizon: int) -> NDArray[np.float64]:
+        """Return the last value ``horizon`` times."""
         return np.full(horizon, self._last)
 
 
 class Season:
-    """The value one period ago, as ``SeasonalNaive`` has it."""
+    """The value one period ago, as in ``SeasonalNaive``."""
 
     def __init__(self, period_slots: int) -> None:
         self._ring = np.zeros(period_slots)
         self._seen = 0
 
     def observe(self, value: float) -> None:
+        """Remember the value; called once per slot."""
         self._ring[self._seen % self._ring.size] = value
         self._seen += 1
 
     def point(self, horizon: int) -> NDArray[np.float64]:
+        """Return the next ``horizon`` values as they were one period ago."""
         index = season_ago(np.array([self._seen - 1]), horizon, self._ring.size)[0]
         found: NDArray[np.float64] = self._ring[index % self._ring.size]
         return found
 
 
 class Momentum:
-    """The last value, and what is left of its last step: steps come in rows of one sign.
+    """The last value plus the rest of its last step, because steps often keep their sign.
 
-    Each step is expected to be a share of the one before, the share being learnt from the last
-    ``memory`` slots and never negative.
+    Each step is expected to be a share of the previous one. The share is learned from the last
+    ``memory`` slots and is never negative.
     """
 
     def __init__(self, *, memory: float = 200.0) -> None:
@@ -67,6 +71,7 @@ class Momentum:
         self._step = 0.0
 
     def observe(self, value: float) -> None:
+        """Learn from the value of a slot; called once per slot."""
         if self._last is not None:
             step = value - self._last
             self._together = self._keep * self._together + step * self._step
@@ -75,84 +80,87 @@ class Momentum:
         self._last = value
 
     def point(self, horizon: int) -> NDArray[np.float64]:
+        """Return the expected next ``horizon`` values."""
         share = self._together / self._alone if self._alone > 0 else 0.0
         share = min(max(share, 0.0), MOST_MOMENTUM)
         return (self._last or 0.0) + self._step * np.cumsum(share ** np.arange(1, horizon + 1))
 
 
 class Pending:
-    """What was said at each anchor, until the slot it was said about has come."""
+    """The predictions made at each anchor, kept until the slot they are about is observed."""
 
     def __init__(self, shape: tuple[int, ...] = ()) -> None:
         self._ring = np.full((REACH + 1, ANCHORS.size, *shape), np.nan)
         self._now = 0
 
-    def keep(self, said: NDArray[np.float64]) -> None:
-        """``said`` now, one row per anchor."""
-        if said.shape != self._ring.shape[1:]:
-            # Counts never seen before make rows longer; what was said about them is that nothing
-            # is above the most seen.
+    def keep(self, predicted: NDArray[np.float64]) -> None:
+        """Keep the predictions made now, one row per anchor; called once per slot."""
+        if predicted.shape != self._ring.shape[1:]:
+            # New, larger counts make rows longer. Earlier predictions had no probability
+            # above the largest count of their time.
             padding = [
                 (0, 0),
-                *((0, b - a) for a, b in zip(self._ring.shape[1:], said.shape, strict=True)),
+                *((0, b - a) for a, b in zip(self._ring.shape[1:], predicted.shape, strict=True)),
             ]
             self._ring = np.pad(self._ring, padding, constant_values=1.0)
-        self._ring[self._now % (REACH + 1)] = said
+        self._ring[self._now % (REACH + 1)] = predicted
         self._now += 1
 
     def due(self) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-        """What was said about the slot now being observed, and at which anchors."""
-        heard = _COLUMNS[self._now >= ANCHORS]
-        made = (self._now - ANCHORS[heard]) % (REACH + 1)
-        return self._ring[made, heard], heard
+        """Return the predictions about the slot that is being observed, and their anchors."""
+        due = _COLUMNS[self._now >= ANCHORS]
+        made = (self._now - ANCHORS[due]) % (REACH + 1)
+        return self._ring[made, due], due
 
 
 class PriceErrors:
-    """A point model of prices and the quantiles of its last errors.
+    """A point model of prices with the quantiles of its last errors.
 
-    ``scaled`` errors are in units of the recent size of a step: narrow in calm times, wide in
-    others.
+    ``scaled`` errors are in units of the recent step size: intervals are narrow in calm times and
+    wide in others.
     """
 
     def __init__(self, model: PointModel, *, scaled: bool = False) -> None:
         self._model, self._scaled = model, scaled
         self._errors = np.full((PRICE_ERRORS, ANCHORS.size), np.nan)
-        self._said, self._scales = Pending(), Pending()
+        self._pending, self._scales = Pending(), Pending()
         self._last: float | None = None
         self._step = 0.0
         self._seen = 0
         self._offsets: NDArray[np.float64] | None = None
 
     def observe(self, value: float, sisters: Sequence[float] = ()) -> None:  # noqa: ARG002
+        """Learn from the price of a slot; called once per slot."""
         if self._last is not None:
             rate = max(1 / 40, 1 / (self._seen + 1))
             self._step += rate * (abs(value - self._last) - self._step)
-        said, heard = self._said.due()
+        predicted, due = self._pending.due()
         scale, _ = self._scales.due()
         row = self._errors[self._seen % PRICE_ERRORS]
-        row[heard] = (value - said) / scale
+        row[due] = (value - predicted) / scale
         self._model.observe(value)
         self._last = value
         self._seen += 1
-        self._said.keep(self._model.point(REACH)[ANCHORS - 1])
+        self._pending.keep(self._model.point(REACH)[ANCHORS - 1])
         self._scales.keep(np.full(ANCHORS.size, self._scale()))
         self._offsets = None
 
     def predict(self, horizon: int) -> NDArray[np.float64]:
+        """Return price quantiles for each of the next ``horizon`` slots."""
         if self._offsets is None:
             self._offsets = _quantiles(self._errors, self._seen) * self._scale()
         return self._model.point(horizon)[:, np.newaxis] + self._offsets[anchor_of(horizon)]
 
     def _scale(self) -> float:
-        # A price that rested may move again.
+        # Never zero: a price that was constant may move again.
         return max(self._step, 1e-4 * abs(self._last or 0.0), 1e-9) if self._scaled else 1.0
 
 
 class CountErrors:
-    """A point model of counts and how often it was off by how many, old errors fading.
+    """A point model of counts with the shares of its past errors; old errors fade.
 
-    ``split``: errors made at none, at the most seen, and between are kept apart, since at either
-    end they can go one way only. Where little was seen they go by all.
+    With ``split``, errors made at zero, at the largest count, and in between are kept apart,
+    because at either end they go one way only. With little data the shares of all three are used.
     """
 
     def __init__(
@@ -168,28 +176,30 @@ class CountErrors:
         self._split, self._smoothing = split, smoothing
         self._top = 1
         self._weight = np.zeros((_WHERE if split else 1, ANCHORS.size, 3))
-        self._said, self._where = Pending(), Pending()
+        self._pending, self._where = Pending(), Pending()
         self._last = 0
 
     def observe(self, value: float, sisters: Sequence[float] = ()) -> None:  # noqa: ARG002
+        """Learn from the count of a slot; called once per slot."""
         count = round(value)
         if count > self._top:
             more = count - self._top
             self._weight = np.pad(self._weight, [(0, 0), (0, 0), (more, more)])
             self._top = count
-        said, heard = self._said.due()
+        predicted, due = self._pending.due()
         where, _ = self._where.due()
-        error = np.rint(count - said).astype(np.int64)
-        self._weight[:, heard] *= self._keep
-        self._weight[where.astype(np.int64), heard, error + self._top] += 1
+        error = np.rint(count - predicted).astype(np.int64)
+        self._weight[:, due] *= self._keep
+        self._weight[where.astype(np.int64), due, error + self._top] += 1
         self._model.observe(value)
         self._last = count
-        self._said.keep(self._points(REACH)[ANCHORS - 1])
+        self._pending.keep(self._points(REACH)[ANCHORS - 1])
         self._where.keep(np.full(ANCHORS.size, float(self._now())))
 
     def predict(self, horizon: int) -> NDArray[np.float64]:
+        """Return cumulative probabilities of the counts in each of the next ``horizon`` slots."""
         overall = self._weight.sum(axis=0)
-        overall[:, self._top] += 1e-6  # before the first error: as if there never were one
+        overall[:, self._top] += 1e-6  # before the first error, predict none
         overall /= overall.sum(axis=1, keepdims=True)
         weight = self._weight[self._now()] + self._smoothing * overall
         total = np.cumsum(weight if self._split else overall, axis=1)
@@ -201,6 +211,7 @@ class CountErrors:
         return cumulative
 
     def _now(self) -> int:
+        """Return which of the three places the last count is in; 0 without ``split``."""
         if not self._split:
             return 0
         return int(self._last > 0) + int(self._last >= self._top)
@@ -210,8 +221,8 @@ class CountErrors:
 
 
 def _quantiles(errors: NDArray[np.float64], seen: int) -> NDArray[np.float64]:
-    """Of each column at the levels of the grid; zero where there is no error yet."""
-    ordered = np.sort(errors, axis=0)  # what is missing goes last
+    """Return the quantiles of each column at the levels of the grid; zero without errors."""
+    ordered = np.sort(errors, axis=0)  # missing errors are last
     known = np.clip(seen - ANCHORS, 0, errors.shape[0])[:, np.newaxis]
     place = np.clip(GRID * (known + 1) - 1, 0, np.maximum(known - 1, 0))
     left = np.floor(place).astype(np.int64)

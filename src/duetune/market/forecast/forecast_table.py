@@ -1,4 +1,4 @@
-"""Forecasts of many slots at once: what a batch of simulated jobs reads instead of stepping."""
+"""Forecasts of many slots in one table; batches of simulated jobs read it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class ForecastTable(msgspec.Struct, frozen=True, eq=False):
-    """Row t is the forecast made in trace slot t, column k its belief about slot t + 1 + k."""
+    """Row t is the forecast made in trace slot t; column k is about slot t + 1 + k."""
 
     spot_price: NDArray[np.float64]
     available: NDArray[np.int64]
@@ -31,14 +31,16 @@ class ForecastTable(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def slots(self) -> int:
+        """Return the number of rows."""
         return int(self.spot_price.shape[0])
 
     @property
     def horizon(self) -> int:
+        """Return the number of slots ahead."""
         return int(self.spot_price.shape[1])
 
     def row(self, slot: int, horizon: int) -> Forecast:
-        """The forecast made in trace slot ``slot``."""
+        """Return the forecast made in trace slot ``slot``."""
         return Forecast(
             spot_price=self.spot_price[slot, :horizon], available=self.available[slot, :horizon]
         )
@@ -46,7 +48,7 @@ class ForecastTable(msgspec.Struct, frozen=True, eq=False):
     def rows(
         self, start: int, slots: int, horizon: int | None = None
     ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-        """Rows start, ..., start + slots - 1, C-contiguous; without a copy at the full horizon."""
+        """Return ``slots`` rows from ``start`` on, C-contiguous; no copy at the full horizon."""
         columns = self.horizon if horizon is None else horizon
         if not 0 <= columns <= self.horizon:
             raise InvalidInput("horizon", horizon, f"at most the {self.horizon} slots drawn")
@@ -62,9 +64,9 @@ class ForecastTable(msgspec.Struct, frozen=True, eq=False):
 def table_by_steps(
     forecaster: Forecaster, trace: MarketTrace, start: int, slots: int, horizon: int
 ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """The slow way, for any forecaster: observe a slot, forecast, and so on from ``start``.
+    """Return the forecasts of any forecaster, slowly: observe a slot, forecast, and so on.
 
-    The forecaster should already know what it is to know of the slots before ``start``. Past its
+    The forecaster must already have seen the slots before ``start`` that it should know. Past its
     end the trace repeats its last slot.
     """
     price = np.empty((slots, horizon), dtype=np.float64)

@@ -1,7 +1,8 @@
-"""The market as a Markov chain that was learned from what was seen of it.
+"""The market as a Markov chain, learned from the observed slots.
 
-A state is a number of GPUs that can be had on spot and a price of them. A policy that plans
-against the chain plans against every future it allows, each with its probability.
+A state is a number of available spot GPUs and a spot price. A policy that plans against the chain
+plans against every future that it allows, each with its probability. ``regimes`` is the chain for
+jobs of one GPU.
 """
 
 from __future__ import annotations
@@ -22,18 +23,18 @@ if TYPE_CHECKING:
     Prior = Callable[[float, NDArray[np.float64]], NDArray[np.float64]]
 
 LEVELS = 17
-"""At most so many numbers of GPUs are told apart; with more, the lower neighbour stands in."""
+"""Largest number of count levels; a count between two levels uses the lower one."""
 PRICES = 3
-_MOVING = 0.05  # a price that stays within this share of itself counts as one
-_HALF_LIFE = 192.0  # slots after which what was seen counts half
-_PRIOR_WEIGHT = 5.0  # how many slots a state must have been seen in to outweigh the prior
+_MOVING = 0.05  # a price that moves less than this share of itself is one level
+_HALF_LIFE = 192.0  # slots after which an observation has half its weight
+_PRIOR_WEIGHT = 5.0  # observed slots of a state that outweigh the prior
 _PRIOR_SLOTS = 10.0
-_PRIOR_CHANGES = 0.2  # of those, the share in which the number changed
+_PRIOR_CHANGES = 0.2  # share of those slots in which the number changed
 _NEAR, _LEAP = 0.6, 0.3
 
 
 def learned_chain(seen: Seen, max_gpus: int, *, most_levels: int = LEVELS) -> MarketChain:
-    """From a stretch of the market, oldest slot first, as far as ``max_gpus`` can use it."""
+    """Return the chain of observed slots, oldest first, for a job of ``max_gpus``."""
     levels = level_counts(max_gpus, most_levels)
     level = level_of(levels, seen.available)
     return with_prices(levels, _followed(level, levels.size, _prior_of_levels), seen)
@@ -42,7 +43,7 @@ def learned_chain(seen: Seen, max_gpus: int, *, most_levels: int = LEVELS) -> Ma
 def with_prices(
     available: NDArray[np.int64], by_number: NDArray[np.float64], seen: Seen
 ) -> MarketChain:
-    """Numbers of GPUs that move as ``by_number`` says, with prices as they were seen to move."""
+    """Return a chain with these counts and with prices that move as observed."""
     prices = price_levels(seen.spot_price)
     return MarketChain(
         by_number=by_number,
@@ -53,31 +54,31 @@ def with_prices(
 
 
 def number_of(chain: MarketChain, available: int) -> int:
-    """The row of ``by_number`` that so many GPUs are in."""
+    """Return the row of ``by_number`` for so many available GPUs."""
     levels = chain.available[:: chain.by_price.shape[0]]
     return int(level_of(levels, np.array([available]))[0])
 
 
 def price_state(chain: MarketChain, spot_price: float) -> int:
-    """The row of ``by_price`` that a price is in."""
+    """Return the row of ``by_price`` for a price."""
     prices = chain.spot_price[: chain.by_price.shape[0]]
     return int(price_of(prices, np.array([spot_price]))[0])
 
 
 def level_counts(max_gpus: int, most_levels: int = LEVELS) -> NDArray[np.int64]:
-    """The numbers of GPUs that are told apart, from none to all the job can use."""
+    """Return the numbers of GPUs that are states, from none to all that the job can use."""
     if max_gpus < most_levels:
         return np.arange(max_gpus + 1)
     return np.unique(np.rint(np.linspace(0, max_gpus, most_levels)).astype(np.int64))
 
 
 def level_of(levels: NDArray[np.int64], available: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The highest level that each count reaches."""
+    """Return the index of the highest level that each count reaches."""
     return np.searchsorted(levels, available, side="right") - 1
 
 
 def price_levels(spot_price: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The last price where it hardly moved, else the means of equal parts of what was seen."""
+    """Return the last price if it hardly moved, else the means of three parts of the prices."""
     low, high = float(spot_price.min()), float(spot_price.max())
     if high - low <= _MOVING * high:
         return spot_price[-1:].astype(np.float64)
@@ -86,12 +87,12 @@ def price_levels(spot_price: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def price_of(prices: NDArray[np.float64], spot_price: NDArray[np.float64]) -> NDArray[np.int64]:
-    """The nearest price level."""
+    """Return the index of the nearest price level."""
     return np.searchsorted((prices[1:] + prices[:-1]) / 2, spot_price)
 
 
 def _followed(state: NDArray[np.int64], count: int, prior: Prior) -> NDArray[np.float64]:
-    """Which state followed which, recent slots counting more, on top of a prior."""
+    """Return transition probabilities: from observed transitions, faded with age, and a prior."""
     counts = np.zeros((count, count))
     age = np.arange(state.size - 2, -1, -1)
     np.add.at(counts, (state[:-1], state[1:]), 0.5 ** (age / _HALF_LIFE))
@@ -104,7 +105,7 @@ def _followed(state: NDArray[np.int64], count: int, prior: Prior) -> NDArray[np.
 
 
 def _prior_of_levels(rate: float, usual: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Mostly as before; a change is a small step more often than a leap to a usual level."""
+    """Return a prior that mostly stays; a change is more often a small step than a jump."""
     distance = np.abs(np.subtract.outer(np.arange(usual.size), np.arange(usual.size)))
     near = np.where(distance > 0, _NEAR**distance, 0.0)
     near /= np.maximum(near.sum(axis=1, keepdims=True), np.finfo(float).tiny)
@@ -113,4 +114,5 @@ def _prior_of_levels(rate: float, usual: NDArray[np.float64]) -> NDArray[np.floa
 
 
 def _prior_of_prices(rate: float, usual: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return a prior that mostly stays; a change goes to any usual price."""
     return np.asarray((1 - rate) * np.eye(usual.size) + rate * usual)

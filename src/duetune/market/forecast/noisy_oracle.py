@@ -1,9 +1,9 @@
-"""The oracle with errors of a stated kind and size, for studies of robustness.
+"""The oracle with errors of a given kind and size, for studies of robustness.
 
-An error is a function of (seed, trace slot in which the forecast is made, slots ahead) and of
-nothing else: two jobs that start at different times see the same forecast in the same slot, a
-longer horizon only adds columns, a longer trace only adds rows. Levels share their random numbers,
-as do all errors but correlated ones, so that curves over the level differ by the level alone.
+An error depends only on (seed, trace slot in which the forecast is made, slots ahead). Two jobs
+that start at different times see the same forecast in the same slot. A longer horizon only adds
+columns; a longer trace only adds rows. All levels use the same random numbers, as do all kinds of
+errors except correlated ones, so curves over the level differ by the level alone.
 """
 
 from __future__ import annotations
@@ -29,28 +29,32 @@ MAX_LEVEL = 2.0
 PRICE_CEILING = 1.5
 """No forecast of a spot price is above this multiple of the on-demand price (U15)."""
 MEMORY = 0.9
-"""Of correlated errors: what is left of an error one slot later."""
+"""The share of a correlated error that remains one slot later."""
 BIAS_SLOTS = 48
-"""For so long biased forecasts err in one direction."""
+"""Number of slots in which biased forecasts err in one direction."""
 
 
 PRICE, COUNT, BIAS = 0, 1, 2
-# Beside the columns that other errors are drawn by.
+# A key that no column of the other errors has.
 CORRELATED = 1_000_000
 
 
 class ErrorRegime(StrEnum):
     """How the error grows with the true value, and how it is distributed.
 
-    PROPORTIONAL: the error is a fraction of the true value. FIXED: a fraction of the trace's mean
-    value, whatever the value now. UNIFORM: within plus or minus the level. HEAVY: Student's t with
-    2 degrees of freedom (infinite variance), scaled to the same mean absolute error. These are
-    drawn anew for every forecast and slot ahead.
+    Size:
 
-    CORRELATED: the error about a slot is the same in all forecasts of it and close to those about
-    the slots around it (AR(1), normal): a market that is wrong but consistent. BIASED:
-    uniform errors, but in the forecasts of a day the market is either always better than it is,
-    with more GPUs at lower prices, or always worse. Both have that mean absolute error, too.
+    - PROPORTIONAL: a fraction of the true value.
+    - FIXED: a fraction of the trace's mean value.
+
+    Distribution, all with the same mean absolute error:
+
+    - UNIFORM: within plus or minus the level, drawn again for every forecast and slot ahead.
+    - HEAVY: Student's t with 2 degrees of freedom (infinite variance), drawn as above.
+    - CORRELATED: the error about a slot is the same in all forecasts of it, and close to those
+      about neighbouring slots (AR(1), normal). The forecast market is wrong but consistent.
+    - BIASED: uniform errors with one sign per day. The forecasts of a day are either all too good,
+      with more GPUs at lower prices, or all too bad.
     """
 
     PROPORTIONAL_UNIFORM = "proportional-uniform"
@@ -64,11 +68,12 @@ class ErrorRegime(StrEnum):
 
     @property
     def proportional(self) -> bool:
+        """Return whether the error is a fraction of the true value."""
         return self.value.startswith("proportional-")
 
     @property
     def shape(self) -> str:
-        """How it is distributed: uniform, heavy, correlated or biased."""
+        """Return the distribution: uniform, heavy, correlated or biased."""
         return self.value.split("-")[1]
 
 
@@ -82,9 +87,9 @@ PAPER_REGIMES = (
 
 
 class PerfectPlusError:
-    """``Perfect`` plus an error; ``level`` 0.5 is 50%: uniform errors reach half the true value.
+    """``Perfect`` plus an error; at ``level`` 0.5 uniform errors reach half the true value.
 
-    Prices are clipped to [the trace's lowest, 1.5 on-demand], counts rounded and clipped to [0,
+    Prices are clipped to [the trace's lowest, 1.5 on-demand]. Counts are rounded and clipped to [0,
     the trace's highest] (U15). Level 0 is ``Perfect`` itself, unclipped.
     """
 
@@ -104,31 +109,12 @@ class PerfectPlusError:
         self._next = checked_start(start)
         self._drawn: ForecastTable | None = None
 
-    @classmethod
-    def for_trace(
-        cls,
-        trace: MarketTrace,
-        horizon: int,
-        *,
-        regime: ErrorRegime,
-        level: float,
-        seed: int,
-    ) -> ForecastTable:
-        """All forecasts of a trace, drawn once, for any number of jobs to share."""
-        price, available = noisy_forecasts(
-            trace,
-            np.arange(trace.slots),
-            checked_horizon(horizon),
-            regime=regime,
-            level=checked_level(level),
-            seed=checked_seed(seed),
-        )
-        return ForecastTable(spot_price=price, available=available)
-
-    def observe(self, slot: Slot) -> None:  # noqa: ARG002 - only time passes
+    def observe(self, slot: Slot) -> None:  # noqa: ARG002 - only the time counts
+        """Move one slot ahead; called once per slot."""
         self._next += 1
 
     def forecast(self, horizon: int) -> Forecast:
+        """Return the next ``horizon`` slots with errors."""
         now = self._next - 1
         drawn = self._drawn
         if drawn is None or horizon > drawn.horizon or not 0 <= now < drawn.slots:
@@ -136,7 +122,7 @@ class PerfectPlusError:
         return drawn.row(max(0, now), horizon)
 
     def _draw(self, now: int, horizon: int) -> ForecastTable:
-        """The whole trace at once, kept; a single row where there is no trace slot to key it."""
+        """Return the forecasts of the whole trace and keep them; one row before the trace."""
         rows = np.arange(max(self._trace.slots, 2 * now)) if now >= 0 else np.array([now])
         price, available = noisy_forecasts(
             self._trace, rows, horizon, regime=self._regime, level=self._level, seed=self._seed
@@ -156,7 +142,7 @@ def noisy_forecasts(
     level: float,
     seed: int,
 ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """Price and count forecasts made in the trace slots ``now``: one row each."""
+    """Return price and count forecasts made in the trace slots ``now``: one row each."""
     index = np.minimum(perfect_index(now, horizon), trace.slots - 1)
     price = trace.spot_price[0][index]
     available = trace.available[0][index]
@@ -178,7 +164,7 @@ def noisy_forecasts(
 def errors(
     seed: int, series: int, now: NDArray[np.int64], horizon: int, regime: ErrorRegime
 ) -> NDArray[np.float64]:
-    """Errors of level 1 (mean absolute value 1/2) of the forecasts made in the slots ``now``."""
+    """Return errors of level 1 (mean absolute value 1/2) of forecasts made in slots ``now``."""
     match regime.shape:
         case "correlated":
             return _correlated(seed, series, now, horizon)
@@ -192,7 +178,7 @@ def errors(
 
 
 def better_than_it_is(seed: int, now: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Whether biased forecasts made in the slots ``now`` see too good a market or too bad one."""
+    """Return whether biased forecasts made in the slots ``now`` are too good (true) or too bad."""
     block = (now + 1) // BIAS_SLOTS
     signs = _stream(seed, BIAS).random(int(block.max()) + 1)
     chosen: NDArray[np.bool_] = signs[block] < 0.5
@@ -202,6 +188,7 @@ def better_than_it_is(seed: int, now: NDArray[np.int64]) -> NDArray[np.bool_]:
 def _correlated(
     seed: int, series: int, now: NDArray[np.int64], horizon: int
 ) -> NDArray[np.float64]:
+    """Return errors that depend on the slot they are about, from one AR(1) path."""
     slot = now[:, np.newaxis] + np.arange(1, horizon + 1)
     fresh = _stream(seed, series, CORRELATED).standard_normal(int(slot.max()) + 1)
     fresh[1:] *= math.sqrt(1 - MEMORY**2)
@@ -214,12 +201,13 @@ def _correlated(
 def _independent(
     seed: int, series: int, now: NDArray[np.int64], horizon: int, *, heavy: bool
 ) -> NDArray[np.float64]:
-    # Place 0 of a stream is for now = -1: a forecast asked for before anything was observed.
+    """Return errors that are drawn for every forecast and slot ahead."""
+    # Place 0 of a stream is for now = -1: a forecast before the first observation.
     place = now + 1
     length = int(place.max()) + 1
     quantile = np.empty((now.size, horizon))
     for ahead in range(horizon):
-        # One stream per column: neither a longer trace nor a longer horizon changes a number.
+        # One stream per column, so that a longer trace or horizon changes no number.
         quantile[:, ahead] = _stream(seed, series, ahead).random(length)[place]
     if not heavy:
         return 2 * quantile - 1
@@ -230,16 +218,19 @@ def _independent(
 
 
 def _stream(*key: int) -> np.random.Generator:
+    """Return the random generator of a key."""
     return np.random.Generator(np.random.PCG64(np.random.SeedSequence(key)))
 
 
 def checked_level(level: float) -> float:
+    """Return the level, or refuse one outside 0 to 2."""
     if not 0 <= level <= MAX_LEVEL:  # also refuses NaN
         raise InvalidInput("level", level, f"a number from 0 to {MAX_LEVEL:g} (1 is 100%)")
     return level
 
 
 def checked_seed(seed: int) -> int:
+    """Return the seed, or refuse a negative one."""
     if seed < 0:
         raise InvalidInput("seed", seed, "a whole number, zero or more")
     return seed

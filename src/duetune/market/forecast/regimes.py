@@ -1,8 +1,8 @@
-"""Spot that is there or not, with spells whose usual lengths are unknown and change.
+"""Spot for one GPU that is there or not, in spells whose usual lengths are unknown and change.
 
-A regime is a mean length of spells with spot and one of spells without. Which regime holds is not
-known: it is believed, and the belief moves with every slot that is seen. A regime may give way to
-any other at any time, so that what happened long ago is forgotten and nothing stays excluded.
+A regime is a mean length of spells with spot and one of spells without. The present regime is not
+known. There is a belief over all regimes, and every observed slot updates it. A regime can give way
+to any other at any time, so old observations are forgotten and nothing stays excluded.
 """
 
 from __future__ import annotations
@@ -19,14 +19,15 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 SPELLS = (2.0, 6.0, 18.0, 54.0)
-"""Mean lengths of a spell, in slots of the usual length."""
+"""Mean lengths of a spell, in usual slots."""
 _SHORTEST = 1.25  # slots: a mean spell is never shorter
 _GIVES_WAY = 0.02  # the probability per usual slot that another regime takes over
 
 
 class Spells(NamedTuple):
-    """Of every regime: the chance per slot that a spell with, and without, spot ends; and of any
-    regime the chance that another takes over.
+    """The probabilities of every regime: that a spell with, and without, spot ends in a slot.
+
+    ``gives_way`` is the probability that another regime takes over.
     """
 
     with_ends: NDArray[np.float64]
@@ -36,7 +37,7 @@ class Spells(NamedTuple):
 
 @functools.lru_cache(maxsize=16)
 def spells(slots: float = 1.0) -> Spells:
-    """``slots``: how many slots take as long as a usual one."""
+    """Return the probabilities per slot; ``slots`` slots take as long as a usual one."""
     lengths = [max(_SHORTEST, slots * spell) for spell in SPELLS]
     return Spells(
         with_ends=np.array([1 / up for up in lengths for _ in lengths]),
@@ -47,9 +48,9 @@ def spells(slots: float = 1.0) -> Spells:
 
 @functools.lru_cache(maxsize=16)
 def regime_chain(slots: float = 1.0) -> MarketChain:
-    """The chain of (regime, spot or not); a regime's two states are neighbours: without, with.
+    """Return the chain of (regime, spot or not); a regime's two states are adjacent: without, with.
 
-    Prices are left at zero: availability is what regimes are about.
+    Prices are zero, because regimes are about availability only.
     """
     found = spells(slots)
     count = found.with_ends.size
@@ -68,7 +69,7 @@ def regime_chain(slots: float = 1.0) -> MarketChain:
 
 
 def first_belief(slots: float = 1.0) -> NDArray[np.float64]:
-    """Before anything was seen: every regime alike, each as long in a state as it usually is."""
+    """Return the belief before any observation: all regimes equal, each in its stationary state."""
     found = spells(slots)
     belief = np.empty(2 * found.with_ends.size)
     belief[0::2] = found.with_ends / (found.with_ends + found.without_ends)
@@ -80,7 +81,10 @@ def first_belief(slots: float = 1.0) -> NDArray[np.float64]:
 def believe(
     belief: NDArray[np.float64], transition: NDArray[np.float64], there: NDArray[np.int64]
 ) -> NDArray[np.float64]:
-    """The belief after seeing spot (1) or none (0) slot by slot; ``belief`` is about the first."""
+    """Return the belief after observing spot (1) or none (0) slot by slot.
+
+    ``belief`` is about the first of these slots.
+    """
     count = belief.size
     now = belief.copy()
     before = np.empty(count)

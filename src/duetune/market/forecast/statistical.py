@@ -1,6 +1,6 @@
-"""ARIMA and exponential smoothing, their order and parameters chosen by statsforecast.
+"""ARIMA and exponential smoothing, with order and parameters chosen by statsforecast.
 
-Fitting takes a tenth of a second, so it is done once in many slots on a window of the past. In
+A fit takes a tenth of a second, so it is done once in many slots, on a window of the past. In
 between the fitted model is carried forward by its own recursion, which takes microseconds.
 """
 
@@ -23,12 +23,13 @@ FIRST_FIT_SLOTS = 96
 
 
 def require_statsforecast() -> None:
+    """Raise MissingExtra if statsforecast is not installed; called when a model is made."""
     if importlib.util.find_spec("statsforecast") is None:
         raise MissingExtra("forecasting with arima or ets", "forecast")
 
 
 class _Refitted:
-    """The last values of a series, and when to fit to them; till then the last value stands."""
+    """The last values of a series and when to fit to them; before the first fit, the last value."""
 
     def __init__(self) -> None:
         require_statsforecast()
@@ -37,34 +38,39 @@ class _Refitted:
         self._ready = False
 
     def observe(self, value: float) -> None:
+        """Take the value of a slot, and fit again if it is time; called once per slot."""
         self._ring[self._seen % WINDOW_SLOTS] = value
         self._seen += 1
         since = self._seen - FIRST_FIT_SLOTS
         if since >= 0 and since % REFIT_SLOTS == 0:
             past = np.roll(self._ring, -(self._seen % WINDOW_SLOTS))
             past = past if self._seen >= WINDOW_SLOTS else self._ring[: self._seen].copy()
-            # A series that rests has nothing to fit.
+            # A constant series has nothing to fit.
             self._ready = bool(np.ptp(past) > 1e-9) and self._fit(past)
         elif self._ready:
             self._carry(value)
 
     def point(self, horizon: int) -> NDArray[np.float64]:
+        """Return the expected next ``horizon`` values."""
         if not self._ready:
             return np.full(horizon, self._ring[(self._seen - 1) % WINDOW_SLOTS])
         return self._ahead(horizon)
 
     def _fit(self, past: NDArray[np.float64]) -> bool:
+        """Fit the model to the past; return whether it can be used."""
         raise NotImplementedError
 
     def _carry(self, value: float) -> None:
+        """Move the fitted model one slot ahead."""
         raise NotImplementedError
 
     def _ahead(self, horizon: int) -> NDArray[np.float64]:
+        """Return the fitted model's next ``horizon`` values."""
         raise NotImplementedError
 
 
 class Arima(_Refitted):
-    """The paper's: up to two own lags, two lags of errors and one difference, by AICc."""
+    """The paper's model: up to two own lags, two lags of errors and one difference, by AICc."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -118,7 +124,7 @@ class Arima(_Refitted):
 
 
 class Ets(_Refitted):
-    """A level with additive errors, and a trend, damped or not, if AICc asks for one."""
+    """A level with additive errors and, if AICc prefers it, a trend, damped or not."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,8 +1,11 @@
-"""Online policy selection: which policy of a pool to give the next job, learnt from all before."""
+"""Online policy selection: which policy of a pool to give the next job.
+
+Learners are ``Hedge``, ``AdaHedge`` and ``FixedShare``. ``run_selection`` plays one of them over a
+sequence of jobs. The pools are in ``policies.pool``.
+"""
 
 from duetune.policies.select.adaptive import AdaHedge, FixedShare
-from duetune.policies.select.exponential_weights import Learner, Play
-from duetune.policies.select.hedge import Hedge
+from duetune.policies.select.hedge import Hedge, Learner, Play
 from duetune.policies.select.selection_run import (
     RegretSlope,
     SelectionRun,

@@ -1,7 +1,7 @@
-"""What each learner promises: bounds on its regret, whatever the utilities.
+"""The regret bound of each learner, for any utilities.
 
-Regret over K jobs is max_i sum_k u_k(i) - sum_k w_k . u_k. With M policies, a prior w_1, rates η_k
-and the mixability gap δ_k = (1/η_k) ln sum_i w_k(i) exp(η_k u_k(i)) - w_k . u_k of each job, every
+Regret over K jobs is max_i sum_k u_k(i) - sum_k w_k . u_k. Take M policies, a prior w_1, rates η_k,
+and the mixability gap δ_k = (1/η_k) ln sum_i w_k(i) exp(η_k u_k(i)) - w_k . u_k of each job. Every
 bound here follows from one inequality for non-increasing rates (de Rooij, van Erven, Grünwald,
 Koolen, JMLR 15 (2014); here with any prior)
 
@@ -26,23 +26,24 @@ if TYPE_CHECKING:
 
 
 def hedge_bound(jobs: Jobs, *, rate: float, surprise: float, spread: float = 1.0) -> Bound:
-    """ln M / η + K s^2 η / 8; at η = sqrt(8 ln M / K) and s = 1 this is sqrt(K ln M / 2)."""
+    """Return ln M / η + K s^2 η / 8; at η = sqrt(8 ln M / K) and s = 1 this is sqrt(K ln M / 2)."""
     return surprise / rate + np.asarray(jobs, dtype=np.float64) * (rate * spread**2 / 8)
 
 
 def anytime_hedge_bound(
     jobs: Jobs, *, log_arms: float, surprise: float, spread: float = 1.0
 ) -> Bound:
-    """With η_k = sqrt(8 ln M / k): 3 sqrt(K ln M / 8) = 1.06 sqrt(K ln M) for s = 1.
+    """Return the bound with η_k = sqrt(8 ln M / k): 1.06 sqrt(K ln M) for s = 1.
 
-    Tighter than sqrt(2 K ln M) + sqrt(ln M / 8) of Cesa-Bianchi and Lugosi (2006), Theorem 2.3.
+    1.06 is 3 / sqrt(8). The bound is tighter than sqrt(2 K ln M) + sqrt(ln M / 8) of Cesa-Bianchi
+    and Lugosi (2006), Theorem 2.3.
     """
     root = np.sqrt(np.asarray(jobs, dtype=np.float64) * (log_arms / 8))
     return root * (surprise / log_arms + 2 * spread**2)
 
 
 def gap_bound(budget: Bound, *, spread: float, first_gap: float = 0.0) -> Bound:
-    """The largest sum of gaps Δ_K if η_k = C_k / Δ_{k-1}, where ``budget`` is sum_k C_k s_k^2.
+    """Return the largest sum of gaps Δ_K if η_k = C_k / Δ_{k-1}; ``budget`` is sum_k C_k s_k^2.
 
     Δ_k^2 = Δ_{k-1}^2 + 2 δ_k Δ_{k-1} + δ_k^2 with δ_k Δ_{k-1} = C_k δ_k / η_k <= C_k s_k^2 / 8 and
     δ_k <= s, so that Δ_K^2 - Δ_0^2 <= budget / 4 + s (Δ_K - Δ_0).
@@ -53,9 +54,9 @@ def gap_bound(budget: Bound, *, spread: float, first_gap: float = 0.0) -> Bound:
 def adahedge_bound(
     jobs: Jobs, *, log_arms: float, surprise: float, spread: float = 1.0, first_gap: float = 0.0
 ) -> Bound:
-    """Δ_K (1 + surprise / ln M) - Δ_0; with a uniform prior s + s sqrt(1 + K ln M).
+    """Return Δ_K (1 + surprise / ln M) - Δ_0; with a uniform prior it is s + s sqrt(1 + K ln M).
 
-    The leading term s sqrt(K ln M) is that of de Rooij et al. (2014) with V_K <= s^2 K / 4; here
+    The leading term s sqrt(K ln M) is that of de Rooij et al. (2014) with V_K <= s^2 K / 4.
     Hoeffding's lemma in place of Bernstein's makes the rest 2 s instead of s (4/3 ln M + 2).
     """
     budget = np.asarray(jobs, dtype=np.float64) * (log_arms * spread**2)
@@ -73,9 +74,9 @@ def fixed_share_bound(
     first_gap: float = 0.0,
     age: int = 0,
 ) -> Bound:
-    """Share 1/k and C_k = 2 ln(M k), against any sequence of policies with so many switches.
+    """Return the bound with share 1/k and C_k = 2 ln(M k), for sequences with switches.
 
-    Δ_K (1 + surprise / (2 ln M) + m / 2 + ln(ln(M K) / ln M) / 2) - Δ_0, where Δ_K is at most
+    It is Δ_K (1 + surprise / (2 ln M) + m / 2 + ln(ln(M K) / ln M) / 2) - Δ_0, where Δ_K is at most
     about sqrt(K ln(M K) / 2). ``age`` jobs of history count in k.
     """
     count = np.asarray(jobs, dtype=np.float64)
@@ -95,9 +96,9 @@ def forgetting_share_bound(
     switches: int = 0,
     first_gap: float = 0.0,
 ) -> Bound:
-    """Share 1/B, gaps forgotten at rate 1/B: about (K / B) sqrt(B C), so linear in K.
+    """Return the bound with share 1/B and gaps forgotten at rate 1/B: about (K / B) sqrt(B C).
 
-    That is what tracking costs when changes never end: sqrt(B C) for every memory's worth of jobs.
+    It is linear in K, because changes never end: each memory's worth of jobs costs sqrt(B C).
     """
     count = np.asarray(jobs, dtype=np.float64)
     complexity = share_complexity(log_arms, memory)
@@ -110,8 +111,8 @@ def forgetting_share_bound(
 
 
 def share_complexity(log_arms: float, memory: int) -> float:
-    """C: the cost, in nats, of one memory's worth of jobs in which the best policy changes once.
+    """Return C: the cost, in nats, of B jobs in which the best policy changes once.
 
-    ln M for the first policy, ln(M B) for the change, 1 for having shared B times 1/B.
+    It is ln M for the first policy, ln(M B) for the change, and 1 for having shared B times 1/B.
     """
     return float(1 + 2 * log_arms + np.log(memory))

@@ -1,4 +1,4 @@
-"""A learner over a sequence of jobs: what it chose, earned, regretted, how fast it learnt."""
+"""A learner over a sequence of jobs: choices, utility, regret, and speed of learning."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from duetune.policies.select.utility_ranges import UtilityRange, normalised
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from duetune.policies.select.exponential_weights import Learner
+    from duetune.policies.select.hedge import Learner
 
 WEIGHT_ROWS = 1000
 
 
 class RegretSlope(msgspec.Struct, frozen=True):
-    """The exponent b of a fit regret = a k^b; 0.5 is what the theory allows at worst.
+    """The exponent b of a fit regret = a k^b; theory allows 0.5 at worst.
 
-    ``fit`` is of the regret itself, ``envelope`` of its running maximum, which never falls and so
-    cannot hide growth behind a lucky end. Regret below ``floor`` counts as ``floor``.
+    ``fit`` is of the regret itself. ``envelope`` is of its running maximum, which never falls, so a
+    lucky end cannot hide growth. Regret below ``floor`` counts as ``floor``.
     """
 
     fit: float
@@ -33,13 +33,16 @@ class RegretSlope(msgspec.Struct, frozen=True):
 
 
 class SelectionRun(msgspec.Struct, frozen=True, eq=False):
-    """Entry k is about job k (from 0) or, where cumulative, about jobs 0 to k.
+    """The result of a run. Entry k is about job k (from 0) or, if cumulative, about jobs 0 to k.
 
-    ``expected`` is w . u, what sampling earns on average; ``earned`` what the choice made earned.
-    ``regret`` is that of ``expected`` against the best single policy on the jobs up to then, and
-    ``earned_regret`` that of ``earned``. These are in the unit the learner saw; ``*_dollars`` in
-    that of the utilities given, the same unless ranges were given too. ``bound`` holds ``regret``
-    beforehand, ``certificate`` afterwards (both in the learner's unit).
+    - ``expected`` is w . u, the mean utility of sampling; ``earned`` is the utility of the choice
+      made.
+    - ``regret`` is that of ``expected`` against the best single policy so far; ``earned_regret`` is
+      that of ``earned``.
+    - These are in the learner's unit. ``*_dollars`` are in the unit of the given utilities, which
+      differs only if ranges were given.
+    - ``bound`` limits ``regret`` beforehand and ``certificate`` afterwards, both in the learner's
+      unit.
     """
 
     chosen: NDArray[np.int64]
@@ -61,10 +64,11 @@ class SelectionRun(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def jobs(self) -> int:
+        """Return the number of jobs."""
         return int(self.chosen.size)
 
     def slope(self, *, first: int = 100) -> RegretSlope:
-        """The log-log slope of the regret from job ``first`` on."""
+        """Return the log-log slope of the regret from job ``first`` on."""
         return log_log_slope(self.regret, first=first, floor=0.01 * self.spread)
 
 
@@ -78,7 +82,7 @@ def run_selection(
     """Play jobs (rows) with a learner that chooses among policies (columns).
 
     With ``ranges`` (one for all jobs or one per job) the learner sees each job's utilities as
-    fractions of its range, otherwise as they are. The learner keeps what it has learnt.
+    fractions of its range, otherwise unchanged. The learner keeps what it has learnt.
     """
     dollars = np.ascontiguousarray(utilities, dtype=np.float64)
     if dollars.ndim != 2 or dollars.shape[0] < 1 or dollars.shape[1] != learner.arms:
@@ -88,7 +92,7 @@ def run_selection(
     spreads = seen.max(axis=1) - seen.min(axis=1)
     if not np.isfinite(spreads).all():
         raise InvalidInput("utilities", "not a number", "finite numbers")
-    # Fractions of a range: 1 was known beforehand. Otherwise the largest spread of the sequence.
+    # Fractions of a range have a spread of at most 1; dollars, the largest of the sequence.
     spread = 1.0 if ranges is not None else float(spreads.max())
     bound = learner.regret_bound(np.arange(1, jobs + 1, dtype=np.float64), spread)
 
@@ -134,7 +138,7 @@ def run_selection(
 def cumulative_regret(
     utilities: NDArray[np.float64], earned: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """Against the policy that is best on the jobs up to then: one number after each job."""
+    """Return the regret after each job, against the policy that is best on the jobs so far."""
     best = utilities.cumsum(axis=0).max(axis=1)
     regret: NDArray[np.float64] = best - earned.cumsum()
     return regret
@@ -143,11 +147,11 @@ def cumulative_regret(
 def log_log_slope(
     regret: NDArray[np.float64], *, first: int = 100, floor: float = 0.01, points: int = 200
 ) -> RegretSlope:
-    """Least squares of ln(max(regret, floor)) on ln k over log-spaced k from ``first`` on.
+    """Return the slope of ln(max(regret, floor)) on ln k, for log-spaced k from ``first`` on.
 
-    With fewer than 2 ``first`` jobs, over the second half. The floor (by default 1% of one job's
-    range) is what counts as no regret: where regret is below it, or negative because the learner
-    beats every single policy, the curve is flat and its slope 0.
+    With fewer than 2 ``first`` jobs it is over the second half. The floor (by default 1% of one
+    job's range) counts as no regret. Below it, or if the regret is negative because the learner
+    beats every single policy, the curve is flat and its slope is 0.
     """
     jobs = regret.size
     if jobs < 4:
@@ -161,7 +165,7 @@ def log_log_slope(
 
     def fitted(curve: NDArray[np.float64]) -> float:
         log_regret = np.log(np.maximum(curve[job - 1], floor))
-        # Less its first value, so that a flat curve has slope 0 and not a rounding error.
+        # Without the first value, so that a flat curve has slope 0 instead of a rounding error.
         return float(log_job @ (log_regret - log_regret[0]) / (log_job @ log_job))
 
     return RegretSlope(
@@ -181,12 +185,12 @@ def recovery_jobs(
     window: int = 20,
     tolerance: float = 0.02,
 ) -> int | None:
-    """Jobs after ``change`` until the mean of the last ``window`` is as good as the new best's.
+    """Return the jobs after ``change`` until the last ``window`` are as good as the new best.
 
-    The new best is the single policy that earns most from job ``change`` to ``until`` (the next
-    change, or the end); as good is within ``tolerance`` of its mean, relative, over the same jobs.
-    All jobs of the window come after the change, so the answer is never below ``window``; None if
-    it never happens.
+    The new best is the single policy with the highest utility from job ``change`` to ``until`` (the
+    next change, or the end). As good means within ``tolerance`` of its mean, relative, over the
+    same jobs. All jobs of the window come after the change, so the result is at least ``window``;
+    None if the learner never recovers.
     """
     end = len(utilities) if until is None else until
     if not 0 <= change < end <= len(utilities) or earned.shape != (len(utilities),):

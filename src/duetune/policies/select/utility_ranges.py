@@ -1,7 +1,7 @@
 """Bounds on a job's utility that are known before it runs, and utilities scaled by them to [0, 1].
 
-Hedge needs them (U12); AdaHedge and FixedShare do not. Loose bounds are not wrong but slow: Hedge
-sees differences divided by the range, so a range twice too wide is a rate twice too small.
+Hedge needs them (U12); AdaHedge and FixedShare do not. Loose bounds are correct but slow: Hedge
+divides differences by the range, so a range twice too wide halves the learning rate.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class UtilityRange(msgspec.Struct, frozen=True):
-    """No policy whatever earns less than ``low`` or more than ``high`` dollars on the job."""
+    """The bounds: no policy earns less than ``low`` or more than ``high`` dollars on the job."""
 
     low: float
     high: float
@@ -35,6 +35,7 @@ class UtilityRange(msgspec.Struct, frozen=True):
 
     @property
     def width(self) -> float:
+        """Return the distance between the bounds, in dollars."""
         return self.high - self.low
 
 
@@ -51,22 +52,22 @@ def utility_range(
     sure_value: float = 0.0,
     budget: float = math.inf,
 ) -> UtilityRange:
-    """The range of utilities, from plain numbers; prices are per GPU and slot.
+    """Return the range of utilities, from plain numbers; prices are per GPU and slot.
 
-    ``high`` (u_max) is the value less the cheapest cost: all work at ``min_price`` on the number of
-    GPUs that does most per GPU (max H(n) / n); or 0, which giving up at once earns.
+    ``high`` (u_max) is the value less the lowest cost: all work at ``min_price`` on the number of
+    GPUs that does most per GPU (max H(n) / n). It is at least 0, which giving up at once earns.
 
-    ``low`` (u_min) is ``sure_value``, what every policy of the pool is certain to receive, less the
-    dearest cost: ``max_gpus`` until ``last_slot`` at ``max_price`` (the on-demand price, as no
-    policy pays more for spot). With ``least_work_per_gpu`` (min mu H(n) / n) the cost is bounded
-    more tightly: before its last slot a job has done less than its work, so it has held fewer than
-    work / least_work_per_gpu GPU-slots; the last slot adds at most ``max_gpus``. This holds for any
-    policy, wasteful ones included, as long as work once done is never lost.
+    ``low`` (u_min) is ``sure_value``, which every policy of the pool is certain to receive, less
+    the highest cost: ``max_gpus`` until ``last_slot`` at ``max_price``. That is the on-demand
+    price, because no policy pays more for spot. ``least_work_per_gpu`` (min mu H(n) / n) tightens
+    the cost: before its last slot a job has done less than its work, so it has held fewer than work
+    / least_work_per_gpu GPU-slots; the last slot adds at most ``max_gpus``. This holds for any
+    policy, as long as work is never lost.
     """
     gpu_slots = float(max_gpus * last_slot)
     if least_work_per_gpu is not None:
         gpu_slots = min(gpu_slots, work / least_work_per_gpu + max_gpus)
-    # A job counts as done at a hair below its work: see physics.RELATIVE_TOLERANCE.
+    # A job counts as done slightly below its work: see physics.RELATIVE_TOLERANCE.
     cheapest = (1 - 1e-9) * min(min_price, max_price) * (work - 1e-9) / most_work_per_gpu
     return UtilityRange(
         low=sure_value - min(max_price * gpu_slots, budget),
@@ -82,11 +83,11 @@ def job_utility_range(
     tight: bool = True,
     always_on_time: bool = False,
 ) -> UtilityRange:
-    """The range for a job: ``tight`` bounds the cost by the work, otherwise U12 as it stands.
+    """Return the range for a job; ``tight`` bounds the cost by the work, else it is U12.
 
-    ``always_on_time`` is for pools in which every policy is guarded and the deadline is feasible on
-    demand: then all receive the full value and stop by the deadline, and the value drops out of the
-    width of the range, which is that of the cost alone.
+    ``always_on_time`` is for pools in which every policy is guarded and on-demand GPUs can meet the
+    deadline. Then all policies receive the full value and stop by the deadline. The value drops out
+    of the width, which is that of the cost alone.
     """
     rule = job.reconfiguration
     per_gpu = [job.throughput[gpus] / gpus for gpus in range(job.min_gpus, job.max_gpus + 1)]
@@ -108,7 +109,7 @@ def job_utility_range(
 def normalised(
     utilities: NDArray[np.float64], ranges: UtilityRange | Sequence[UtilityRange]
 ) -> NDArray[np.float64]:
-    """Utilities as fractions of their range: of one job (one range), or of many (a range a row)."""
+    """Return utilities as fractions of their range: one range, or one for each row."""
     dollars = np.asarray(utilities, dtype=np.float64)
     if isinstance(ranges, UtilityRange):
         low, width = np.float64(ranges.low), np.float64(ranges.width)
@@ -116,8 +117,8 @@ def normalised(
     else:
         if len(ranges) != len(dollars):
             raise InvalidInput("ranges", len(ranges), f"one for each of {len(dollars)} jobs")
-        lows = np.array([each.low for each in ranges])
-        widths = np.array([each.width for each in ranges])
+        lows = np.array([bounds.low for bounds in ranges])
+        widths = np.array([bounds.width for bounds in ranges])
         scaled = (dollars - lows[:, np.newaxis]) / widths[:, np.newaxis]
     inside = (scaled >= -UNIT_TOLERANCE) & (scaled <= 1 + UNIT_TOLERANCE)
     if not inside.all():

@@ -1,9 +1,9 @@
 """Backward induction over (work left, GPUs held), for one slot and for a whole horizon.
 
-A value table has one row per number of GPUs held and one column per step of work left. Since mu
-depends only on whether the number grows, stays or shrinks, the best action for every number held
-comes from a running maximum over smaller and larger numbers: a slot costs O(steps x GPUs), not
-O(steps x GPUs^2), and the inner loops run over contiguous memory.
+A value table has one row per number of GPUs held and one column per step of work left. The loss
+factor mu depends only on whether the number grows, stays or shrinks. The best action for every
+number held therefore comes from a running maximum over smaller and larger numbers. A slot costs
+O(steps x GPUs) instead of O(steps x GPUs^2), and the inner loops run over contiguous memory.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @compiled
 def steps_left(job: JobPhysics, grid: ProgressGrid, progress: float) -> int:
-    """Work left in steps, rounded up; 0 when done."""
+    """Return the work left in steps, rounded up; 0 when done."""
     left = job.work - job.tolerance - progress
     if left <= 0:
         return 0
@@ -32,7 +32,7 @@ def steps_left(job: JobPhysics, grid: ProgressGrid, progress: float) -> int:
 
 @compiled
 def _raise_row(target: NDArray[np.float64], source: NDArray[np.float64], cost: float) -> None:
-    """target = max(target, source - cost); both are slices, so that the loop is vectorised."""
+    """Set target = max(target, source - cost). Both are slices, so the loop is vectorised."""
     for index in range(target.size):
         target[index] = max(target[index], source[index] - cost)
 
@@ -53,7 +53,7 @@ def raise_to(
     first: int,
     last: int,
 ) -> None:
-    """best[r] = max(best[r], value of doing ``stride`` steps at ``cost``), first <= r <= last."""
+    """Raise best[r], first <= r <= last, to the value of doing ``stride`` steps at ``cost``."""
     finishing = finish - cost
     done = best[first : min(stride, last) + 1]
     for index in range(done.size):
@@ -75,11 +75,11 @@ def sweep(
     last: int,
     running: NDArray[np.float64],
 ) -> None:
-    """One slot backwards: fill ``values[m, first..last]`` from ``following``.
+    """Go one slot backwards: fill ``values[m, first..last]`` from ``following``.
 
-    ``costs[n]`` is the charge for n GPUs in this slot, ``finish`` the value of finishing in it;
-    ``running`` is scratch of one row. Waiting (n = 0) is always possible, so values are never
-    below zero: giving up needs no rule of its own.
+    ``costs[n]`` is the charge for n GPUs in this slot, ``finish`` the value of finishing in it, and
+    ``running`` scratch of one row. Waiting (n = 0) is always possible, so values are never below
+    zero and giving up needs no rule of its own.
     """
     end = last + 1
     largest = running[first:end]
@@ -103,9 +103,9 @@ def sweep(
 def value_tables(
     job: JobPhysics, grid: ProgressGrid, costs: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """``tables[t, m, r]``: the best value from the start of slot t on, m held, r steps left.
+    """Return ``tables[t, m, r]``: the best value from the start of slot t on, m held, r steps left.
 
-    ``costs[t, n]`` for t = 1..D. Index t = D + 1 is zero: nothing has value after it.
+    ``costs[t, n]`` is for t = 1..D. Index t = D + 1 is zero, because nothing has value after it.
     """
     tables = np.zeros((job.hard_deadline + 2, job.max_gpus + 1, grid.steps + 1))
     fill_value_tables(job, grid, costs, tables, np.empty(grid.steps + 1))
@@ -120,7 +120,7 @@ def fill_value_tables(
     tables: NDArray[np.float64],
     running: NDArray[np.float64],
 ) -> None:
-    """As ``value_tables``, into arrays that the caller owns and that may hold anything."""
+    """Fill tables as ``value_tables`` does, in arrays that the caller owns."""
     tables[job.hard_deadline + 1, :, : grid.steps + 1] = 0.0
     for slot in range(job.hard_deadline, 0, -1):
         sweep(
@@ -138,7 +138,7 @@ def fill_value_tables(
 
 @compiled
 def change_of(held: int, gpus: int) -> int:
-    """Which row of the strides applies."""
+    """Return the row of the strides for this change: grow, shrink or stay."""
     if gpus > held:
         return GROW
     if gpus < held:
@@ -156,7 +156,7 @@ def value_of_action(
     cost: float,
     finish: float,
 ) -> float:
-    """The value of holding ``gpus`` in this slot and acting well afterwards."""
+    """Return the value of holding ``gpus`` in this slot and acting optimally afterwards."""
     after = left - grid.strides[change_of(held, gpus), gpus]
     if after <= 0:
         return finish - cost

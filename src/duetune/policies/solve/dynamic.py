@@ -1,10 +1,10 @@
-"""The offline optimum by dynamic programming: the market is known, the plan is the best there is.
+"""The offline optimum by dynamic programming, for a market that is known.
 
-Work left is counted on a progress grid. Where the grid divides all that a slot can do, the result
-is exact. Elsewhere the plan (rounded so that it never over-states progress) is feasible, and the
-same program rounded the other way bounds the true optimum from above.
+Work left is counted on a progress grid. If the grid divides all that a slot can do, the result is
+exact. Otherwise the plan is feasible, because progress is rounded down, and the same program
+rounded up bounds the true optimum from above.
 
-A budget couples all slots. It enters with a multiplier on every charge: each multiplier gives an
+A budget couples all slots. It enters as a multiplier on every charge: each multiplier gives an
 upper bound and a plan, and a bisection finds the tightest.
 """
 
@@ -27,14 +27,10 @@ from duetune.core.physics import (
     step,
 )
 from duetune.errors import InvalidInput
-from duetune.policies.solve.bellman import (
-    raise_to,
-    steps_left,
-    value_of_action,
-    value_tables,
-)
+from duetune.policies.solve.bellman import raise_to, steps_left, value_of_action, value_tables
 from duetune.policies.solve.optimum import Optimum, optimum_of_plan
 from duetune.policies.solve.progress_grid import ProgressGrid, progress_grid
+from duetune.policies.solve.stochastic import mixes
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -46,9 +42,9 @@ if TYPE_CHECKING:
     Plan = list[tuple[int, int]]
 
 DEFAULT_MAX_STEPS = 20_000
-_TABLE_CELLS = 60_000_000  # 480 MB: beyond this the grid is coarsened and the bound says so
+_TABLE_CELLS = 60_000_000  # 480 MB; a larger problem gets a coarser grid, and the bound shows it
 _BISECTIONS = 40
-# By composition every holding can follow every other: the grid is coarsened to keep to seconds.
+# By composition every pair can follow every other. A coarser grid keeps the time to seconds.
 _COMPOSITION_MOVES = 10_000_000_000
 _COMPOSITION_GPUS = 128
 
@@ -56,7 +52,7 @@ _COMPOSITION_GPUS = 128
 def offline_optimum(
     job: Job, market: MarketWindow, *, max_steps: int = DEFAULT_MAX_STEPS
 ) -> Optimum:
-    """The plan of highest utility for a market that is known to the hard deadline."""
+    """Return the plan with the highest utility for a market that is known to the hard deadline."""
     solver = _Solver(job, market, max_steps)
     plan, bound = solver.solve(1.0)
     best = optimum_of_plan("dynamic", job, market, plan, bound)
@@ -89,38 +85,35 @@ class _Solver:
         self.ceiling = progress_grid(job, steps, optimistic=True)
 
     def solve(self, multiplier: float) -> tuple[Plan, float]:
-        """The best plan, and a bound, for the objective value - multiplier x charges."""
+        """Return the best plan and an upper bound for value - multiplier x charges."""
         tables = self._tables(self.floor, multiplier, optimistic=False)
         plan = self._follow(self.floor, tables, multiplier)
         if self.floor.exact:
             return plan, float(tables[1, 0, self.floor.steps])
         above = self._tables(self.ceiling, multiplier, optimistic=True)
-        # On a coarse grid the hopeful tables can lead to the better plan, followed with true
-        # progress; both are feasible, so the better one is taken.
+        # On a coarse grid the optimistic tables can lead to the better plan. Both plans are
+        # feasible, because both are followed with true progress.
         plans = (plan, self._follow(self.ceiling, above, multiplier))
-        best = max(plans, key=lambda each: self._worth(each, multiplier))
+        best = max(plans, key=lambda found: self._worth(found, multiplier))
         return best, float(above[1, 0, self.ceiling.steps])
 
     def _worth(self, plan: Plan, multiplier: float) -> float:
+        """Return the objective of a plan when it is played with true progress."""
         found = optimum_of_plan("dynamic", self.job, self.market, plan, 0.0)
         return found.utility - (multiplier - 1) * found.cost
 
     def _follow(self, grid: ProgressGrid, tables: Tables, multiplier: float) -> Plan:
+        """Return the plan that the tables lead to."""
         if self.physics.by_composition:
             plan = _composition_plan(
-                self.physics,
-                grid,
-                self.market,
-                self.spot,
-                self.on_demand,
-                tables,
-                multiplier,
+                self.physics, grid, self.market, self.spot, self.on_demand, tables, multiplier
             )
         else:
             plan = _total_plan(self.physics, grid, self.market, tables, multiplier)
         return [(int(spot), int(on_demand)) for spot, on_demand in plan]
 
     def _tables(self, grid: ProgressGrid, multiplier: float, *, optimistic: bool) -> Tables:
+        """Return the value tables, over numbers of GPUs or over pairs."""
         if self.physics.by_composition:
             return _composition_tables(
                 self.physics,
@@ -135,7 +128,10 @@ class _Solver:
 
 
 def _within_budget(solver: _Solver, budget: float, unconstrained: Optimum) -> Optimum:
-    """Lagrangian relaxation: value - (1 + extra) charges + extra x budget bounds the optimum."""
+    """Solve with a budget by Lagrangian relaxation.
+
+    value - (1 + extra) charges + extra x budget bounds the optimum for every ``extra`` >= 0.
+    """
     job, market = solver.job, solver.market
     bound = unconstrained.upper_bound
     best = optimum_of_plan("dynamic", job, market, [(0, 0)] * job.hard_deadline, bound)
@@ -155,18 +151,14 @@ def _within_budget(solver: _Solver, budget: float, unconstrained: Optimum) -> Op
 
 
 def holdings(job: JobPhysics) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Every (spot, on-demand) pair a job may hold; index 0 is nothing."""
-    pairs = [(0, 0)] + [
-        (spot, total - spot)
-        for total in range(job.min_gpus, job.max_gpus + 1)
-        for spot in range(total + 1)
-    ]
-    table = np.array(pairs, dtype=np.int64)
+    """Return every (spot, on-demand) pair that a job may hold; index 0 is nothing."""
+    table = mixes(job.min_gpus, job.max_gpus)
     return np.ascontiguousarray(table[:, 0]), np.ascontiguousarray(table[:, 1])
 
 
 @compiled
 def _total_costs(job: JobPhysics, market: MarketWindow, multiplier: float) -> Tables:
+    """Return ``costs[t, n]``: the least charge for n GPUs in slot t, times the multiplier."""
     costs = np.zeros((job.hard_deadline + 1, job.max_gpus + 1))
     for slot in range(1, job.hard_deadline + 1):
         for gpus in range(1, job.max_gpus + 1):
@@ -183,7 +175,7 @@ def _total_costs(job: JobPhysics, market: MarketWindow, multiplier: float) -> Ta
 def _total_plan(
     job: JobPhysics, grid: ProgressGrid, market: MarketWindow, tables: Tables, multiplier: float
 ) -> NDArray[np.int64]:
-    """Follow the tables with the true progress, which is never behind the grid's."""
+    """Return the plan that the tables lead to, followed with true progress."""
     plan = np.zeros((job.hard_deadline, 2), dtype=np.int64)
     progress, held, held_spot = 0.0, 0, 0
     for slot in range(1, job.hard_deadline + 1):
@@ -226,6 +218,7 @@ def _stride(
     available: int,
     optimistic: bool,
 ) -> int:
+    """Return the steps of work that a pair does in a slot after another pair was held."""
     fraction = efficiency(job, held[0], held[1], now[0], now[1], available)
     steps = fraction * job.throughput[now[0] + now[1]] / grid.unit
     if grid.exact:
@@ -235,6 +228,7 @@ def _stride(
 
 @compiled
 def _charge_in(market: MarketWindow, slot: int, spot: int, on_demand: int) -> float:
+    """Return the charge for a pair in a slot."""
     return charge(spot, on_demand, market.spot_price[slot - 1], market.on_demand_price[slot - 1])
 
 
@@ -248,7 +242,7 @@ def _composition_tables(
     multiplier: float,
     optimistic: bool,
 ) -> Tables:
-    """``tables[t, h, r]`` over holdings h, since swaps and preemptions count."""
+    """Return ``tables[t, h, r]`` over pairs h, because swaps and preemptions count."""
     tables = np.zeros((job.hard_deadline + 2, spot.size, grid.steps + 1))
     for slot in range(job.hard_deadline, 0, -1):
         available = market.available[slot - 1]
@@ -282,6 +276,7 @@ def _composition_plan(
     tables: Tables,
     multiplier: float,
 ) -> NDArray[np.int64]:
+    """Return the plan that the tables over pairs lead to, with true progress."""
     plan = np.zeros((job.hard_deadline, 2), dtype=np.int64)
     progress, held = 0.0, 0
     for slot in range(1, job.hard_deadline + 1):

@@ -1,9 +1,9 @@
-"""The offline optimum as an integer program, solved by HiGHS.
+"""The offline optimum as an integer program, solved by HiGHS. It checks ``dynamic``.
 
-Slots t = 1..D. Integers: spot and on-demand counts. Binaries: running b, growing u, shrinking e,
-completing in this slot c. The work lost to a change, (1 - mu) H(n), is linear in q >= H(n) when
-the change is marked and q >= 0 otherwise; q only hurts, so it sits at its lower bound. A throughput
-curve that is not linear is written with one binary per number of GPUs.
+Slots are t = 1..D. Integers: spot and on-demand counts. Binaries: running b, growing u, shrinking
+e, completing in this slot c. The work lost to a change, (1 - mu) H(n), is linear in q >= H(n) if
+the change is marked, and q >= 0 otherwise. A larger q only hurts, so it is at its lower bound. A
+throughput curve that is not linear has one binary per number of GPUs.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _FINE = {"mip_feasibility_tolerance": 1e-9, "primal_feasibility_tolerance": 1e-9
 def milp_optimum(
     job: Job, market: MarketWindow, *, time_limit_s: float = 300.0, threads: int = 1
 ) -> Optimum:
-    """The plan of highest utility for a known market; exact to the solver's tolerances."""
+    """Return the plan with the highest utility for a known market, to solver tolerance."""
     if job_physics(job).by_composition:
         raise InvalidInput(
             "reconfiguration.key",
@@ -38,8 +38,8 @@ def milp_optimum(
             "'total' for the integer program; the dynamic program takes both",
         )
     found, objective = _solve(job, market, time_limit_s, threads, {})
-    # HiGHS works to a tolerance. Where that let it count work that was not done, ask for a finer
-    # one; not at first, since a tolerance too fine makes it discard plans that are feasible.
+    # HiGHS works to a tolerance. If it counted work that was not done, solve again with a finer
+    # tolerance. A fine tolerance from the start would make it discard feasible plans.
     if found.utility < objective - _AGREEMENT * max(1.0, abs(objective)):
         found, _ = _solve(job, market, time_limit_s, threads, _FINE)
     return found
@@ -48,7 +48,7 @@ def milp_optimum(
 def _solve(
     job: Job, market: MarketWindow, time_limit_s: float, threads: int, options: dict[str, float]
 ) -> tuple[Optimum, float]:
-    """The plan as the physics settles it, and what the solver says it is worth."""
+    """Return the plan as the physics plays it, and the objective that the solver reports."""
     solver = _highs(time_limit_s, threads, options)
     program = _Program.build(solver, job, market)
     solver.maximize(program.objective)
@@ -68,6 +68,7 @@ def _solve(
 
 
 def _highs(time_limit_s: float, threads: int, options: dict[str, float]) -> highspy.Highs:
+    """Return a silent solver with tight gaps."""
     import highspy  # noqa: PLC0415 - slow to import
 
     solver: highspy.Highs = highspy.Highs()  # type: ignore[no-untyped-call] # not annotated there
@@ -82,12 +83,15 @@ def _highs(time_limit_s: float, threads: int, options: dict[str, float]) -> high
 
 
 class _Program(NamedTuple):
+    """The variables and the objective that the plan is read from."""
+
     objective: highs_linear_expression
     spot: list[highs_var]
     on_demand: list[highs_var]
 
     @classmethod
     def build(cls, solver: highspy.Highs, job: Job, market: MarketWindow) -> _Program:
+        """Add all variables and constraints of a job on a market to the solver."""
         physics = job_physics(job)
         rule = job.reconfiguration
         largest = float(physics.throughput[-1])
@@ -112,7 +116,7 @@ class _Program(NamedTuple):
             work = full - (1 - rule.grow) * lost_growing - (1 - rule.shrink) * lost_shrinking
             done_work = done_work + work
             completed = completed + completing
-            # A hair of slack: decimal amounts of work do not add up exactly in binary.
+            # The tolerance is needed: decimal amounts of work do not add up exactly in binary.
             solver.addConstr(done_work >= (job.work - physics.tolerance) * completed)
             cost = (
                 float(market.spot_price[slot - 1]) * spot
@@ -132,11 +136,11 @@ class _Program(NamedTuple):
 def _undisturbed_work(
     solver: highspy.Highs, job: Job, total: highs_linear_expression, running: highs_var
 ) -> highs_linear_expression:
-    """H(n) as a linear expression."""
+    """Return H(n) as a linear expression."""
     curve = job.throughput[job.min_gpus :]
     slope = curve[1] - curve[0] if len(curve) > 1 else 0.0
     intercept = curve[0] - slope * job.min_gpus
-    # What rounding leaves of nothing is below what the solver takes for a coefficient.
+    # Rounding errors around zero are smaller than any coefficient that the solver accepts.
     slope, intercept = (
         0.0 if abs(part) < 1e-12 * curve[-1] else part for part in (slope, intercept)
     )

@@ -1,4 +1,4 @@
-"""What an exact method returns: the plan, what it comes to, and how far from the best it can be."""
+"""The result of an exact method: the plan, its utility, and the certified gap to the best."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Optimum(msgspec.Struct, frozen=True):
-    """``utility`` is reached by ``plan``; no plan whatever can reach more than ``upper_bound``."""
+    """The best plan found. ``plan`` reaches ``utility``; none can exceed ``upper_bound``."""
 
     method: str
     utility: float
@@ -27,14 +27,14 @@ class Optimum(msgspec.Struct, frozen=True):
 
     @property
     def gap(self) -> float:
-        """The certified distance to the true optimum, in dollars."""
+        """Return the certified distance to the true optimum, in dollars."""
         return self.upper_bound - self.utility
 
 
 def optimum_of_plan(
     method: str, job: Job, market: MarketWindow, plan: list[tuple[int, int]], upper_bound: float
 ) -> Optimum:
-    """Settle a plan by the physics, so that its utility is what a simulation would give."""
+    """Play a plan by the physics and return its result, as a simulation would give it."""
     spot = np.array([pair[0] for pair in plan], dtype=np.int64)
     on_demand = np.array([pair[1] for pair in plan], dtype=np.int64)
     utility, cost, finished, _ = play(job_physics(job), market, spot, on_demand)
@@ -44,7 +44,7 @@ def optimum_of_plan(
         utility=utility,
         cost=cost,
         finished=finished or None,
-        # Rounding of the last bits must not make a plan better than its own bound.
+        # Rounding in the last bits must not make a plan better than its bound.
         upper_bound=max(upper_bound, utility),
         plan=tuple(Allocation(spot=pair[0], on_demand=pair[1]) for pair in used),
     )

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from duetune.core.job import Job
 
 STAY, GROW, SHRINK = 0, 1, 2
-_NOISE = 1e-12  # relative: what a division may be off by
+_NOISE = 1e-12  # relative error of a division
 _LARGEST_DENOMINATOR = 10**6
-# Decimal amounts are summed as whole numbers of 1e-8, the quick way; others as fractions.
+# Decimal amounts are counted in whole units of 1e-8, which is fast; others as fractions.
 _DECIMALS = 1e8
 _DECIMAL_NOISE = 1e-3
 _LARGEST_EXACT = 2.0**42
@@ -30,10 +30,13 @@ _UNDISTURBED = Reconfiguration(grow=1.0, shrink=1.0, preempted=1.0)
 
 
 class ProgressGrid(NamedTuple):
-    """``strides[change, n]`` steps are done by n GPUs in a slot with this kind of change.
+    """A grid of work for one job.
 
-    Rounded down (and work left rounded up), a plan never over-states progress; rounded the other
-    way (``optimistic``) it never under-states it, which bounds the optimum from above.
+    n GPUs do ``strides[change, n]`` steps in a slot with this kind of change.
+
+    With strides rounded down and work left rounded up, a plan never overstates progress. Rounded
+    the other way (``optimistic``) it never understates progress, which bounds the optimum from
+    above.
     """
 
     unit: float
@@ -57,9 +60,9 @@ def exact_unit(job: Job) -> float:
 
 
 def even_unit(job: Job, max_steps: int) -> float:
-    """A unit that gives at most ``max_steps`` steps and, where that is possible, divides what any
-    number of GPUs does in an undisturbed slot: work left then stays on the grid while nothing
-    changes.
+    """Return a unit with at most ``max_steps`` steps that divides undisturbed work if possible.
+
+    Work left then stays on the grid as long as nothing changes.
     """
     finest = job.work / max_steps
     common = exact_unit(msgspec.structs.replace(job, reconfiguration=_UNDISTURBED))
@@ -72,7 +75,7 @@ def even_unit(job: Job, max_steps: int) -> float:
 
 @functools.lru_cache(maxsize=4096)
 def progress_grid(job: Job, max_steps: int, *, optimistic: bool = False) -> ProgressGrid:
-    """The exact grid where it has at most ``max_steps`` steps, else ``max_steps`` equal ones."""
+    """Return the exact grid if its steps are at most ``max_steps``, else that many equal ones."""
     if max_steps < 1:
         raise InvalidInput("max_steps", max_steps, "1 or more")
     unit = exact_unit(job)

@@ -1,4 +1,4 @@
-"""The least cost of one instance on a market that is known: exact backward induction."""
+"""The least cost of one instance on a known market, by exact backward induction."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 def least_cost(
     available: NDArray[np.int64], work: int, tick: int, restart: int, spot: float, on_demand: float
 ) -> float:
-    """Backwards over (what is held and the ticks since its restart, work left in units).
+    """Return the least cost, or infinity if no plan is done by the last tick.
 
-    Infinite where no plan is done by the last tick.
+    The state is what is held, the ticks since its restart, and the work left in units.
     """
     levels = max(0, -(-restart // tick) - 1)
     kinds = 1 + 2 * (levels + 1)

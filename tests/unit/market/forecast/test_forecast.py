@@ -43,8 +43,12 @@ def slot(price: float, available: int) -> Slot:
     return Slot(spot_price=price, available=available, on_demand_price=1.0)
 
 
+def noisy_source(regime: ErrorRegime, level: float, seed: int) -> ForecastSource:
+    return ForecastSource(kind=ForecastKind.NOISY, regime=regime, level=level, seed=seed)
+
+
 def error_of(trace: MarketTrace, regime: ErrorRegime, level: float) -> tuple[float, float]:
-    noisy = PerfectPlusError.for_trace(trace, 5, regime=regime, level=level, seed=1)
+    noisy = noisy_source(regime, level, seed=1).table(trace, 5)
     truth = ForecastSource.parse("perfect").table(trace, 5)
     return (
         float(np.abs(noisy.spot_price - truth.spot_price).mean()),
@@ -171,7 +175,7 @@ def test_uniform_and_heavy_errors_have_the_same_mean_and_other_tails():
     trace = MarketTrace.single(prices, np.full(slots, 8), 1e6)
     mean, worst = {}, {}
     for regime in ErrorRegime:
-        noisy = PerfectPlusError.for_trace(trace, 1, regime=regime, level=0.1, seed=2)
+        noisy = noisy_source(regime, 0.1, seed=2).table(trace, 1)
         error = np.abs(noisy.spot_price[:-1, 0] / 100 - 1)
         mean[regime], worst[regime] = error.mean(), error.max()
     # Level 0.1, uniform within 10%: 5% on average.
@@ -184,7 +188,7 @@ def test_uniform_and_heavy_errors_have_the_same_mean_and_other_tails():
 @pytest.mark.parametrize("regime", ErrorRegime)
 def test_noisy_forecasts_are_clipped(regime: ErrorRegime):
     trace = market()
-    noisy = PerfectPlusError.for_trace(trace, 5, regime=regime, level=2.0, seed=0)
+    noisy = noisy_source(regime, 2.0, seed=0).table(trace, 5)
     assert noisy.spot_price.min() == trace.spot_price.min()
     assert noisy.spot_price.max() <= 1.5
     assert noisy.available.min() == 0

@@ -32,9 +32,8 @@ from duetune.market.forecast.distribution import (
     price_at,
 )
 from duetune.market.forecast.empirical import CountErrors, Last, Momentum, PriceErrors, Season
-from duetune.market.forecast.markov import SemiMarkov
+from duetune.market.forecast.markov import SemiMarkov, UsualCounts
 from duetune.market.forecast.statistical import Arima, Ets
-from duetune.market.forecast.typical_availability import UsualCounts
 
 
 def fed(model, values):

@@ -14,8 +14,8 @@ from duetune.market.forecast.market_chain import (
     number_of,
     price_state,
 )
-from duetune.market.forecast.outlook import past_before
 from duetune.market.forecast.regimes import SPELLS, believe, first_belief, regime_chain
+from duetune.market.forecast.simple import past_before
 from duetune.testing import market_of, random_market
 
 
