@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 from enum import StrEnum
-from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,12 +15,13 @@ from duetune.knowledge.configurations.configuration import (
     Method,
     Precision,
     Sharding,
+    Value,
 )
-from duetune.knowledge.configurations.space import Space, Value
+from duetune.knowledge.configurations.space import Space
 from duetune.knowledge.estimate import EXTRAPOLATED, Cause, Estimate
 from duetune.knowledge.facts.gpus import GPUS, gpu_name
 from duetune.knowledge.facts.model_facts import model_facts
-from duetune.knowledge.facts.model_registry import model_name
+from duetune.knowledge.facts.model_registry import model_name, registered_names
 from duetune.knowledge.sources.knowledge_source import Candidate, Limits, Neighbour, Objective, Term
 
 if TYPE_CHECKING:
@@ -166,9 +166,7 @@ def asked_gpu(text: str, field: str = "gpu") -> str:
 
 def _like(model: str, cutoff: float) -> tuple[str, ...]:
     """Known models with a name like this."""
-    document = files("duetune.knowledge.facts").joinpath("registry.json").read_bytes()
-    known = msgspec.json.decode(document, type=dict[str, msgspec.Raw])
-    last = {name.rsplit("/", 1)[-1]: name for name in known}
+    last = {name.rsplit("/", 1)[-1]: name for name in registered_names()}
     return _near(model.rsplit("/", 1)[-1], last, cutoff)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from duetune.knowledge.advice import GIVEN, Advice, Choice, estimate_assumptions
 from duetune.knowledge.configurations.configuration import Configurations, Method
 from duetune.knowledge.configurations.space import Role
-from duetune.knowledge.estimate import CAUSES, FITS, Cause
+from duetune.knowledge.estimate import FITS, RULE
 from duetune.knowledge.next_measurement import best_lesson
 from duetune.knowledge.ranking import SURE_ENOUGH, rank, unavailable
 from duetune.knowledge.sources.knowledge_source import Objective
@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from duetune.knowledge.advice import Fit, Request
-    from duetune.knowledge.configurations.configuration import Configuration
-    from duetune.knowledge.configurations.space import Value
+    from duetune.knowledge.configurations.configuration import Configuration, Value
     from duetune.knowledge.estimate import Estimates
     from duetune.knowledge.history import History
     from duetune.knowledge.sources.knowledge_source import Candidate, KnowledgeSource
@@ -109,7 +108,7 @@ class Advisor:
         self, advice: Advice, points: Configurations, estimates: Estimates
     ) -> Advice:
         """The likeliest of what there is, the one that needs the least of its card if several."""
-        open_ = estimates.cause != CAUSES.index(Cause.RULE)
+        open_ = estimates.cause != RULE
         for mask in unavailable(points, advice.limits).values():
             open_ &= ~mask
         if not open_.any():

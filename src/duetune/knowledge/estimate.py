@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import StrEnum
+from statistics import NormalDist
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 import numpy as np
 
+from duetune.knowledge.configurations.configuration_rules import broken
+
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from numpy.typing import NDArray
+
+    from duetune.knowledge.configurations.configuration import Configurations
+
+    Rows = NDArray[np.int64] | NDArray[np.bool_]
+    Column = NDArray[np.float64]
 
 
 class Cause(StrEnum):
@@ -22,6 +33,10 @@ class Cause(StrEnum):
 
 
 CAUSES = tuple(Cause)
+NONE, MEMORY, OTHER, RULE = (
+    np.int8(CAUSES.index(cause)) for cause in (Cause.NONE, Cause.MEMORY, Cause.OTHER, Cause.RULE)
+)
+
 FITS = 0.8
 """With this probability a configuration is said to fit, recommended and planned with; with what is
 left of one it is said not to fit.
@@ -29,6 +44,9 @@ left of one it is said not to fit.
 
 LOW, MIDDLE, HIGH = 0.05, 0.5, 0.95
 """The quantiles that every interval names: 90% lies between the first and the last."""
+
+DEVIATIONS = NormalDist().inv_cdf(HIGH)
+"""From the middle of an interval to either end, in standard deviations."""
 
 
 class Interval(NamedTuple):
@@ -55,34 +73,22 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 EXTRAPOLATED = ("model", "gpu_model", "method", "software")
+_PLAIN = ("p_valid", "cause", "support", "extrapolated", "measured")
+_INTERVALS = ("tokens_per_s", "memory_gb")
 
 
+@dataclass(kw_only=True, eq=False)
 class Estimates:
     """Of many configurations, in their order, column by column."""
 
-    def __init__(
-        self,
-        *,
-        p_valid: NDArray[np.float64],
-        cause: NDArray[np.int8],
-        tokens_per_s: NDArray[np.float64],
-        memory_gb: NDArray[np.float64],
-        support: NDArray[np.int64],
-        extrapolated: NDArray[np.bool_],
-        measured: NDArray[np.bool_],
-        source: str,
-    ) -> None:
-        """``tokens_per_s`` and ``memory_gb``: a row of low, middle, high for each configuration;
-        ``cause`` indices into ``CAUSES``; ``extrapolated`` a column for each of ``EXTRAPOLATED``.
-        """
-        self.p_valid = p_valid
-        self.cause = cause
-        self.tokens_per_s = tokens_per_s
-        self.memory_gb = memory_gb
-        self.support = support
-        self.extrapolated = extrapolated
-        self.measured = measured
-        self.source = source
+    p_valid: NDArray[np.float64]
+    cause: NDArray[np.int8]
+    tokens_per_s: NDArray[np.float64]
+    memory_gb: NDArray[np.float64]
+    support: NDArray[np.int64]
+    extrapolated: NDArray[np.bool_]
+    measured: NDArray[np.bool_]
+    source: str
 
     def __len__(self) -> int:
         return len(self.p_valid)
@@ -104,16 +110,8 @@ class Estimates:
         )
 
     def take(self, index: NDArray[np.int64] | NDArray[np.bool_]) -> Estimates:
-        return Estimates(
-            p_valid=self.p_valid[index],
-            cause=self.cause[index],
-            tokens_per_s=self.tokens_per_s[index],
-            memory_gb=self.memory_gb[index],
-            support=self.support[index],
-            extrapolated=self.extrapolated[index],
-            measured=self.measured[index],
-            source=self.source,
-        )
+        columns = {name: getattr(self, name)[index] for name in (*_PLAIN, *_INTERVALS)}
+        return Estimates(**columns, source=self.source)
 
     @classmethod
     def unknown(cls, size: int, source: str) -> Estimates:
@@ -128,3 +126,37 @@ class Estimates:
             measured=np.zeros(size, np.bool_),
             source=source,
         )
+
+
+def around(middle: Column, deviation: Column | float) -> Column:
+    """Rows of low, middle, high; ``deviation`` is of the logarithm."""
+    factor = np.exp(DEVIATIONS * np.broadcast_to(deviation, middle.shape))
+    return np.stack([middle / factor, middle, middle * factor], axis=1)
+
+
+def put(into: Estimates, rows: Rows, part: Estimates, *, keep_known: bool = False) -> None:
+    """``part`` at these rows; with ``keep_known`` pace and memory stay where it has none."""
+    for name in _PLAIN:
+        getattr(into, name)[rows] = getattr(part, name)
+    for name in _INTERVALS:
+        column, new = getattr(into, name), getattr(part, name)
+        if keep_known:
+            new = np.where(np.isnan(new[:, 1:2]), column[rows], new)
+        column[rows] = new
+
+
+def under_rules(
+    configurations: Configurations,
+    source: str,
+    estimate: Callable[[Configurations], Estimates],
+) -> Estimates:
+    """What breaks a rule does not work, and nobody is asked about it."""
+    kept = broken(configurations) < 0
+    if kept.all():
+        return estimate(configurations)
+    result = Estimates.unknown(len(configurations), source)
+    result.p_valid[:] = 0.0
+    result.cause[:] = RULE
+    if kept.any():
+        put(result, kept, estimate(configurations.take(kept)))
+    return result

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import statistics
 from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
 
-from duetune.knowledge.configurations.configuration import Configuration, Configurations
+from duetune.knowledge.configurations.configuration import Configurations
 from duetune.knowledge.model.quality import (
     CPU,
     EMULATED,
@@ -36,20 +35,6 @@ class Quarantined(msgspec.Struct, frozen=True):
 
     observation: Observation
     reason: str
-
-
-class Aggregate(msgspec.Struct, frozen=True, kw_only=True):
-    """All runs of one configuration. ``tokens_per_s`` and ``peak_memory_gb`` are medians, None if
-    nothing was measured; ``spread`` is the range of the throughput over its median.
-    """
-
-    configuration: Configuration
-    count: int
-    valid: int
-    out_of_memory: int
-    tokens_per_s: float | None
-    spread: float
-    peak_memory_gb: float | None
 
 
 class History:
@@ -155,13 +140,6 @@ class History:
         rows = np.flatnonzero(self._implausible).tolist()
         return tuple(Quarantined(self[row], self._reason(row)) for row in rows)
 
-    def aggregate(self) -> tuple[Aggregate, ...]:
-        """One for each configuration, in the order of the first run of each."""
-        groups: dict[str, list[Observation]] = {}
-        for each in self:
-            groups.setdefault(each.configuration.key, []).append(each)
-        return tuple(_aggregate(group) for group in groups.values())
-
     @functools.cached_property
     def _mfu(self) -> NDArray[np.float64]:
         return implied_mfu(self.configurations, self.tokens_per_s)
@@ -192,18 +170,3 @@ def _column(values: Iterable[float | None]) -> NDArray[np.float64]:
     column = np.array([np.nan if value is None else value for value in values], np.float64)
     column.flags.writeable = False
     return column
-
-
-def _aggregate(group: Sequence[Observation]) -> Aggregate:
-    rates = [each.tokens_per_s for each in group if each.tokens_per_s is not None]
-    peaks = [each.peak_memory_gb for each in group if each.peak_memory_gb is not None]
-    middle = statistics.median(rates) if rates else None
-    return Aggregate(
-        configuration=group[0].configuration,
-        count=len(group),
-        valid=sum(each.outcome is RunOutcome.VALID for each in group),
-        out_of_memory=sum(each.outcome is RunOutcome.OOM for each in group),
-        tokens_per_s=middle,
-        spread=(max(rates) - min(rates)) / middle if middle else 0.0,
-        peak_memory_gb=statistics.median(peaks) if peaks else None,
-    )

@@ -22,7 +22,7 @@ from duetune.knowledge.configurations.configuration import FIELDS, Configuration
 from duetune.knowledge.facts.gpus import gpu_name
 from duetune.knowledge.facts.model_registry import model_name
 from duetune.knowledge.observation import Observation
-from duetune.knowledge.text_tables import read_table
+from duetune.knowledge.text_tables import check_counts, read_table
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 _OWN = tuple(field for field in Observation.__struct_fields__ if field != "configuration")
 COLUMNS: tuple[str, ...] = (*FIELDS, *_OWN)
 _TEXTS = ("software", "provenance", "cluster", "protocol", "error")
-_COUNTS = ("num_gpus", "num_nodes", "batch_size", "tokens_per_sample", "grad_accum")
 NEEDED = ("model", "gpu_model", "outcome")
 """Columns by which such a file is known."""
 
@@ -105,10 +104,7 @@ def _configuration(given: dict[str, str]) -> Configuration:
         configuration = msgspec.convert(values, Configuration, strict=False)
     except msgspec.ValidationError as error:
         raise _invalid(error, values, Configuration) from None
-    for field in _COUNTS:
-        number = getattr(configuration, field)
-        if number < 1:
-            raise InvalidInput(field, number, "a whole number from 1 on")
+    check_counts(configuration)
     return configuration
 
 

@@ -13,6 +13,7 @@ from duetune.knowledge.configurations.configuration import (
     FIELDS,
     Configuration,
     Configurations,
+    plain_number,
 )
 from duetune.knowledge.configurations.space import CHUNK, Domain, Space, field_value
 from duetune.knowledge.ranking import exceeding
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from duetune.knowledge.configurations.space import Value
+    from duetune.knowledge.configurations.configuration import Value
 
 
 class Listing(Space, frozen=True, dict=True):
@@ -85,16 +86,7 @@ def _values(table: Configurations, field: str) -> tuple[Value, ...]:
     ordered = distinct[np.argsort(first, kind="stable")].tolist()
     if field in CATEGORIES:
         return tuple(table.labels[field][code] for code in ordered)
-    return tuple(field_value(field, _plain(field, each)) for each in ordered)
-
-
-def _plain(field: str, number: float) -> Value:
-    if field in _SWITCHES:
-        return bool(number)
-    return number if field == "memory_cap_gb" else int(number)
-
-
-_SWITCHES = ("grad_checkpoint", "fast_kernels")
+    return tuple(field_value(field, plain_number(field, each)) for each in ordered)
 
 
 def _is_one_of(table: Configurations, field: str, values: tuple[Value, ...]) -> NDArray[np.bool_]:

@@ -14,7 +14,7 @@ import numpy as np
 
 from duetune.knowledge.advice import Lesson
 from duetune.knowledge.configurations.configuration import Sharding
-from duetune.knowledge.ranking import DEVIATIONS
+from duetune.knowledge.estimate import DEVIATIONS
 from duetune.knowledge.sources.knowledge_source import Objective
 
 if TYPE_CHECKING:

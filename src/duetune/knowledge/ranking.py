@@ -8,13 +8,13 @@ of fitting and being quick enough, as if there were no second try.
 from __future__ import annotations
 
 import math
-from statistics import NormalDist
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from duetune.knowledge.configurations.configuration import Configurations
-from duetune.knowledge.estimate import CAUSES, HIGH, Cause, Interval
+from duetune.knowledge.estimate import DEVIATIONS, Interval
+from duetune.knowledge.estimate import RULE as BREAKS_RULE
 from duetune.knowledge.facts.gpus import gpu_name
 from duetune.knowledge.sources.knowledge_source import Candidate, Limits, Objective, Ranking
 
@@ -32,9 +32,6 @@ SURE_ENOUGH = 0.9
 """To be on time; beyond it the cheapest is best."""
 
 BALANCE = 0.7
-DEVIATIONS = NormalDist().inv_cdf(HIGH)
-"""From the middle of an interval to either end, in standard deviations."""
-
 _HOUR_S = 3600.0
 
 RULE = "break a rule"
@@ -177,7 +174,7 @@ class Ranker:
 
     def add(self, configurations: Configurations, estimates: Estimates) -> None:
         open_ = np.ones(len(configurations), np.bool_)
-        rule = estimates.cause == CAUSES.index(Cause.RULE)
+        rule = estimates.cause == BREAKS_RULE
         unlikely = ~(estimates.p_valid >= self._limits.min_p_valid)
         reasons = {RULE: rule, **unavailable(configurations, self._limits)}
         for reason, mask in reasons.items():

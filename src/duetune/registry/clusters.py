@@ -156,8 +156,7 @@ def _where(document: Document, path: tuple[str, ...]) -> str:
 
 
 def _partition(said: _Partition) -> Partition:
-    from duetune.knowledge.facts.gpus import GPUS, gpu_name
-    from duetune.knowledge.facts.prices import USUAL_PRICES
+    from duetune.knowledge.facts.gpus import GPUS, USUAL_PRICES, gpu_name
 
     gpu = gpu_name(said.gpu_model)
     if gpu is None:

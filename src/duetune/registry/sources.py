@@ -70,9 +70,8 @@ def site_source(settings: Settings, history: History, name: str = "hybrid") -> K
     """The source of that name, with the model of the home if it has one of this history; it is
     fitted, which takes seconds, and left there if not.
     """
-    from duetune.knowledge.kept_model import kept_model
-    from duetune.knowledge.sources.known_names import history_by_known_names
-    from duetune.knowledge.sources.learned import HybridSource, RegressionSource
+    from duetune.knowledge.sources.estimating import history_by_known_names
+    from duetune.knowledge.sources.learned import HybridSource, RegressionSource, kept_model
 
     kinds = {"hybrid": HybridSource, "regression": RegressionSource}
     if name not in kinds:

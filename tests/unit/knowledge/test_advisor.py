@@ -18,8 +18,7 @@ from duetune.knowledge.advisor import Advisor
 from duetune.knowledge.configurations.configuration import Configuration, Configurations
 from duetune.knowledge.configurations.space_files import default_space
 from duetune.knowledge.estimate import FITS, Cause, Estimate, Interval
-from duetune.knowledge.facts.gpus import GPUS
-from duetune.knowledge.facts.prices import USUAL_PRICES, prices_for
+from duetune.knowledge.facts.gpus import GPUS, USUAL_PRICES, prices_for
 from duetune.knowledge.history import History
 from duetune.knowledge.next_measurement import best_lesson, one_gpu
 from duetune.knowledge.sources.analytic import AnalyticSource

@@ -80,6 +80,7 @@ class Interconnect(StrEnum):
     TCP = "tcp"
 
 
+Value = str | bool | int | float
 LORA_TARGETS = ("attention", "all-linear")
 
 
@@ -132,15 +133,6 @@ class Configuration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         return msgspec.convert({**msgspec.structs.asdict(self), **changes}, Configuration)
 
 
-_WORDS: dict[str, tuple[str, ...]] = {
-    "method": tuple(Method),
-    "precision": tuple(Precision),
-    "sharding": tuple(Sharding),
-    "lora_targets": LORA_TARGETS,
-    "optimiser": tuple(Optimiser),
-    "attention": tuple(Attention),
-    "interconnect": tuple(Interconnect),
-}
 FIELDS: tuple[str, ...] = Configuration.__struct_fields__
 """In the order of the record."""
 
@@ -152,13 +144,27 @@ CATEGORIES: frozenset[str] = frozenset(
 )
 """Fields that are words; all others are numbers."""
 
+_FLAGS = frozenset(("grad_checkpoint", "fast_kernels"))
 _NUMBERS = tuple(field for field in FIELDS if field not in CATEGORIES)
 
-_DEFAULTS = {
-    field.name: field.default
-    for field in msgspec.structs.fields(Configuration)
-    if field.default is not msgspec.NODEFAULT
+_FIELDS = {field.name: field for field in msgspec.structs.fields(Configuration)}
+ENUMERATED: dict[str, tuple[str, ...]] = {
+    name: tuple(field.type) for name, field in _FIELDS.items() if issubclass(field.type, StrEnum)
 }
+"""Fields whose words are fixed, with these words."""
+
+_WORDS = {**ENUMERATED, "lora_targets": LORA_TARGETS}
+DEFAULTS: dict[str, Value] = {
+    name: field.default for name, field in _FIELDS.items() if field.default is not msgspec.NODEFAULT
+}
+"""The values of fields that need not be given."""
+
+
+def plain_number(field: str, number: float) -> Value:
+    """A number of a column as the record has it: a flag, a whole number or (a cap) a float."""
+    if field in _FLAGS:
+        return bool(number)
+    return float(number) if field == "memory_cap_gb" else int(number)
 
 
 class Configurations:
@@ -213,12 +219,8 @@ class Configurations:
             _put(field, values, index, columns, labels)
         for field in FIELDS:
             if field not in columns:
-                _put(field, [_DEFAULTS[field]], np.zeros(total, np.int64), columns, labels)
+                _put(field, [DEFAULTS[field]], np.zeros(total, np.int64), columns, labels)
         return cls({field: columns[field] for field in FIELDS}, labels)
-
-    @classmethod
-    def joined(cls, parts: Sequence[Configurations]) -> Configurations:
-        return cls.of([row for part in parts for row in part])
 
     def __len__(self) -> int:
         return self._size
@@ -229,10 +231,8 @@ class Configurations:
             value = self.columns[field][index]
             if field in CATEGORIES:
                 values[field] = self.labels[field][int(value)]
-            elif field == "memory_cap_gb":
-                values[field] = float(value)
             else:
-                values[field] = bool(value) if field in _FLAGS else int(value)
+                values[field] = plain_number(field, value)
         return msgspec.convert(values, Configuration)
 
     def __iter__(self) -> Iterator[Configuration]:
@@ -275,9 +275,6 @@ class Configurations:
     def per_gpu_tokens(self) -> NDArray[np.float64]:
         """Of one GPU in one micro-step."""
         return self.per_gpu_batch * self.number("tokens_per_sample")
-
-
-_FLAGS = frozenset(("grad_checkpoint", "fast_kernels"))
 
 
 def _put(

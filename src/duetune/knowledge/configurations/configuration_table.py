@@ -78,7 +78,6 @@ class Described:
         self.expert_parameters = of_model(_expert_parameters)
         self.active_experts = of_model(_active_experts)
         self.bigcode = of_model(lambda it: it.family == "gpt_bigcode")
-        self.shape_known = of_model(lambda it: it.shape_known)
         attention = of_model(lambda it: 4 * it.hidden + 2 * (it.hidden + it.key_values))
         linear = of_model(lambda it: it.linear_widths)
 
@@ -98,10 +97,7 @@ class Described:
         self.network = each.gather("interconnect", lambda word: NETWORKS.get(word, 1.0))
         capacity = of_gpu("capacity", _NO_CAPACITY, 1.0)
         cap = each.number("memory_cap_gb")
-        caps = {value: card_bytes(value) for value in np.unique(cap).tolist() if value > 0}
-        limit = np.full(len(each), _NO_CAPACITY)
-        for value, size in caps.items():
-            limit[cap == value] = size
+        limit = np.where(cap > 0, np.interp(cap, _CARDS_GB, _CARDS_MIB) * MIB, _NO_CAPACITY)
         self.capacity = np.minimum(capacity, limit)
         unknown = each.gather("model", lambda word: found[word].source == _NOTHING)
         self.blind = (unknown > 0) | (self.capacity >= _NO_CAPACITY)

@@ -16,11 +16,10 @@ import operator
 import textwrap
 from typing import TYPE_CHECKING, NamedTuple
 
-import msgspec
 import numpy as np
 
 from duetune.errors import InvalidInput
-from duetune.knowledge.configurations.configuration import CATEGORIES, FIELDS, Configuration
+from duetune.knowledge.configurations.configuration import CATEGORIES, ENUMERATED, FIELDS
 from duetune.knowledge.configurations.configuration_table import facts_or_usual
 from duetune.knowledge.facts.gpus import gpu_named
 
@@ -76,11 +75,6 @@ _DEPENDS = {
     "per_gpu_tokens": ("batch_size", "num_gpus", "tokens_per_sample"),
     "total_tokens": ("batch_size", "tokens_per_sample"),
     "gpu_memory_gb": ("gpu_model", "memory_cap_gb"),
-}
-_ENUMERATED: dict[str, frozenset[str]] = {
-    field.name: frozenset(field.type)
-    for field in msgspec.structs.fields(Configuration)
-    if field.name in CATEGORIES and field.type is not str
 }
 _ARITHMETIC: dict[type[ast.operator], Arithmetic] = {
     ast.Add: np.add,
@@ -207,7 +201,7 @@ class _Reader:
         words = [item.value for item in items if isinstance(item, ast.Constant)]
         if len(words) != len(items) or not all(isinstance(word, str) for word in words):
             raise self.wrong(node, f"words in quotes to compare {field} with")
-        known = _ENUMERATED.get(field)
+        known = ENUMERATED.get(field)
         for word in words:
             if known is not None and word not in known:
                 raise self.wrong(node, f"{field} to be one of {', '.join(sorted(known))}")

@@ -14,9 +14,11 @@ import numpy as np
 from duetune.errors import InvalidInput
 from duetune.knowledge.configurations.configuration import (
     CATEGORIES,
+    DEFAULTS,
     FIELDS,
     Configuration,
     Configurations,
+    Value,
 )
 from duetune.knowledge.configurations.configuration_rules import Constraint, broken
 from duetune.knowledge.facts.gpus import gpu_name
@@ -26,7 +28,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-Value = str | bool | int | float
 CHUNK = 65536
 _MOST = 2**62  # they are numbered
 
@@ -172,17 +173,6 @@ class Space(msgspec.Struct, frozen=True, dict=True):
         )
         return there and bool(_all_hold(Configurations.of([configuration]), self.constraints)[0])
 
-    def describe(self) -> str:
-        """A line for each field that is named, and for each constraint."""
-        width = max((len(field) for field in self.domains), default=0)
-        lines = [
-            f"{field:{width}}  {domain.role:5}  {', '.join(_shown(each) for each in domain.values)}"
-            for field, domain in self.domains.items()
-        ]
-        return "\n".join(
-            line.rstrip() for line in (*lines, *(f"where {each}" for each in self.constraints))
-        )
-
     def _build(self, digits: Mapping[str, NDArray[np.int64]], size: int) -> Configurations:
         """Fields without digits have their first value, and no word at all where there is none."""
         columns: dict[str, NDArray[np.float64] | NDArray[np.int64]] = {}
@@ -231,9 +221,6 @@ _FIELDS = {field.name: field for field in msgspec.structs.fields(Configuration)}
 _MAY_BE_ZERO = frozenset(
     ("grad_checkpoint", "fast_kernels", "fast_moe", "memory_cap_gb", "lora_rank")
 )
-DEFAULTS: dict[str, Value] = {
-    name: field.default for name, field in _FIELDS.items() if field.default is not msgspec.NODEFAULT
-}
 
 
 def _known(field: str) -> msgspec.structs.FieldInfo:
@@ -248,10 +235,6 @@ def _allowed(kind: object) -> str:
         return f"one of {', '.join(kind)}"
     names = {int: "a whole number", float: "a number", bool: "true or false", str: "a word"}
     return names.get(kind, "another value") if isinstance(kind, type) else "another value"
-
-
-def _shown(value: Value) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _digits(

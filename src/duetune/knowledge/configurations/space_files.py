@@ -17,8 +17,9 @@ from pathlib import Path
 import msgspec
 
 from duetune.errors import InvalidInput
+from duetune.knowledge.configurations.configuration import Value
 from duetune.knowledge.configurations.configuration_rules import Constraint
-from duetune.knowledge.configurations.space import Domain, Role, Space, Value, field_value
+from duetune.knowledge.configurations.space import Domain, Role, Space, field_value
 
 _PACKAGED = Path(__file__).parent / "spaces"
 

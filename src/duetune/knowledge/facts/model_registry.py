@@ -34,6 +34,11 @@ def model_name(text: str) -> str:
     return text if found is None else found[0]
 
 
+def registered_names() -> tuple[str, ...]:
+    """Return all models of the registry, to suggest names like one that is not known."""
+    return tuple(_index()[0])
+
+
 @functools.lru_cache(maxsize=4096)
 def _registered(text: str) -> tuple[str, msgspec.Raw] | None:
     names, exact, loose = _index()

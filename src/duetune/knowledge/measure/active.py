@@ -5,21 +5,20 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
+import msgspec
 import numpy as np
 
 from duetune.knowledge.configurations.configuration import Configurations
-from duetune.knowledge.configurations.configuration_table import Described
+from duetune.knowledge.configurations.configuration_table import Described, card_bytes
 from duetune.knowledge.history import History
-from duetune.knowledge.measure.caps import near_caps
 from duetune.knowledge.measure.choice import BATCH, DRAWN, drawn, fitting, start_of
-from duetune.knowledge.measure.diversity import positions, spread_out
-from duetune.knowledge.measure.surrogate import RidgeEnsemble
+from duetune.knowledge.measure.surrogate import WORDS, RidgeEnsemble
 from duetune.knowledge.measure.trials import Batch, group_of, unmeasurable
 from duetune.knowledge.measure.worker_messages import GB
 from duetune.knowledge.model.frontier import INVALID, UNKNOWN, VALID, Frontier
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from collections.abc import Set as AbstractSet
 
     from numpy.typing import NDArray
@@ -33,6 +32,7 @@ if TYPE_CHECKING:
 
     Column = NDArray[np.float64]
     Group = tuple[str, str]
+
 
 _FIRST = 12
 """Configurations of a group of which nothing is known: those that cover it, cheap ones first."""
@@ -179,3 +179,75 @@ def _rate(worth: Column, seconds: Column, group: Group, seen: int) -> float:
     best = np.argsort(-worth, kind="stable")[:BATCH]
     learnt = (worth[best] * seconds[best]).sum() / (start_of(group) + seconds[best].sum())
     return float(learnt / np.sqrt(1.0 + seen / BATCH))
+
+
+_NEAR = 0.12
+"""Of logarithms: memory this close to what a card has may fit or not, only a run can tell."""
+
+
+def near_caps(observations: Sequence[Observation], space: Space) -> list[Configuration]:
+    """Runs without a cap whose peak was close to what a smaller card has, on that card. A card is
+    large enough somewhere between what a run needed and what it took.
+    """
+    caps = [
+        float(cap)
+        for cap in space.values["memory_cap_gb"]
+        if isinstance(cap, int | float) and cap > 0
+    ]
+    found = []
+    for each in observations:
+        if each.peak_memory_gb is None or each.configuration.memory_cap_gb:
+            continue
+        needed = np.log((each.needed_memory_gb or each.peak_memory_gb) * GB)
+        taken = np.log(each.peak_memory_gb * GB)
+        for cap in caps:
+            if needed - _NEAR < np.log(card_bytes(cap)) < taken + _NEAR:
+                variant = msgspec.structs.replace(each.configuration, memory_cap_gb=cap)
+                if space.contains(variant):
+                    found.append(variant)
+    return found
+
+
+_CAP_STEP = 0.5
+_FAR = 1e3
+
+
+def positions(
+    configurations: Configurations, words: Mapping[str, Sequence[str]]
+) -> NDArray[np.float64]:
+    """Where each configuration lies: doublings of sizes, one apart where ``words`` differ."""
+    it = Described(configurations)
+    columns = [
+        np.log2(it.batch),
+        np.log2(it.sequence),
+        np.log2(it.parameters),
+        np.where(it.full, 0.0, 0.5 * np.log2(np.maximum(configurations.number("lora_rank"), 1.0))),
+        it.checkpointing,
+        _CAP_STEP * (configurations.number("memory_cap_gb") > 0),
+    ]
+    for field in WORDS:
+        # Half of the root of two for each of the two labels that differ makes them one apart.
+        columns += [np.sqrt(0.5) * configurations.is_(field, word) for word in words[field]]
+    return np.column_stack(columns)
+
+
+def spread_out(
+    places: NDArray[np.float64],
+    worth: Column,
+    count: int,
+    taken: NDArray[np.float64] | None = None,
+) -> list[int]:
+    """Greedy k-centre: always the one whose worth times the distance to the nearest that is chosen,
+    or ``taken`` before, is greatest.
+    """
+    nearest = np.full(len(places), _FAR)
+    for place in () if taken is None else taken:
+        nearest = np.minimum(nearest, np.linalg.norm(places - place, axis=1))
+    chosen: list[int] = []
+    for _ in range(min(count, len(places))):
+        gain = worth * nearest
+        gain[chosen] = -1.0
+        best = int(np.argmax(gain))
+        chosen.append(best)
+        nearest = np.minimum(nearest, np.linalg.norm(places - places[best], axis=1))
+    return chosen

@@ -75,7 +75,7 @@ class BatchRun:
             return []
         status = self._worker.status  # before reading: what it wrote last is not missed
         found = self._results()
-        if status is None and self._hangs():
+        if status is None and self._worker.silent_s > self._limit_s:
             self._worker.kill()
             found += self._results()
             found += self._blame(f"Hang: silent for {self._limit_s:g} s")
@@ -131,9 +131,6 @@ class BatchRun:
     @property
     def _limit_s(self) -> float:
         return self._running.build_s if self._worker.current is None else self._running.hang_s
-
-    def _hangs(self) -> bool:
-        return self._worker.silent_s > self._limit_s
 
     def _blame(self, error: str) -> list[BatchMeasurements]:
         """The trial that was running when the worker died."""

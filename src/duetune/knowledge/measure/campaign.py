@@ -109,7 +109,7 @@ class Campaign:
             with ThreadPoolExecutor(1, "chooser", initializer=_be_nice) as thread:
                 workers.prepare()
                 batch = self._choose(None)
-                while batch is not None and (batch := self._still_fitting(batch)) is not None:
+                while batch is not None and (batch := fitting(batch, self._room())) is not None:
                     run, following = self._run_batch(batch, workers, thread)
                     proven = proven or run.started
                     if run.abandoned:
@@ -240,9 +240,6 @@ class Campaign:
             count=self._budget.count - done - pending,
             slowness=self._slowness,
         )
-
-    def _still_fitting(self, batch: Batch) -> Batch | None:
-        return fitting(batch, self._room())
 
     def _keep(self, found: Iterable[BatchMeasurements]) -> None:
         measured = list(found)

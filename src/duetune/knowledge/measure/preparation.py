@@ -29,10 +29,8 @@ from duetune.knowledge.measure.choice import (
     drawn,
     start_of,
 )
-from duetune.knowledge.measure.holdout import HoldOut
-from duetune.knowledge.measure.model_configs import model_config
-from duetune.knowledge.measure.surrogate import RidgeEnsemble, learned
-from duetune.knowledge.measure.trials import group_of, unmeasurable
+from duetune.knowledge.measure.surrogate import HoldOut, RidgeEnsemble, learned
+from duetune.knowledge.measure.trials import group_of, model_config, unmeasurable
 from duetune.knowledge.measure.worker_messages import installed_software
 
 if TYPE_CHECKING:

@@ -9,14 +9,14 @@ import numpy as np
 
 from duetune.knowledge.configurations.configuration import Configurations
 from duetune.knowledge.configurations.configuration_table import Described
-from duetune.knowledge.estimate import CAUSES, EXTRAPOLATED, Cause, Estimates
+from duetune.knowledge.estimate import EXTRAPOLATED, MEMORY, NONE, Estimates
 from duetune.knowledge.measure.worker_messages import GB
 from duetune.knowledge.model.memory_model import MemoryModel, fit_memory
 from duetune.knowledge.model.pace_model import PaceModel, fit_pace
 from duetune.knowledge.observation import RunOutcome
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     Column = NDArray[np.float64]
     Matrix = NDArray[np.float64]
+
 
 WORDS = ("model", "method", "precision", "optimiser", "attention", "lora_targets")
 _MEMBERS = 16
@@ -140,10 +141,9 @@ class RidgeEnsemble:
         margin = np.log(it.capacity) - memory - middle
         p_valid = 1.0 / (1.0 + np.exp(-np.clip(1.7 * margin / wide, -50.0, 50.0)))
         size = len(configurations)
-        cause = np.where(p_valid < 0.5, CAUSES.index(Cause.MEMORY), CAUSES.index(Cause.NONE))
         return Estimates(
             p_valid=p_valid,
-            cause=cause.astype(np.int8),
+            cause=np.where(p_valid < 0.5, MEMORY, NONE),
             tokens_per_s=tokens_per_s,
             memory_gb=_interval(memory + middle - np.log(GB), wide),
             support=np.full(size, len(self._seen)),
@@ -173,3 +173,48 @@ def learned(observations: Sequence[Observation]) -> Surrogate:
         return KnowledgeModel.fit(History(observations))
     except ImportError:
         return RidgeEnsemble(observations)
+
+
+RUNS = 50
+POINTS = 0.2
+_HELD_OUT = 5
+_LEAST = 10
+
+
+class HoldOut:
+    """Every fifth configuration is kept from learning, and told by its key. What was learnt
+    ``RUNS`` runs ago is compared with what is learnt now on all that is held out now.
+    """
+
+    def __init__(self, fit: Callable[[Sequence[Observation]], Surrogate]) -> None:
+        self._fit = fit
+        self._earlier: list[tuple[int, Surrogate]] = []
+
+    def satisfied(self, observations: Sequence[Observation]) -> bool:
+        """Whether the last ``RUNS`` runs made predictions better by less than ``POINTS`` points."""
+        count = len(observations)
+        if self._earlier and count - self._earlier[-1][0] < RUNS:
+            return False
+        held = [
+            each
+            for each in observations
+            if _held_out(each) and each.outcome is RunOutcome.VALID and each.tokens_per_s
+        ]
+        now = self._fit([each for each in observations if not _held_out(each)])
+        before = self._earlier[-1][1] if self._earlier else None
+        self._earlier.append((count, now))
+        if before is None or len(held) < _LEAST:
+            return False
+        return percent_error(before, held) - percent_error(now, held) < POINTS
+
+
+def percent_error(surrogate: Surrogate, observations: Sequence[Observation]) -> float:
+    """The median, of the pace."""
+    table = Configurations.of(each.configuration for each in observations)
+    predicted = surrogate.estimate(table).tokens_per_s[:, 1]
+    measured = np.array([each.tokens_per_s for each in observations], np.float64)
+    return float(100 * np.nanmedian(np.abs(predicted / measured - 1)))
+
+
+def _held_out(observation: Observation) -> bool:
+    return int(observation.configuration.key, 16) % _HELD_OUT == 0

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from duetune.errors import InvalidInput
 from duetune.knowledge.configurations.configuration import Attention, Configuration, Method
 from duetune.knowledge.configurations.configuration_table import card_bytes
-from duetune.knowledge.measure.model_configs import model_config
+from duetune.knowledge.facts.model_registry import registered
 from duetune.knowledge.measure.worker_messages import (
     Header,
     Timing,
@@ -21,7 +23,6 @@ from duetune.knowledge.observation import Observation, Origin, RunOutcome
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
 
 class Batch(msgspec.Struct, frozen=True, kw_only=True):
@@ -139,3 +140,35 @@ def _needed(result: TrialResult) -> float | None:
     if result.peak_allocated_gb is None or result.context_gb is None:
         return None
     return result.peak_allocated_gb + result.context_gb
+
+
+_NOT_OF_A_CONFIG = frozenset(("aliases", "parameters", "active_parameters"))
+
+
+def model_config(model: str) -> dict[str, object]:
+    path = Path(model)
+    if path.is_dir():
+        path /= "config.json"
+    if path.is_file():
+        return _of_file(path)
+    found = registered(model)
+    if found is None:
+        raise InvalidInput("model", model, "a model of the registry, or a folder with config.json")
+    values = msgspec.json.decode(found[1], type=dict[str, object])
+    config = {name: value for name, value in values.items() if name not in _NOT_OF_A_CONFIG}
+    if config.get("model_type") == "mistral":
+        # What the registry does not mention is not there; transformers' default is a window.
+        config.setdefault("sliding_window", None)
+    return config
+
+
+def _of_file(path: Path) -> dict[str, object]:
+    try:
+        config = msgspec.json.decode(path.read_bytes(), type=dict[str, object])
+    except OSError as error:
+        raise InvalidInput("model", str(path), f"a readable file ({error.strerror})") from None
+    except msgspec.MsgspecError as error:
+        raise InvalidInput("model", str(path), f"the configuration of a model ({error})") from None
+    if "model_type" not in config:
+        raise InvalidInput("model", str(path), "a configuration with a model_type")
+    return config

@@ -104,12 +104,7 @@ class Trial:
     @classmethod
     def read(cls, line: str) -> Trial:
         """Fields that are not known here are left out: a row may be a whole configuration."""
-        return cls.of(json.loads(line))
-
-    @classmethod
-    def of(cls, values: Mapping[str, object]) -> Trial:
-        known = {each.name for each in dataclasses.fields(cls)}
-        return cls(**{name: value for name, value in values.items() if name in known})  # type: ignore[arg-type]
+        return cls(**_known(cls, json.loads(line)))  # type: ignore[arg-type]
 
     @property
     def adapter(self) -> tuple[str, int, str]:
@@ -146,8 +141,7 @@ class TrialResult:
 
     @classmethod
     def of(cls, values: Mapping[str, object]) -> TrialResult:
-        known = {each.name for each in dataclasses.fields(cls)}
-        chosen = {name: value for name, value in values.items() if name in known}
+        chosen = _known(cls, values)
         flags = chosen.get("flags")
         if isinstance(flags, list):
             chosen["flags"] = tuple(str(flag) for flag in flags)
@@ -170,8 +164,14 @@ class Ready:
 
     @classmethod
     def of(cls, values: Mapping[str, object]) -> Ready:
-        known = {each.name for each in dataclasses.fields(cls)}
-        return cls(**{name: value for name, value in values.items() if name in known})  # type: ignore[arg-type]
+        return cls(**_known(cls, values))  # type: ignore[arg-type]
+
+
+def _known(
+    record: type[Trial | TrialResult | Ready], values: Mapping[str, object]
+) -> dict[str, object]:
+    names = {each.name for each in dataclasses.fields(record)}
+    return {name: value for name, value in values.items() if name in names}
 
 
 def started_line(trial: Trial) -> str:

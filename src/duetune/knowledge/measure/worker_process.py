@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from duetune.knowledge.measure.worker_messages import Ready, TrialResult
 
@@ -118,10 +118,11 @@ class WorkerProcess:
                 self._process.stdin.close()
 
 
-class Event:
-    def __init__(self, values: dict[str, object], end: int) -> None:
-        self.values = values
-        self.end = end
+class Event(NamedTuple):
+    """One line that a worker wrote, and the byte at which it ends."""
+
+    values: dict[str, object]
+    end: int
 
 
 def new_events(path: Path, start: int) -> list[Event]:

@@ -12,10 +12,11 @@ import numpy as np
 
 from duetune.errors import InvalidInput
 from duetune.files import write_whole
+from duetune.knowledge.arithmetic import GB
 from duetune.knowledge.configurations.configuration import Configurations
 from duetune.knowledge.configurations.configuration_rules import broken
 from duetune.knowledge.configurations.configuration_table import Described
-from duetune.knowledge.estimate import CAUSES, EXTRAPOLATED, Cause, Estimates
+from duetune.knowledge.estimate import EXTRAPOLATED, MEMORY, NONE, RULE, Estimates
 from duetune.knowledge.model.conformal import Widths
 from duetune.knowledge.model.features import (
     BASE_FEATURES,
@@ -25,10 +26,10 @@ from duetune.knowledge.model.features import (
     seen_labels,
 )
 from duetune.knowledge.model.forest import Forest, sortable
+from duetune.knowledge.model.frontier import Support
 from duetune.knowledge.model.memory_model import fit_memory
 from duetune.knowledge.model.pace_model import fit_pace
 from duetune.knowledge.model.quality import SATURATED
-from duetune.knowledge.model.support import Support
 from duetune.knowledge.model.throughput_model import Performance, fit_performance
 from duetune.knowledge.model.validity_model import Odds, Validity, fit_validity
 from duetune.knowledge.observation import RunOutcome
@@ -49,9 +50,7 @@ _UNREADABLE = (
     *(OSError, EOFError, ValueError, KeyError, TypeError, AttributeError, zipfile.BadZipFile),
     msgspec.MsgspecError,
 )
-GB = 1e9
 LIKELY = 0.5
-_RULE, _MEMORY = CAUSES.index(Cause.RULE), CAUSES.index(Cause.MEMORY)
 _IDENTITY = [EXTRAPOLATED.index("model"), EXTRAPOLATED.index("gpu_model")]
 
 
@@ -116,7 +115,7 @@ class KnowledgeModel:
         rule = broken(configurations) >= 0
         estimates = Estimates.unknown(len(configurations), "regression")
         estimates.p_valid[rule] = 0.0
-        estimates.cause[rule] = _RULE
+        estimates.cause[rule] = RULE
         estimates.extrapolated[:] = self.performance.unseen(configurations)
         # Of what breaks a rule there is nothing to reckon: a batch of none, say.
         rows = np.flatnonzero(~rule)
@@ -146,7 +145,7 @@ class KnowledgeModel:
         # Of a model or a GPU that nobody has described or measured, one cannot know.
         p_valid[reckoned.it.blind & unseen[:, _IDENTITY].any(axis=1)] = 0.5
         into.p_valid[rows] = p_valid
-        into.cause[rows] = np.where(p_valid < LIKELY, _MEMORY, 0)
+        into.cause[rows] = np.where(p_valid < LIKELY, MEMORY, NONE)
         into.tokens_per_s[rows] = self.performance.tokens_per_s(reckoned, keys, unseen)
         into.memory_gb[rows] = np.exp(np.stack([peak - half, peak, peak + half], axis=1)) / GB
         into.support[rows] = self.support.count(configurations)

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
 
+from duetune.knowledge.arithmetic import GB
 from duetune.knowledge.configurations.configuration import Configurations, Method
 from duetune.knowledge.configurations.configuration_table import Described
 from duetune.knowledge.facts.gpus import gpu_named
 from duetune.knowledge.facts.model_facts import model_facts
-from duetune.knowledge.observation import Observation, RunOutcome
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from numpy.typing import NDArray
+
+    from duetune.knowledge.observation import Observation
 
 MFU_BOUND = 0.85
 """No training uses more of a GPU's arithmetic; what seems to was measured or noted wrongly."""
@@ -26,7 +27,6 @@ LIGHTEST = 0.9
 """Of the weights: no run's peak is below them, give or take how they are counted."""
 
 SATURATED_SHARE = 0.99
-_GB = 1e9
 
 IMPLAUSIBLE = "implausible"
 """More arithmetic than the GPU has: not to be learnt from."""
@@ -69,7 +69,7 @@ def lighter_than_weights(
     """
     it = Described(configurations)
     weights = it.parameters / it.gpus * np.where(it.quantised, 0.5, 2.0)
-    lighter: NDArray[np.bool_] = ~it.blind & (peak_gb * _GB < LIGHTEST * weights)
+    lighter: NDArray[np.bool_] = ~it.blind & (peak_gb * GB < LIGHTEST * weights)
     return lighter
 
 
@@ -83,25 +83,12 @@ def noted(observations: Sequence[Observation]) -> list[Observation]:
     # Of NaN nothing is true.
     with np.errstate(invalid="ignore"):
         implausible = implied_mfu(configurations, np.array(rates, np.float64)) > MFU_BOUND
-        share = np.array(peaks, np.float64) * _GB / Described(configurations).capacity
+        share = np.array(peaks, np.float64) * GB / Described(configurations).capacity
         saturated = share >= SATURATED_SHARE
     return [
         _with(each, *([IMPLAUSIBLE] if odd else []), *([SATURATED] if tight else []))
         for each, odd, tight in zip(observations, implausible, saturated, strict=True)
     ]
-
-
-def transient_failures(observations: Iterable[Observation]) -> dict[tuple[str, str], int]:
-    """Runs that failed for a reason of their own, by software and cluster: they say nothing of
-    their configurations, but a cluster that has many may be ill.
-    """
-    return dict(
-        Counter(
-            (each.configuration.software, each.cluster)
-            for each in observations
-            if each.outcome is RunOutcome.FAILED
-        )
-    )
 
 
 def _with(observation: Observation, *flags: str) -> Observation:

@@ -9,11 +9,10 @@ import numpy as np
 from duetune.knowledge.arithmetic import GB
 from duetune.knowledge.configurations.configuration import Configurations
 from duetune.knowledge.configurations.configuration_table import Described
-from duetune.knowledge.estimate import EXTRAPOLATED, Estimates
+from duetune.knowledge.estimate import EXTRAPOLATED, MEMORY, NONE, Estimates, around
 from duetune.knowledge.model.features import Physics, Reckoned
 from duetune.knowledge.sources.estimating import Source
 from duetune.knowledge.sources.knowledge_source import Term
-from duetune.knowledge.sources.merge import MEMORY, NONE, around
 
 if TYPE_CHECKING:
     from duetune.knowledge.configurations.configuration import Configuration
@@ -50,15 +49,13 @@ def reckoned_terms(
 ) -> tuple[tuple[Term, ...], tuple[Term, ...]]:
     """Of memory in GB and of time in seconds, without those that are zero."""
     reckoned = Reckoned(Described(Configurations.of([configuration])), physics)
-    memory = tuple(
-        Term(name=name, value=float(column[0]) / GB)
-        for name, column in reckoned.memory.items()
-        if column[0] > 0
-    )
-    time = tuple(
-        Term(name=name, value=float(column[0]))
-        for name, column in reckoned.time.items()
-        if column[0] > 0
+    memory, time = (
+        tuple(
+            Term(name=name, value=float(column[0]) / unit)
+            for name, column in terms.items()
+            if column[0] > 0
+        )
+        for terms, unit in ((reckoned.memory, GB), (reckoned.time, 1.0))
     )
     return memory, time
 

@@ -16,18 +16,17 @@ import numpy as np
 from duetune.errors import InvalidInput
 from duetune.knowledge.configurations.configuration import (
     CATEGORIES,
+    DEFAULTS,
     FIELDS,
     Configuration,
     Configurations,
     Sharding,
 )
 from duetune.knowledge.configurations.configuration_rules import broken
-from duetune.knowledge.configurations.space import DEFAULTS
-from duetune.knowledge.estimate import Estimates
+from duetune.knowledge.estimate import NONE, Estimates, put, under_rules
 from duetune.knowledge.sources.blind import uniform
 from duetune.knowledge.sources.estimating import complete_by, curve_by
 from duetune.knowledge.sources.knowledge_source import Capability
-from duetune.knowledge.sources.merge import NONE, put, under_rules
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import functools
+from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
+import msgspec
+
 from duetune.errors import InvalidInput
-from duetune.knowledge.configurations.configuration import (
-    Attention,
-    Configurations,
-    Interconnect,
-    Method,
-    Optimiser,
-    Precision,
-    Sharding,
-)
+from duetune.knowledge.configurations.configuration import ENUMERATED, Configurations
 from duetune.knowledge.configurations.configuration_rules import RULES, broken
 from duetune.knowledge.configurations.space import Role, field_value
+from duetune.knowledge.estimate import under_rules
+from duetune.knowledge.facts.gpus import gpu_name
+from duetune.knowledge.facts.model_registry import model_name
 from duetune.knowledge.history import History
 from duetune.knowledge.ranking import Ranker
 from duetune.knowledge.sources.knowledge_source import (
@@ -29,12 +27,6 @@ from duetune.knowledge.sources.knowledge_source import (
     Ranking,
     Term,
 )
-from duetune.knowledge.sources.known_names import (
-    by_known_names,
-    history_by_known_names,
-    observed_by_known_names,
-)
-from duetune.knowledge.sources.merge import under_rules
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -42,23 +34,14 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from duetune.knowledge.configurations.configuration import Configuration
-    from duetune.knowledge.configurations.space import Space, Value
+    from duetune.knowledge.configurations.configuration import Configuration, Value
+    from duetune.knowledge.configurations.space import Space
     from duetune.knowledge.estimate import Estimates
     from duetune.knowledge.observation import Observation
 
+
 CODE = "2"
 """Of the versions of all sources here; to be raised when any of them answers otherwise."""
-
-
-_WORDS: dict[str, frozenset[str]] = {
-    "method": frozenset(Method),
-    "precision": frozenset(Precision),
-    "sharding": frozenset(Sharding),
-    "optimiser": frozenset(Optimiser),
-    "attention": frozenset(Attention),
-    "interconnect": frozenset(Interconnect),
-}
 
 
 class Source:
@@ -161,10 +144,10 @@ class Source:
 
 def check_words(configurations: Configurations) -> None:
     """A word that no configuration has would be answered as if it were another one."""
-    for field, kind in _WORDS.items():
+    for field, words in ENUMERATED.items():
         for word in configurations.labels[field]:
-            if word not in kind:
-                raise InvalidInput(field, word, f"one of {', '.join(sorted(kind))}")
+            if word not in words:
+                raise InvalidInput(field, word, f"one of {', '.join(sorted(words))}")
 
 
 def complete_by(
@@ -224,3 +207,41 @@ def cells(configurations: Configurations) -> dict[tuple[str, int], NDArray[np.bo
         for number in sorted(set(count[mine].tolist())):
             found[word, int(number)] = mine & (count == number)
     return found
+
+
+def known_model(text: str) -> str:
+    """A folder stays what it is."""
+    return text if Path(text).is_dir() else model_name(text)
+
+
+def known_gpu(text: str) -> str:
+    return gpu_name(text) or text
+
+
+_KNOWN = {"model": known_model, "gpu_model": known_gpu}
+
+
+def by_known_names(configurations: Configurations) -> Configurations:
+    """The same rows; only labels are looked at, so it takes no time."""
+    labels = {
+        field: tuple(known(word) for word in configurations.labels[field])
+        for field, known in _KNOWN.items()
+    }
+    if all(labels[field] == configurations.labels[field] for field in labels):
+        return configurations
+    return Configurations(configurations.columns, {**configurations.labels, **labels})
+
+
+def observed_by_known_names(observation: Observation) -> Observation:
+    each = observation.configuration
+    names = {field: known(getattr(each, field)) for field, known in _KNOWN.items()}
+    if all(getattr(each, field) == name for field, name in names.items()):
+        return observation
+    return msgspec.structs.replace(observation, configuration=each.replace(**names))
+
+
+def history_by_known_names(history: History) -> History:
+    rows = history.configurations
+    if by_known_names(rows) is rows:
+        return history
+    return History(observed_by_known_names(each) for each in history)

@@ -3,27 +3,33 @@
 from __future__ import annotations
 
 import functools
+import os
+import zipfile
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
 
+from duetune.errors import InvalidInput
 from duetune.knowledge.configurations.configuration import Configurations
-from duetune.knowledge.estimate import Estimate, Estimates
+from duetune.knowledge.estimate import MEMORY, NONE, RULE, Estimate, Estimates, put, under_rules
 from duetune.knowledge.history import History
 from duetune.knowledge.model.frontier import INVALID, VALID, Frontier
-from duetune.knowledge.model.learned_model import KnowledgeModel
+from duetune.knowledge.model.learned_model import FORMAT, KnowledgeModel
 from duetune.knowledge.sources.analytic import reckoned_terms
-from duetune.knowledge.sources.known_names import by_known_names
-from duetune.knowledge.sources.merge import MEMORY, NONE, RULE, put, under_rules
+from duetune.knowledge.sources.estimating import by_known_names
 from duetune.knowledge.sources.nearest import NearestSource, from_neighbours
 from duetune.knowledge.sources.past_runs import SURE, remembered
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from numpy.typing import NDArray
 
     from duetune.knowledge.configurations.configuration import Configuration
     from duetune.knowledge.sources.knowledge_source import Term
+
 
 REFIT_EVERY = 25
 """Observations; to fit takes seconds."""
@@ -189,3 +195,48 @@ class HybridSource(RegressionSource):
         result.cause[fits] = NONE
         result.cause[fails] = MEMORY
         result.rung[fits | fails] = _FRONTIER
+
+
+KEPT = 3
+"""Fitted models that stay in the folder, the last ones used."""
+
+
+def kept_model(folder: Path, history: History) -> KnowledgeModel:
+    """Return the model of this history from ``folder``; it is fitted and left there if need be."""
+    path = folder / f"{history.plausible.snapshot}-{FORMAT}.npz"
+    # The one of this very history, or one that has missed but a few runs of it.
+    for each in (path, *_kept(folder, f"*-{FORMAT}.npz")):
+        # What is of another version or broken is fitted anew. Half a file is no archive.
+        with suppress(InvalidInput):
+            if zipfile.is_zipfile(each):
+                found = KnowledgeModel.load(each)
+                if learnt_of(history, found) is not None:
+                    with suppress(OSError):
+                        os.utime(each)
+                    return found
+    found = KnowledgeModel.fit(history)
+    # A home that cannot be written to is no reason to give no answer: the next one fits again.
+    with suppress(OSError):
+        # One by one: parents that are made on the way would be open to others.
+        for each in (folder.parent, folder):
+            each.mkdir(parents=True, exist_ok=True, mode=0o700)
+        found.save(path)
+        for each in _kept(folder, "*.npz")[KEPT:]:
+            each.unlink(missing_ok=True)
+    return found
+
+
+def _kept(folder: Path, pattern: str) -> list[Path]:
+    """Models, newest first. Names that begin with a dot are drafts that others are writing."""
+    if not folder.is_dir():
+        return []
+    found = (each for each in folder.glob(pattern) if not each.name.startswith("."))
+    return sorted(found, key=_age)
+
+
+def _age(path: Path) -> float:
+    """Newest first; one that has gone meanwhile is the oldest."""
+    try:
+        return -path.stat().st_mtime
+    except OSError:
+        return 0.0

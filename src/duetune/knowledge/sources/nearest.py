@@ -14,11 +14,9 @@ import numpy as np
 from duetune.knowledge.configurations.configuration import FIELDS, Configurations
 from duetune.knowledge.configurations.configuration_table import Described
 from duetune.knowledge.configurations.expressions import DERIVED
-from duetune.knowledge.estimate import Estimates
+from duetune.knowledge.estimate import MEMORY, NONE, Estimates, around
 from duetune.knowledge.sources.knowledge_source import Neighbour
-from duetune.knowledge.sources.measured import Encoder
-from duetune.knowledge.sources.merge import MEMORY, NONE, around
-from duetune.knowledge.sources.past_runs import Remembering
+from duetune.knowledge.sources.past_runs import Encoder, Remembering
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -27,7 +25,7 @@ if TYPE_CHECKING:
 
     from duetune.knowledge.configurations.configuration import Configuration
     from duetune.knowledge.history import History
-    from duetune.knowledge.sources.measured import Measured
+    from duetune.knowledge.sources.past_runs import Measured
 
     Column = NDArray[np.float64]
     Index = NDArray[np.int64]

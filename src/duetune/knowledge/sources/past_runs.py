@@ -7,17 +7,23 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from duetune.knowledge.configurations.configuration import Configurations
-from duetune.knowledge.estimate import EXTRAPOLATED, Estimates
+from duetune.knowledge.configurations.configuration import CATEGORIES, FIELDS, Configurations
+from duetune.knowledge.estimate import EXTRAPOLATED, MEMORY, NONE, OTHER, Estimates, around, put
+from duetune.knowledge.observation import RunOutcome
 from duetune.knowledge.sources.estimating import Source
 from duetune.knowledge.sources.knowledge_source import Neighbour
-from duetune.knowledge.sources.measured import Measured
-from duetune.knowledge.sources.merge import MEMORY, NONE, OTHER, around, put
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
     from duetune.knowledge.configurations.configuration import Configuration
+    from duetune.knowledge.history import History
+
+    Column = NDArray[np.float64]
+    Index = NDArray[np.int64]
+
 
 SURE = 0.99
 """Of a configuration that always fitted: the next run may be on another machine."""
@@ -81,3 +87,146 @@ class OracleSource(HistorySource):
 
     name = "oracle"
     certain = True
+
+
+UNREPEATED = 0.03
+"""Standard deviation of the logarithm of a pace, where nothing was measured twice."""
+
+_LARGEST = 2**62
+
+
+class Encoder:
+    """A number for each combination of values that occurs in ``rows``; -1 for all others."""
+
+    def __init__(self, rows: Configurations, fields: Sequence[str] = FIELDS) -> None:
+        self._fields = tuple(fields)
+        self._words: dict[str, dict[str, int]] = {}
+        self._numbers: dict[str, Column] = {}
+        self._folds: dict[str, Index] = {}
+        codes, radix = np.zeros(len(rows), np.int64), 1
+        for field in self._fields:
+            if field in CATEGORIES:
+                used = np.unique(rows.columns[field]).tolist()
+                words = sorted({rows.labels[field][code] for code in used})
+                self._words[field] = {word: index for index, word in enumerate(words)}
+            else:
+                self._numbers[field] = np.unique(rows.columns[field])
+            size = len(self._words.get(field, self._numbers.get(field, ())))
+            if radix * max(1, size) > _LARGEST:
+                # Numbered anew, as there are never more combinations than rows.
+                self._folds[field] = np.unique(codes)
+                codes, radix = np.searchsorted(self._folds[field], codes), len(self._folds[field])
+            codes = codes * max(1, size) + self._digits(rows, field)
+            radix *= max(1, size)
+        self._known = np.unique(codes)
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def find(self, configurations: Configurations) -> Index:
+        if not len(self._known):
+            return np.full(len(configurations), -1, np.int64)
+        codes = np.zeros(len(configurations), np.int64)
+        seen = np.ones(len(configurations), np.bool_)
+        for field in self._fields:
+            if field in self._folds:
+                codes, there = _found(self._folds[field], codes)
+                seen &= there
+            digits = self._digits(configurations, field)
+            size = len(self._words.get(field, self._numbers.get(field, ())))
+            seen &= digits >= 0
+            codes = codes * size + digits
+        index, there = _found(self._known, codes)
+        return np.where(seen & there, index, -1)
+
+    def _digits(self, configurations: Configurations, field: str) -> Index:
+        if field in self._words:
+            known = self._words[field]
+            of_label = [known.get(word, -1) for word in configurations.labels[field]]
+            return np.array(of_label, np.int64)[configurations.columns[field]]
+        index, there = _found(self._numbers[field], configurations.columns[field])
+        return np.where(there, index, -1)
+
+
+def _found(known: Column | Index, values: Column | Index) -> tuple[Index, NDArray[np.bool_]]:
+    """Where each value is among the sorted ``known``, and whether it is."""
+    if len(known) == 1:  # of most fields history has one value
+        there = values == known[0]
+        return np.zeros(len(values), np.int64), there
+    index = np.minimum(np.searchsorted(known, values), len(known) - 1)
+    return index, known[index] == values
+
+
+class Measured:
+    """Each configuration once (``rows``), with how often it fitted and how often not, and the
+    medians of its pace and memory, NaN where none was taken. ``noise`` is the standard deviation of
+    the logarithm of a pace that is measured again.
+    """
+
+    def __init__(self, history: History) -> None:
+        told = history.labelled
+        rows = told.configurations
+        self._encoder = Encoder(rows)
+        which = self._encoder.find(rows)
+        size = len(self._encoder)
+        first = np.full(size, len(told), np.int64)
+        np.minimum.at(first, which, np.arange(len(told)))
+        self.rows = rows.take(first)
+        self.latest = tuple(told[index] for index in _last(which, size))
+        fitted, oom = told.outcome == RunOutcome.VALID.value, told.outcome == RunOutcome.OOM.value
+        self.valid = np.bincount(which[fitted], minlength=size)
+        self.count = np.bincount(which, minlength=size)
+        self.ran_out = np.bincount(which[oom], minlength=size)
+        pace = np.where(fitted, told.tokens_per_s, np.nan)
+        self.tokens_per_s = _medians(which, pace, size)
+        self.memory_gb = _medians(which, told.peak_memory_gb, size)
+        self.noise = _noise(which, pace, size)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def find(self, configurations: Configurations) -> Index:
+        """The row of each, -1 where it was not measured."""
+        return self._encoder.find(configurations)
+
+    def unseen(self, configurations: Configurations) -> NDArray[np.bool_]:
+        """Whether nothing of a word was ever measured: a column for each of ``EXTRAPOLATED``."""
+        columns = []
+        for field in EXTRAPOLATED:
+            used = np.unique(self.rows.columns[field]).tolist() if len(self) else []
+            known = {self.rows.labels[field][code] for code in used}
+            columns.append(~configurations.is_(field, *known))
+        return np.stack(columns, axis=1)
+
+
+def _last(which: Index, size: int) -> list[int]:
+    last = np.zeros(size, np.int64)
+    last[which] = np.arange(len(which))  # the last one written stays
+    return last.tolist()
+
+
+def _medians(which: Index, values: Column, size: int) -> Column:
+    """Of each group, without those that are NaN."""
+    known = np.isfinite(values)
+    which, values = which[known], values[known]
+    values = values[np.lexsort((values, which))]
+    counts = np.bincount(which, minlength=size)
+    start = np.cumsum(counts) - counts
+    medians = np.full(size, np.nan)
+    some = counts > 0
+    low, high = start + (counts - 1) // 2, start + counts // 2
+    medians[some] = 0.5 * (values[low[some]] + values[high[some]])
+    return medians
+
+
+def _noise(which: Index, pace: Column, size: int) -> float:
+    known = np.isfinite(pace)
+    which, logs = which[known], np.log(pace[known])
+    counts = np.bincount(which, minlength=size)
+    repeated = int(np.sum(np.maximum(counts - 1, 0)))
+    if repeated < 10:
+        return UNREPEATED
+    means = np.bincount(which, logs, minlength=size) / np.maximum(counts, 1)
+    # Of the middle, since a few repeats that are far off say more of them than of the rest.
+    off = np.abs(logs - means[which])[counts[which] > 1]
+    return max(0.005, 1.4826 * float(np.median(off)))

@@ -19,16 +19,14 @@ from duetune.knowledge.configurations.configuration import (
     Sharding,
 )
 from duetune.knowledge.configurations.expressions import DERIVED
-from duetune.knowledge.estimate import Estimates
+from duetune.knowledge.estimate import MEMORY, Estimates, around
 from duetune.knowledge.sources.knowledge_source import Capability
-from duetune.knowledge.sources.measured import Encoder
-from duetune.knowledge.sources.merge import MEMORY, around
-from duetune.knowledge.sources.past_runs import SURE, Remembering
+from duetune.knowledge.sources.past_runs import SURE, Encoder, Remembering
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from duetune.knowledge.sources.measured import Measured
+    from duetune.knowledge.sources.past_runs import Measured
 
     Column = NDArray[np.float64]
     Index = NDArray[np.int64]

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from duetune.errors import InvalidInput
-from duetune.knowledge.configurations.space import Value
+from duetune.knowledge.configurations.configuration import Value
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

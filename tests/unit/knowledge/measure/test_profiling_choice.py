@@ -14,8 +14,7 @@ from duetune.knowledge.configurations.configuration_table import card_bytes
 from duetune.knowledge.configurations.space import Domain, Space
 from duetune.knowledge.configurations.space_sampling import sample
 from duetune.knowledge.estimate import EXTRAPOLATED, Estimates
-from duetune.knowledge.measure.active import Active, information
-from duetune.knowledge.measure.caps import near_caps
+from duetune.knowledge.measure.active import Active, information, near_caps, positions, spread_out
 from duetune.knowledge.measure.choice import (
     BATCH,
     Costs,
@@ -23,11 +22,9 @@ from duetune.knowledge.measure.choice import (
     MemoryRoom,
     check_measurable,
     fitting,
+    trial_seconds,
 )
-from duetune.knowledge.measure.diversity import positions, spread_out
-from duetune.knowledge.measure.holdout import RUNS, HoldOut
-from duetune.knowledge.measure.surrogate import RidgeEnsemble
-from duetune.knowledge.measure.trial_costs import trial_seconds
+from duetune.knowledge.measure.surrogate import RUNS, HoldOut, RidgeEnsemble
 from duetune.knowledge.measure.trials import Batch, group_of
 from duetune.knowledge.measure.worker_messages import Timing
 from duetune.knowledge.observation import Observation, RunOutcome

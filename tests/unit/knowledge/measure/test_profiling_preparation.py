@@ -15,7 +15,6 @@ from duetune.knowledge.configurations.configuration import Configuration
 from duetune.knowledge.configurations.space_sampling import sample
 from duetune.knowledge.facts.model_facts import model_facts
 from duetune.knowledge.measure import preparation
-from duetune.knowledge.measure.model_configs import model_config
 from duetune.knowledge.measure.preparation import (
     NoGpu,
     PreparedCampaign,
@@ -23,7 +22,7 @@ from duetune.knowledge.measure.preparation import (
     campaign_space,
     found_gpu,
 )
-from duetune.knowledge.measure.trials import read_batch, unmeasurable, write_batch
+from duetune.knowledge.measure.trials import model_config, read_batch, unmeasurable, write_batch
 from duetune.knowledge.measure.worker_messages import Header, Timing, Trial
 from support.later import later
 

@@ -17,9 +17,8 @@ from duetune.knowledge.sources.analytic import AnalyticSource
 from duetune.knowledge.sources.blind import DefaultSource, RandomSource, uniform
 from duetune.knowledge.sources.knowledge_source import Limits, Objective
 from duetune.knowledge.sources.learned import HybridSource, RegressionSource
-from duetune.knowledge.sources.measured import Encoder, Measured
 from duetune.knowledge.sources.nearest import Metric, NearestSource
-from duetune.knowledge.sources.past_runs import HistorySource, OracleSource
+from duetune.knowledge.sources.past_runs import Encoder, HistorySource, Measured, OracleSource
 from duetune.registry.sources import SOURCE_GROUP, source_named, sources_listed
 from duetune.testing.sample_histories import small_space, synthetic_history, synthetic_run
 
