@@ -227,7 +227,7 @@ def test_recommend_fills_in_a_job(duetune, tmp_path):
     for line in ("tokens_per_sample  512", "grad_checkpoint", "on time", "Of a micro-step"):
         assert line in out
     assert "190 examples of about 2 tokens each, by their characters" in " ".join(out.split())
-    assert "nothing was measured: physics with the constants of experience" in out
+    assert "no measured runs: estimated by physics with default constants" in out
     assert max(len(line) for line in out.splitlines()) <= 100
 
 

@@ -25,7 +25,9 @@ _PACKAGED = Path(__file__).parent / "spaces"
 
 
 class _Field(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """``range`` are the powers of two from the first number to the last."""
+    """One field of the file; ``range`` stands for the powers of two from the first number to the
+    last.
+    """
 
     role: Role = Role.FREE
     values: tuple[Value, ...] = ()
@@ -40,12 +42,12 @@ class _Document(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @functools.cache
 def default_space() -> Space:
-    """Return what a scheduler may choose from when nobody says otherwise."""
+    """Return the space that a scheduler chooses from if the user names none."""
     return read_space("default")
 
 
 def read_space(place: Path | str) -> Space:
-    """Return the space of a YAML file, or the one of that name: default, poster."""
+    """Return the space of a YAML file, or a packaged one by name: default, poster."""
     path = Path(place)
     packaged = _PACKAGED / f"{place}.yaml"
     if isinstance(place, str) and path.name == place and not path.suffix:

@@ -1,4 +1,7 @@
-"""GPUs by their data sheets."""
+"""GPUs by their data sheets: memory, speed, power and the usual price.
+
+This module also maps the names that drivers, clusters and clouds use to the names used here.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +20,16 @@ MIB = 2**20
 
 
 class Gpu(msgspec.Struct, frozen=True):
-    """``memory_gb`` is what is sold (80), ``memory_mib`` what the driver shows; ``tflops`` dense
-    16-bit matrix arithmetic without sparsity; ``bandwidth_gb_s`` of its memory; ``link_gb_s``
-    between two GPUs of a node, in one direction; ``power_w`` its limit.
+    """One kind of GPU.
+
+    - ``memory_gb``: memory as sold, such as 80.
+    - ``memory_mib``: memory that the driver reports.
+    - ``tflops``: dense 16-bit matrix arithmetic, without sparsity.
+    - ``bandwidth_gb_s``: bandwidth of its memory.
+    - ``link_gb_s``: bandwidth between two GPUs of a node, in one direction.
+    - ``power_w``: power limit.
+    - ``usual_price``: dollars per GPU and hour on demand, see ``USUAL_PRICES``.
+    - ``bf16``: whether the GPU computes in bfloat16.
     """
 
     memory_gb: float
@@ -33,7 +43,7 @@ class Gpu(msgspec.Struct, frozen=True):
 
     @property
     def capacity(self) -> float:
-        """Bytes."""
+        """Return the memory in bytes, as the driver reports it."""
         return float(self.memory_mib * MIB)
 
 
@@ -83,8 +93,10 @@ _MEMORY = re.compile(r"(\d{1,3})gi?b?")
 
 @functools.lru_cache(maxsize=1024)
 def gpu_name(text: str) -> str | None:
-    """The name under which a GPU is known here, of what a driver, a cluster or a cloud calls it;
-    None if it says something that is not understood, such as a part of a GPU or another memory.
+    """Return the name used here for what a driver, a cluster or a cloud calls a GPU.
+
+    Returns None if part of the text is not understood, such as a fraction of a GPU or a memory size
+    that the GPU does not have.
     """
     plain = "-".join(_SEPARATORS.split(text.strip().casefold()))
     if plain in _BY_NAME:
@@ -107,8 +119,10 @@ def gpu_name(text: str) -> str | None:
 
 
 def _fitting(names: list[str], memory_gb: int | None) -> list[str]:
-    """Those with that memory. Where it is sold with one size only, what is said may be more, since
-    there are such variants: promising less is safe.
+    """Return the names with that memory size.
+
+    If a GPU is sold with one size only, a larger size is accepted too: such variants exist, and
+    assuming less memory is safe.
     """
     if memory_gb is None:
         return names
@@ -119,7 +133,7 @@ def _fitting(names: list[str], memory_gb: int | None) -> list[str]:
 
 
 def _kind(name: str) -> str:
-    """Without memory and form: ``a100`` of ``A100-80GB-PCIe``."""
+    """Return a name without memory and form factor: ``a100`` for ``A100-80GB-PCIe``."""
     first, *rest = name.casefold().split("-")
     return "-".join(
         (first, *(word for word in rest if word not in {"pcie", "sxm"} and not word.endswith("gb")))
@@ -127,6 +141,7 @@ def _kind(name: str) -> str:
 
 
 def gpu_named(text: str) -> Gpu | None:
+    """Return the data sheet of a GPU by any of its names, or None if it is not known."""
     name = gpu_name(text)
     return None if name is None else GPUS[name]
 
@@ -134,14 +149,18 @@ def gpu_named(text: str) -> Gpu | None:
 USUAL_PRICES: Mapping[str, float] = MappingProxyType(
     {name: gpu.usual_price for name, gpu in GPUS.items()}
 )
-"""Dollars per GPU and hour."""
+"""Dollars per GPU and hour on demand: round figures from the price lists of many clouds in late
+2025. They serve to rank GPUs when no price is given; they are not what a contract charges.
+"""
 
 
 def prices_for(
     gpus: tuple[str, ...], given: Mapping[str, float]
 ) -> tuple[dict[str, float], tuple[str, ...]]:
-    """The price of each GPU, given or usual, and the GPUs that have the usual one. Those that
-    nobody knows a price of are left out.
+    """Return the price of each GPU, and the GPUs for which the usual price was taken.
+
+    Prices in ``given`` come first. GPUs without any price are left out. Called when a user asks for
+    a recommendation.
     """
     known = {gpu_name(name) or name: price for name, price in given.items()}
     found = {name: known.get(name, USUAL_PRICES.get(name)) for name in gpus}

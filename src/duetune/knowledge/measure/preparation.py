@@ -1,4 +1,4 @@
-"""A campaign as a user asks for it, put together."""
+"""Prepares a campaign that a user asks for: checks, space, chooser and plan."""
 
 from __future__ import annotations
 
@@ -47,15 +47,19 @@ _PACKAGED = Path(__file__).parent / "campaigns"
 
 
 class NoGpu(DuetuneError):
-    """There is nothing to measure on."""
+    """Raised if the machine has no GPU to measure on."""
 
     code = "no_gpu"
     exit_code = 2
 
 
 class Wish(msgspec.Struct, frozen=True, kw_only=True):
-    """``most_s`` is what one configuration may be expected to take; ``until_flat`` stops once more
-    runs hardly make predictions better.
+    """A campaign as a user asks for it.
+
+    - ``most_s``: expected seconds that one configuration may take at most.
+    - ``until_flat``: stop once more runs hardly improve the predictions.
+    - ``surrogate``: the model that guides the active mode: learned or ridge.
+    - ``running``: how workers are run.
     """
 
     space: str
@@ -72,8 +76,12 @@ class Wish(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CampaignPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """What a campaign would be. ``cardinality`` are the points of the space; the rest is estimated
-    from some of them, drawn by chance.
+    """What a campaign would do, without running it.
+
+    - ``cardinality``: number of points of the space.
+    - ``already``: number of known observations.
+    - ``left_out``: how many points cannot be measured, by reason.
+    - ``seconds_each``, ``expected_count``, ``expected_s``: estimated from a random sample.
     """
 
     cardinality: int
@@ -88,8 +96,10 @@ class CampaignPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def campaign_space(place: str, gpu: str, software: str) -> Space:
-    """By the name of a campaign that comes with duetune, or from a file; for the GPU and the
-    software that are there, unless the space names its own.
+    """Return the space of a campaign: a packaged one by name, or one from a file.
+
+    GPU and software of this machine are filled in unless the space names its own. Raises
+    ``InvalidInput`` if the space names another GPU, or contains nothing that can be measured.
     """
     packaged = _PACKAGED / f"{place}.yaml"
     if packaged.is_file():
@@ -119,7 +129,7 @@ def campaign_space(place: str, gpu: str, software: str) -> Space:
 
 
 def found_gpu(device: str) -> str:
-    """What the GPU of this machine is called here."""
+    """Return the name of this machine's GPU, or "cpu"; raises ``NoGpu`` if there is none."""
     for module in ("torch", "transformers", "peft"):
         if importlib.util.find_spec(module) is None:
             raise MissingExtra("measuring configurations", "train")
@@ -139,6 +149,8 @@ def found_gpu(device: str) -> str:
 
 
 class PreparedCampaign:
+    """A checked campaign, ready to be planned or run."""
+
     def __init__(self, wish: Wish, history: Sequence[Observation] = ()) -> None:
         _check(wish)
         self.gpu = found_gpu(wish.device)
@@ -155,13 +167,16 @@ class PreparedCampaign:
 
     @property
     def seconds(self) -> float:
+        """Return the time budget in seconds."""
         return math.inf if self._wish.minutes is None else 60 * self._wish.minutes
 
     @property
     def count(self) -> int:
+        """Return the maximum number of configurations."""
         return DRAWN if self._wish.count is None else self._wish.count
 
     def campaign(self, report: Callable[[CampaignProgress], None] = lambda _: None) -> Campaign:
+        """Return the campaign, which ``run`` starts; ``report`` is called with the progress."""
         wish = self._wish
         name = Path(wish.space).stem
         return Campaign(
@@ -179,7 +194,7 @@ class PreparedCampaign:
         )
 
     def plan(self, observations: Sequence[Observation] = ()) -> CampaignPlan:
-        """Without running anything."""
+        """Return what the campaign would do; ``observations`` are already in its file."""
         sample = list(drawn(self.space, DRAWN, np.random.default_rng(0), "random"))
         left_out: dict[str, int] = {}
         for each in sample:
@@ -215,6 +230,7 @@ class PreparedCampaign:
         )
 
     def _chooser(self) -> Chooser:
+        """Return the chooser of the mode."""
         if self._wish.mode == "active":
             fit: Callable[[Sequence[Observation]], Surrogate] = (
                 learned if self._wish.surrogate == "learned" else RidgeEnsemble
@@ -231,6 +247,7 @@ class PreparedCampaign:
 
 
 def _check(wish: Wish) -> None:
+    """Raise ``InvalidInput`` for values that no campaign can have."""
     if wish.mode not in MODES:
         raise InvalidInput("mode", wish.mode, f"one of {', '.join(MODES)}")
     if wish.device not in {"cuda", "cpu"}:
@@ -242,4 +259,6 @@ def _check(wish: Wish) -> None:
     if not wish.most_s > 0:
         raise InvalidInput("most_s", wish.most_s, "seconds, above 0")
     if wish.minutes is None and wish.count is None:
-        raise InvalidInput("minutes", None, "a number of minutes or a count: a campaign must end")
+        raise InvalidInput(
+            "minutes", None, "a value for minutes or count, because a campaign must end"
+        )

@@ -1,4 +1,4 @@
-"""The peak memory of configurations by physics, with constants fitted to history."""
+"""Peak memory by physics, with constants fitted to history."""
 
 from __future__ import annotations
 
@@ -47,15 +47,19 @@ ACTIVATION_FACTORS = {
 }
 SCRATCH_FACTORS = {"software": 1.0}
 CENSORED = 0.5
-"""How much a run that is only known to have fitted, or not, counts beside one whose peak is."""
+"""Weight of a run that is only known to have fitted or not, relative to one with a measured
+peak.
+"""
 
 
 BELIEVABLE = 0.5
-"""Of a logarithm: a run that contradicts physics by more failed, or fitted, for another reason."""
+"""Largest contradiction (of a logarithm) that counts: beyond it the run failed or fitted for
+another reason.
+"""
 
 
 class MemoryModel(msgspec.Struct, frozen=True, kw_only=True):
-    """Factors by label (``field=label``), 1 where nothing was learnt."""
+    """Fitted constants, and factors by label (``field=label``); a missing label counts as 1."""
 
     constants: MemoryConstants = MemoryConstants()
     context: dict[str, float] = {}
@@ -63,6 +67,7 @@ class MemoryModel(msgspec.Struct, frozen=True, kw_only=True):
     scratch: dict[str, float] = {}
 
     def terms(self, it: Described) -> dict[str, Column]:
+        """Return the bytes of one GPU by purpose."""
         rows = it.configurations
         return memory_terms(
             it,
@@ -73,7 +78,7 @@ class MemoryModel(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def peak(self, it: Described) -> Column:
-        """Bytes."""
+        """Return the peak of one GPU in bytes."""
         return peak_bytes(it, self.terms(it))
 
 
@@ -84,8 +89,11 @@ def fit_memory(
     weight: Column,
     start: MemoryModel | None = None,
 ) -> MemoryModel:
-    """``peak`` bytes as measured, NaN where only is known whether the run ``fitted``. ``start`` is
-    a model of about the same rows, from which the search begins.
+    """Return the model that explains the measured peaks best.
+
+    - ``peak``: measured bytes, NaN if only ``fitted`` is known of a run.
+    - ``weight``: weight of each run.
+    - ``start``: a model of nearly the same rows, from which the search starts.
     """
     if not len(it):
         return MemoryModel()
@@ -112,9 +120,9 @@ def fit_memory(
             scratch=found["scratch"],
         )
         over = np.log(peak_bytes(it, terms)) - target
-        # One that fitted is wrong only where more is predicted than there is, and vice versa.
+        # A run without a peak is an error only if the prediction contradicts its outcome.
         side = np.where(fitted, np.maximum(over, 0.0), np.minimum(over, 0.0))
-        # Nor does one that cannot be explained bend everything else.
+        # A run that physics cannot explain must not distort the other constants.
         side = np.clip(side, -BELIEVABLE, BELIEVABLE)
         return root * np.where(known, over, side)
 

@@ -1,4 +1,4 @@
-"""The pace of configurations by physics, with constants fitted to history."""
+"""Throughput by physics, with constants fitted to history."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ CONSTANTS = {
     "network_gb_s": Usual(_USUAL.network_gb_s, 0.8),
     "overlap": Usual(_USUAL.overlap / (1.0 - _USUAL.overlap), 1.0),
 }
-"""``overlap`` here is the odds: the share is odds / (1 + odds)."""
+"""Usual values. ``overlap`` is stored as odds here: the share is odds / (1 + odds)."""
 
 UTILISATION = 0.5
 LINK = 0.6
 METHODS = {"lora": 0.87, "qlora": 0.75, "gptq-lora": 0.9, "pt": 0.9}
-"""How well the arithmetic of a method uses a GPU, beside that of training all weights."""
+"""How well a method uses the GPU's arithmetic, relative to training all weights."""
 
 FACTORS = {
     "gpu_model": 0.35,
@@ -57,8 +57,10 @@ _PEAK = 0.95
 
 
 class PaceModel(msgspec.Struct, frozen=True, kw_only=True):
-    """Factors by label, 1 where nothing was learnt. Keys are ``field=label`` or, of several fields,
-    ``field, field=`` and the labels, ``fitting.APART`` between them.
+    """Fitted constants, and factors by label; a missing label counts as 1.
+
+    Keys are ``field=label``, or for several fields ``field, field=`` and the labels with
+    ``least_squares.APART`` between them.
     """
 
     constants: TimeConstants = TimeConstants()
@@ -67,6 +69,7 @@ class PaceModel(msgspec.Struct, frozen=True, kw_only=True):
     link: dict[str, float] = {}
 
     def terms(self, it: Described) -> dict[str, Column]:
+        """Return the seconds of a micro-step by purpose."""
         rows = it.configurations
         return time_terms(
             it,
@@ -77,16 +80,21 @@ class PaceModel(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def step_s(self, it: Described) -> Column:
+        """Return the seconds of a micro-step."""
         return step_seconds(self.terms(it), self.constants.overlap)
 
     def tokens_per_s(self, it: Described) -> Column:
+        """Return the throughput of all GPUs together."""
         return it.tokens * it.gpus / self.step_s(it)
 
 
 def fit_pace(
     it: Described, tokens_per_s: Column, weight: Column, start: PaceModel | None = None
 ) -> PaceModel:
-    """``start`` is a model of about the same rows, from which the search begins."""
+    """Return the model that explains the measured throughputs best.
+
+    ``start`` is a model of nearly the same rows, from which the search starts.
+    """
     if not len(it):
         return PaceModel()
     rows = it.configurations
@@ -120,12 +128,14 @@ def fit_pace(
 
 
 def _constants(vector: Vector, values: Column) -> TimeConstants:
+    """Return the constants of a vector, with the overlap as a share."""
     found = vector.constants(values)
     odds = found.pop("overlap")
     return TimeConstants(overlap=odds / (1.0 + odds), **found)
 
 
 def _numbers(model: PaceModel) -> dict[str, float]:
+    """Return the constants of a model, with the overlap as odds."""
     found: dict[str, float] = msgspec.structs.asdict(model.constants)
     share = found["overlap"]
     return {**found, "overlap": share / (1.0 - share)}
@@ -136,5 +146,6 @@ def _named(model: PaceModel) -> dict[str, dict[str, float]]:
 
 
 def _utilisation(it: Described, factors: Column) -> Column:
+    """Return the share of peak arithmetic that each row reaches."""
     method = it.configurations.gather("method", lambda word: METHODS.get(word, 1.0))
     return np.minimum(UTILISATION * method * factors, _PEAK)

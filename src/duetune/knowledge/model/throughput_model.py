@@ -1,4 +1,4 @@
-"""How fast: physics fitted to history, and what trees learnt of its errors."""
+"""Throughput: physics fitted to history, plus corrections that trees learn from its errors."""
 
 from __future__ import annotations
 
@@ -29,18 +29,24 @@ if TYPE_CHECKING:
 TREES = 64
 FOLD_TREES = 40
 FEWEST = 20
-"""With fewer rows the trees would learn noise: physics alone answers."""
+"""With fewer rows the trees would learn noise, so physics answers alone."""
 
 FEWEST_FOR_WIDTHS = 10
 
 TRANSFER = {"model": 0.25, "gpu_model": 0.5, "method": 0.3, "software": 0.2}
-"""How far off (a logarithm, nine times of ten) a pace may be where a label was never seen, until
-history has two labels to tell from.
+"""How far off (a logarithm, in 9 of 10 cases) a throughput may be for a label that was never seen.
+Used until history has two labels to compare.
 """
 
 
 class Performance(msgspec.Struct, frozen=True, kw_only=True):
-    """``labels`` are those seen, by field; ``transfer`` what to add where one was not."""
+    """The fitted throughput model.
+
+    - ``forest``: correction of the logarithm of physics.
+    - ``widths``: widths of the intervals.
+    - ``seen``: measured labels by field.
+    - ``transfer``: extra width if the label of a field was not measured.
+    """
 
     forest: Forest
     widths: Widths
@@ -48,14 +54,14 @@ class Performance(msgspec.Struct, frozen=True, kw_only=True):
     transfer: dict[str, float]
 
     def unseen(self, rows: Configurations) -> NDArray[np.bool_]:
-        """For each of ``EXTRAPOLATED``, where the row's label was never measured."""
+        """Return for each of ``EXTRAPOLATED`` where the row's label was never measured."""
         known = (rows.gather(field, self.seen[field].__contains__) for field in EXTRAPOLATED)
         return np.stack([column == 0 for column in known], axis=1)
 
     def tokens_per_s(
         self, reckoned: Reckoned, keys: NDArray[np.int32], unseen: NDArray[np.bool_]
     ) -> Column:
-        """Low, middle and high for each row."""
+        """Return low, middle and high throughput for each row."""
         correction, spread = self.forest.predict(keys)
         middle = np.log(reckoned.tokens_per_s) + correction
         half = self.widths.half_width(reckoned.it.configurations, spread)
@@ -74,8 +80,10 @@ def fit_performance(
     *,
     seed: int,
 ) -> Performance:
-    """Of rows that ``physics`` was fitted to. For the intervals it is fitted again without each
-    fold, so that no row has helped to predict itself.
+    """Return the model for rows to which ``physics`` was fitted.
+
+    For the intervals, physics is fitted again without each fold, so that no row helps to predict
+    itself.
     """
     rows = it.configurations
     target = np.log(tokens_per_s)
@@ -109,8 +117,8 @@ def fit_performance(
 
     widths = Widths()
     if len(it) >= FEWEST_FOR_WIDTHS:
-        told, spread = held_out(rows, seed, of_others)
-        widths = calibrated(rows, target - told, spread)
+        predicted, spread = held_out(rows, seed, of_others)
+        widths = calibrated(rows, target - predicted, spread)
     _, _, forest = grown(physics, np.arange(len(it)), TREES)
     return Performance(
         forest=forest,
@@ -121,7 +129,9 @@ def fit_performance(
 
 
 def _transfer(it: Described, tokens_per_s: Column, pace: PaceModel) -> dict[str, float]:
-    """How far off physics is for each label once all that was learnt of that label is forgotten."""
+    """Return how far off physics is for each label if everything learned about that label is
+    removed.
+    """
     found = dict(TRANSFER)
     for field in EXTRAPOLATED:
         rows = it.configurations
@@ -139,12 +149,14 @@ def _transfer(it: Described, tokens_per_s: Column, pace: PaceModel) -> dict[str,
 
 
 def _forgetting(pace: PaceModel, field: str, label: str) -> PaceModel:
+    """Return the model without the factors of one label."""
+
     def kept(learnt: Mapping[str, float], fields: Mapping[str, float]) -> dict[str, float]:
         result = {}
         for key, value in learnt.items():
             names, _, words = key.partition("=")
-            told = dict(zip(names.split(", "), words.split(APART), strict=True))
-            if names in fields and told.get(field) != label:
+            labels = dict(zip(names.split(", "), words.split(APART), strict=True))
+            if names in fields and labels.get(field) != label:
                 result[key] = value
         return result
 

@@ -1,4 +1,4 @@
-"""Physics alone, with the constants of data sheets and of experience."""
+"""The source of physics alone, with constants of data sheets and experience."""
 
 from __future__ import annotations
 
@@ -22,11 +22,12 @@ PACE_DEVIATION = 0.25
 MEMORY_DEVIATION = 0.08
 """Standard deviations of logarithms: how far off physics is before anything was measured."""
 
-_STEEPNESS = 1.702  # with which a logistic curve is nearest to the normal one
+_STEEPNESS = 1.702  # slope at which a logistic curve is nearest to the normal one
 _SUREST = 0.995
 
 
 def reckoned_estimates(configurations: Configurations, physics: Physics, source: str) -> Estimates:
+    """Return the estimates of physics with these constants."""
     reckoned = Reckoned(Described(configurations), physics)
     size = len(configurations)
     log_odds = np.clip(_STEEPNESS * reckoned.margin / MEMORY_DEVIATION, -50.0, 50.0)
@@ -47,7 +48,7 @@ def reckoned_estimates(configurations: Configurations, physics: Physics, source:
 def reckoned_terms(
     configuration: Configuration, physics: Physics
 ) -> tuple[tuple[Term, ...], tuple[Term, ...]]:
-    """Of memory in GB and of time in seconds, without those that are zero."""
+    """Return the terms of memory in GB and of time in seconds, without those that are zero."""
     reckoned = Reckoned(Described(Configurations.of([configuration])), physics)
     memory, time = (
         tuple(
@@ -61,7 +62,7 @@ def reckoned_terms(
 
 
 class AnalyticSource(Source):
-    """Knows any model and any GPU a little, and learns nothing."""
+    """Knows a little about every model and GPU, and does not learn."""
 
     name = "analytic"
     learns = False
@@ -71,7 +72,9 @@ class AnalyticSource(Source):
         self.physics = Physics() if physics is None else physics
 
     def estimate(self, configurations: Configurations) -> Estimates:
+        """Return the estimates of physics."""
         return reckoned_estimates(configurations, self.physics, self.name)
 
     def terms(self, configuration: Configuration) -> tuple[tuple[Term, ...], tuple[Term, ...]]:
+        """Return the terms of memory and time."""
         return reckoned_terms(configuration, self.physics)

@@ -304,7 +304,7 @@ def test_a_batch_is_cut_to_the_room_there_is():
 
 
 def test_a_space_of_which_nothing_can_be_measured_is_refused_with_the_reason():
-    with pytest.raises(InvalidInput, match="method qlora is not measured"):
+    with pytest.raises(InvalidInput, match="method qlora cannot be measured"):
         check_measurable(space(method=("qlora",)))
     check_measurable(space(method=("qlora", "lora")))
 
