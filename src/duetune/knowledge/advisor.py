@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from duetune.knowledge.advice import Fit, Request
-    from duetune.knowledge.configurations.configuration import Configuration, Value
+    from duetune.knowledge.configurations.configuration import Configuration
     from duetune.knowledge.estimate import Estimates
     from duetune.knowledge.history import History
     from duetune.knowledge.sources.knowledge_source import Candidate, KnowledgeSource
@@ -160,12 +160,14 @@ class Advisor:
             elif reason is None:
                 reason = "set by the other fields" if varies else "the default"
             if _worth_showing(field, configuration, reason):
-                found.append(Choice(field=field, value=_plain(value), reason=reason))
+                found.append(
+                    Choice(
+                        field=field,
+                        value=str(value) if isinstance(value, str) else value,
+                        reason=reason,
+                    )
+                )
         return tuple(found)
-
-
-def _plain(value: Value) -> Value:
-    return str(value) if isinstance(value, str) else value
 
 
 def _worth_showing(field: str, configuration: Configuration, reason: str) -> bool:

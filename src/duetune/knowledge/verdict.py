@@ -93,15 +93,13 @@ class Fitting:
     def room(self, configuration: Configuration) -> tuple[Change, ...]:
         """Return larger settings, or a smaller card, that would fit too."""
         found = []
-        batch = self._most(_batches(configuration))
-        if batch is not None and batch.configuration.batch_size > configuration.batch_size:
-            found.append(batch)
-        length = self._most(_lengths(configuration))
-        longer = length is not None and (
-            length.configuration.tokens_per_sample > configuration.tokens_per_sample
-        )
-        if length is not None and longer:
-            found.append(length)
+        for field, options in (
+            ("batch_size", _batches(configuration)),
+            ("tokens_per_sample", _lengths(configuration)),
+        ):
+            most = self._most(options)
+            if most and getattr(most.configuration, field) > getattr(configuration, field):
+                found.append(most)
         if configuration.grad_checkpoint:
             plain = configuration.replace(grad_checkpoint=False)
             found += self._first([("no gradient checkpointing (faster)", plain)])

@@ -1,12 +1,14 @@
 """Spaces as YAML files.
 
-fields:
-  model: {role: given}
-  gpu_model: {values: [A100-80GB, L40S]}
-  num_gpus: {range: [1, 8]}             # 1, 2, 4, 8
-  num_nodes: {role: fixed, values: [1]}
-constraints:
-  - {expression: num_gpus % num_nodes == 0, meaning: nodes are alike}
+    fields:
+      model: {role: given}
+      gpu_model: {values: [A100-80GB, L40S]}
+      num_gpus: {range: [1, 8]}             # 1, 2, 4, 8
+      num_nodes: {role: fixed, values: [1]}
+    constraints:
+      - {expression: num_gpus % num_nodes == 0, meaning: nodes are alike}
+
+``read_space`` reads such a file, or one that is packaged with duetune.
 """
 
 from __future__ import annotations

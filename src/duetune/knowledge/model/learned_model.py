@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 import zipfile
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -56,6 +57,7 @@ LIKELY = 0.5
 _IDENTITY = [EXTRAPOLATED.index("model"), EXTRAPOLATED.index("gpu_model")]
 
 
+@dataclass(kw_only=True, eq=False)
 class KnowledgeModel:
     """Physics fitted to history, with learned corrections.
 
@@ -64,24 +66,13 @@ class KnowledgeModel:
     observations.
     """
 
-    def __init__(
-        self,
-        *,
-        physics: Physics,
-        labels: dict[str, tuple[str, ...]],
-        performance: Performance,
-        validity: Validity,
-        support: Support,
-        snapshot: str,
-        learnt: frozenset[str],
-    ) -> None:
-        self.physics = physics
-        self.labels = labels
-        self.performance = performance
-        self.validity = validity
-        self.support = support
-        self.snapshot = snapshot
-        self.learnt = learnt
+    physics: Physics
+    labels: dict[str, tuple[str, ...]]
+    performance: Performance
+    validity: Validity
+    support: Support
+    snapshot: str
+    learnt: frozenset[str]
 
     @classmethod
     def fit(cls, history: History, *, quarantine: bool = True, seed: int = 0) -> KnowledgeModel:

@@ -37,15 +37,19 @@ CONSTANTS = {
     "shard": Usual(_USUAL.shard, 0.3),
     "context": Usual(_USUAL.context, 0.5),
 }
-CONTEXT_FACTORS = {"software": 0.5}
-ACTIVATION_FACTORS = {
-    "software": 0.15,
-    "attention": 0.1,
-    "method": 0.1,
-    "method, precision, grad_checkpoint": 0.15,
-    "method, lora_targets, grad_checkpoint": 0.15,
+FACTORS = {
+    "context": {"software": 0.5},
+    "activations": {
+        "software": 0.15,
+        "attention": 0.1,
+        "method": 0.1,
+        "method, precision, grad_checkpoint": 0.15,
+        "method, lora_targets, grad_checkpoint": 0.15,
+    },
+    "scratch": {"software": 1.0},
 }
-SCRATCH_FACTORS = {"software": 1.0}
+"""The labels on which each factor depends, with the usual spread of their logarithms."""
+
 CENSORED = 0.5
 """Weight of a run that is only known to have fitted or not, relative to one with a measured
 peak.
@@ -68,14 +72,11 @@ class MemoryModel(msgspec.Struct, frozen=True, kw_only=True):
 
     def terms(self, it: Described) -> dict[str, Column]:
         """Return the bytes of one GPU by purpose."""
-        rows = it.configurations
-        return memory_terms(
-            it,
-            self.constants,
-            context=product(rows, CONTEXT_FACTORS, self.context),
-            activations=product(rows, ACTIVATION_FACTORS, self.activations),
-            scratch=product(rows, SCRATCH_FACTORS, self.scratch),
-        )
+        factors = {
+            name: product(it.configurations, fields, getattr(self, name))
+            for name, fields in FACTORS.items()
+        }
+        return memory_terms(it, self.constants, **factors)
 
     def peak(self, it: Described) -> Column:
         """Return the peak of one GPU in bytes."""
@@ -97,28 +98,15 @@ def fit_memory(
     """
     if not len(it):
         return MemoryModel()
-    rows = it.configurations
-    vector = Vector(
-        CONSTANTS,
-        {
-            "context": grouped(rows, CONTEXT_FACTORS),
-            "activations": grouped(rows, ACTIVATION_FACTORS),
-            "scratch": grouped(rows, SCRATCH_FACTORS),
-        },
-    )
+    groups = {name: grouped(it.configurations, fields) for name, fields in FACTORS.items()}
+    vector = Vector(CONSTANTS, groups)
     known = np.isfinite(peak)
     target = np.log(np.where(known, peak, it.capacity))
     root = np.sqrt(weight) * np.where(known, 1.0, CENSORED)
 
     def error(values: Column) -> Column:
-        found = vector.factors(values)
-        terms = memory_terms(
-            it,
-            MemoryConstants(**vector.constants(values)),
-            context=found["context"],
-            activations=found["activations"],
-            scratch=found["scratch"],
-        )
+        constants = MemoryConstants(**vector.constants(values))
+        terms = memory_terms(it, constants, **vector.factors(values))
         over = np.log(peak_bytes(it, terms)) - target
         # A run without a peak is an error only if the prediction contradicts its outcome.
         side = np.where(fitted, np.maximum(over, 0.0), np.minimum(over, 0.0))
@@ -128,11 +116,7 @@ def fit_memory(
 
     begin = None
     if start is not None:
-        named = {
-            "context": start.context,
-            "activations": start.activations,
-            "scratch": start.scratch,
-        }
+        named = {name: getattr(start, name) for name in FACTORS}
         begin = vector.values(msgspec.structs.asdict(start.constants), named)
     values = vector.fit(error, ROBUST, begin)
     constants = MemoryConstants(**vector.constants(values))

@@ -12,11 +12,9 @@ from duetune.knowledge.model.conformal import Widths, calibrated, held_out
 from duetune.knowledge.model.features import Physics, Reckoned, feature_matrix
 from duetune.knowledge.model.forest import Forest, constant_forest, grow_regression, sortable
 from duetune.knowledge.model.least_squares import APART, grouped
-from duetune.knowledge.model.pace_model import FACTORS, LAUNCH_FACTORS, LINK_FACTORS, fit_pace
+from duetune.knowledge.model.pace_model import FACTORS, fit_pace
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from numpy.typing import NDArray
 
     from duetune.knowledge.configurations.configuration import Configurations
@@ -151,18 +149,13 @@ def _transfer(it: Described, tokens_per_s: Column, pace: PaceModel) -> dict[str,
 def _forgetting(pace: PaceModel, field: str, label: str) -> PaceModel:
     """Return the model without the factors of one label."""
 
-    def kept(learnt: Mapping[str, float], fields: Mapping[str, float]) -> dict[str, float]:
-        result = {}
-        for key, value in learnt.items():
-            names, _, words = key.partition("=")
-            labels = dict(zip(names.split(", "), words.split(APART), strict=True))
-            if names in fields and labels.get(field) != label:
-                result[key] = value
-        return result
+    def kept(key: str) -> bool:
+        names, _, words = key.partition("=")
+        return dict(zip(names.split(", "), words.split(APART), strict=True)).get(field) != label
 
-    return msgspec.structs.replace(
-        pace,
-        factors=kept(pace.factors, FACTORS),
-        launch=kept(pace.launch, LAUNCH_FACTORS),
-        link=kept(pace.link, LINK_FACTORS),
-    )
+    learnt = {name: getattr(pace, name) for name in FACTORS}
+    remaining = {
+        name: {key: value for key, value in factors.items() if kept(key)}
+        for name, factors in learnt.items()
+    }
+    return msgspec.structs.replace(pace, **remaining)

@@ -110,8 +110,8 @@ class Validity(msgspec.Struct, frozen=True, kw_only=True):
                 "software", lambda word: getattr(self.by_software.get(word, self.odds), field)
             )
 
-        # At most as steep as the interval around the peak allows, but at least as steep as physics
-        # without measurements.
+        # The slope is limited to what the interval around the peak allows, or to that of physics
+        # alone if that is steeper.
         slope = odds("slope")
         flat = np.minimum(1.0, np.maximum(_STEEPEST / np.maximum(half, 1e-3), SLOPE) / slope)
         p_valid = (1.0 - odds("other")) * _logistic(
