@@ -214,7 +214,7 @@ def estimate_assumptions(
     assumptions = []
     facts = model_facts(configuration.model)
     if facts is None:
-        assumptions.append(f"{configuration.model} is unknown: assuming 7 billion parameters")
+        assumptions.append(f"{configuration.model} is unknown, so 7 billion parameters are assumed")
     elif not facts.shape_known:
         like = () if Path(configuration.model).exists() else _like(configuration.model, 0.8)
         assumptions.append(
@@ -233,19 +233,19 @@ def estimate_assumptions(
             f"sharded full training keeps weights in 32 bits, even with {configuration.precision}"
         )
     if not len(history):
-        assumptions.append("no measured runs: estimated by physics with default constants")
+        assumptions.append("no run was measured, so physics with default constants is used")
         return tuple(assumptions)
     if set(estimate.extrapolated) == set(EXTRAPOLATED):
         assumptions.append("estimated by physics alone, with data-sheet and default constants")
         return tuple(assumptions)
     names = {
-        "gpu_model": "estimated from its data sheet",
-        "model": "estimated from runs of other models",
-        "method": "estimated from runs of other methods",
-        "software": "estimated from runs with other software",
+        "gpu_model": "its data sheet is used",
+        "model": "runs of other models are used",
+        "method": "runs of other methods are used",
+        "software": "runs with other software are used",
     }
     assumptions += [
-        f"no measured runs with {getattr(configuration, field)}: {names[field]}"
+        f"no run with {getattr(configuration, field)} was measured, so {names[field]}"
         for field in estimate.extrapolated
         if field != "software" or configuration.software
     ]

@@ -141,7 +141,7 @@ def test_what_16_bits_mean_where_all_weights_are_sharded_is_said():
 
 def test_assumptions_are_named():
     told = " ".join(ADVISOR.fit(SMALL.replace(model="lama3.1-8b")).assumptions)
-    assert "no measured runs" in told
+    assert "no run was measured" in told
     assert "estimated from its size" in told
     assert "Llama-3.1-8B?" in told
 
