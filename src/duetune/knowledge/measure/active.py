@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from duetune.knowledge.configurations.configuration import Configuration
     from duetune.knowledge.configurations.space import Space
     from duetune.knowledge.estimate import Estimates
-    from duetune.knowledge.measure.choice import Costs, MemoryRoom
+    from duetune.knowledge.measure.choice import Costs, RemainingBudget
     from duetune.knowledge.measure.surrogate import Surrogate
     from duetune.knowledge.observation import Observation
 
@@ -78,7 +78,7 @@ class Active:
         self._drawn_from = [(each, pool // len(spaces)) for each in spaces]
 
     def choose(
-        self, observations: Sequence[Observation], taken: AbstractSet[str], room: MemoryRoom
+        self, observations: Sequence[Observation], taken: AbstractSet[str], room: RemainingBudget
     ) -> Batch | None:
         """Return the next batch, or None if nothing is left that fits into the remaining time.
 

@@ -21,7 +21,7 @@ import msgspec
 from duetune.errors import DuetuneError
 from duetune.knowledge.measure.batch_run import BatchMeasurements, BatchRun, Running
 from duetune.knowledge.measure.campaign_file import CampaignFile
-from duetune.knowledge.measure.choice import MemoryRoom, fitting
+from duetune.knowledge.measure.choice import RemainingBudget, fitting
 from duetune.knowledge.measure.trials import observation_of, protocol_text, read_batch
 from duetune.knowledge.measure.worker_messages import TrialResult
 from duetune.knowledge.measure.worker_process import WorkerProcess, new_events
@@ -254,10 +254,10 @@ class Campaign:
             observations, taken, msgspec.structs.replace(room, running=group)
         )
 
-    def _room(self, expected_s: float = 0.0, pending: int = 0) -> MemoryRoom:
+    def _room(self, expected_s: float = 0.0, pending: int = 0) -> RemainingBudget:
         """Return what is left of the budget after the running batch."""
         done = len(self._journal.observations) - self._before
-        return MemoryRoom(
+        return RemainingBudget(
             seconds=self._budget.seconds - self._elapsed_s - expected_s,
             count=self._budget.count - done - pending,
             slowness=self._slowness,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from duetune.errors import DuetuneError
 from duetune.knowledge.measure.campaign_file import read_observations
-from duetune.knowledge.measure.preparation import MODES, MOST_S, PreparedCampaign, Wish
+from duetune.knowledge.measure.preparation import MODES, MOST_S, CampaignRequest, PreparedCampaign
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,7 +27,7 @@ _EVERY_S = 10.0
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a campaign from command-line arguments and return the exit status."""
     chosen = _parser().parse_args(arguments)
-    wish = Wish(
+    request = CampaignRequest(
         space=chosen.space,
         out=Path(chosen.out),
         mode=chosen.mode,
@@ -41,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     try:
         history = [each for path in chosen.done for each in read_observations(Path(path))]
-        prepared = PreparedCampaign(wish, history)
+        prepared = PreparedCampaign(request, history)
         _say(f"{prepared.space.cardinality} configurations on {prepared.gpu}; {prepared.software}")
         if chosen.plan:
             _say(str(prepared.plan()))

@@ -38,7 +38,7 @@ DRAWN = 4000
 _MOST_DRAWS = 50
 
 
-class MemoryRoom(msgspec.Struct, frozen=True, kw_only=True):
+class RemainingBudget(msgspec.Struct, frozen=True, kw_only=True):
     """What is left of a campaign.
 
     - ``seconds``, ``count``: remaining time and configurations.
@@ -56,7 +56,7 @@ class Chooser(Protocol):
     """Chooses the batches of a campaign."""
 
     def choose(
-        self, observations: Sequence[Observation], taken: AbstractSet[str], room: MemoryRoom
+        self, observations: Sequence[Observation], taken: AbstractSet[str], room: RemainingBudget
     ) -> Batch | None:
         """Return the next batch, of configurations whose keys are not ``taken``.
 
@@ -114,7 +114,7 @@ class Drawn:
         self._window: list[Batch] = []
 
     def choose(
-        self, observations: Sequence[Observation], taken: AbstractSet[str], room: MemoryRoom
+        self, observations: Sequence[Observation], taken: AbstractSet[str], room: RemainingBudget
     ) -> Batch | None:
         """Return the next batch of the current window, or open the next window."""
         while not self._window and self._draw(taken):
@@ -137,7 +137,7 @@ class Drawn:
             ]
         return bool(self._waiting)
 
-    def _open_window(self, observations: Sequence[Observation], room: MemoryRoom) -> None:
+    def _open_window(self, observations: Sequence[Observation], room: RemainingBudget) -> None:
         """Group the next configurations that fit into the remaining time into batches."""
         table = Configurations.of(self._waiting)
         seconds = self._costs.of(table, self._fit(observations))
@@ -194,7 +194,7 @@ def start_of(group: Group) -> float:
     return start_seconds(facts_or_usual(group[0]).parameters)
 
 
-def fitting(batch: Batch, room: MemoryRoom) -> Batch | None:
+def fitting(batch: Batch, room: RemainingBudget) -> Batch | None:
     """Return as much of the batch, from its beginning, as there is time for, or None."""
     left = room.seconds / room.slowness - batch.start_s
     size = 0

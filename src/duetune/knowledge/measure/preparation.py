@@ -53,7 +53,7 @@ class NoGpu(DuetuneError):
     exit_code = 2
 
 
-class Wish(msgspec.Struct, frozen=True, kw_only=True):
+class CampaignRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A campaign as a user asks for it.
 
     - ``most_s``: expected seconds that one configuration may take at most.
@@ -151,46 +151,46 @@ def found_gpu(device: str) -> str:
 class PreparedCampaign:
     """A checked campaign, ready to be planned or run."""
 
-    def __init__(self, wish: Wish, history: Sequence[Observation] = ()) -> None:
-        _check(wish)
-        self.gpu = found_gpu(wish.device)
+    def __init__(self, request: CampaignRequest, history: Sequence[Observation] = ()) -> None:
+        _check(request)
+        self.gpu = found_gpu(request.device)
         self.software = installed_software()
-        self.space = campaign_space(wish.space, self.gpu, self.software)
-        self._wish = wish
+        self.space = campaign_space(request.space, self.gpu, self.software)
+        self._request = request
         self._history = list(history)
-        self._rng = np.random.default_rng(wish.seed)
-        slow = {"hang_s": _CPU_HANG_S} if wish.device == "cpu" else {}
+        self._rng = np.random.default_rng(request.seed)
+        slow = {"hang_s": _CPU_HANG_S} if request.device == "cpu" else {}
         self._running = msgspec.structs.replace(
-            wish.running, device=wish.device, seed=wish.seed, **slow
+            request.running, device=request.device, seed=request.seed, **slow
         )
-        self._costs = Costs(self._running.timing, wish.most_s)
+        self._costs = Costs(self._running.timing, request.most_s)
 
     @property
     def seconds(self) -> float:
         """Return the time budget in seconds."""
-        return math.inf if self._wish.minutes is None else 60 * self._wish.minutes
+        return math.inf if self._request.minutes is None else 60 * self._request.minutes
 
     @property
     def count(self) -> int:
         """Return the maximum number of configurations."""
-        return DRAWN if self._wish.count is None else self._wish.count
+        return DRAWN if self._request.count is None else self._request.count
 
     def campaign(self, report: Callable[[CampaignProgress], None] = lambda _: None) -> Campaign:
         """Return the campaign, which ``run`` starts; ``report`` is called with the progress."""
-        wish = self._wish
-        name = Path(wish.space).stem
+        request = self._request
+        name = Path(request.space).stem
         return Campaign(
-            wish.out,
+            request.out,
             self._chooser(),
             self._running,
             Budget(seconds=self.seconds, count=self.count),
             label=Label(
-                provenance=f"duetune profile {name} ({wish.mode}, seed {wish.seed})",
+                provenance=f"duetune profile {name} ({request.mode}, seed {request.seed})",
                 cluster="one CPU" if self.gpu == "cpu" else f"one {self.gpu}",
             ),
             history=self._history,
             report=report,
-            satisfied=HoldOut(RidgeEnsemble).satisfied if wish.until_flat else lambda _: False,
+            satisfied=HoldOut(RidgeEnsemble).satisfied if request.until_flat else lambda _: False,
         )
 
     def plan(self, observations: Sequence[Observation] = ()) -> CampaignPlan:
@@ -206,7 +206,7 @@ class PreparedCampaign:
         seconds = self._costs.of(Configurations.of(rows), RidgeEnsemble(known))
         bearable = self._costs.bearable(seconds)
         if not bearable.all():
-            left_out[f"more than {self._wish.most_s:g} s each"] = int((~bearable).sum())
+            left_out[f"more than {self._request.most_s:g} s each"] = int((~bearable).sum())
         starts = [start_of(group) for group in {group_of(each) for each in rows}]
         each_s = float(seconds[bearable].mean()) + float(np.mean(starts)) / BATCH
         share = float(bearable.sum()) / len(sample)
@@ -231,34 +231,34 @@ class PreparedCampaign:
 
     def _chooser(self) -> Chooser:
         """Return the chooser of the mode."""
-        if self._wish.mode == "active":
+        if self._request.mode == "active":
             fit: Callable[[Sequence[Observation]], Surrogate] = (
-                learned if self._wish.surrogate == "learned" else RidgeEnsemble
+                learned if self._request.surrogate == "learned" else RidgeEnsemble
             )
             return Active(self.space, self._rng, costs=self._costs, fit=fit)
         return Drawn(
             self.space,
             self._rng,
-            self._wish.mode,
+            self._request.mode,
             count=self.count,
             costs=self._costs,
             fit=RidgeEnsemble,
         )
 
 
-def _check(wish: Wish) -> None:
+def _check(request: CampaignRequest) -> None:
     """Raise ``InvalidInput`` for values that no campaign can have."""
-    if wish.mode not in MODES:
-        raise InvalidInput("mode", wish.mode, f"one of {', '.join(MODES)}")
-    if wish.device not in {"cuda", "cpu"}:
-        raise InvalidInput("device", wish.device, "cuda or cpu")
-    if wish.minutes is not None and not 0 < wish.minutes < math.inf:
-        raise InvalidInput("minutes", wish.minutes, "a number above 0")
-    if wish.count is not None and wish.count < 1:
-        raise InvalidInput("count", wish.count, "one or more")
-    if not wish.most_s > 0:
-        raise InvalidInput("most_s", wish.most_s, "seconds, above 0")
-    if wish.minutes is None and wish.count is None:
+    if request.mode not in MODES:
+        raise InvalidInput("mode", request.mode, f"one of {', '.join(MODES)}")
+    if request.device not in {"cuda", "cpu"}:
+        raise InvalidInput("device", request.device, "cuda or cpu")
+    if request.minutes is not None and not 0 < request.minutes < math.inf:
+        raise InvalidInput("minutes", request.minutes, "a number above 0")
+    if request.count is not None and request.count < 1:
+        raise InvalidInput("count", request.count, "one or more")
+    if not request.most_s > 0:
+        raise InvalidInput("most_s", request.most_s, "seconds, above 0")
+    if request.minutes is None and request.count is None:
         raise InvalidInput(
             "minutes", None, "a value for minutes or count, because a campaign must end"
         )
