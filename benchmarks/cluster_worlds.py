@@ -10,7 +10,7 @@ import numpy as np
 
 from duetune.core.planning import Partition, Stock, Tenure
 from duetune.errors import NotFound
-from duetune.knowledge.facts.prices import USUAL_PRICES
+from duetune.knowledge.facts.gpus import USUAL_PRICES
 from duetune.knowledge.history import History
 from duetune.knowledge.observation import RunOutcome
 from duetune.knowledge.sources.analytic import AnalyticSource

@@ -8,8 +8,7 @@ import msgspec
 import numpy as np
 
 from duetune.knowledge.history import History
-from duetune.knowledge.measure.active import information
-from duetune.knowledge.measure.diversity import positions, spread_out
+from duetune.knowledge.measure.active import information, positions, spread_out
 from duetune.knowledge.observation import Origin
 from duetune.registry.sources import source_named
 from knowledge_baselines import OURS, SUBJECTS

@@ -60,7 +60,7 @@ def test_fits_says_yes_and_how_much_room_there_is(duetune):
     status, out, err = duetune(*FITS)
     assert (status, err) == (0, "")
     assert out.startswith("Yes, it fits")
-    for word in ("logits", "at the peak", "room for", "batch", "nothing was measured"):
+    for word in ("logits", "at the peak", "room for", "batch", "no run was measured"):
         assert word in out
     assert max(len(line) for line in out.splitlines()) <= 100
 
@@ -227,7 +227,7 @@ def test_recommend_fills_in_a_job(duetune, tmp_path):
     for line in ("tokens_per_sample  512", "grad_checkpoint", "on time", "Of a micro-step"):
         assert line in out
     assert "190 examples of about 2 tokens each, by their characters" in " ".join(out.split())
-    assert "nothing was measured: physics with the constants of experience" in out
+    assert "no run was measured, so physics with default constants is used" in out
     assert max(len(line) for line in out.splitlines()) <= 100
 
 

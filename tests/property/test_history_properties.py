@@ -78,13 +78,3 @@ def test_every_observation_is_either_believed_or_quarantined(history):
     assert len(believed) + len(doubted) == len(history)
     assert {each.observation.key for each in doubted} | believed.keys == history.keys
     assert believed.quarantined == ()
-
-
-@given(histories)
-def test_sums_by_configuration_count_every_run_once(history):
-    sums = history.aggregate()
-    assert sum(each.count for each in sums) == len(history)
-    assert len({each.configuration.key for each in sums}) == len(sums)
-    for each in sums:
-        assert each.valid + each.out_of_memory <= each.count
-        assert each.spread >= 0

@@ -28,9 +28,8 @@ from duetune.knowledge.facts.gpus import GPUS
 from duetune.knowledge.history import History
 from duetune.knowledge.model.features import Physics, Reckoned, feature_matrix
 from duetune.knowledge.model.forest import grow_classification, grow_regression, sortable
-from duetune.knowledge.model.frontier import INVALID, UNKNOWN, VALID, Frontier
+from duetune.knowledge.model.frontier import INVALID, UNKNOWN, VALID, Frontier, Support
 from duetune.knowledge.model.learned_model import KnowledgeModel
-from duetune.knowledge.model.support import Support
 from duetune.knowledge.observation import Observation, RunOutcome
 
 MODELS = (

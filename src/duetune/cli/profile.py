@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from duetune.knowledge.measure.campaign import CampaignProgress
-    from duetune.knowledge.measure.preparation import CampaignPlan, Wish
+    from duetune.knowledge.measure.preparation import CampaignPlan, CampaignRequest
     from duetune.knowledge.observation import Observation
 
 PLANNED_MINUTES = 30.0
@@ -110,7 +110,7 @@ def profile(
     downloaded. What runs out of memory is noted as such; smaller cards are emulated by a cap.
     """
     from duetune.files import output_file
-    from duetune.knowledge.measure.preparation import PreparedCampaign, Wish
+    from duetune.knowledge.measure.preparation import CampaignRequest, PreparedCampaign
 
     if out is None and not plan:
         raise click.UsageError("--out FILE is needed: what was measured is written there")
@@ -123,7 +123,7 @@ def profile(
         chosen["minutes"] = PLANNED_MINUTES
     if most_seconds is not None:
         chosen["most_s"] = most_seconds
-    wish = msgspec.structs.replace(Wish(space=space, out=path), **chosen)
+    wish = msgspec.structs.replace(CampaignRequest(space=space, out=path), **chosen)
     prepared = PreparedCampaign(wish, _known(history))
     if plan:
         known = _known((str(path),)) if path.exists() else []
@@ -167,7 +167,7 @@ def _known(paths: tuple[str, ...]) -> list[Observation]:
     return found
 
 
-def _show_plan(wish: Wish, plan: CampaignPlan, *, as_json: bool) -> None:
+def _show_plan(wish: CampaignRequest, plan: CampaignPlan, *, as_json: bool) -> None:
     from duetune.cli.context import duration_words
 
     document = Planned(
@@ -204,7 +204,7 @@ def _show_plan(wish: Wish, plan: CampaignPlan, *, as_json: bool) -> None:
 class _Bar:
     """Of what is done, or of the time if there is no count."""
 
-    def __init__(self, wish: Wish) -> None:
+    def __init__(self, wish: CampaignRequest) -> None:
         self._by_count = wish.count is not None
         self._total = 60 * (wish.minutes or 0.0) if wish.count is None else float(wish.count)
         self._update: Callable[[CampaignProgress], None] = lambda _: None

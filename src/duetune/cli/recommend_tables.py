@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from duetune.knowledge.advice import Advice, Lesson
-    from duetune.knowledge.configurations.space import Value
+    from duetune.knowledge.configurations.configuration import Value
     from duetune.knowledge.sources.knowledge_source import Candidate
 
 OBJECTIVES = {

@@ -11,9 +11,8 @@ from duetune.interop.history_files_in import import_measurements
 from duetune.interop.import_runs.recognise import no_given
 from duetune.knowledge.history import History
 from duetune.knowledge.measure.campaign_file import read_observations
-from duetune.knowledge.measurement_checks import given_fields
 from duetune.knowledge.model.quality import noted
-from duetune.knowledge.text_tables import ImportedRuns
+from duetune.knowledge.text_tables import ImportedRuns, given_fields
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

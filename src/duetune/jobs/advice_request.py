@@ -24,8 +24,8 @@ from duetune.jobs.user_requests import seconds_until
 from duetune.knowledge.advice import GIVEN, Request, asked_gpu, asked_model
 from duetune.knowledge.configurations.configuration import Sharding
 from duetune.knowledge.configurations.space_files import default_space
+from duetune.knowledge.facts.gpus import prices_for
 from duetune.knowledge.facts.model_facts import model_facts
-from duetune.knowledge.facts.prices import prices_for
 from duetune.knowledge.listed_space import Listing
 from duetune.knowledge.sources.knowledge_source import Limits, Objective
 from duetune.training.dataset_rows import check_dataset
@@ -34,8 +34,7 @@ from duetune.training.task import Method
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from duetune.knowledge.configurations.configuration import Configuration
-    from duetune.knowledge.configurations.space import Value
+    from duetune.knowledge.configurations.configuration import Configuration, Value
 
     Fits = Callable[[Configuration], bool]
 

@@ -25,7 +25,7 @@ from duetune.knowledge.configurations.configuration_table import UNKNOWN_PARAMET
 from duetune.knowledge.estimate import Interval
 from duetune.knowledge.facts.model_facts import usual_model
 from duetune.knowledge.sources.analytic import AnalyticSource
-from duetune.knowledge.sources.known_names import known_gpu
+from duetune.knowledge.sources.estimating import known_gpu
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -22,10 +22,10 @@ from duetune.knowledge.configurations.configuration import (
     Sharding,
 )
 from duetune.knowledge.configurations.configuration import Method as Known
+from duetune.knowledge.estimate import MEMORY, RULE
 from duetune.knowledge.measure.worker_messages import PACKAGES, installed_software
 from duetune.knowledge.ranking import exceeding
 from duetune.knowledge.sources.decorators import Decorator
-from duetune.knowledge.sources.merge import MEMORY, RULE
 from duetune.training.task import Method, TrainingTask
 
 if TYPE_CHECKING:

@@ -1,10 +1,12 @@
-"""What the advisor is asked, and what it answers."""
+"""The values that the advisor takes and returns, and the names a user may give.
+
+``advisor`` computes an ``Advice``; ``verdict`` computes a ``Fit``.
+"""
 
 from __future__ import annotations
 
 import difflib
 from enum import StrEnum
-from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,12 +18,13 @@ from duetune.knowledge.configurations.configuration import (
     Method,
     Precision,
     Sharding,
+    Value,
 )
-from duetune.knowledge.configurations.space import Space, Value
+from duetune.knowledge.configurations.space import Space
 from duetune.knowledge.estimate import EXTRAPOLATED, Cause, Estimate
 from duetune.knowledge.facts.gpus import GPUS, gpu_name
 from duetune.knowledge.facts.model_facts import model_facts
-from duetune.knowledge.facts.model_registry import model_name
+from duetune.knowledge.facts.model_registry import model_name, registered_names
 from duetune.knowledge.sources.knowledge_source import Candidate, Limits, Neighbour, Objective, Term
 from duetune.notebook import html_table
 
@@ -33,6 +36,8 @@ _SHARDED = frozenset((Sharding.FSDP, Sharding.FSDP_GRAD_OP, Sharding.HYBRID))
 
 
 class Verdict(StrEnum):
+    """Whether a configuration fits: yes, no, or too close to tell."""
+
     YES = "yes"
     NO = "no"
     UNSURE = "not sure"
@@ -46,8 +51,10 @@ def percentage(share: float) -> str:
 
 
 class MemoryPart(msgspec.Struct, frozen=True, kw_only=True):
-    """``at_peak_gb`` is what of it is there when most memory is taken; together they are the
-    peak.
+    """One part of the memory of a GPU.
+
+    - ``gb``: its own size.
+    - ``at_peak_gb``: how much of it is present at the peak; these add up to the peak.
     """
 
     name: str
@@ -56,7 +63,7 @@ class MemoryPart(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True):
-    """Another configuration near the one that was asked for, and what it would be like."""
+    """Another configuration near the one that was asked for, with its estimate."""
 
     what: str
     configuration: Configuration
@@ -66,9 +73,15 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Fit(msgspec.Struct, frozen=True, kw_only=True):
-    """Whether one configuration fits. ``capacity_gb`` is what the driver shows of the card.
-    ``changes`` would make it fit; where none does, ``nearest`` is the change that comes nearest.
-    Where it fits, ``room`` is what would fit as well.
+    """Whether one configuration fits, and what would change that.
+
+    - ``capacity_gb``: memory of the card that the driver reports.
+    - ``parts``: what the memory is used for.
+    - ``changes``: single changes, each of which would make it fit.
+    - ``nearest``: the change that comes closest, if no single change makes it fit.
+    - ``room``: larger settings that would fit too, if it fits.
+    - ``evidence``: measured runs near it.
+    - ``assumptions``: what the estimate assumes, in sentences.
     """
 
     configuration: Configuration
@@ -97,8 +110,10 @@ class Fit(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
-    """``given`` are fields of a configuration; ``reasons`` say why they are what they are where it
-    was not the user who said so.
+    """A question for a recommendation.
+
+    - ``given``: fields of a configuration that must not change.
+    - ``reasons``: why a field has its value, for values that the user did not set.
     """
 
     given: dict[str, Value]
@@ -110,7 +125,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Choice(msgspec.Struct, frozen=True, kw_only=True):
-    """One field of the chosen configuration, and why it is what it is."""
+    """One field of the chosen configuration, and the reason for its value."""
 
     field: str
     value: Value
@@ -118,14 +133,18 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def given(self) -> bool:
+        """Return whether the user set this value."""
         return self.reason == GIVEN
 
 
 class Lesson(msgspec.Struct, frozen=True, kw_only=True):
-    """The one run that would help most to decide. ``about`` is the candidate it tells of, ``run``
-    what to measure: the candidate, or its share of one GPU. ``sure`` is the probability that the
-    chosen one is the best of the candidates, ``sure_after`` what it would be on average after the
-    run, ``gain`` how much better the choice would be, as a share of time or cost.
+    """The one run that would help the decision most.
+
+    - ``about``: index of the candidate that the run tells about.
+    - ``run``: what to measure: the candidate, or the share of one of its GPUs.
+    - ``sure``: probability that the chosen candidate is the best.
+    - ``sure_after``: average of that probability after the run.
+    - ``gain``: how much better the choice would be, as a share of time or cost.
     """
 
     about: int
@@ -138,8 +157,15 @@ class Lesson(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Advice(msgspec.Struct, frozen=True, kw_only=True):
-    """``candidates``, best first; none: nothing qualifies, and ``fit`` is the nearest miss. Else
-    ``fit`` is that of the first. ``sure`` is the probability that the first is the best of them.
+    """The answer to a ``Request``.
+
+    - ``candidates``: best first; empty if nothing qualifies.
+    - ``fit``: the fit of the first candidate, or of the nearest miss if nothing qualifies.
+    - ``choices``: the value and reason of each field of the first candidate.
+    - ``sure``: probability that the first candidate is the best of them.
+    - ``considered``, ``left_out``: how many configurations were scored, and how many were dropped
+      for
+    each reason.
     """
 
     objective: Objective
@@ -157,7 +183,7 @@ class Advice(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def chosen(self) -> Candidate | None:
-        """The best candidate, or None if nothing qualifies."""
+        """Return the best candidate, or None if nothing qualifies."""
         return self.candidates[0] if self.candidates else None
 
     def _repr_html_(self) -> str:
@@ -180,21 +206,23 @@ class Advice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def asked_model(text: str) -> str:
-    """The model by the name it has here; one of which nothing is known is refused."""
+    """Return the model under the name it has here, or raise ``InvalidInput`` if nothing is known of
+    it.
+    """
     if model_facts(text) is not None:
         return model_name(text)
     near = _like(text, 0.5)
-    like = f" ({', '.join(near)}?)" if near else " such as Qwen/Qwen3-8B"
+    like = f" (did you mean {', '.join(near)}?)" if near else " such as Qwen/Qwen3-8B"
     raise InvalidInput(
         "model",
         text,
-        f"a known model{like}, a folder with its config.json, that file, or a name with the "
-        "size in it, such as mine-7b",
+        f"a known model{like}, a folder with config.json, a config.json file, or a name that "
+        "contains the size, such as mine-7b",
     )
 
 
 def asked_gpu(text: str, field: str = "gpu") -> str:
-    """The GPU by the name it has here."""
+    """Return the GPU under the name it has here, or raise ``InvalidInput`` with similar names."""
     name = gpu_name(text)
     if name is not None:
         return name
@@ -203,10 +231,8 @@ def asked_gpu(text: str, field: str = "gpu") -> str:
 
 
 def _like(model: str, cutoff: float) -> tuple[str, ...]:
-    """Known models with a name like this."""
-    document = files("duetune.knowledge.facts").joinpath("registry.json").read_bytes()
-    known = msgspec.json.decode(document, type=dict[str, msgspec.Raw])
-    last = {name.rsplit("/", 1)[-1]: name for name in known}
+    """Return known models with a similar name."""
+    last = {name.rsplit("/", 1)[-1]: name for name in registered_names()}
     return _near(model.rsplit("/", 1)[-1], last, cutoff)
 
 
@@ -219,45 +245,45 @@ def _near(text: str, names: dict[str, str], cutoff: float) -> tuple[str, ...]:
 def estimate_assumptions(
     configuration: Configuration, estimate: Estimate, history: History
 ) -> tuple[str, ...]:
-    """What an estimate rests on, beside what was measured of this very thing."""
-    told = []
+    """Return what an estimate assumes beyond measurements of the same configuration, as
+    sentences.
+    """
+    assumptions = []
     facts = model_facts(configuration.model)
     if facts is None:
-        told.append(
-            f"nothing is known of {configuration.model}: taken to have 7 billion parameters"
-        )
+        assumptions.append(f"{configuration.model} is unknown, so 7 billion parameters are assumed")
     elif not facts.shape_known:
         like = () if Path(configuration.model).exists() else _like(configuration.model, 0.8)
-        told.append(
-            f"the shape of {configuration.model} is derived from its size, "
+        assumptions.append(
+            f"the layers of {configuration.model} are estimated from its size, "
             f"{facts.parameters / 1e9:.3g} billion parameters"
-            + (f" (or is it {like[0]}?)" if like else "")
+            + (f" (did you mean {like[0]}?)" if like else "")
         )
     elif "approximate" in facts.source:
-        told.append(f"of {configuration.model}, {facts.source}")
+        assumptions.append(f"sizes of {configuration.model} are from {facts.source}")
     if facts is not None and facts.context and configuration.tokens_per_sample > facts.context:
-        told.append(f"the model takes at most {facts.context:,} tokens of a sequence")
+        assumptions.append(f"the model accepts at most {facts.context:,} tokens per sequence")
     sharded = configuration.num_gpus > 1 and configuration.sharding in _SHARDED
     halves = configuration.precision in {Precision.BF16, Precision.FP16}
     if sharded and halves and configuration.method is Method.FULL:
-        told.append(
-            f"sharded full training keeps weights in 32 bits, with {configuration.precision}, too"
+        assumptions.append(
+            f"sharded full training keeps weights in 32 bits, even with {configuration.precision}"
         )
     if not len(history):
-        told.append("nothing was measured: physics with the constants of experience")
-        return tuple(told)
+        assumptions.append("no run was measured, so physics with default constants is used")
+        return tuple(assumptions)
     if set(estimate.extrapolated) == set(EXTRAPOLATED):
-        told.append("by physics alone, with the constants of data sheets and of experience")
-        return tuple(told)
+        assumptions.append("estimated by physics alone, with data-sheet and default constants")
+        return tuple(assumptions)
     names = {
-        "gpu_model": "the constants of its data sheet",
-        "model": "what was measured of other models",
-        "method": "what was measured of other methods",
-        "software": "what was measured with other software",
+        "gpu_model": "its data sheet is used",
+        "model": "runs of other models are used",
+        "method": "runs of other methods are used",
+        "software": "runs with other software are used",
     }
-    told += [
-        f"nothing of {getattr(configuration, field)} was measured: {names[field]}"
+    assumptions += [
+        f"no run with {getattr(configuration, field)} was measured, so {names[field]}"
         for field in estimate.extrapolated
         if field != "software" or configuration.software
     ]
-    return tuple(told)
+    return tuple(assumptions)

@@ -1,4 +1,8 @@
-"""The advisor: fills in what a job leaves open, and says why."""
+"""The advisor: completes a configuration that a job leaves open, and gives a reason for each field.
+
+Ranking is in ``ranking``, the fit of one configuration in ``verdict``, and the choice of the next
+measurement in ``next_measurement``.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,7 @@ import numpy as np
 from duetune.knowledge.advice import GIVEN, Advice, Choice, estimate_assumptions
 from duetune.knowledge.configurations.configuration import Configurations, Method
 from duetune.knowledge.configurations.space import Role
-from duetune.knowledge.estimate import CAUSES, FITS, Cause
+from duetune.knowledge.estimate import FITS, RULE
 from duetune.knowledge.next_measurement import best_lesson
 from duetune.knowledge.ranking import SURE_ENOUGH, rank, unavailable
 from duetune.knowledge.sources.knowledge_source import Objective
@@ -21,7 +25,6 @@ if TYPE_CHECKING:
 
     from duetune.knowledge.advice import Fit, Request
     from duetune.knowledge.configurations.configuration import Configuration
-    from duetune.knowledge.configurations.space import Value
     from duetune.knowledge.estimate import Estimates
     from duetune.knowledge.history import History
     from duetune.knowledge.sources.knowledge_source import Candidate, KnowledgeSource
@@ -29,10 +32,10 @@ if TYPE_CHECKING:
 RANKED = 256
 RIVALS = 8
 HOPELESS = 0.01
-"""With less than this chance to be on time, a deadline is given up."""
+"""If no candidate has a higher probability to finish in time, the deadline is ignored."""
 
 MOST_POINTS = 500_000
-"""Beyond so many, single fields are not compared."""
+"""In spaces with more points than this, single fields are not compared."""
 
 _MORE, _LESS = "more GPU-hours", "fewer GPU-hours"
 _BETTER = ("cheaper", "faster", "as fast", _LESS)
@@ -41,7 +44,10 @@ _UNUSUAL = ("num_nodes", "grad_accum", "fast_kernels", "fast_moe", "memory_cap_g
 
 
 class Advisor:
-    """``history`` is what ``source`` rests on: the evidence is shown from it."""
+    """Answers users' questions from one source of knowledge.
+
+    ``history`` is the data that the source rests on; it is shown as evidence.
+    """
 
     def __init__(self, source: KnowledgeSource, history: History) -> None:
         self.source = source
@@ -53,20 +59,28 @@ class Advisor:
         return self._fitting.fit(configuration)
 
     def fits(self, configuration: Configuration) -> bool:
-        """Whether a configuration is likely enough to fit."""
+        """Return whether a configuration fits with enough probability to be used; planning calls
+        this.
+        """
         return bool(self.source.query(Configurations.of([configuration])).p_valid[0] >= FITS)
 
     def recommend(self, request: Request) -> Advice:
+        """Return the best configurations for a request, with reasons; ``duetune recommend`` calls
+        this.
+
+        If no candidate can meet the deadline, the candidates are ranked by speed instead. If
+        nothing fits, the advice contains the nearest miss.
+        """
         limits = request.limits
         wide = msgspec.structs.replace(limits, top=max(RANKED, limits.top))
         ranking = self.source.complete(request.given, request.space, request.objective, wide)
         first = next((each.on_time for each in ranking.candidates), None)
         if request.objective is Objective.DEADLINE and first is not None and first < HOPELESS:
-            # Chances that are all next to nothing are no order to go by.
+            # If all probabilities are close to 0, their order means nothing.
             request = msgspec.structs.replace(request, objective=Objective.FASTEST)
             fastest = self.source.complete(request.given, request.space, Objective.FASTEST, wide)
             ranking = msgspec.structs.replace(
-                fastest, note="nothing is done by the deadline: the fastest is best"
+                fastest, note="no configuration finishes by the deadline: ranked by speed"
             )
         advice = Advice(
             objective=request.objective,
@@ -94,7 +108,7 @@ class Advisor:
             advice = msgspec.structs.replace(advice, candidates=kept)
             lesson = msgspec.structs.replace(lesson, about=kept.index(about))
         explained = self.source.explain(chosen.configuration)
-        told = estimate_assumptions(chosen.configuration, chosen.estimate, self.history)
+        assumptions = estimate_assumptions(chosen.configuration, chosen.estimate, self.history)
         return msgspec.structs.replace(
             advice,
             choices=self._choices(request, chosen, points, estimates),
@@ -102,14 +116,16 @@ class Advisor:
             time=explained.time,
             sure=sure,
             lesson=lesson,
-            assumptions=tuple(dict.fromkeys((*advice.assumptions, *told))),
+            assumptions=tuple(dict.fromkeys((*advice.assumptions, *assumptions))),
         )
 
     def _with_nearest_miss(
         self, advice: Advice, points: Configurations, estimates: Estimates
     ) -> Advice:
-        """The likeliest of what there is, the one that needs the least of its card if several."""
-        open_ = estimates.cause != CAUSES.index(Cause.RULE)
+        """Add the fit of the most likely configuration; ties go to the one that needs the least
+        memory.
+        """
+        open_ = estimates.cause != RULE
         for mask in unavailable(points, advice.limits).values():
             open_ &= ~mask
         if not open_.any():
@@ -117,8 +133,8 @@ class Advisor:
         rows = np.flatnonzero(open_)
         order = np.lexsort((estimates.memory_gb[rows, 1], -np.round(estimates.p_valid[rows], 3)))
         fit = self.fit(points[int(rows[order[0]])])
-        told = tuple(dict.fromkeys((*advice.assumptions, *fit.assumptions)))
-        return msgspec.structs.replace(advice, fit=fit, assumptions=told)
+        assumptions = tuple(dict.fromkeys((*advice.assumptions, *fit.assumptions)))
+        return msgspec.structs.replace(advice, fit=fit, assumptions=assumptions)
 
     def _choices(
         self,
@@ -127,6 +143,7 @@ class Advisor:
         points: Configurations | None,
         estimates: Estimates | None,
     ) -> tuple[Choice, ...]:
+        """Return the reason for each field of the chosen configuration that is worth showing."""
         found = []
         configuration = chosen.configuration
         for field in configuration.__struct_fields__:
@@ -141,17 +158,20 @@ class Advisor:
                 if points is not None and estimates is not None:
                     reason = _compared(field, request, chosen, points, estimates)
             elif reason is None:
-                reason = "follows from the others" if varies else "the usual one"
+                reason = "set by the other fields" if varies else "the default"
             if _worth_showing(field, configuration, reason):
-                found.append(Choice(field=field, value=_plain(value), reason=reason))
+                found.append(
+                    Choice(
+                        field=field,
+                        value=str(value) if isinstance(value, str) else value,
+                        reason=reason,
+                    )
+                )
         return tuple(found)
 
 
-def _plain(value: Value) -> Value:
-    return str(value) if isinstance(value, str) else value
-
-
 def _worth_showing(field: str, configuration: Configuration, reason: str) -> bool:
+    """Return whether a reader needs this field: fields at their default are left out."""
     if reason == GIVEN:
         return True
     if field == "software":
@@ -167,8 +187,10 @@ def _worth_showing(field: str, configuration: Configuration, reason: str) -> boo
 
 
 def _varied(candidates: Sequence[Candidate], top: int) -> tuple[Candidate, ...]:
-    """The best for every kind and number of GPUs first, so that alternatives are not all the same
-    but for a detail; then whatever is best. In the order of their rank.
+    """Return ``top`` candidates that differ, in the order of their rank.
+
+    The best candidate for each kind and number of GPUs comes first, so that the alternatives are
+    not all the same GPU with small differences. The rest is filled with the next best.
     """
     kept: list[int] = []
     seen = set()
@@ -189,7 +211,9 @@ def _compared(
     points: Configurations,
     estimates: Estimates,
 ) -> str:
-    """Against the best that has another value of the field, whatever its other fields."""
+    """Return how the chosen value compares with the best candidate that has another value of the
+    field.
+    """
     value = getattr(chosen.configuration, field)
     column = points.columns[field]
     mine = points.is_(field, str(value)) if field in points.labels else column == float(value)
@@ -199,26 +223,27 @@ def _compared(
     if not ranking.candidates:
         reasons = ranking.left_out
         why = max(reasons, key=lambda each: reasons[each]) if reasons else "are not allowed"
-        return f"the only one: most others {why}"
+        return f"the only value that works: most others {why}"
     other = ranking.candidates[0]
     value = getattr(other.configuration, field)
     words = ("yes" if value else "no") if isinstance(value, bool) else str(value)
     difference = _difference(chosen, other, request.objective)
     if difference.endswith(_BETTER) and other.estimate.p_valid < chosen.estimate.p_valid:
-        difference += f", but fits with {other.estimate.p_valid:.0%} only"
+        difference += f", but fits with a probability of only {other.estimate.p_valid:.0%}"
     return f"best; {words} would be {difference}"
 
 
 def _difference(chosen: Candidate, other: Candidate, objective: Objective) -> str:
+    """Return how much slower or more expensive another candidate is, in words."""
     chance, mine = other.on_time, chosen.on_time
     dated = objective is Objective.DEADLINE
     if dated and chance is not None and mine is not None and chance < min(SURE_ENOUGH, mine):
-        return f"on time with {max(chance, 0.01):.0%} at most"
+        return f"on time with a probability of at most {max(chance, 0.01):.0%}"
     pace = other.estimate.tokens_per_s.middle / chosen.estimate.tokens_per_s.middle
     if objective in {Objective.FASTEST, Objective.BALANCED}:
         return _pace_words(pace)
     if objective is Objective.DEADLINE and chosen.cost is not None and other.cost is not None:
-        return _words(other.cost.middle / chosen.cost.middle, "dearer", "cheaper")
+        return _words(other.cost.middle / chosen.cost.middle, "more expensive", "cheaper")
     if chosen.gpu_hours is not None and other.gpu_hours is not None:
         ratio = other.gpu_hours.middle / chosen.gpu_hours.middle
     else:
@@ -227,7 +252,7 @@ def _difference(chosen: Candidate, other: Candidate, objective: Objective) -> st
 
 
 def _words(ratio: float, more: str, less: str) -> str:
-    """The other's time or cost in terms of the chosen one's."""
+    """Return the time or cost of another candidate relative to the chosen one, in words."""
     if 0.995 < ratio < 1.005:
         return "about the same"
     if ratio >= 2.0:
@@ -235,11 +260,13 @@ def _words(ratio: float, more: str, less: str) -> str:
     return f"{ratio - 1:.0%} {more}" if ratio > 1 else f"{1 - ratio:.0%} {less}"
 
 
-_TIMES = {"dearer": "as dear", _MORE: "the GPU-hours"}
+_TIMES = {"more expensive": "the cost", _MORE: "the GPU-hours"}
 
 
 def _pace_words(pace: float) -> str:
-    """The other's pace in terms of the chosen one's: half of it is 50% slower."""
+    """Return the throughput of another candidate relative to the chosen one: half of it is 50%
+    slower.
+    """
     if 0.995 < pace < 1.005:
         return "about the same"
     if pace >= 2.0:

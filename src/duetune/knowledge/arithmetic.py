@@ -1,8 +1,8 @@
-"""What arithmetic says of a configuration: the terms of its peak memory and of its step time.
+"""Memory and step time of a configuration by formulas: the terms of both.
 
-Every term is a column, one number for each configuration. What arithmetic cannot know (how much of
-the peak a GPU reaches, what a layer costs however small it is) are constants that are fitted to
-history; their values here are those of the data sheet and of experience.
+Every term is a column with one number per configuration. Formulas cannot give some constants, such
+as the share of peak arithmetic that a GPU reaches. Their defaults are here, from data sheets and
+experience; ``model`` fits them to measured runs.
 """
 
 from __future__ import annotations
@@ -24,13 +24,22 @@ PARCELS = 4.0
 
 
 class MemoryConstants(msgspec.Struct, frozen=True, kw_only=True):
-    """Bytes, or factors. ``logits`` are for each token and word of the vocabulary, ``fused_logits``
-    where a kernel never keeps them all; ``input`` for each number that goes into a layer; ``block``
-    multiplies what one layer keeps, ``frozen`` that of a layer whose weights are not trained;
-    ``scores`` for each pair of tokens and head where attention keeps them. For each parameter that
-    is trained: ``slack`` (``upcast`` where it is sharded), ``scratch`` while the optimiser steps
-    (``one_by_one`` if of the largest tensor only), ``adapter`` of an adapter's weights; ``cast``
-    for a copy to compute with. ``context`` is there whatever is trained.
+    """Constants of the memory formula, in bytes or as factors.
+
+    - ``logits``: bytes per token and vocabulary word; ``fused_logits`` if a kernel never keeps all
+      of
+    them; ``bigcode_logits`` for that model family.
+    - ``input``: bytes for each number that enters a layer.
+    - ``block``: factor on what one layer keeps; ``frozen`` for layers that are not trained.
+    - ``scores``: bytes per pair of tokens and head, if attention keeps the score matrix.
+    - ``slack``: extra bytes per trained parameter; ``upcast`` if the state is sharded.
+    - ``scratch``: bytes per trained parameter while the optimiser steps; ``one_by_one`` is per
+    parameter of the largest tensor, for optimisers that work on one tensor at a time.
+    - ``adapter``: bytes per parameter of an adapter.
+    - ``cast``: bytes per parameter of a copy to compute with.
+    - ``quantised``: bytes per weight in 4 bits.
+    - ``shard``: number of layers that sharded training has gathered at once.
+    - ``context``: bytes that every process needs.
     """
 
     logits: float = 13.5
@@ -52,8 +61,14 @@ class MemoryConstants(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TimeConstants(msgspec.Struct, frozen=True, kw_only=True):
-    """``launch_s`` is the least a layer takes in a micro-step, ``exchange_s`` the least its share
-    of communication; ``link`` and ``utilisation`` are shares of the data sheet.
+    """Constants of the time formula.
+
+    - ``launch_s``: minimum seconds of a layer in a micro-step.
+    - ``exchange_s``: minimum seconds of its communication.
+    - ``optimiser``, ``weights``: factors on the time to read and write state and weights.
+    - ``overlap``: share of communication that is hidden behind arithmetic.
+    - ``eager``: factor on attention without a fused kernel.
+    - ``network_gb_s``: speed between nodes.
     """
 
     launch_s: float = 0.005
@@ -73,15 +88,16 @@ def memory_terms(
     activations: Column,
     scratch: Column,
 ) -> dict[str, Column]:
-    """Bytes of one GPU, by what they are for; ``peak_bytes`` says which are there together.
-    ``context``, ``activations`` and ``scratch`` are factors for each row.
+    """Return the bytes of one GPU by purpose; ``peak_bytes`` combines them.
+
+    ``context``, ``activations`` and ``scratch`` are factors for each row, fitted to measured runs.
     """
     share = np.where(it.fsdp, 1.0 / it.gpus, 1.0)
-    # Experts that are spread over some of the GPUs only are kept whole by every group of them.
+    # With expert parallelism, every group of GPUs holds all experts.
     experts = np.where(it.expert_parallel > 0, 1.0 / np.maximum(it.expert_parallel, 1.0), share)
     held = (it.parameters - it.expert_parameters) * share + it.expert_parameters * experts
     wide = it.mixed | it.single
-    # Sharded training of all weights keeps them in 32 bits, whatever it computes with.
+    # Sharded full training keeps weights in 32 bits, in every precision.
     upcast = it.full & it.fsdp
     weight = np.where(wide | upcast, 4.0, 2.0)
     weight = np.where(it.quantised, constants.quantised, weight)
@@ -91,13 +107,13 @@ def memory_terms(
     slack = np.where(upcast, constants.upcast, np.where(it.full, constants.slack, 0.0))
     slack = slack * (it.optimiser_bytes > 0)
     adapter = np.where(it.full, 0.0, constants.adapter * trained)
-    # Copies to compute with are kept for the way back, unless all is computed again there; of
-    # weights that are trained, until the end of a pass.
+    # Copies to compute with are kept for the backward pass, unless it recomputes them. Copies of
+    # trained weights are kept until the end of the pass.
     copied = (it.full & (it.mixed | upcast)) | (it.mixed & (it.checkpointing == 0))
     cast = np.where(copied, constants.cast * it.parameters * share, 0.0)
     width = np.where(it.single, 4.0, 2.0)
-    # What the products of a layer take in, both halves of the gated feed-forward part, and the
-    # norms, which are computed in 32 bits.
+    # Inputs of the matrix products of a layer, both halves of the gated feed-forward part, and
+    # the norms, which are computed in 32 bits.
     within = width * (6 * it.hidden + 2 * it.key_values + 4 * it.intermediate * it.active_experts)
     layer = constants.block * (within + 16 * it.hidden)
     layer += np.where(it.eager, constants.scores * it.heads * it.sequence, 0.0)
@@ -106,7 +122,7 @@ def memory_terms(
     kept = np.where(it.checkpointing > 0, it.layers * inputs + layer, it.layers * layer * frozen)
     logits = np.where(it.fast > 0, constants.fused_logits, constants.logits)
     logits = np.where(it.bigcode > 0, constants.bigcode_logits, logits)
-    # Some optimisers work on all parameters at once, Adafactor in 32 bits on one after the other.
+    # Most optimisers work on all parameters at once; Adafactor works on one tensor in 32 bits.
     largest = np.where(it.full, it.vocabulary * it.hidden * share, trained / it.layers)
     working = np.where(
         it.one_by_one,
@@ -128,16 +144,17 @@ def memory_terms(
 
 
 def peak_bytes(it: Described, terms: dict[str, Column]) -> Column:
-    """The peak is where the loss is computed, or where the optimiser steps. Gradients are there at
-    the first of the two only if they have been accumulated before.
+    """Return the peak: the larger of the moment of the loss and the moment of the optimiser step.
+
+    At the loss, gradients are present only if they were accumulated before.
     """
     always = terms["weights"] + terms["optimiser"] + terms["gathered layers"] + terms["context"]
     gradients = terms["gradients"]
     before = np.where(it.accumulation > 1, gradients, 0.0)
     loss = before + terms["activations"] + terms["logits"] + terms["cast weights"]
-    # The last layers' gradients come while the first layers' inputs are still kept.
+    # Gradients of the last layers appear while inputs of the first layers are still kept.
     layered = gradients + terms["activations"] / np.maximum(it.layers, 1.0)
-    paged = np.where(it.paged, terms["optimiser"], 0.0)  # may lie in the host's memory
+    paged = np.where(it.paged, terms["optimiser"], 0.0)  # may be in host memory
     step = gradients + terms["optimiser's scratch"]
     return always - paged + np.maximum(np.maximum(loss, layered), step)
 
@@ -150,17 +167,20 @@ def time_terms(
     launch: Column,
     link: Column,
 ) -> dict[str, Column]:
-    """Seconds of one micro-step. ``utilisation`` of the GPU's arithmetic, ``launch`` a factor of
-    the least time of a layer, ``link`` the share of the data sheet's link speed: for each row.
+    """Return the seconds of one micro-step by purpose; ``step_seconds`` combines them.
+
+    - ``utilisation``: share of the GPU's peak arithmetic, for each row.
+    - ``launch``: factor on the minimum time of a layer, for each row.
+    - ``link``: share of the data sheet's link speed, for each row.
     """
     recompute = 2.0 * it.checkpointing
     per_token = (np.where(it.full, 6.0, 4.0) + recompute) * it.active
-    # Two products of scores, half of them masked, forth and back and once more if recomputed.
+    # Two products of scores, half of them masked: forward, backward, and again if recomputed.
     heads = (6.0 + recompute) * it.layers * it.hidden * it.sequence
     arithmetic = it.tokens * (per_token + heads * np.where(it.eager, constants.eager, 1.0))
     peak = it.peak * np.where(it.single, 0.5, 1.0)
     compute = arithmetic / (peak * utilisation)
-    # Forth, back twice as much, and once more if recomputed; 4 is what has been fitted to.
+    # One part forward, two backward, one more if recomputed; launch_s was fitted to four parts.
     launched = constants.launch_s * launch * it.layers * (3.0 + it.checkpointing) / 4.0
     read = constants.weights * 2.0 * it.parameters * _width(it) / it.bandwidth
     spread = (it.gpus - 1.0) / it.gpus
@@ -173,7 +193,7 @@ def time_terms(
     speed = np.where(
         it.nodes > 1, np.minimum(speed, constants.network_gb_s * it.network * 1e9), speed
     )
-    # Sharded layers are gathered one by one; without sharding gradients travel in a few parcels.
+    # Sharded layers are gathered one by one; without sharding, gradients go in a few parcels.
     latency = constants.exchange_s * np.where(it.fsdp, it.layers, PARCELS)
     exchange = np.where(it.several, spread * moved / speed + latency, 0.0)
     optimiser = (
@@ -194,7 +214,9 @@ def time_terms(
 
 
 def step_seconds(terms: dict[str, Column], overlap: float) -> Column:
-    """The terms together: the longer of arithmetic and communication, and what does not overlap."""
+    """Return the seconds of a step: the longer of arithmetic and communication, plus what does not
+    overlap.
+    """
     busy = np.hypot(terms["arithmetic"], terms["launch"]) + terms["weights"]
     exchange = terms["communication"]
     longer = (busy**4 + exchange**4) ** 0.25
@@ -202,6 +224,6 @@ def step_seconds(terms: dict[str, Column], overlap: float) -> Column:
 
 
 def _width(it: Described) -> Column:
-    """Bytes of a weight as it is moved and read."""
+    """Return the bytes of a weight when it is moved or read."""
     width = np.where(it.single, 4.0, 2.0)
     return np.where(it.quantised, 0.55, width)

@@ -1,19 +1,34 @@
-"""What a source of knowledge answers: whether it fits, how fast it is, and how sure that is."""
+"""The answer of a source of knowledge: whether a configuration fits, how fast it is, and how sure.
+
+``Estimate`` is the answer for one configuration, ``Estimates`` for a table. The functions combine
+estimates from several parts.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import StrEnum
+from statistics import NormalDist
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 import numpy as np
 
+from duetune.knowledge.configurations.configuration_rules import broken
+
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from numpy.typing import NDArray
+
+    from duetune.knowledge.configurations.configuration import Configurations
+
+    Rows = NDArray[np.int64] | NDArray[np.bool_]
+    Column = NDArray[np.float64]
 
 
 class Cause(StrEnum):
-    """Why a configuration is believed not to work; ``none`` where it is believed to."""
+    """Why a configuration is expected to fail; ``none`` if it is expected to work."""
 
     NONE = "none"
     RULE = "rule"
@@ -22,26 +37,40 @@ class Cause(StrEnum):
 
 
 CAUSES = tuple(Cause)
+NONE, MEMORY, OTHER, RULE = (
+    np.int8(CAUSES.index(cause)) for cause in (Cause.NONE, Cause.MEMORY, Cause.OTHER, Cause.RULE)
+)
+
 FITS = 0.8
-"""With this probability a configuration is said to fit, recommended and planned with; with what is
-left of one it is said not to fit.
+"""With at least this probability a configuration counts as fitting; with at most one minus it, as
+not fitting.
 """
 
 LOW, MIDDLE, HIGH = 0.05, 0.5, 0.95
-"""The quantiles that every interval names: 90% lies between the first and the last."""
+"""The quantiles of every interval: 90% lies between the first and the last."""
+
+DEVIATIONS = NormalDist().inv_cdf(HIGH)
+"""Standard deviations from the middle of an interval to either end."""
 
 
 class Interval(NamedTuple):
+    """Low, middle and high: the 5%, 50% and 95% quantiles."""
+
     low: float
     middle: float
     high: float
 
 
 class Estimate(msgspec.Struct, frozen=True, kw_only=True):
-    """Of one configuration. ``tokens_per_s`` are those of all GPUs together if it fits,
-    ``memory_gb`` the peak of one; NaN where the source does not know. ``support`` counts the
-    measured runs it rests on; ``extrapolated`` names the fields (model, gpu_model, method,
-    software) of which nothing was measured. ``measured``: this very configuration was run.
+    """The answer for one configuration.
+
+    - ``p_valid``: probability that it runs.
+    - ``tokens_per_s``: throughput of all GPUs together if it fits; NaN if unknown.
+    - ``memory_gb``: peak memory of one GPU; NaN if unknown.
+    - ``support``: number of measured runs near it.
+    - ``extrapolated``: which of model, gpu_model, method and software were never measured.
+    - ``measured``: whether exactly this configuration was measured.
+    - ``source``: name of the source that answered.
     """
 
     p_valid: float
@@ -55,34 +84,28 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 EXTRAPOLATED = ("model", "gpu_model", "method", "software")
+_PLAIN = ("p_valid", "cause", "support", "extrapolated", "measured")
+_INTERVALS = ("tokens_per_s", "memory_gb")
 
 
+@dataclass(kw_only=True, eq=False)
 class Estimates:
-    """Of many configurations, in their order, column by column."""
+    """The answers for a table of configurations, one column per quantity, in the order of the
+    table.
 
-    def __init__(
-        self,
-        *,
-        p_valid: NDArray[np.float64],
-        cause: NDArray[np.int8],
-        tokens_per_s: NDArray[np.float64],
-        memory_gb: NDArray[np.float64],
-        support: NDArray[np.int64],
-        extrapolated: NDArray[np.bool_],
-        measured: NDArray[np.bool_],
-        source: str,
-    ) -> None:
-        """``tokens_per_s`` and ``memory_gb``: a row of low, middle, high for each configuration;
-        ``cause`` indices into ``CAUSES``; ``extrapolated`` a column for each of ``EXTRAPOLATED``.
-        """
-        self.p_valid = p_valid
-        self.cause = cause
-        self.tokens_per_s = tokens_per_s
-        self.memory_gb = memory_gb
-        self.support = support
-        self.extrapolated = extrapolated
-        self.measured = measured
-        self.source = source
+    - ``tokens_per_s``, ``memory_gb``: a row of low, middle and high for each configuration.
+    - ``cause``: codes ``NONE``, ``MEMORY``, ``OTHER`` and ``RULE``, which index ``CAUSES``.
+    - ``extrapolated``: one column for each of ``EXTRAPOLATED``.
+    """
+
+    p_valid: NDArray[np.float64]
+    cause: NDArray[np.int8]
+    tokens_per_s: NDArray[np.float64]
+    memory_gb: NDArray[np.float64]
+    support: NDArray[np.int64]
+    extrapolated: NDArray[np.bool_]
+    measured: NDArray[np.bool_]
+    source: str
 
     def __len__(self) -> int:
         return len(self.p_valid)
@@ -104,20 +127,13 @@ class Estimates:
         )
 
     def take(self, index: NDArray[np.int64] | NDArray[np.bool_]) -> Estimates:
-        return Estimates(
-            p_valid=self.p_valid[index],
-            cause=self.cause[index],
-            tokens_per_s=self.tokens_per_s[index],
-            memory_gb=self.memory_gb[index],
-            support=self.support[index],
-            extrapolated=self.extrapolated[index],
-            measured=self.measured[index],
-            source=self.source,
-        )
+        """Return the rows of an index or a mask."""
+        columns = {name: getattr(self, name)[index] for name in (*_PLAIN, *_INTERVALS)}
+        return Estimates(**columns, source=self.source)
 
     @classmethod
     def unknown(cls, size: int, source: str) -> Estimates:
-        """Of which nothing is known: it may fit as well as not."""
+        """Return estimates that know nothing: each configuration fits with a probability of 0.5."""
         return cls(
             p_valid=np.full(size, 0.5),
             cause=np.zeros(size, np.int8),
@@ -128,3 +144,46 @@ class Estimates:
             measured=np.zeros(size, np.bool_),
             source=source,
         )
+
+
+def around(middle: Column, deviation: Column | float) -> Column:
+    """Return rows of low, middle and high; ``deviation`` is the standard deviation of the
+    logarithm.
+    """
+    factor = np.exp(DEVIATIONS * np.broadcast_to(deviation, middle.shape))
+    return np.stack([middle / factor, middle, middle * factor], axis=1)
+
+
+def put(into: Estimates, rows: Rows, part: Estimates, *, keep_known: bool = False) -> None:
+    """Write ``part`` into these rows of ``into``.
+
+    With ``keep_known``, throughput and memory are kept where ``part`` does not know them.
+    """
+    for name in _PLAIN:
+        getattr(into, name)[rows] = getattr(part, name)
+    for name in _INTERVALS:
+        column, new = getattr(into, name), getattr(part, name)
+        if keep_known:
+            new = np.where(np.isnan(new[:, 1:2]), column[rows], new)
+        column[rows] = new
+
+
+def under_rules(
+    configurations: Configurations,
+    source: str,
+    estimate: Callable[[Configurations], Estimates],
+) -> Estimates:
+    """Return estimates in which every configuration that breaks a rule cannot run.
+
+    ``estimate`` is called only for the other rows. Every source answers queries through this
+    function.
+    """
+    kept = broken(configurations) < 0
+    if kept.all():
+        return estimate(configurations)
+    result = Estimates.unknown(len(configurations), source)
+    result.p_valid[:] = 0.0
+    result.cause[:] = RULE
+    if kept.any():
+        put(result, kept, estimate(configurations.take(kept)))
+    return result

@@ -1,16 +1,18 @@
-"""What was measured, in the order it came, with columns for those who learn from it."""
+"""All measured runs, in the order they arrived, with columns for the models that learn from them.
+
+Reading and writing CSV files is in ``history_files``.
+"""
 
 from __future__ import annotations
 
 import functools
 import hashlib
-import statistics
 from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
 
-from duetune.knowledge.configurations.configuration import Configuration, Configurations
+from duetune.knowledge.configurations.configuration import Configurations
 from duetune.knowledge.model.quality import (
     CPU,
     EMULATED,
@@ -28,38 +30,25 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 LABELS = (RunOutcome.VALID, RunOutcome.OOM, RunOutcome.REJECTED)
-"""Outcomes that say whether the configuration works."""
+"""Outcomes that tell whether the configuration works."""
 
 
 class Quarantined(msgspec.Struct, frozen=True):
-    """An observation that is kept but not learnt from, and why."""
+    """An observation that is kept but not used for learning, and the reason."""
 
     observation: Observation
     reason: str
 
 
-class Aggregate(msgspec.Struct, frozen=True, kw_only=True):
-    """All runs of one configuration. ``tokens_per_s`` and ``peak_memory_gb`` are medians, None if
-    nothing was measured; ``spread`` is the range of the throughput over its median.
-    """
-
-    configuration: Configuration
-    count: int
-    valid: int
-    out_of_memory: int
-    tokens_per_s: float | None
-    spread: float
-    peak_memory_gb: float | None
-
-
 class History:
-    """Never changes: more observations make another one."""
+    """An immutable sequence of observations; adding to it returns a new history."""
 
     def __init__(self, observations: Iterable[Observation] = ()) -> None:
         self._observations = tuple(observations)
 
     @classmethod
     def empty(cls) -> History:
+        """Return a history without observations."""
         return cls()
 
     def __len__(self) -> int:
@@ -82,33 +71,36 @@ class History:
 
     @functools.cached_property
     def configurations(self) -> Configurations:
+        """Return the configurations of all runs as one table."""
         return Configurations.of(each.configuration for each in self)
 
     @functools.cached_property
     def tokens_per_s(self) -> NDArray[np.float64]:
-        """NaN where it was not measured."""
+        """Return the throughput of each run; NaN if it was not measured."""
         return _column(each.tokens_per_s for each in self)
 
     @functools.cached_property
     def peak_memory_gb(self) -> NDArray[np.float64]:
-        """NaN where it was not measured."""
+        """Return the peak memory of each run; NaN if it was not measured."""
         return _column(each.peak_memory_gb for each in self)
 
     @functools.cached_property
     def weight(self) -> NDArray[np.float64]:
+        """Return the weight of each run in fits."""
         return _column(each.weight for each in self)
 
     @functools.cached_property
     def outcome(self) -> NDArray[np.str_]:
-        """Words of ``RunOutcome``."""
+        """Return the outcome of each run as a word of ``RunOutcome``."""
         words = np.array([each.outcome.value for each in self], np.str_)
         words.flags.writeable = False
         return words
 
     @functools.cached_property
     def snapshot(self) -> str:
-        """The same for the same set of observations, in whatever order and however often each came:
-        two histories with one snapshot teach the same.
+        """Return an identifier of the set of observations.
+
+        Order and repetition do not change it, so two histories with one snapshot teach the same.
         """
         digest = hashlib.blake2b(digest_size=8)
         for key in sorted(self.keys):
@@ -117,10 +109,11 @@ class History:
 
     @functools.cached_property
     def keys(self) -> frozenset[str]:
+        """Return the keys of all observations."""
         return frozenset(each.key for each in self)
 
     def plus(self, observations: Iterable[Observation]) -> History:
-        """With those that are not in it yet."""
+        """Return the history with the observations that it does not contain yet."""
         seen = set(self.keys)
         new = []
         for each in observations:
@@ -131,42 +124,40 @@ class History:
         return History((*self, *new)) if new else self
 
     def take(self, index: NDArray[np.int64] | NDArray[np.bool_] | Sequence[int]) -> History:
-        """Some of them: by a mask, or by positions in the order given."""
+        """Return some of the observations: by a mask, or by positions in the given order."""
         rows = np.arange(len(self))[np.asarray(index)] if len(index) else np.zeros(0, np.int64)
         return History(self._observations[row] for row in rows.tolist())
 
     def having(self, *outcomes: RunOutcome) -> History:
+        """Return the observations with one of these outcomes."""
         return History(each for each in self if each.outcome in outcomes)
 
     @property
     def labelled(self) -> History:
-        """Those that say whether a configuration works: runs that failed for another reason, or
-        that somebody stopped, do not.
+        """Return the observations that tell whether a configuration works.
+
+        Runs that failed for another reason, or that somebody stopped, do not.
         """
         return self.having(*LABELS)
 
     @property
     def plausible(self) -> History:
+        """Return the observations that are believable; models learn from these."""
         odd = self._implausible
         return self.take(~odd) if odd.any() else self
 
     @functools.cached_property
     def quarantined(self) -> tuple[Quarantined, ...]:
+        """Return the observations that are not believable, each with the reason."""
         rows = np.flatnonzero(self._implausible).tolist()
         return tuple(Quarantined(self[row], self._reason(row)) for row in rows)
-
-    def aggregate(self) -> tuple[Aggregate, ...]:
-        """One for each configuration, in the order of the first run of each."""
-        groups: dict[str, list[Observation]] = {}
-        for each in self:
-            groups.setdefault(each.configuration.key, []).append(each)
-        return tuple(_aggregate(group) for group in groups.values())
 
     @functools.cached_property
     def _mfu(self) -> NDArray[np.float64]:
         return implied_mfu(self.configurations, self.tokens_per_s)
 
     def _reason(self, row: int) -> str:
+        """Return why an observation is not believable, in words."""
         if self[row].configuration.gpu_model == EMULATED:
             return "the GPU is emulated"
         if self[row].configuration.gpu_model == CPU:
@@ -192,18 +183,3 @@ def _column(values: Iterable[float | None]) -> NDArray[np.float64]:
     column = np.array([np.nan if value is None else value for value in values], np.float64)
     column.flags.writeable = False
     return column
-
-
-def _aggregate(group: Sequence[Observation]) -> Aggregate:
-    rates = [each.tokens_per_s for each in group if each.tokens_per_s is not None]
-    peaks = [each.peak_memory_gb for each in group if each.peak_memory_gb is not None]
-    middle = statistics.median(rates) if rates else None
-    return Aggregate(
-        configuration=group[0].configuration,
-        count=len(group),
-        valid=sum(each.outcome is RunOutcome.VALID for each in group),
-        out_of_memory=sum(each.outcome is RunOutcome.OOM for each in group),
-        tokens_per_s=middle,
-        spread=(max(rates) - min(rates)) / middle if middle else 0.0,
-        peak_memory_gb=statistics.median(peaks) if peaks else None,
-    )

@@ -1,10 +1,11 @@
 """History as a CSV file: one row for each observation.
 
-Columns are the fields of ``Configuration`` (model, method, gpu_model, num_gpus, batch_size,
-tokens_per_sample, ...) and those of ``Observation`` (outcome, tokens_per_s, peak_memory_gb,
-measured_at, origin, provenance, ...), by these names and in any order. A column may be missing or a
-cell empty where the field has a default; flags stand between semicolons. Models and GPUs that are
-known here go by the names they have here, whatever the file calls them.
+The columns are the fields of ``Configuration`` (model, method, gpu_model, num_gpus, batch_size,
+...) and of ``Observation`` (outcome, tokens_per_s, peak_memory_gb, measured_at, ...), in any order.
+A column may be missing and a cell may be empty if the field has a default. Flags are separated by
+semicolons. Known models and GPUs get the names they have here, however the file spells them.
+
+Tables of other tools are read in ``duetune.interop``.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from duetune.knowledge.configurations.configuration import FIELDS, Configuration
 from duetune.knowledge.facts.gpus import gpu_name
 from duetune.knowledge.facts.model_registry import model_name
 from duetune.knowledge.observation import Observation
-from duetune.knowledge.text_tables import read_table
+from duetune.knowledge.text_tables import check_counts, read_table
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -33,17 +34,19 @@ if TYPE_CHECKING:
 _OWN = tuple(field for field in Observation.__struct_fields__ if field != "configuration")
 COLUMNS: tuple[str, ...] = (*FIELDS, *_OWN)
 _TEXTS = ("software", "provenance", "cluster", "protocol", "error")
-_COUNTS = ("num_gpus", "num_nodes", "batch_size", "tokens_per_sample", "grad_accum")
 NEEDED = ("model", "gpu_model", "outcome")
-"""Columns by which such a file is known."""
+"""Columns that identify such a file."""
 
 
 def read_history(path: Path | str) -> History:
-    """All rows of such a file; one that cannot be understood refuses the file."""
+    """Return all rows of a history file; one row that cannot be read refuses the whole file."""
     return history_of(read_table(Path(path)), strict=True).history
 
 
 def history_of(table: Table, *, strict: bool = False) -> ImportedRuns:
+    """Return the runs of a table that was read; if not ``strict``, bad rows are reported and left
+    out.
+    """
     unknown = [column for column in table.header if column not in COLUMNS]
     missing = [column for column in NEEDED if column not in table.header]
     if unknown or missing:
@@ -53,14 +56,14 @@ def history_of(table: Table, *, strict: bool = False) -> ImportedRuns:
 
 
 def write_history(path: Path | str, history: Iterable[Observation]) -> None:
-    """The file appears whole or not at all."""
+    """Write all observations to a CSV file, which appears complete or not at all."""
     target = output_file("history", path)
     with (
         whole_file(target, "history") as draft,
         draft.open("w", encoding="utf-8", newline="") as file,
     ):
         plain = csv.writer(file, lineterminator="\n")
-        # A lone carriage return ends a row for readers, but writers do not quote it.
+        # csv readers end a row at a lone carriage return, but csv writers do not quote it.
         quoted = csv.writer(file, lineterminator="\n", quoting=csv.QUOTE_ALL)
         plain.writerow(COLUMNS)
         for each in history:
@@ -69,7 +72,7 @@ def write_history(path: Path | str, history: Iterable[Observation]) -> None:
 
 
 def cells(observation: Observation) -> list[str]:
-    """Those of one row, in the order of ``COLUMNS``."""
+    """Return the texts of one row, in the order of ``COLUMNS``."""
     values = msgspec.to_builtins(observation)
     values |= values.pop("configuration")
     values["flags"] = ";".join(values["flags"])
@@ -83,6 +86,7 @@ def _cell(value: object) -> str:
 
 
 def _observation(row: TableRow) -> Observation:
+    """Return the observation of one row."""
     given = {column: row.text(column) for column in COLUMNS if row.has(column)}
     given |= {column: row.raw(column) for column in _TEXTS if row.raw(column)}
     for column in NEEDED:
@@ -105,17 +109,14 @@ def _configuration(given: dict[str, str]) -> Configuration:
         configuration = msgspec.convert(values, Configuration, strict=False)
     except msgspec.ValidationError as error:
         raise _invalid(error, values, Configuration) from None
-    for field in _COUNTS:
-        number = getattr(configuration, field)
-        if number < 1:
-            raise InvalidInput(field, number, "a whole number from 1 on")
+    check_counts(configuration)
     return configuration
 
 
 def _invalid(
     error: msgspec.ValidationError, values: dict[str, object], record: type[msgspec.Struct]
 ) -> InvalidInput:
-    """The same in our words; msgspec names the place as ``$.field``."""
+    """Return a msgspec error as ``InvalidInput``; msgspec names the place as ``$.field``."""
     message, _, place = str(error).partition(" - at `$.")
     field = place.split("[")[0].rstrip("`") or "row"
     kinds = {each.name: each.type for each in msgspec.structs.fields(record)}

@@ -1,8 +1,8 @@
-"""What one more measurement would teach.
+"""Which single measurement would improve the decision most.
 
-What is believed of each candidate is a log-normal pace and a probability to fit, taken to be
-independent of the others'. A run shows one of them as it is; then the best is chosen anew. The run
-to make is the one after which the choice is best on average (the knowledge gradient).
+The belief about each candidate is a log-normal throughput and a probability to fit, independent of
+the other candidates. A run reveals one of them, and the best candidate is chosen again. The run to
+make is the one after which the choice is best on average (the knowledge gradient).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 
 from duetune.knowledge.advice import Lesson
 from duetune.knowledge.configurations.configuration import Sharding
-from duetune.knowledge.ranking import DEVIATIONS
+from duetune.knowledge.estimate import DEVIATIONS
 from duetune.knowledge.sources.knowledge_source import Objective
 
 if TYPE_CHECKING:
@@ -28,19 +28,21 @@ if TYPE_CHECKING:
     Column = NDArray[np.float64]
 
 RUN_S = 120.0
-"""To start, load the model and take some steps."""
+"""Seconds of one run: start, load the model and take some steps."""
 
 DRAWS = 8192
 _BINS = 32
 _MISFIT = math.log(2.0)  # a start that fails costs about as much as the work itself
 _LATE = math.log(10.0)
-_ONE_GPU = 0.5  # of the variance of several GPUs: a run on one of them says nothing of their links
+_ONE_GPU = 0.5  # share of the variance that a run on one GPU explains: it shows no communication
 _NOISE = 0.02
 
 
 class _Drawn(NamedTuple):
-    """What the candidates might be like: a row for each draw, a column for each candidate.
-    ``value`` is a logarithm, higher is better; ``shown`` what a run of it would show.
+    """Possible values of the candidates: one row per draw, one column per candidate.
+
+    - ``value``: logarithm of the objective; higher is better.
+    - ``shown``: what a run of the candidate would show.
     """
 
     value: Column
@@ -50,7 +52,11 @@ class _Drawn(NamedTuple):
 def best_lesson(
     candidates: Sequence[Candidate], objective: Objective, limits: Limits, seed: int = 0
 ) -> tuple[float | None, Lesson | None]:
-    """How sure it is that the first is the best of them, and the run that teaches most."""
+    """Return the probability that the first candidate is the best, and the run that teaches most.
+
+    Both are None if a candidate's throughput is unknown. The advisor calls this for each
+    recommendation.
+    """
     if not candidates or any(_deviation(each) is None for each in candidates):
         return None, None
     drawn = _drawn(candidates, objective, limits, np.random.default_rng(seed))
@@ -80,11 +86,17 @@ def best_lesson(
 
 
 def one_gpu(configuration: Configuration) -> Configuration:
-    """The share of one GPU, which can be measured on one: what it computes, not what it sends."""
+    """Return the share of one GPU, which can be measured on a single one.
+
+    Such a run shows the computation but not the communication. Sharded configurations are returned
+    whole, because one GPU alone could not hold their state.
+    """
     if configuration.num_gpus == 1:
         return configuration.replace(grad_accum=1)
     if configuration.sharding not in {Sharding.DDP, Sharding.NONE}:
-        return configuration.replace(grad_accum=1)  # one GPU alone would hold all of the state
+        return configuration.replace(
+            grad_accum=1
+        )  # a single GPU would have to hold all of the state
     return configuration.replace(
         num_gpus=1,
         num_nodes=1,
@@ -95,6 +107,7 @@ def one_gpu(configuration: Configuration) -> Configuration:
 
 
 def _deviation(candidate: Candidate) -> float | None:
+    """Return the standard deviation of the log throughput, or None if the throughput is unknown."""
     pace = candidate.estimate.tokens_per_s
     if not (pace.low > 0 and math.isfinite(pace.high)):
         return None
@@ -104,6 +117,7 @@ def _deviation(candidate: Candidate) -> float | None:
 def _drawn(
     candidates: Sequence[Candidate], objective: Objective, limits: Limits, rng: np.random.Generator
 ) -> _Drawn:
+    """Draw possible values of all candidates, and what a run of each would show."""
     values, shown = [], []
     for each in candidates:
         deviation = _deviation(each) or 0.0
@@ -117,13 +131,14 @@ def _drawn(
         fits = rng.random(DRAWS) < each.estimate.p_valid
         value = _worth(pace, gpus, each.configuration.gpu_model, objective, limits)
         values.append(value - np.where(fits, 0.0, _MISFIT))
-        told = deviation * math.sqrt(share) * seen + _NOISE * rng.standard_normal(DRAWS)
-        # What does not fit shows nothing else; that it fits on one GPU says little of several.
-        shown.append(told if partly else np.where(fits, told, -1e9))
+        observed = deviation * math.sqrt(share) * seen + _NOISE * rng.standard_normal(DRAWS)
+        # A run that does not fit shows no throughput. Fitting on one GPU says little about several.
+        shown.append(observed if partly else np.where(fits, observed, -1e9))
     return _Drawn(np.stack(values, axis=1), np.stack(shown, axis=1))
 
 
 def _worth(pace: Column, gpus: int, gpu: str, objective: Objective, limits: Limits) -> Column:
+    """Return the logarithm of the objective for drawn throughputs; higher is better."""
     if objective is Objective.FASTEST:
         return pace
     hourly = math.log(gpus)
@@ -143,7 +158,9 @@ def _worth(pace: Column, gpus: int, gpu: str, objective: Objective, limits: Limi
 def _after(
     drawn: _Drawn, best: NDArray[np.int64], means: Column, column: int
 ) -> tuple[float, float]:
-    """How often the choice would be the best one, and what it would be better by."""
+    """Return how often the choice would be right after a run of ``column``, and the average
+    gain.
+    """
     order = np.argsort(drawn.shown[:, column], kind="stable")
     right = worth = 0.0
     for part in np.array_split(order, _BINS):

@@ -1,4 +1,4 @@
-"""What became of one configuration when it was run: the unit of history."""
+"""The result of running one configuration: the unit of history."""
 
 from __future__ import annotations
 
@@ -13,8 +13,11 @@ from duetune.knowledge.configurations.configuration import Configuration
 
 
 class RunOutcome(StrEnum):
-    """``rejected``: by a rule, before it was started. ``failed``: for a reason that says nothing of
-    the configuration. ``stopped``: by somebody, before its pace was known.
+    """How a run ended.
+
+    - ``rejected``: a rule refused it before it started.
+    - ``failed``: it ended for a reason that does not concern the configuration.
+    - ``stopped``: somebody stopped it before its throughput was known.
     """
 
     VALID = "valid"
@@ -25,18 +28,26 @@ class RunOutcome(StrEnum):
 
 
 class Origin(StrEnum):
+    """Where an observation comes from: a profiling campaign, a job, or an imported file."""
+
     CAMPAIGN = "campaign"
     PRODUCTION = "production"
     IMPORT = "import"
 
 
 class Observation(msgspec.Struct, frozen=True, kw_only=True):
-    """``tokens_per_s`` are those of all GPUs together, ``step_s`` one micro-step. ``step_rows`` are
-    the rows of one optimiser step, which the last round of micro-steps need not fill. Of one GPU's
-    memory, ``peak_memory_gb`` was taken at the peak (as the driver shows it) and
-    ``needed_memory_gb`` was in use, the rest being kept for later; both include what the process
-    takes before it trains. ``provenance`` says where it is from (a job, a file and its row),
-    ``protocol`` how it was measured. ``flags`` are notes on its quality: see ``quality``.
+    """One measured run.
+
+    - ``tokens_per_s``: throughput of all GPUs together.
+    - ``step_s``: seconds of one micro-step.
+    - ``step_rows``: rows of one optimiser step; the last round of micro-steps need not be full.
+    - ``peak_memory_gb``: memory of one GPU at the peak, as the driver shows it.
+    - ``needed_memory_gb``: the part of it that was in use; the allocator kept the rest for later.
+    Both include what the process takes before training.
+    - ``provenance``: where it comes from, such as a job, or a file and its row.
+    - ``protocol``: how it was measured.
+    - ``weight``: its weight in fits.
+    - ``flags``: notes on its quality, see ``quality``.
     """
 
     configuration: Configuration
@@ -81,10 +92,12 @@ class Observation(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def key(self) -> str:
-        """The same for the same observation, so that nothing is taken in twice."""
-        told = msgspec.to_builtins(self)
+        """Return an identifier that is equal for equal observations, so that none is stored
+        twice.
+        """
+        values = msgspec.to_builtins(self)
         if self.step_rows is None:
-            # A field that came later: without it the key is what it was before.
-            del told["step_rows"]
-        text = msgspec.json.encode(told, order="sorted")
+            # The field was added later; keys of observations without it must not change.
+            del values["step_rows"]
+        text = msgspec.json.encode(values, order="sorted")
         return hashlib.blake2b(text, digest_size=8).hexdigest()

@@ -1,20 +1,20 @@
-"""The best of many configurations, of what a source believes of them.
+"""The best of many configurations, given a source's estimates.
 
-A run that does not fit is started again in another way, so what a configuration costs is divided by
-the probability that it fits, and its pace multiplied by it. The probability to be on time is that
-of fitting and being quick enough, as if there were no second try.
+A run that does not fit must be started again in another way. So the cost of a configuration is
+divided by the probability that it fits, and its throughput is multiplied by it. The probability to
+be on time is that of fitting and being fast enough, without a second try.
 """
 
 from __future__ import annotations
 
 import math
-from statistics import NormalDist
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from duetune.knowledge.configurations.configuration import Configurations
-from duetune.knowledge.estimate import CAUSES, HIGH, Cause, Interval
+from duetune.knowledge.estimate import DEVIATIONS, Interval
+from duetune.knowledge.estimate import RULE as BREAKS_RULE
 from duetune.knowledge.facts.gpus import gpu_name
 from duetune.knowledge.sources.knowledge_source import Candidate, Limits, Objective, Ranking
 
@@ -29,12 +29,9 @@ if TYPE_CHECKING:
     Column = NDArray[np.float64]
 
 SURE_ENOUGH = 0.9
-"""To be on time; beyond it the cheapest is best."""
+"""Configurations at least this likely to be on time are ranked by cost."""
 
 BALANCE = 0.7
-DEVIATIONS = NormalDist().inv_cdf(HIGH)
-"""From the middle of an interval to either end, in standard deviations."""
-
 _HOUR_S = 3600.0
 
 RULE = "break a rule"
@@ -51,7 +48,7 @@ _SAME = (
 
 
 def unavailable(configurations: Configurations, limits: Limits) -> dict[str, NDArray[np.bool_]]:
-    """Where a configuration is out of the question whatever is believed of it, by reason."""
+    """Return masks of the configurations that cannot be used whatever their estimate, by reason."""
     found: dict[str, NDArray[np.bool_]] = {}
     if limits.inventory:
         there = _by_gpu(configurations, limits.inventory, 0.0)
@@ -66,7 +63,9 @@ def unavailable(configurations: Configurations, limits: Limits) -> dict[str, NDA
 def exceeding(
     configurations: Configurations, ran_out: tuple[Configuration, ...]
 ) -> NDArray[np.bool_]:
-    """Where at least the memory is needed that one of ``ran_out`` did not have."""
+    """Return a mask of the configurations that need at least the memory that one of ``ran_out``
+    lacked.
+    """
     worse = np.zeros(len(configurations), np.bool_)
     cap = _cap(configurations.number("memory_cap_gb"))
     for each in ran_out:
@@ -74,7 +73,7 @@ def exceeding(
         mine = (configurations.per_gpu_tokens >= one.per_gpu_tokens[0]) & (
             cap <= _cap(one.number("memory_cap_gb"))[0]
         )
-        # Without these more is kept, so they need not be the same.
+        # Without these two, a run needs more memory, so they may also be switched off.
         mine &= configurations.number("grad_checkpoint") <= each.grad_checkpoint
         mine &= configurations.number("fast_kernels") <= each.fast_kernels
         for field in _SAME:
@@ -100,8 +99,11 @@ def _by_gpu(configurations: Configurations, table: Mapping[str, float], otherwis
 
 
 def on_time(tokens_per_s: Column, least: float) -> Column:
-    """The probability of at least the pace ``least``, for rows of low, middle, high: log-normal on
-    either side of the middle, each side as wide as its quantile says.
+    """Return the probability of at least the throughput ``least``, for rows of low, middle and
+    high.
+
+    The distribution is log-normal on either side of the middle, each side as wide as its quantile
+    says.
     """
     if not math.isfinite(least):
         return np.zeros(len(tokens_per_s))
@@ -117,7 +119,7 @@ def on_time(tokens_per_s: Column, least: float) -> Column:
 
 
 class _Figures(NamedTuple):
-    """Columns; intervals have a row of low, middle, high for each configuration."""
+    """Columns of a ranked table; intervals have a row of low, middle and high per configuration."""
 
     score: Column
     runtime_s: Column | None
@@ -129,12 +131,16 @@ class _Figures(NamedTuple):
 def _figures(
     configurations: Configurations, estimates: Estimates, objective: Objective, limits: Limits
 ) -> _Figures:
+    """Return score, runtime, GPU-hours, cost and probability to be on time for each
+    configuration.
+    """
     gpus = configurations.number("num_gpus")
     pace = estimates.tokens_per_s
     likely = np.maximum(estimates.p_valid, 1e-9)
     runtime = hours = cost = probability = None
     price = _by_gpu(configurations, limits.price, math.nan) if limits.price else None
-    # Of the middle: GPU-hours or, where there are prices, dollars; for one token if need be.
+    # Cost of the middle estimate: GPU-hours, or dollars if there are prices; per token if the
+    # work is unknown.
     spent = gpus / pace[:, 1] * (1.0 if price is None else price)
     if limits.tokens is not None:
         runtime = limits.start_up_s + limits.tokens / pace[:, ::-1]
@@ -152,18 +158,18 @@ def _figures(
     elif objective is Objective.GPU_HOURS:
         score = likely * pace[:, 1] / gpus if hours is None else -hours[:, 1] / likely
     else:
-        # All that is on time is better than all that is not, and the cheapest of it the best.
+        # Every configuration that is on time ranks above every other; among them cost decides.
         thrift = 1.0 + 1.0 / (1.0 + spent / likely)
         score = thrift
         if probability is not None:
-            # Where none has a chance the fastest comes first.
+            # If none has a chance, the fastest comes first.
             hopeful = probability + 1e-6 * pace[:, 1] / (pace[:, 1] + 1e6)
             score = np.where(probability < SURE_ENOUGH, hopeful, thrift)
     return _Figures(score, runtime, hours, cost, probability)
 
 
 class Ranker:
-    """Takes configurations a part at a time and keeps the best; so a space of any size can be
+    """Takes configurations in parts and keeps the best, so that a space of any size can be
     ranked.
     """
 
@@ -176,8 +182,9 @@ class Ranker:
         self._likeliest: tuple[float, Configuration] | None = None
 
     def add(self, configurations: Configurations, estimates: Estimates) -> None:
+        """Score a part of the space and keep its best configurations."""
         open_ = np.ones(len(configurations), np.bool_)
-        rule = estimates.cause == CAUSES.index(Cause.RULE)
+        rule = estimates.cause == BREAKS_RULE
         unlikely = ~(estimates.p_valid >= self._limits.min_p_valid)
         reasons = {RULE: rule, **unavailable(configurations, self._limits)}
         for reason, mask in reasons.items():
@@ -190,6 +197,7 @@ class Ranker:
         self._considered += len(configurations)
 
     def ranking(self) -> Ranking:
+        """Return the best configurations so far, the counts of those left out, and a note."""
         return Ranking(
             candidates=tuple(candidate for _, candidate in self._best),
             considered=self._considered,
@@ -200,6 +208,7 @@ class Ranker:
     def _leave_out(
         self, reason: str, open_: NDArray[np.bool_], mask: NDArray[np.bool_]
     ) -> NDArray[np.bool_]:
+        """Count the rows that are dropped for this reason, and return the rows that remain."""
         count = int(np.sum(open_ & mask))
         if count:
             self._left_out[reason] = self._left_out.get(reason, 0) + count
@@ -208,6 +217,9 @@ class Ranker:
     def _remember_likeliest(
         self, configurations: Configurations, estimates: Estimates, open_: NDArray[np.bool_]
     ) -> None:
+        """Remember the configuration that is most likely to fit, to name it if nothing
+        qualifies.
+        """
         if not open_.any():
             return
         row = int(np.argmax(np.where(open_, estimates.p_valid, -1.0)))
@@ -218,6 +230,7 @@ class Ranker:
     def _keep(
         self, configurations: Configurations, estimates: Estimates, arrival: NDArray[np.int64]
     ) -> None:
+        """Merge the best rows of a part into the best so far."""
         figures = _figures(configurations, estimates, self._objective, self._limits)
         score, top = figures.score, self._limits.top
         rows = np.arange(len(score))
@@ -244,49 +257,51 @@ class Ranker:
         del self._best[top:]
 
     def _note(self) -> str:
+        """Return what the ranking assumes, in words, or why nothing qualifies."""
         notes = []
         if not self._best:
             return self._nothing()
         limits = self._limits
         if self._objective is Objective.DEADLINE:
             if limits.tokens is None:
-                notes.append("the work is not known: ranked by cost for each token")
+                notes.append("the number of tokens is unknown: ranked by cost per token")
             elif limits.deadline_s is None:
-                notes.append("there is no deadline: the cheapest is best")
+                notes.append("no deadline given: ranked by cost")
             elif (self._best[0][1].on_time or 0.0) < SURE_ENOUGH:
                 notes.append(
-                    f"nothing is done by the deadline with {SURE_ENOUGH:.0%} certainty: "
-                    "the likeliest is best"
+                    f"no configuration meets the deadline with {SURE_ENOUGH:.0%} certainty: "
+                    "ranked by the probability to finish in time"
                 )
             if not limits.price:
-                notes.append("there are no prices: GPU-hours stand for cost")
+                notes.append("no prices given: GPU-hours are used as cost")
         return "; ".join(notes)
 
     def _nothing(self) -> str:
         if not self._considered:
-            return "there is no configuration to choose from: the space allows none"
+            return "the space contains no configuration"
         counts = ", ".join(f"{count} {reason}" for reason, count in self._left_out.items())
-        text = f"nothing qualifies: of {self._considered} configurations, {counts}"
+        text = f"no configuration qualifies: of {self._considered} configurations, {counts}"
         if self._likeliest is None:
             return text
         chance, configuration = self._likeliest
-        return f"{text}; the likeliest to fit ({chance:.0%}) is {shortly(configuration)}"
+        return f"{text}; the most likely to fit ({chance:.0%}) is {shortly(configuration)}"
 
 
 _SMALLEST = ("num_gpus", "batch_size", "tokens_per_sample", "grad_accum", "lora_rank")
-"""What decides between equal scores, before the order in which they came."""
+"""Fields that decide between equal scores, before the order of arrival."""
 
 
 def rank(
     configurations: Configurations, estimates: Estimates, objective: Objective, limits: Limits
 ) -> Ranking:
+    """Return the ranking of one table of configurations."""
     ranker = Ranker(objective, limits)
     ranker.add(configurations, estimates)
     return ranker.ranking()
 
 
 def shortly(configuration: Configuration) -> str:
-    """In a line, for messages."""
+    """Return a configuration in one line, for messages."""
     each = configuration
     nodes = f" in {each.num_nodes} nodes" if each.num_nodes > 1 else ""
     sharding = "" if each.num_gpus == 1 else f", {each.sharding}"

@@ -1,4 +1,8 @@
-"""Tables of texts, row by row: what cannot be understood is told by row, column and value."""
+"""Tables of texts, read row by row, and the checks on what their rows say.
+
+A row that cannot be understood is reported with its number, column and value. ``history_files``
+reads duetune's own tables, ``duetune.interop`` those of other tools.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +13,22 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 import msgspec
 
 from duetune.errors import InvalidInput
+from duetune.knowledge.configurations.configuration import FIELDS, LORA_TARGETS, Configuration
+from duetune.knowledge.configurations.space import field_value
+from duetune.knowledge.facts.gpus import GPUS, MIB, gpu_name, gpu_named
+from duetune.knowledge.facts.model_facts import model_facts
+from duetune.knowledge.facts.model_registry import model_name
 from duetune.knowledge.history import History
-from duetune.knowledge.measurement_checks import check_memory, check_row
+from duetune.knowledge.model.quality import CPU, EMULATED
+from duetune.knowledge.observation import RunOutcome
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
+    from duetune.knowledge.configurations.configuration import Value
     from duetune.knowledge.observation import Observation
+
 
 Record = TypeVar("Record")
 _NOTHING = frozenset(("", "nan", "none", "null", "n/a"))
@@ -25,19 +37,21 @@ _NO = frozenset(("0", "0.0", "false", "no"))
 
 
 class Rejected(msgspec.Struct, frozen=True):
-    """A row that was left out, counted from 1 after the header, and why."""
+    """A row that was left out, counted from 1 after the header, and the reason."""
 
     row: int
     reason: str
 
 
 class ImportedRuns(NamedTuple):
+    """The runs of a table, and the rows that were left out."""
+
     history: History
     left_out: tuple[Rejected, ...]
 
 
 class TableRow:
-    """One row of texts. Empty and ``nan`` are nothing."""
+    """One row of texts. Empty cells, ``nan``, ``none``, ``null`` and ``n/a`` count as missing."""
 
     def __init__(self, file: str, number: int, values: Mapping[str, str]) -> None:
         self.number = number
@@ -45,23 +59,29 @@ class TableRow:
         self._values = values
 
     def has(self, column: str) -> bool:
+        """Return whether the row has a value in this column."""
         return self.text(column) != ""
 
     def text(self, column: str, otherwise: str = "") -> str:
+        """Return the text of a column without spaces around it, or ``otherwise`` if it is
+        missing.
+        """
         text = self._values.get(column, "").strip()
         return otherwise if text.casefold() in _NOTHING else text
 
     def raw(self, column: str) -> str:
-        """To the letter."""
+        """Return the text of a column exactly as it is in the file."""
         return self._values.get(column, "")
 
     def needed(self, column: str) -> str:
+        """Return the text of a column, or raise ``InvalidInput`` if it is missing."""
         text = self.text(column)
         if not text:
             raise InvalidInput(column, self._values.get(column), "a value")
         return text
 
     def number_of(self, column: str) -> float | None:
+        """Return the number in a column, or None if it is missing."""
         text = self.text(column)
         if not text:
             return None
@@ -74,7 +94,9 @@ class TableRow:
         return number
 
     def whole(self, column: str, otherwise: int | None = None) -> int:
-        """A whole number from 0 on; without ``otherwise`` it must be there."""
+        """Return a whole number of at least 0; without ``otherwise`` the column must have a
+        value.
+        """
         number = self.number_of(column)
         if number is None and otherwise is not None:
             return otherwise
@@ -83,6 +105,7 @@ class TableRow:
         return int(number)
 
     def flag(self, column: str) -> bool:
+        """Return whether a column says yes; a missing value means no."""
         text = self.text(column).casefold()
         if text and text not in _YES | _NO:
             raise InvalidInput(column, text, "true or false")
@@ -90,6 +113,8 @@ class TableRow:
 
 
 class Table(msgspec.Struct, frozen=True):
+    """A CSV table that was read: file name, header and lines."""
+
     file: str
     header: tuple[str, ...]
     lines: tuple[tuple[str, ...], ...]
@@ -101,8 +126,10 @@ class Table(msgspec.Struct, frozen=True):
         strict: bool = False,
         own: bool = False,
     ) -> ImportedRuns:
-        """What ``observation`` makes of each row. A row that it refuses or that cannot be true is
-        left out; if ``strict``, nothing is taken. ``own`` tables are those that duetune writes.
+        """Return the runs that ``observation`` makes of the rows.
+
+        A row that it refuses, or that cannot be true, is left out; with ``strict`` it refuses the
+        table. ``own`` tables are those that duetune writes.
         """
         found: list[Observation] = []
         left_out: list[Rejected] = []
@@ -120,7 +147,7 @@ class Table(msgspec.Struct, frozen=True):
         return ImportedRuns(History(found), tuple(left_out))
 
     def read(self, record: Callable[[TableRow], Record]) -> list[Record]:
-        """What ``record`` makes of each row; one that it refuses refuses the file."""
+        """Return the records that ``record`` makes of the rows; one bad row refuses the table."""
         found = []
         for number, line in enumerate(self.lines, start=1):
             try:
@@ -130,6 +157,7 @@ class Table(msgspec.Struct, frozen=True):
         return found
 
     def _located(self, number: int, error: InvalidInput) -> InvalidInput:
+        """Return the error with the row and the file in it."""
         where = f"{error.field} in row {number} of {self.file}"
         return InvalidInput(where, error.value, error.allowed)
 
@@ -142,7 +170,7 @@ class Table(msgspec.Struct, frozen=True):
 
 
 def read_table(path: Path, what: str = "history") -> Table:
-    """A CSV file with a header; ``what`` it is stands in errors."""
+    """Return a CSV file with a header; ``what`` names the file in errors."""
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             reader = csv.reader(file, strict=True)
@@ -156,3 +184,68 @@ def read_table(path: Path, what: str = "history") -> Table:
     if len(set(header)) != len(header):
         raise InvalidInput(f"columns of {path.name}", list(header), "different names")
     return Table(path.name, header, lines)
+
+
+BEYOND = 1.05
+"""Allowed share of a card's memory: drivers and data sheets differ by a little."""
+
+_COUNTS = ("num_gpus", "num_nodes", "batch_size", "tokens_per_sample", "grad_accum")
+_NO_GPU = frozenset((CPU.casefold(), EMULATED))
+_KINDS = {field.name: field.type for field in msgspec.structs.fields(Configuration)}
+
+
+def check_memory(observation: Observation) -> None:
+    """Raise ``InvalidInput`` if a run claims more memory than its card has."""
+    gpu = gpu_named(observation.configuration.gpu_model)
+    if gpu is None:
+        return
+    capacity_gb = gpu.memory_mib * MIB / 1e9
+    for field in ("peak_memory_gb", "needed_memory_gb"):
+        size = getattr(observation, field)
+        if size is not None and size > BEYOND * capacity_gb:
+            raise InvalidInput(field, size, f"at most the {capacity_gb:.1f} GB of the card")
+
+
+def check_row(observation: Observation, *, own: bool) -> None:
+    """Raise ``InvalidInput`` if a row names an unknown GPU, a count below 1 or contradicts itself.
+
+    In tables of other tools the model must be known too. In duetune's ``own`` tables it need not
+    be, because the folder of a model may be gone.
+    """
+    one = observation.configuration
+    if gpu_name(one.gpu_model) is None and one.gpu_model.casefold() not in _NO_GPU:
+        raise InvalidInput("gpu_model", one.gpu_model, f"a known GPU: {', '.join(GPUS)}")
+    if not own and model_facts(one.model) is None:
+        raise InvalidInput("model", one.model, "a known model, or a name with the size in it")
+    check_counts(one)
+    if observation.outcome is RunOutcome.OOM and observation.tokens_per_s is not None:
+        raise InvalidInput(
+            "tokens_per_s", observation.tokens_per_s, "no value, since the run ran out of memory"
+        )
+
+
+def check_counts(configuration: Configuration) -> None:
+    """Raise ``InvalidInput`` if a count (GPUs, nodes, batch, tokens, accumulation) is below 1."""
+    for field in _COUNTS:
+        if getattr(configuration, field) < 1:
+            raise InvalidInput(field, getattr(configuration, field), "a whole number, 1 or more")
+
+
+def given_fields(given: Mapping[str, str]) -> dict[str, Value]:
+    """Return fields of a configuration from texts that a user gave, such as ``--given
+    num_gpus=4``.
+    """
+    found: dict[str, Value] = {}
+    for field, text in given.items():
+        if field not in FIELDS:
+            raise InvalidInput("given", field, f"one of {', '.join(FIELDS)}")
+        try:
+            value = msgspec.convert(text, _KINDS[field], strict=False)
+        except msgspec.ValidationError:
+            value = text  # field_value refuses it below and names the allowed values.
+        found[field] = field_value(field, model_name(text) if field == "model" else value)
+        if field == "gpu_model" and gpu_name(text) is None:
+            raise InvalidInput("given", f"gpu_model={text}", f"one of {', '.join(GPUS)}")
+        if field == "lora_targets" and text not in LORA_TARGETS:
+            raise InvalidInput("given", f"{field}={text}", " or ".join(LORA_TARGETS))
+    return found

@@ -1,4 +1,6 @@
-"""Does it fit? What takes the memory, what would make it fit, and how much room there is."""
+"""Does a configuration fit? This module says what takes the memory, what would make it fit, and how
+much room is left.
+"""
 
 from __future__ import annotations
 
@@ -36,27 +38,28 @@ if TYPE_CHECKING:
 
 EVIDENCE = 3
 FAR = 3.5
-"""Doublings within which a measured run is worth showing."""
+"""Measured runs within this many doublings are shown as evidence."""
 
 GPUS_OF_A_NODE = 8
 _LONGEST = 2**17
-# Every number of sequences that is usual, and powers of two with three between beyond.
+# All numbers up to 64; beyond that, four steps per doubling.
 _SEQUENCES = sorted({*range(1, 65), *(round(2 ** (power / 4)) for power in range(24, 53))})
 _LENGTHS = sorted({max(64, round(2 ** (power / 8)) // 64 * 64) for power in range(48, 137)})
 _FROZEN = {Precision.BF16_MIXED: Precision.BF16, Precision.FP16_MIXED: Precision.FP16}
-"""Weights that are not trained need not be kept in 32 bits."""
+"""Precision of weights that are not trained: they need not be kept in 32 bits."""
 
 _SMALLER = {Method.FULL: Method.LORA, Method.LORA: Method.QLORA}
 
 
 class Fitting:
-    """Answers for one source and the history it rests on."""
+    """Answers "does it fit" for one source and the history that it rests on."""
 
     def __init__(self, source: KnowledgeSource, history: History) -> None:
         self._source = source
         self._history = history
 
     def fit(self, configuration: Configuration) -> Fit:
+        """Return the full answer for one configuration; ``duetune fits`` calls this."""
         one = Configurations.of([configuration])
         estimate = self._source.query(one)[0]
         rule = int(broken(one)[0])
@@ -83,24 +86,23 @@ class Fitting:
         )
 
     def evidence(self, configuration: Configuration) -> tuple[Neighbour, ...]:
+        """Return the measured runs nearest to a configuration."""
         near = NearestSource(self._history, count=EVIDENCE, cut_off=FAR)
         return near.neighbours(configuration)
 
     def room(self, configuration: Configuration) -> tuple[Change, ...]:
-        """What would fit as well."""
+        """Return larger settings, or a smaller card, that would fit too."""
         found = []
-        batch = self._most(_batches(configuration))
-        if batch is not None and batch.configuration.batch_size > configuration.batch_size:
-            found.append(batch)
-        length = self._most(_lengths(configuration))
-        longer = length is not None and (
-            length.configuration.tokens_per_sample > configuration.tokens_per_sample
-        )
-        if length is not None and longer:
-            found.append(length)
+        for field, options in (
+            ("batch_size", _batches(configuration)),
+            ("tokens_per_sample", _lengths(configuration)),
+        ):
+            most = self._most(options)
+            if most and getattr(most.configuration, field) > getattr(configuration, field):
+                found.append(most)
         if configuration.grad_checkpoint:
             plain = configuration.replace(grad_checkpoint=False)
-            found += self._first([("no gradient checkpointing, which is faster", plain)])
+            found += self._first([("no gradient checkpointing (faster)", plain)])
         smaller = self._first(_cards(configuration))
         mine = gpu_name(configuration.gpu_model)
         if smaller and mine and _memory(smaller[0].configuration.gpu_model) < _memory(mine):
@@ -108,7 +110,7 @@ class Fitting:
         return tuple(found)
 
     def changes(self, configuration: Configuration) -> tuple[Change, ...]:
-        """Each by itself makes it fit."""
+        """Return single changes, each of which makes the configuration fit."""
         each = configuration
         found = [self._most(_batches(each)), self._most(_lengths(each))]
         result = [change for change in found if change is not None]
@@ -117,7 +119,11 @@ class Fitting:
         return tuple(result)
 
     def _nearest(self, configuration: Configuration) -> Change:
-        """All that saves memory, on one GPU, on all of a node and on the largest card."""
+        """Combine all changes that save memory: on these GPUs, on a full node, and on the largest
+        card.
+
+        Returns the first of them that fits, or the last one if none does.
+        """
         least = configuration.replace(batch_size=configuration.num_gpus)
         for _, changed in _savings(least):
             least = least.replace(
@@ -136,29 +142,33 @@ class Fitting:
         )
         largest = max(GPUS, key=lambda name: GPUS[name].memory_gb)
         options = [
-            ("all of it together", least),
-            (f"all of it on {most.num_gpus} GPUs with fsdp", most),
+            ("all of these changes", least),
+            (f"all of these changes on {most.num_gpus} GPUs with fsdp", most),
             (
-                f"all of it on {most.num_gpus} x {largest} with fsdp",
+                f"all of these changes on {most.num_gpus} x {largest} with fsdp",
                 most.replace(gpu_model=largest, memory_cap_gb=0.0),
             ),
         ]
-        told = self._told(options)
-        return next((change for change in told if change.p_valid >= FITS), told[-1])
+        changes = self._estimated(options)
+        return next((change for change in changes if change.p_valid >= FITS), changes[-1])
 
     def _most(self, options: Sequence[tuple[str, Configuration]]) -> Change | None:
-        """The last of those that fit from the first on."""
-        told = self._told(options)
+        """Return the last option before the first one that does not fit, or None if the first does
+        not fit.
+        """
+        changes = self._estimated(options)
         fitting = next(
-            (place for place, change in enumerate(told) if change.p_valid < FITS), len(told)
+            (place for place, change in enumerate(changes) if change.p_valid < FITS), len(changes)
         )
-        return told[fitting - 1] if fitting else None
+        return changes[fitting - 1] if fitting else None
 
     def _first(self, options: Sequence[tuple[str, Configuration]]) -> list[Change]:
-        told = self._told(options)
-        return [change for change in told if change.p_valid >= FITS][:1]
+        """Return the first option that fits, as a list of at most one."""
+        changes = self._estimated(options)
+        return [change for change in changes if change.p_valid >= FITS][:1]
 
-    def _told(self, options: Sequence[tuple[str, Configuration]]) -> list[Change]:
+    def _estimated(self, options: Sequence[tuple[str, Configuration]]) -> list[Change]:
+        """Return the options with their estimates, in one query."""
         if not options:
             return []
         rows = Configurations.of([configuration for _, configuration in options])
@@ -176,15 +186,17 @@ class Fitting:
         ]
 
     def _parts(self, configuration: Configuration, peak_gb: float) -> tuple[MemoryPart, ...]:
-        """What physics says; what measurements add to it or take from it is a part of its own."""
+        """Return the parts of the memory by physics, plus the correction that measured runs add to
+        it.
+        """
         physics, rows = _physics_of(self._source, Configurations.of([configuration]))
         it = Described(rows)
         terms = Reckoned(it, physics).memory
         peak = float(peak_bytes(it, terms)[0])
         parts = []
         for name, column in terms.items():
-            # The peak is a sum of terms and maxima of such sums, so a term is there as far as the
-            # peak follows it.
+            # The peak is built from sums and maxima of terms, so the part of a term that is present
+            # at the peak is its derivative.
             more = float(peak_bytes(it, {**terms, name: column * 1.001})[0])
             there = min(float(column[0]), (more - peak) * 1000.0)
             if column[0] > 0:
@@ -193,13 +205,14 @@ class Fitting:
                 )
         rest = peak_gb - sum(part.at_peak_gb for part in parts)
         if np.isfinite(rest) and abs(rest) > 0.005 * peak_gb:
-            parts.append(MemoryPart(name="as measured nearby", gb=rest, at_peak_gb=rest))
+            parts.append(MemoryPart(name="correction from measured runs", gb=rest, at_peak_gb=rest))
         return tuple(parts)
 
 
 def _physics_of(source: KnowledgeSource, rows: Configurations) -> tuple[Physics, Configurations]:
-    """The constants that a source has fitted, and the rows as it sees them; those of experience
-    where it has not.
+    """Return the constants that a source has fitted, and the rows as the source sees them.
+
+    Sources that fit nothing use the default constants.
     """
     while isinstance(source, Decorator):
         rows, source = source.asked(rows), source.source
@@ -209,6 +222,7 @@ def _physics_of(source: KnowledgeSource, rows: Configurations) -> tuple[Physics,
 
 
 def _verdict(p_valid: float) -> Verdict:
+    """Return the verdict for a probability to fit."""
     if p_valid >= FITS:
         return Verdict.YES
     return Verdict.NO if p_valid <= 1.0 - FITS else Verdict.UNSURE
@@ -237,7 +251,7 @@ def _lengths(configuration: Configuration) -> list[tuple[str, Configuration]]:
 
 
 def _savings(configuration: Configuration) -> list[tuple[str, Configuration]]:
-    """On the same GPUs, with the same work."""
+    """Return changes that save memory with the same work on the same GPUs."""
     each = configuration
     found = []
     if not each.grad_checkpoint:
@@ -254,13 +268,13 @@ def _savings(configuration: Configuration) -> list[tuple[str, Configuration]]:
             lora_rank=max(1, each.lora_rank),
             precision=_FROZEN.get(each.precision, each.precision),
         )
-        what = "adapters" if smaller is Method.LORA else "frozen weights in four bits"
+        what = "train adapters only" if smaller is Method.LORA else "frozen weights in 4 bits"
         found.append((f"method {smaller}: {what}", changed))
     return found
 
 
 def _spread(configuration: Configuration) -> list[tuple[str, Configuration]]:
-    """Over more GPUs, each with a part of the state."""
+    """Return the configuration spread over more GPUs, each with a part of the state."""
     found = []
     for power in range(1, 7):
         gpus = 2**power
@@ -283,7 +297,7 @@ def _spread(configuration: Configuration) -> list[tuple[str, Configuration]]:
 
 
 def _cards(configuration: Configuration) -> list[tuple[str, Configuration]]:
-    """Other GPUs, those with the least memory first; of equals the slowest."""
+    """Return the configuration on other GPUs, smallest memory first; ties go to the slower GPU."""
     order = sorted(GPUS, key=lambda name: (GPUS[name].memory_mib, GPUS[name].tflops))
     wide = configuration.precision.startswith("bf16")
     return [

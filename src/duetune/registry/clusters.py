@@ -162,8 +162,7 @@ def _where(document: Document, path: tuple[str, ...]) -> str:
 
 
 def _partition(given: _Partition) -> Partition:
-    from duetune.knowledge.facts.gpus import GPUS, gpu_name
-    from duetune.knowledge.facts.prices import USUAL_PRICES
+    from duetune.knowledge.facts.gpus import GPUS, USUAL_PRICES, gpu_name
 
     gpu = gpu_name(given.gpu_model)
     if gpu is None:

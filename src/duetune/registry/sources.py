@@ -76,9 +76,8 @@ def site_source(settings: Settings, history: History, name: str = "hybrid") -> K
 
     If the home has no model for this history, one is fitted, which takes seconds, and kept.
     """
-    from duetune.knowledge.kept_model import kept_model
-    from duetune.knowledge.sources.known_names import history_by_known_names
-    from duetune.knowledge.sources.learned import HybridSource, RegressionSource
+    from duetune.knowledge.sources.estimating import history_by_known_names
+    from duetune.knowledge.sources.learned import HybridSource, RegressionSource, kept_model
 
     kinds = {"hybrid": HybridSource, "regression": RegressionSource}
     if name not in kinds:

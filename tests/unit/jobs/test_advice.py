@@ -15,11 +15,11 @@ from duetune.jobs.spec.job_spec import JobSpec
 from duetune.knowledge.configurations.configuration import Configuration, Configurations
 from duetune.knowledge.configurations.space_files import read_space
 from duetune.knowledge.history import History
-from duetune.knowledge.kept_model import KEPT
 from duetune.knowledge.measure.trials import unmeasurable
 from duetune.knowledge.model.learned_model import FORMAT, KnowledgeModel
 from duetune.knowledge.observation import Observation, RunOutcome
 from duetune.knowledge.sources.knowledge_source import Objective
+from duetune.knowledge.sources.learned import KEPT
 from duetune.knowledge.text_tables import ImportedRuns
 from duetune.registry.sources import (
     FOLDER,

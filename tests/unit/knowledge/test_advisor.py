@@ -18,8 +18,7 @@ from duetune.knowledge.advisor import Advisor
 from duetune.knowledge.configurations.configuration import Configuration, Configurations
 from duetune.knowledge.configurations.space_files import default_space
 from duetune.knowledge.estimate import FITS, Cause, Estimate, Interval
-from duetune.knowledge.facts.gpus import GPUS
-from duetune.knowledge.facts.prices import USUAL_PRICES, prices_for
+from duetune.knowledge.facts.gpus import GPUS, USUAL_PRICES, prices_for
 from duetune.knowledge.history import History
 from duetune.knowledge.next_measurement import best_lesson, one_gpu
 from duetune.knowledge.sources.analytic import AnalyticSource
@@ -142,8 +141,8 @@ def test_what_16_bits_mean_where_all_weights_are_sharded_is_said():
 
 def test_assumptions_are_named():
     told = " ".join(ADVISOR.fit(SMALL.replace(model="lama3.1-8b")).assumptions)
-    assert "nothing was measured" in told
-    assert "derived from its size" in told
+    assert "no run was measured" in told
+    assert "estimated from its size" in told
     assert "Llama-3.1-8B?" in told
 
 
@@ -154,7 +153,7 @@ def test_a_recommendation_keeps_what_is_given_and_has_a_reason_for_the_rest():
     reasons = {each.field: each.reason for each in advice.choices}
     assert reasons["tokens_per_sample"] == reasons["model"] == GIVEN
     for field in ("gpu_model", "num_gpus", "batch_size", "grad_checkpoint", "sharding"):
-        assert "best" in reasons[field] or "only one" in reasons[field]
+        assert "best" in reasons[field] or "only value" in reasons[field]
         assert reasons[field] != GIVEN
     assert advice.fit is not None
     assert advice.fit.verdict is Verdict.YES
@@ -187,7 +186,7 @@ def test_a_deadline_that_cannot_be_met_is_given_up_for_the_fastest():
     price = {"A100-80GB": 1.6, "L40S": 1.0}
     late = request(Objective.DEADLINE, tokens=1e12, deadline_s=600.0, price=price)
     advice = ADVISOR.recommend(late)
-    assert "nothing is done by the deadline" in advice.note
+    assert "no configuration finishes by the deadline" in advice.note
     fastest = ADVISOR.recommend(msgspec.structs.replace(late, objective=Objective.FASTEST))
     assert advice.chosen == fastest.chosen
     assert advice.chosen.on_time < 0.01
@@ -209,7 +208,7 @@ def test_where_nothing_fits_the_nearest_miss_and_what_to_change_are_told():
     given = {"model": "llama3.1-70b", "method": "full"}
     advice = ADVISOR.recommend(request(given=given, inventory={"L4": 1}))
     assert advice.chosen is None
-    assert "nothing qualifies" in advice.note
+    assert "no configuration qualifies" in advice.note
     assert advice.fit is not None
     assert advice.fit.verdict is not Verdict.YES
     assert advice.fit.configuration.gpu_model == "L4"

@@ -33,7 +33,7 @@ def test_an_empty_history_has_empty_columns():
     assert len(history.configurations) == 0
     assert history.tokens_per_s.shape == history.outcome.shape == (0,)
     assert history.plausible == history.labelled == history
-    assert history.aggregate() == history.quarantined == ()
+    assert history.quarantined == ()
 
 
 def test_columns_are_in_the_order_of_the_observations():
@@ -98,21 +98,6 @@ def test_what_ran_on_no_real_gpu_is_not_learnt_from():
     assert [each.configuration.gpu_model for each in history.plausible] == ["L4"]
     reasons = [each.reason for each in history.quarantined]
     assert reasons == ["the GPU is emulated", "there was no GPU"]
-
-
-def test_runs_of_one_configuration_are_summed_up():
-    history = History(
-        [
-            *(seen(tokens_per_s=rate, provenance=str(rate)) for rate in (90.0, 100.0, 120.0)),
-            seen(RunOutcome.OOM),
-            seen(RunOutcome.FAILED, batch_size=2),
-        ]
-    )
-    first, second = history.aggregate()
-    assert (first.count, first.valid, first.out_of_memory) == (4, 3, 1)
-    assert first.tokens_per_s == 100
-    assert first.spread == pytest.approx(0.3)
-    assert (second.count, second.tokens_per_s, second.spread) == (1, None, 0)
 
 
 FULL_ROW = Observation(

@@ -16,9 +16,15 @@ from duetune.interop.import_runs.trainer_state import STATE, trainer_run
 from duetune.interop.import_runs.wandb_runs import wandb_folders, wandb_run
 from duetune.knowledge import history_files
 from duetune.knowledge.history import History
-from duetune.knowledge.measurement_checks import check_memory, check_row, given_fields
 from duetune.knowledge.model.quality import noted
-from duetune.knowledge.text_tables import ImportedRuns, Rejected, read_table
+from duetune.knowledge.text_tables import (
+    ImportedRuns,
+    Rejected,
+    check_memory,
+    check_row,
+    given_fields,
+    read_table,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

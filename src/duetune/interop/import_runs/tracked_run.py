@@ -28,10 +28,9 @@ from duetune.knowledge.configurations.configuration import (
 )
 from duetune.knowledge.facts.gpus import gpu_name
 from duetune.knowledge.facts.model_registry import model_name
-from duetune.knowledge.measurement_checks import given_fields
 from duetune.knowledge.model.quality import ASSUMED_LENGTH, STOPPED_EARLY
 from duetune.knowledge.observation import Observation, Origin, RunOutcome
-from duetune.knowledge.text_tables import TableRow
+from duetune.knowledge.text_tables import TableRow, given_fields
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -1,7 +1,9 @@
-"""A configuration: everything about a fine-tuning run that decides whether it fits and how fast.
+"""A configuration: everything about a fine-tuning run that decides whether it fits and how fast it
+is.
 
-``Configuration`` is one; ``Configurations`` are many, column by column, so that whole spaces can be
-scored at once.
+``Configuration`` is one of them. ``Configurations`` is a table with one column per field, so that
+whole spaces can be scored at once. Sizes of models and GPUs are not here: see
+``configuration_table``.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Method(StrEnum):
-    """What is trained. ``qlora`` and ``gptq-lora`` keep the frozen weights in four bits."""
+    """Which weights are trained. ``qlora`` and ``gptq-lora`` keep the frozen weights in 4 bits."""
 
     FULL = "full"
     LORA = "lora"
@@ -33,8 +35,10 @@ class Method(StrEnum):
 
 
 class Precision(StrEnum):
-    """What the model's weights are kept in and computed with: 16 bits, 32 bits, or (``*-mixed``)
-    kept in 32 and computed with in 16. Adapters are always kept in 32 bits.
+    """Number format of the model's weights.
+
+    ``bf16``, ``fp16`` and ``fp32`` are used for storage and for computing. The mixed ones store 32
+    bits and compute in 16. Adapters are always stored in 32 bits.
     """
 
     BF16 = "bf16"
@@ -45,7 +49,9 @@ class Precision(StrEnum):
 
 
 class Sharding(StrEnum):
-    """How several GPUs share the state: each has all of it (ddp), or a part."""
+    """How several GPUs share the training state: each holds all of it (ddp), or a part of it
+    (fsdp).
+    """
 
     NONE = "none"
     DDP = "ddp"
@@ -55,6 +61,8 @@ class Sharding(StrEnum):
 
 
 class Optimiser(StrEnum):
+    """The optimiser, which decides how many bytes of state each trained parameter needs."""
+
     ADAMW = "adamw"
     ADAMW_8BIT = "adamw-8bit"
     PAGED_ADAMW = "paged-adamw"
@@ -63,7 +71,9 @@ class Optimiser(StrEnum):
 
 
 class Attention(StrEnum):
-    """``sdpa`` is torch's own, which keeps no matrix of scores where its kernels allow that."""
+    """The attention kernel. ``sdpa`` is torch's own and keeps no score matrix where its kernels
+    allow it.
+    """
 
     FLASH = "flash"
     SDPA = "sdpa"
@@ -71,7 +81,7 @@ class Attention(StrEnum):
 
 
 class Interconnect(StrEnum):
-    """The slowest link between the GPUs of a run; ``auto`` is what the GPU's data sheet says."""
+    """The slowest link between the GPUs of a run; ``auto`` is the link of the GPU's data sheet."""
 
     AUTO = "auto"
     NVLINK = "nvlink"
@@ -80,16 +90,20 @@ class Interconnect(StrEnum):
     TCP = "tcp"
 
 
+Value = str | bool | int | float
 LORA_TARGETS = ("attention", "all-linear")
 
 
 class Configuration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One way to fine-tune.
+    """One way to fine-tune a model.
 
-    ``batch_size`` is sequences per micro-step over all GPUs together, ``tokens_per_sample`` tokens
-    of each sequence. ``gpu_model`` is a name of ``gpus.GPUS``; ``memory_cap_gb`` is for a GPU of
-    which only so much may be used (0: all). ``lora_targets`` are "attention" or "all-linear".
-    ``fast_moe`` is the expert-parallel degree (0: off), ``software`` what ran it, with version.
+    - ``batch_size``: sequences per micro-step, over all GPUs together.
+    - ``tokens_per_sample``: tokens of each sequence.
+    - ``gpu_model``: a name of ``gpus.GPUS``.
+    - ``memory_cap_gb``: usable memory of the GPU, if less than all of it (0: all).
+    - ``lora_targets``: "attention" or "all-linear".
+    - ``fast_moe``: expert-parallel degree (0: off).
+    - ``software``: the packages that ran it, with versions.
     """
 
     model: str
@@ -124,25 +138,17 @@ class Configuration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     @property
     def key(self) -> str:
-        """The same for the same configuration, in every process and version of Python."""
+        """Return an identifier that is the same for equal configurations, in every process."""
         text = msgspec.json.encode(self, order="sorted")
         return hashlib.blake2b(text, digest_size=8).hexdigest()
 
     def replace(self, **changes: object) -> Configuration:
+        """Return a copy with other values, checked as if they came from a file."""
         return msgspec.convert({**msgspec.structs.asdict(self), **changes}, Configuration)
 
 
-_WORDS: dict[str, tuple[str, ...]] = {
-    "method": tuple(Method),
-    "precision": tuple(Precision),
-    "sharding": tuple(Sharding),
-    "lora_targets": LORA_TARGETS,
-    "optimiser": tuple(Optimiser),
-    "attention": tuple(Attention),
-    "interconnect": tuple(Interconnect),
-}
 FIELDS: tuple[str, ...] = Configuration.__struct_fields__
-"""In the order of the record."""
+"""Names of all fields, in the order of the record."""
 
 CATEGORIES: frozenset[str] = frozenset(
     (
@@ -150,19 +156,35 @@ CATEGORIES: frozenset[str] = frozenset(
         *("attention", "interconnect", "software"),
     )
 )
-"""Fields that are words; all others are numbers."""
+"""Fields that hold words; all others hold numbers."""
 
+_FLAGS = frozenset(("grad_checkpoint", "fast_kernels"))
 _NUMBERS = tuple(field for field in FIELDS if field not in CATEGORIES)
 
-_DEFAULTS = {
-    field.name: field.default
-    for field in msgspec.structs.fields(Configuration)
-    if field.default is not msgspec.NODEFAULT
+_FIELDS = {field.name: field for field in msgspec.structs.fields(Configuration)}
+ENUMERATED: dict[str, tuple[str, ...]] = {
+    name: tuple(field.type) for name, field in _FIELDS.items() if issubclass(field.type, StrEnum)
 }
+"""The allowed words of each field that has a fixed list of them."""
+
+_WORDS = {**ENUMERATED, "lora_targets": LORA_TARGETS}
+DEFAULTS: dict[str, Value] = {
+    name: field.default for name, field in _FIELDS.items() if field.default is not msgspec.NODEFAULT
+}
+"""The default of each field that has one."""
+
+
+def plain_number(field: str, number: float) -> Value:
+    """Return a number of a column as the record stores it: a flag, a whole number or a float (the
+    cap).
+    """
+    if field in _FLAGS:
+        return bool(number)
+    return float(number) if field == "memory_cap_gb" else int(number)
 
 
 class Configurations:
-    """Many configurations, column by column: numbers as they are, words as codes into labels."""
+    """Many configurations as columns: numbers as they are, words as codes into ``labels``."""
 
     def __init__(
         self,
@@ -176,6 +198,7 @@ class Configurations:
 
     @classmethod
     def of(cls, configurations: Iterable[Configuration]) -> Configurations:
+        """Return a table of these configurations, in their order."""
         rows = list(configurations)
         columns: dict[str, NDArray[np.float64] | NDArray[np.int64]] = {}
         labels: dict[str, tuple[str, ...]] = {}
@@ -192,8 +215,9 @@ class Configurations:
 
     @classmethod
     def grid(cls, domains: Mapping[str, Sequence[object]]) -> Configurations:
-        """The product of the values of each field; fields that are not named take their default.
-        The last field named varies fastest.
+        """Return the product of the values of each field.
+
+        Fields that are not named take their default. The last named field varies fastest.
         """
         missing = [field for field in ("model", "gpu_model") if field not in domains]
         if missing:
@@ -213,12 +237,8 @@ class Configurations:
             _put(field, values, index, columns, labels)
         for field in FIELDS:
             if field not in columns:
-                _put(field, [_DEFAULTS[field]], np.zeros(total, np.int64), columns, labels)
+                _put(field, [DEFAULTS[field]], np.zeros(total, np.int64), columns, labels)
         return cls({field: columns[field] for field in FIELDS}, labels)
-
-    @classmethod
-    def joined(cls, parts: Sequence[Configurations]) -> Configurations:
-        return cls.of([row for part in parts for row in part])
 
     def __len__(self) -> int:
         return self._size
@@ -229,55 +249,58 @@ class Configurations:
             value = self.columns[field][index]
             if field in CATEGORIES:
                 values[field] = self.labels[field][int(value)]
-            elif field == "memory_cap_gb":
-                values[field] = float(value)
             else:
-                values[field] = bool(value) if field in _FLAGS else int(value)
+                values[field] = plain_number(field, value)
         return msgspec.convert(values, Configuration)
 
     def __iter__(self) -> Iterator[Configuration]:
         return (self[index] for index in range(len(self)))
 
     def take(self, index: NDArray[np.int64] | NDArray[np.bool_]) -> Configurations:
+        """Return the rows of an index or a mask; labels are shared, not copied."""
         columns = {field: column[index] for field, column in self.columns.items()}
         taken = Configurations(columns, self.labels)
         taken._size = len(next(iter(columns.values())))
         return taken
 
     def number(self, field: str) -> NDArray[np.float64]:
+        """Return the column of a number field as floats."""
         return self.columns[field].astype(np.float64, copy=False)
 
     def gather(self, field: str, value_of: Callable[[str], float]) -> NDArray[np.float64]:
-        """A number for every word of ``field``; each word is asked for once."""
+        """Return a number for every row, by its word in ``field``; ``value_of`` is called once per
+        word.
+        """
         values = np.array([value_of(word) for word in self.labels[field]], np.float64)
         return values[self.columns[field]] if len(values) else np.zeros(0)
 
     def distinct(self, field: str) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-        """The values of a field of numbers, and which of them each row has; sorted once."""
+        """Return the sorted values of a number field, and for each row which of them it has;
+        cached.
+        """
         if field not in self._distinct:
             values, codes = np.unique(self.number(field), return_inverse=True)
             self._distinct[field] = (values, codes)
         return self._distinct[field]
 
     def words(self, field: str) -> list[str]:
+        """Return the word of every row in a word field."""
         labels = self.labels[field]
         return [labels[int(code)] for code in self.columns[field]]
 
     def is_(self, field: str, *words: str) -> NDArray[np.bool_]:
-        """Where ``field`` is one of ``words``."""
+        """Return a mask of the rows where ``field`` is one of ``words``."""
         return self.gather(field, lambda word: word in words) > 0
 
     @functools.cached_property
     def per_gpu_batch(self) -> NDArray[np.float64]:
+        """Return the sequences of one GPU in one micro-step."""
         return self.number("batch_size") / self.number("num_gpus")
 
     @functools.cached_property
     def per_gpu_tokens(self) -> NDArray[np.float64]:
-        """Of one GPU in one micro-step."""
+        """Return the tokens of one GPU in one micro-step."""
         return self.per_gpu_batch * self.number("tokens_per_sample")
-
-
-_FLAGS = frozenset(("grad_checkpoint", "fast_kernels"))
 
 
 def _put(

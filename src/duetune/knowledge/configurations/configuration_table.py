@@ -1,4 +1,7 @@
-"""Configurations beside what their models and GPUs are like, column by column."""
+"""Configurations with the sizes of their models and GPUs, one column per quantity.
+
+The formulas in ``arithmetic`` and the features of the learned model read these columns.
+"""
 
 from __future__ import annotations
 
@@ -28,29 +31,38 @@ if TYPE_CHECKING:
     Column = NDArray[np.float64]
 
 UNKNOWN_PARAMETERS = 7e9
-"""A model of which nothing is known is taken to be of the most usual size."""
+"""Assumed size of a model about which nothing is known: the most common size."""
 
 UNKNOWN_GPU_TFLOPS = 100.0
 _NOTHING = "nothing: taken to be usual"
 _NO_CAPACITY = 1e15
 _CARDS_GB = (0.0, 24.0, 40.0, 48.0, 80.0, 800.0)
 _CARDS_MIB = (0.0, 24564.0, 40960.0, 46068.0, 81559.0, 815590.0)
-"""What the driver shows of cards that are sold with so many gigabytes; in between, in between."""
+"""Memory that the driver reports for cards sold with this many gigabytes; interpolated in
+between.
+"""
 
 
 def card_bytes(memory_gb: float) -> float:
-    """The memory of a card that is sold as having ``memory_gb``."""
+    """Return the memory in bytes of a card that is sold with ``memory_gb``."""
     return float(np.interp(memory_gb, _CARDS_GB, _CARDS_MIB)) * MIB
 
 
 @functools.cache
 def facts_or_usual(model: str) -> ModelFacts:
+    """Return the sizes of a model, or those of a usual 7B model if nothing is known of it;
+    cached.
+    """
     return model_facts(model) or usual_model(UNKNOWN_PARAMETERS, _NOTHING)
 
 
 class Described:
-    """Sizes in bytes, FLOP/s and bytes/s. ``trained`` are the parameters that are trained;
-    ``blind`` is where nothing is known of the model, or of how much memory the GPU has.
+    """Columns for a table of configurations, in bytes, FLOP/s and bytes/s.
+
+    - ``trained``: parameters that are trained.
+    - ``capacity``: memory of one GPU, or the cap if that is less.
+    - ``batch``, ``tokens``: sequences and tokens of one GPU in one micro-step.
+    - ``blind``: True if the model is unknown, or if the memory of the GPU is unknown.
     """
 
     def __init__(
@@ -74,11 +86,10 @@ class Described:
         self.key_values = of_model(lambda it: it.key_values)
         self.heads = of_model(lambda it: it.heads or max(1, it.hidden // 64))
         self.experts = of_model(lambda it: it.experts)
-        # Beside attention and embeddings a model with experts is its experts.
+        # In a mixture of experts, nearly all other parameters are those of the experts.
         self.expert_parameters = of_model(_expert_parameters)
         self.active_experts = of_model(_active_experts)
         self.bigcode = of_model(lambda it: it.family == "gpt_bigcode")
-        self.shape_known = of_model(lambda it: it.shape_known)
         attention = of_model(lambda it: 4 * it.hidden + 2 * (it.hidden + it.key_values))
         linear = of_model(lambda it: it.linear_widths)
 
@@ -98,10 +109,7 @@ class Described:
         self.network = each.gather("interconnect", lambda word: NETWORKS.get(word, 1.0))
         capacity = of_gpu("capacity", _NO_CAPACITY, 1.0)
         cap = each.number("memory_cap_gb")
-        caps = {value: card_bytes(value) for value in np.unique(cap).tolist() if value > 0}
-        limit = np.full(len(each), _NO_CAPACITY)
-        for value, size in caps.items():
-            limit[cap == value] = size
+        limit = np.where(cap > 0, np.interp(cap, _CARDS_GB, _CARDS_MIB) * MIB, _NO_CAPACITY)
         self.capacity = np.minimum(capacity, limit)
         unknown = each.gather("model", lambda word: found[word].source == _NOTHING)
         self.blind = (unknown > 0) | (self.capacity >= _NO_CAPACITY)
@@ -138,7 +146,7 @@ class Described:
 
 
 def _expert_parameters(facts: ModelFacts) -> float:
-    """Those that are not used by every token, and those of the chosen ones."""
+    """Return the parameters of all experts, both idle and active."""
     if facts.experts <= 1:
         return 0.0
     idle = facts.parameters - facts.active_parameters
@@ -147,7 +155,7 @@ def _expert_parameters(facts: ModelFacts) -> float:
 
 
 def _active_experts(facts: ModelFacts) -> float:
-    """How many experts see a token, from the parameters that do."""
+    """Return how many experts process each token, derived from the active parameters."""
     if facts.experts <= 1 or not facts.active:
         return 1.0
     one = 3.0 * facts.hidden * facts.intermediate * facts.layers
@@ -156,10 +164,10 @@ def _active_experts(facts: ModelFacts) -> float:
 
 
 LINKS_GB_S: dict[str, float] = {Interconnect.PCIE: 25.0}
-"""What a link that is named allows; all others are as the GPU's data sheet says."""
+"""Speed limit of a link that the configuration names; other links have the data sheet's speed."""
 
 NETWORKS: dict[str, float] = {Interconnect.TCP: 0.3}
-"""Of several nodes: the share of what remote direct access has."""
+"""Network speed between nodes, as a share of the speed with remote direct memory access."""
 
 OPTIMISER_BYTES: dict[str, float] = {
     Optimiser.ADAMW: 8.0,
@@ -168,4 +176,4 @@ OPTIMISER_BYTES: dict[str, float] = {
     Optimiser.ADAFACTOR: 0.05,
     Optimiser.SGD: 0.0,
 }
-"""State of 32 bits for each parameter that is trained."""
+"""Bytes of 32-bit optimiser state for each trained parameter."""

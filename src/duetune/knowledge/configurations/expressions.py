@@ -3,8 +3,8 @@
     batch_size % num_gpus == 0
     num_gpus == 1 or sharding in ("fsdp", "ddp")
 
-Python's grammar, of which only arithmetic, comparisons, ``and``, ``or``, ``not`` and ``in`` are
-let through; parsed once, evaluated on whole columns.
+The grammar is Python's. Only arithmetic, comparisons, ``and``, ``or``, ``not`` and ``in`` are
+allowed. An expression is parsed once and evaluated on whole columns.
 """
 
 from __future__ import annotations
@@ -16,11 +16,10 @@ import operator
 import textwrap
 from typing import TYPE_CHECKING, NamedTuple
 
-import msgspec
 import numpy as np
 
 from duetune.errors import InvalidInput
-from duetune.knowledge.configurations.configuration import CATEGORIES, FIELDS, Configuration
+from duetune.knowledge.configurations.configuration import CATEGORIES, ENUMERATED, FIELDS
 from duetune.knowledge.configurations.configuration_table import facts_or_usual
 from duetune.knowledge.facts.gpus import gpu_named
 
@@ -36,11 +35,11 @@ if TYPE_CHECKING:
     Arithmetic = Callable[[Column, Column], Column]
 
 LONGEST = 1000
-"""Characters: what is longer was not written by hand, and could exhaust the parser's stack."""
+"""Maximum number of characters: longer texts could exhaust the parser's stack."""
 
 
 def _experts(model: str) -> float:
-    """0 where the model has none, or none are known of: then they divide by everything."""
+    """Return the number of experts, or 0 for a dense or unknown model: every degree divides 0."""
     experts = facts_or_usual(model).experts
     return float(experts) if experts > 1 else 0.0
 
@@ -65,8 +64,8 @@ DERIVED: dict[str, Callable[[Configurations], NDArray[np.float64]]] = {
     "total_tokens": lambda each: each.number("batch_size") * each.number("tokens_per_sample"),
     "gpu_memory_gb": _gpu_memory_gb,
 }
-"""Names that are not fields but follow from them. ``total_tokens`` are those of one micro-step over
-all GPUs; ``gpu_memory_gb`` is what is sold, or the cap where that is less.
+"""Names that are not fields but are computed from them. ``total_tokens`` counts one micro-step over
+all GPUs. ``gpu_memory_gb`` is the size as sold, or the cap if that is less.
 """
 
 _DEPENDS = {
@@ -76,11 +75,6 @@ _DEPENDS = {
     "per_gpu_tokens": ("batch_size", "num_gpus", "tokens_per_sample"),
     "total_tokens": ("batch_size", "tokens_per_sample"),
     "gpu_memory_gb": ("gpu_model", "memory_cap_gb"),
-}
-_ENUMERATED: dict[str, frozenset[str]] = {
-    field.name: frozenset(field.type)
-    for field in msgspec.structs.fields(Configuration)
-    if field.name in CATEGORIES and field.type is not str
 }
 _ARITHMETIC: dict[type[ast.operator], Arithmetic] = {
     ast.Add: np.add,
@@ -101,15 +95,16 @@ _COMPARISONS: dict[type[ast.cmpop], Arithmetic] = {
 
 
 class Expression(NamedTuple):
-    """``fields`` are those it depends on."""
+    """A parsed expression; ``fields`` are the fields it depends on."""
 
     text: str
     fields: frozenset[str]
     evaluation: Evaluation
 
     def holds(self, configurations: Configurations) -> NDArray[np.bool_]:
-        """Where it is true. Both sides of ``or`` are evaluated, so a division by zero in one of
-        them is no error.
+        """Return a mask of the configurations for which the expression is true.
+
+        Both sides of ``or`` are evaluated, so a division by zero on one side is not an error.
         """
         with np.errstate(all="ignore"):
             found = self.evaluation(configurations)
@@ -118,7 +113,10 @@ class Expression(NamedTuple):
 
 @functools.lru_cache(maxsize=1024)
 def parse_expression(text: str) -> Expression:
-    """Raises ``InvalidInput`` for all that is not a boolean expression over known names."""
+    """Return the parsed expression; results are cached.
+
+    Raises ``InvalidInput`` for anything but a boolean expression over known names.
+    """
     if len(text) > LONGEST:
         raise InvalidInput("constraint", text, f"at most {LONGEST} characters")
     try:
@@ -135,15 +133,21 @@ def parse_expression(text: str) -> Expression:
 
 
 class _Reader:
+    """Turns a syntax tree into functions over columns, or refuses it with the part that is
+    wrong.
+    """
+
     def __init__(self, text: str) -> None:
         self.text = text
 
     def wrong(self, node: ast.AST, allowed: str) -> InvalidInput:
+        """Return the error for a part of the expression."""
         part = textwrap.shorten(ast.unparse(node), 60, placeholder="...")
         where = "" if part == self.text.strip() else f" (at {part})"
         return InvalidInput("constraint", self.text, f"{allowed}{where}")
 
     def truth(self, node: ast.expr) -> Evaluation:
+        """Return a function that evaluates a node to true or false for each row."""
         match node:
             case ast.BoolOp():
                 parts = [self.truth(value) for value in node.values]
@@ -161,6 +165,7 @@ class _Reader:
                 raise self.wrong(node, "something that is true or false")
 
     def comparison(self, node: ast.Compare) -> Evaluation:
+        """Return a function for a chain of comparisons such as ``1 < num_gpus <= 8``."""
         sides = [node.left, *node.comparators]
         steps = [
             self.compared(node, left, sign, right)
@@ -171,6 +176,7 @@ class _Reader:
     def compared(
         self, node: ast.Compare, left: ast.expr, sign: ast.cmpop, right: ast.expr
     ) -> Evaluation:
+        """Return a function for one comparison of the chain."""
         if self.is_words(right) and isinstance(sign, ast.Eq | ast.NotEq):
             left, right = right, left
         if self.is_words(left):
@@ -192,11 +198,13 @@ class _Reader:
 
     @staticmethod
     def is_words(node: ast.expr) -> bool:
+        """Return whether a node is the name of a word field."""
         return isinstance(node, ast.Name) and node.id in CATEGORIES
 
     def of_words(
         self, node: ast.Compare, left: ast.expr, sign: ast.cmpop, right: ast.expr
     ) -> Evaluation:
+        """Return a function that compares a word field with quoted words."""
         field = left.id if isinstance(left, ast.Name) else ""
         several = isinstance(sign, ast.In | ast.NotIn)
         if not several and not isinstance(sign, ast.Eq | ast.NotEq):
@@ -207,7 +215,7 @@ class _Reader:
         words = [item.value for item in items if isinstance(item, ast.Constant)]
         if len(words) != len(items) or not all(isinstance(word, str) for word in words):
             raise self.wrong(node, f"words in quotes to compare {field} with")
-        known = _ENUMERATED.get(field)
+        known = ENUMERATED.get(field)
         for word in words:
             if known is not None and word not in known:
                 raise self.wrong(node, f"{field} to be one of {', '.join(sorted(known))}")
@@ -216,6 +224,7 @@ class _Reader:
         return lambda each: each.is_(field, *chosen) == wanted
 
     def number(self, node: ast.expr) -> Evaluation:
+        """Return a function that evaluates a node to a number for each row."""
         match node:
             case ast.Constant(value=bool() | int() | float()):
                 return self.constant(node)
@@ -241,6 +250,7 @@ class _Reader:
                 raise self.wrong(node, "fields, numbers, + - * / // %, comparisons, and, or, not")
 
     def constant(self, node: ast.Constant) -> Evaluation:
+        """Return a function for a number that is written in the expression."""
         try:
             value = np.float64(node.value)  # type: ignore[arg-type]
         except OverflowError:

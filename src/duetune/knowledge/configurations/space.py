@@ -1,4 +1,7 @@
-"""What configurations there are to choose from: values for each field, and constraints on them."""
+"""The configurations to choose from: values for each field, and constraints on them.
+
+``space_files`` reads spaces from YAML; ``space_sampling`` draws points from them.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +17,11 @@ import numpy as np
 from duetune.errors import InvalidInput
 from duetune.knowledge.configurations.configuration import (
     CATEGORIES,
+    DEFAULTS,
     FIELDS,
     Configuration,
     Configurations,
+    Value,
 )
 from duetune.knowledge.configurations.configuration_rules import Constraint, broken
 from duetune.knowledge.facts.gpus import gpu_name
@@ -26,13 +31,12 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-Value = str | bool | int | float
 CHUNK = 65536
-_MOST = 2**62  # they are numbered
+_MOST = 2**62  # combinations are numbered by 64-bit integers
 
 
 class Role(StrEnum):
-    """Who says what a field is: the user, whoever schedules, or the site once and for all."""
+    """Who decides the value of a field: the user, the scheduler, or the site for all jobs."""
 
     GIVEN = "given"
     FREE = "free"
@@ -40,8 +44,10 @@ class Role(StrEnum):
 
 
 class Domain(msgspec.Struct, frozen=True):
-    """``given`` fields have one value, or none until it is given. ``fixed`` ones may have several
-    where a constraint says which.
+    """The possible values of one field.
+
+    A ``given`` field has one value, or none until the user gives it. A ``fixed`` field may have
+    several values if a constraint selects one of them.
     """
 
     values: tuple[Value, ...]
@@ -49,7 +55,7 @@ class Domain(msgspec.Struct, frozen=True):
 
 
 class Space(msgspec.Struct, frozen=True, dict=True):
-    """Fields that are not named have their default, and may be given another value."""
+    """A set of configurations. Fields that are not named take their default and may be given."""
 
     domains: dict[str, Domain]
     constraints: tuple[Constraint, ...] = ()
@@ -70,7 +76,9 @@ class Space(msgspec.Struct, frozen=True, dict=True):
             raise InvalidInput("space", self.combinations, f"at most {_MOST} combinations")
 
     def given(self, partial: Mapping[str, object]) -> Space:
-        """With these fields as the user wants them, be they among the values here or not."""
+        """Return the space with these fields set by the user, even to values that it did not
+        contain.
+        """
         domains = dict(self.domains)
         for field, value in partial.items():
             chosen = field_value(field, value)
@@ -82,13 +90,13 @@ class Space(msgspec.Struct, frozen=True, dict=True):
         return Space(domains, self.constraints)
 
     def with_values(self, field: str, values: tuple[Value, ...]) -> Space:
-        """With other values to choose from for one field."""
+        """Return the space with other values to choose from for one field."""
         known = tuple(field_value(field, value) for value in values)
         return Space({**self.domains, field: Domain(known)}, self.constraints)
 
     @functools.cached_property
     def values(self) -> dict[str, tuple[Value, ...]]:
-        """Of every field, in the order of the record."""
+        """Return the values of every field, in the order of the record."""
         found: dict[str, tuple[Value, ...]] = {}
         for field in FIELDS:
             values = self.domains[field].values if field in self.domains else ()
@@ -97,12 +105,12 @@ class Space(msgspec.Struct, frozen=True, dict=True):
 
     @property
     def missing(self) -> tuple[str, ...]:
-        """Fields that have to be given before there is any configuration."""
+        """Return the fields that must be given before the space contains any configuration."""
         return tuple(field for field, values in self.values.items() if not values)
 
     @property
     def free(self) -> tuple[str, ...]:
-        """Fields that are left to choose, of those that have more than one value."""
+        """Return the fields with more than one value that the scheduler may choose."""
         return tuple(
             field
             for field in FIELDS
@@ -113,13 +121,17 @@ class Space(msgspec.Struct, frozen=True, dict=True):
 
     @functools.cached_property
     def combinations(self) -> int:
-        """Of all values, whether constraints allow them or not; what is missing counts as one."""
+        """Return the number of combinations, allowed or not; a missing field counts as one
+        value.
+        """
         return math.prod(max(1, len(values)) for values in self.values.values())
 
     @functools.cached_property
     def cardinality(self) -> int:
-        """Points that the constraints allow. Fields that no constraint ties together are counted
-        apart, so that large spaces need not be gone through for it.
+        """Return the number of points that the constraints allow.
+
+        Groups of fields that no constraint connects are counted separately, so that large spaces
+        need not be enumerated.
         """
         total = self.combinations
         for fields, constraints in self._ties():
@@ -137,9 +149,10 @@ class Space(msgspec.Struct, frozen=True, dict=True):
         return total
 
     def enumerate(self, chunk: int = CHUNK) -> Iterator[Configurations]:
-        """All points that the constraints allow, at most so many at a time, the last field of the
-        record varying fastest. Rules are not applied: which points break one is for a source to
-        say.
+        """Yield all points that the constraints allow, at most ``chunk`` at a time.
+
+        The last field of the record varies fastest. Rules are not applied here: a source reports
+        which points break one.
         """
         for start in range(0, self.combinations, chunk):
             stop = min(start + chunk, self.combinations)
@@ -147,7 +160,7 @@ class Space(msgspec.Struct, frozen=True, dict=True):
             yield part.take(_all_hold(part, self.constraints))
 
     def points(self) -> Configurations:
-        """All of them at once: for spaces that fit in memory."""
+        """Return all points in one table; use it for spaces that fit in memory."""
         parts = [self.at(np.zeros(0, np.int64)), *self.enumerate()]
         columns = {
             field: np.concatenate([part.columns[field] for part in parts]) for field in FIELDS
@@ -155,36 +168,27 @@ class Space(msgspec.Struct, frozen=True, dict=True):
         return Configurations(columns, parts[0].labels)
 
     def at(self, index: NDArray[np.int64]) -> Configurations:
-        """Of all ``combinations``, allowed or not, those of these numbers."""
+        """Return the combinations with these numbers, allowed or not; sampling calls this."""
         if self.missing:
             raise InvalidInput(self.missing[0], None, "a value: the space has none for it")
         sizes = [len(self.values[field]) for field in FIELDS]
         return self._build(_digits(index, FIELDS, sizes), len(index))
 
     def allowed(self, configurations: Configurations) -> NDArray[np.bool_]:
-        """Where neither a rule nor a constraint is broken, whatever the values."""
+        """Return a mask of the configurations that break neither a rule nor a constraint."""
         return (broken(configurations) < 0) & _all_hold(configurations, self.constraints)
 
     def contains(self, configuration: Configuration) -> bool:
-        """Whether it is one of the points."""
+        """Return whether a configuration is one of the points."""
         there = all(
             getattr(configuration, field) in values for field, values in self.values.items()
         )
         return there and bool(_all_hold(Configurations.of([configuration]), self.constraints)[0])
 
-    def describe(self) -> str:
-        """A line for each field that is named, and for each constraint."""
-        width = max((len(field) for field in self.domains), default=0)
-        lines = [
-            f"{field:{width}}  {domain.role:5}  {', '.join(_shown(each) for each in domain.values)}"
-            for field, domain in self.domains.items()
-        ]
-        return "\n".join(
-            line.rstrip() for line in (*lines, *(f"where {each}" for each in self.constraints))
-        )
-
     def _build(self, digits: Mapping[str, NDArray[np.int64]], size: int) -> Configurations:
-        """Fields without digits have their first value, and no word at all where there is none."""
+        """Return the table for these digits. A field without digits takes its first value, and the
+        empty word if it has no value.
+        """
         columns: dict[str, NDArray[np.float64] | NDArray[np.int64]] = {}
         labels: dict[str, tuple[str, ...]] = {}
         nothing = np.zeros(size, np.int64)
@@ -198,7 +202,7 @@ class Space(msgspec.Struct, frozen=True, dict=True):
         return Configurations(columns, labels)
 
     def _ties(self) -> list[tuple[list[str], list[Constraint]]]:
-        """Groups of fields that constraints tie together, with those constraints."""
+        """Return groups of fields that constraints connect, each with its constraints."""
         groups: list[tuple[set[str], list[Constraint]]] = []
         for constraint in self.constraints:
             tied = [group for group in groups if group[0] & constraint.fields]
@@ -210,7 +214,9 @@ class Space(msgspec.Struct, frozen=True, dict=True):
 
 
 def field_value(field: str, value: object) -> Value:
-    """The value as a configuration has it; raises ``InvalidInput`` where it cannot."""
+    """Return the value as a configuration stores it, or raise ``InvalidInput`` if it is not
+    valid.
+    """
     kind = _known(field).type
     try:
         converted: Value = msgspec.convert(value, kind)
@@ -231,9 +237,6 @@ _FIELDS = {field.name: field for field in msgspec.structs.fields(Configuration)}
 _MAY_BE_ZERO = frozenset(
     ("grad_checkpoint", "fast_kernels", "fast_moe", "memory_cap_gb", "lora_rank")
 )
-DEFAULTS: dict[str, Value] = {
-    name: field.default for name, field in _FIELDS.items() if field.default is not msgspec.NODEFAULT
-}
 
 
 def _known(field: str) -> msgspec.structs.FieldInfo:
@@ -250,14 +253,10 @@ def _allowed(kind: object) -> str:
     return names.get(kind, "another value") if isinstance(kind, type) else "another value"
 
 
-def _shown(value: Value) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
-
-
 def _digits(
     index: NDArray[np.int64], fields: Sequence[str], sizes: Sequence[int]
 ) -> dict[str, NDArray[np.int64]]:
-    """Which value each field has in the combinations of these numbers."""
+    """Return which value each field has in the combinations with these numbers."""
     digits: dict[str, NDArray[np.int64]] = {}
     for field, size in zip(reversed(fields), reversed(sizes), strict=True):
         index, digits[field] = np.divmod(index, size)
@@ -267,6 +266,7 @@ def _digits(
 def _all_hold(
     configurations: Configurations, constraints: Sequence[Constraint]
 ) -> NDArray[np.bool_]:
+    """Return a mask of the rows that satisfy all constraints."""
     hold = np.ones(len(configurations), np.bool_)
     for constraint in constraints:
         hold &= constraint.holds(configurations)

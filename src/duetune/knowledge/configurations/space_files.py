@@ -1,12 +1,14 @@
 """Spaces as YAML files.
 
-fields:
-  model: {role: given}
-  gpu_model: {values: [A100-80GB, L40S]}
-  num_gpus: {range: [1, 8]}             # 1, 2, 4, 8
-  num_nodes: {role: fixed, values: [1]}
-constraints:
-  - {expression: num_gpus % num_nodes == 0, meaning: nodes are alike}
+    fields:
+      model: {role: given}
+      gpu_model: {values: [A100-80GB, L40S]}
+      num_gpus: {range: [1, 8]}             # 1, 2, 4, 8
+      num_nodes: {role: fixed, values: [1]}
+    constraints:
+      - {expression: num_gpus % num_nodes == 0, meaning: nodes are alike}
+
+``read_space`` reads such a file, or one that is packaged with duetune.
 """
 
 from __future__ import annotations
@@ -17,14 +19,17 @@ from pathlib import Path
 import msgspec
 
 from duetune.errors import InvalidInput
+from duetune.knowledge.configurations.configuration import Value
 from duetune.knowledge.configurations.configuration_rules import Constraint
-from duetune.knowledge.configurations.space import Domain, Role, Space, Value, field_value
+from duetune.knowledge.configurations.space import Domain, Role, Space, field_value
 
 _PACKAGED = Path(__file__).parent / "spaces"
 
 
 class _Field(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """``range`` are the powers of two from the first number to the last."""
+    """One field of the file; ``range`` stands for the powers of two from the first number to the
+    last.
+    """
 
     role: Role = Role.FREE
     values: tuple[Value, ...] = ()
@@ -39,12 +44,12 @@ class _Document(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @functools.cache
 def default_space() -> Space:
-    """Return what a scheduler may choose from when nobody says otherwise."""
+    """Return the space that a scheduler chooses from if the user names none."""
     return read_space("default")
 
 
 def read_space(place: Path | str) -> Space:
-    """Return the space of a YAML file, or the one of that name: default, poster."""
+    """Return the space of a YAML file, or a packaged one by name: default, poster."""
     path = Path(place)
     packaged = _PACKAGED / f"{place}.yaml"
     if isinstance(place, str) and path.name == place and not path.suffix:

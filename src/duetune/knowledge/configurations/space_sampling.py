@@ -1,4 +1,4 @@
-"""Points of a space, drawn at random or spread over it."""
+"""Points of a space, drawn at random or spread evenly over it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 
 METHODS = ("random", "latin-hypercube")
 _SMALL = 2**21
-"""Spaces of up to so many combinations are gone through, so that what there is is known."""
+"""Spaces with at most this many combinations are enumerated, so that the allowed points are
+known.
+"""
 
 _ROUNDS = 200
 
@@ -27,10 +29,10 @@ _ROUNDS = 200
 def sample(
     space: Space, count: int, rng: np.random.Generator, method: str = "random"
 ) -> Configurations:
-    """Return points of a space that are allowed, each once.
+    """Return distinct allowed points of a space; campaigns and benchmarks call this.
 
-    ``method`` is random or latin-hypercube, which has every value of every field about equally
-    often.
+    ``method`` is random or latin-hypercube. A Latin hypercube uses every value of every field about
+    equally often.
     """
     if method not in METHODS:
         raise InvalidInput("method", method, f"one of {', '.join(METHODS)}")
@@ -46,7 +48,7 @@ def sample(
 def _distinct(
     space: Space, count: int, rng: np.random.Generator, taken: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """Numbers of allowed points, each once, none of ``taken``."""
+    """Return numbers of distinct allowed points, none of them in ``taken``."""
     if space.combinations <= _SMALL:
         there = np.setdiff1d(_all_allowed(space), taken)
         if count > len(there):
@@ -72,6 +74,7 @@ def _too_many(count: int, there: int) -> InvalidInput:
 
 
 def _all_allowed(space: Space) -> NDArray[np.int64]:
+    """Return the numbers of all allowed points of a small space."""
     parts = []
     for start in range(0, space.combinations, CHUNK):
         index = np.arange(start, min(start + CHUNK, space.combinations), dtype=np.int64)
@@ -80,10 +83,10 @@ def _all_allowed(space: Space) -> NDArray[np.int64]:
 
 
 def _spread(space: Space, count: int, rng: np.random.Generator) -> NDArray[np.int64]:
-    """As many points of a Latin hypercube as constraints and being distinct leave of it.
+    """Return the points of a Latin hypercube that are allowed and distinct.
 
-    A row that is not allowed exchanges one field with a row that is, where that makes both
-    allowed: so every value keeps its share.
+    A row that is not allowed swaps one field with an allowed row if both are allowed afterwards, so
+    every value keeps its share.
     """
     sizes = np.array([len(space.values[field]) for field in FIELDS], np.int64)
     varying = np.flatnonzero(sizes > 1)
@@ -118,8 +121,9 @@ def _spread(space: Space, count: int, rng: np.random.Generator) -> NDArray[np.in
 
 
 def _resolved(space: Space, digits: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The number of each row of digits, -1 where no point of it is allowed. Fields that are fixed
-    but have several values take the first that constraints allow.
+    """Return the number of each row of digits, or -1 if no point of it is allowed.
+
+    A fixed field with several values takes the first value that the constraints allow.
     """
     fixed = [
         column

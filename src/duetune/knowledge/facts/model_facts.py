@@ -1,4 +1,4 @@
-"""What is known of a model before it is loaded: from its folder, the registry or its name."""
+"""Sizes of a model that is not loaded: from its folder, the registry, or the size in its name."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from duetune.errors import InvalidInput
 from duetune.knowledge.facts.model_registry import registered
 
 _UNITS = {"m": 1e6, "b": 1e9, "t": 1e12}
-# The active part: A3B, a800m.
+# Active parameters in a name: A3B, a800m.
 _ACTIVE = re.compile(
     r"(?<![A-Za-z0-9.])a(\d{1,4}(?:\.\d{1,3})?)([mb])(?![A-Za-z0-9])", re.IGNORECASE
 )
@@ -22,7 +22,7 @@ _ACTIVE = re.compile(
 _SIZE = re.compile(
     r"(?<![A-Za-z0-9.])(?:(\d{1,3})x)?(\d{1,4}(?:\.\d{1,3})?)([mbt])(?![A-Za-z0-9])", re.IGNORECASE
 )
-# Of these families the feed-forward part has two matrices; of all others three.
+# The feed-forward part has two matrices in these families and three in all others.
 _TWO_MATRICES = frozenset(
     (
         *("bloom", "codegen", "falcon", "gpt2", "gpt_bigcode", "gpt_neo", "gpt_neox", "gptj"),
@@ -43,9 +43,16 @@ _VOCABULARY = 128_000
 
 
 class ModelFacts(msgspec.Struct, frozen=True):
-    """Sizes of a transformer. ``source`` says where they are from; ``exact`` whether the number of
-    parameters is counted and not derived. ``active`` parameters take part in each token: fewer than
-    all where experts are chosen. ``shape_known`` is False where only the number of parameters is.
+    """Sizes of a transformer.
+
+    - ``source``: where the sizes come from, in words.
+    - ``exact``: whether the parameters were counted in the weight files; otherwise they are
+      derived.
+    - ``active``: parameters that take part in each token, fewer than all in a mixture of experts
+    (0: all of them).
+    - ``key_values``: width of the keys, and of the values, over all key-value heads.
+    - ``context``: the longest sequence, in tokens.
+    - ``shape_known``: False if only the number of parameters is known.
     """
 
     parameters: int
@@ -66,18 +73,23 @@ class ModelFacts(msgspec.Struct, frozen=True):
 
     @property
     def active_parameters(self) -> int:
+        """Return the parameters that take part in each token."""
         return self.active or self.parameters
 
     @property
     def linear_widths(self) -> int:
-        """Inputs and outputs of all linear layers of one block: rank 1 of LoRA on all of them."""
+        """Return the inputs plus outputs of all linear layers of one block: the parameters that
+        LoRA of rank 1 adds to them.
+        """
         attention = 4 * self.hidden + 2 * (self.hidden + self.key_values)
         return attention + 3 * (self.hidden + self.intermediate)
 
 
 def model_facts(place: str) -> ModelFacts | None:
-    """Of a folder with a ``config.json``, of such a file, of a name that the registry knows, else
-    by a size in the name; None: nothing is known.
+    """Return the sizes of a model, or None if nothing is known of it.
+
+    ``place`` is a folder with a ``config.json``, such a file, a name that the registry knows, or a
+    name that contains the size. Called for every question about a model.
     """
     path = Path(place)
     if (path / "config.json").is_file():
@@ -93,11 +105,11 @@ def _named(place: str) -> ModelFacts | None:
     if entry is None:
         return _of_name(Path(place).name)
     name, text = entry
-    return _of_config(msgspec.json.decode(text, type=_Config), f"what is known of {name}")
+    return _of_config(msgspec.json.decode(text, type=_Config), f"the registry entry {name}")
 
 
 class _Config(msgspec.Struct, frozen=True):
-    """What is read of ``config.json``; names differ from family to family."""
+    """The keys of ``config.json`` that are read; their names differ between model families."""
 
     model_type: str = ""
     hidden_size: int | None = None
@@ -157,6 +169,9 @@ class _Config(msgspec.Struct, frozen=True):
 
 
 def _of_folder(folder: Path) -> ModelFacts | None:
+    """Return the sizes from ``config.json``, with parameters counted in the weights if they are
+    there.
+    """
     facts = _of_config(_read(folder / "config.json"), "the config.json in its folder")
     counted = _counted(folder)
     if counted is None:
@@ -164,7 +179,7 @@ def _of_folder(folder: Path) -> ModelFacts | None:
     source = "the weights in its folder"
     if facts is None:
         return msgspec.structs.replace(usual_model(counted, source), exact=True)
-    # What is chosen of each token is known by its share only.
+    # Only the share of active parameters is known; it is applied to the counted number.
     active = round(facts.active_parameters / facts.parameters * counted)
     return msgspec.structs.replace(
         facts, parameters=counted, active=active, exact=True, source=source
@@ -181,6 +196,7 @@ def _read(path: Path) -> _Config:
 
 
 def _of_config(config: _Config, source: str) -> ModelFacts | None:
+    """Return the sizes that a configuration describes, or None if it gives no width or depth."""
     inner = config.text_config
     if inner is not None:
         tied = inner.tie_word_embeddings
@@ -215,7 +231,7 @@ def _of_config(config: _Config, source: str) -> ModelFacts | None:
 
 
 class _Shape:
-    """The sizes that follow from those in the configuration."""
+    """Sizes that follow from those in the configuration."""
 
     def __init__(self, config: _Config, hidden: int, layers: int, heads: int) -> None:
         self.config = config
@@ -234,7 +250,7 @@ class _Shape:
         self.tied = config.model_type in _TIED if tied is None else tied
 
     def parameters(self) -> tuple[int, int]:
-        """All, and those that take part in each token."""
+        """Return all parameters, and those that take part in each token."""
         config, hidden = self.config, self.hidden
         recurrent = self.recurrent_layers()
         mixing = (self.layers - recurrent) * self._attention() + recurrent * self._recurrent()
@@ -254,6 +270,7 @@ class _Shape:
         return rest + experts, rest + experts * chosen // self.experts
 
     def recurrent_layers(self) -> int:
+        """Return the number of layers that are recurrent (Mamba) instead of attention."""
         config = self.config
         if config.layer_types is not None:
             return sum("mamba" in each for each in config.layer_types[: self.layers])
@@ -281,10 +298,11 @@ class _Shape:
         return next(filter(None, named))
 
     def _attention(self) -> int:
+        """Return the parameters of the attention part of one layer."""
         config, hidden = self.config, self.hidden
         if not config.kv_lora_rank:
             return 2 * hidden * self.head * self.heads + 2 * hidden * self.key_values
-        # Keys and values are kept compressed, as in DeepSeek's models.
+        # DeepSeek's models keep keys and values compressed.
         rotated = config.qk_rope_head_dim or 0
         plain = config.qk_nope_head_dim or self.head
         value = config.v_head_dim or self.head
@@ -296,7 +314,9 @@ class _Shape:
         return queries + compressed + expanded + self.heads * value * hidden
 
     def _recurrent(self) -> int:
-        """One layer of Mamba, of the second kind if its heads are given."""
+        """Return the parameters of one Mamba layer; it is Mamba 2 if the configuration gives
+        heads.
+        """
         config, hidden = self.config, self.hidden
         heads = config.mamba_n_heads or 0
         size = config.mamba_d_head
@@ -307,6 +327,7 @@ class _Shape:
         return hidden * (2 * width + state + heads) + width * hidden
 
     def _sparse_layers(self) -> int:
+        """Return the number of layers that have experts."""
         config = self.config
         if self.experts == 1:
             return 0
@@ -315,13 +336,14 @@ class _Shape:
         return max(0, after // step - len(config.mlp_only_layers or ()))
 
     def _shared_width(self) -> int:
+        """Return the width of the experts that every token passes."""
         config = self.config
         named = config.shared_intermediate_size or config.shared_expert_intermediate_size
         return named or (config.n_shared_experts or 0) * self.expert_width
 
 
 def _counted(folder: Path) -> int | None:
-    """The parameters in the folder's safetensors files, by their headers alone."""
+    """Return the parameters in a folder's safetensors files; only the headers are read."""
     total = 0
     for path in sorted(folder.glob("*.safetensors")):
         try:
@@ -341,7 +363,7 @@ def _counted(folder: Path) -> int | None:
 
 
 def _of_name(name: str) -> ModelFacts | None:
-    """A size in the name, and the shape that models of this size usually have."""
+    """Return sizes from a number in the name, such as 7B, with the usual shape of that size."""
     found = _SIZE.findall(name.replace("_", "-"))
     if not found:
         return None
@@ -356,7 +378,7 @@ def _of_name(name: str) -> ModelFacts | None:
 
 
 def usual_model(parameters: float, source: str, experts: int = 1) -> ModelFacts:
-    """The shape that models of this size usually have: P = 12 L h^2 with h = 128 L."""
+    """Return the usual shape of a model with this many parameters: P = 12 L h^2 with h = 128 L."""
     layers = max(2, round((parameters / experts / (12 * _ASPECT**2)) ** (1 / 3)))
     hidden = _ASPECT * layers
     return ModelFacts(

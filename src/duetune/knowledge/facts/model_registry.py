@@ -1,4 +1,8 @@
-"""Models known by name. ``registry.json`` has facts only, in the words of ``config.json``."""
+"""Models known by name.
+
+``registry.json`` holds sizes only, with the keys of ``config.json``. This module finds an entry for
+the many spellings of a name; ``model_facts`` turns the entry into sizes.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-# Words that say how a model was trained on or stored, not what it is made of.
+# Words for training and storage, which do not change the sizes of a model.
 _UNSAID = frozenset(
     (
         *("instruct", "hf", "base", "chat", "it", "pt", "sft", "dpo", "meta", "unsloth"),
@@ -17,21 +21,28 @@ _UNSAID = frozenset(
     )
 )
 _GLUED = re.compile(r"(?<=[a-z]{2})(?=\d)")
-# What may be left out of a name, or be another's: v0.2, 2407, coder.
+# Words that a name may leave out or exchange without other sizes: v0.2, 2407, coder.
 _LOOSE = re.compile(r"v\d+(\.\d+)?|\d{4}|coder|math|deduped")
 
 
 def registered(name: str) -> tuple[str, msgspec.Raw] | None:
-    """The name that the registry has for a model, and what it says of it."""
+    """Return the registry's name for a model and its entry, or None if the model is not listed."""
     return _registered(name)
 
 
 def model_name(text: str) -> str:
-    """One name for each model, whatever it is called: the registry's, else ``text`` itself. A
-    folder that describes its model is what it is.
+    """Return one name for each model, however it is spelled: the registry's name, or ``text``
+    itself.
+
+    A folder with a ``config.json`` keeps its own name, because it describes its model.
     """
     found = None if (Path(text) / "config.json").is_file() else _registered(text)
     return text if found is None else found[0]
+
+
+def registered_names() -> tuple[str, ...]:
+    """Return all models of the registry, to suggest names like one that is not known."""
+    return tuple(_index()[0])
 
 
 @functools.lru_cache(maxsize=4096)
@@ -51,8 +62,10 @@ class _Names(msgspec.Struct, frozen=True):
 
 @functools.cache
 def _index() -> tuple[dict[str, msgspec.Raw], dict[_Words, str], dict[_Words, str]]:
-    """What the registry says of each name, and the names by all of their words and by the most
-    telling; the first that has them stands.
+    """Return the entries by name, and the names by all of their words and by their significant
+    words.
+
+    If two models share the same words, the first one is found.
     """
     text = files("duetune.knowledge.facts").joinpath("registry.json").read_bytes()
     entries = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
@@ -68,11 +81,14 @@ def _index() -> tuple[dict[str, msgspec.Raw], dict[_Words, str], dict[_Words, st
 
 
 def _words(name: str) -> _Words:
-    """``meta-llama/Llama-3.2-3B-Instruct`` and ``llama3.2-3b`` are both llama, 3.2, 3b."""
+    """Split a name into words: both ``meta-llama/Llama-3.2-3B-Instruct`` and ``llama3.2-3b`` give
+    llama, 3.2, 3b.
+    """
     last = name.rstrip("/").rsplit("/", 1)[-1].casefold().replace("_", "-").replace(" ", "-")
     telling = "-".join(part for part in last.split("-") if part and part not in _UNSAID)
     return tuple(part.removesuffix(".0") for part in _GLUED.sub("-", telling).split("-") if part)
 
 
 def _loosened(words: _Words) -> _Words:
+    """Return the words without versions, dates and variants that do not change a model's sizes."""
     return tuple(word for word in words if not _LOOSE.fullmatch(word))

@@ -1,5 +1,6 @@
 """Measures configurations on the GPU of this machine.
 
-``campaign`` chooses what to run and keeps the results; ``worker`` runs it in a process of its own
-and needs nothing but torch, transformers and PEFT. Nothing is imported here for that reason.
+``campaign`` chooses what to run and stores the results. ``measuring_worker`` runs the
+configurations in a process of its own and needs only torch, transformers and PEFT, so nothing is
+imported here.
 """

@@ -1,25 +1,28 @@
-"""Active choice: the configurations that teach most for the seconds they take."""
+"""Active choice: the configurations that teach most for the seconds they take.
+
+``choice`` has the choosers that draw at random. The helpers at the end find runs to repeat on an
+emulated smaller card, and spread a batch over different configurations.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
 from typing import TYPE_CHECKING
 
+import msgspec
 import numpy as np
 
 from duetune.knowledge.configurations.configuration import Configurations
-from duetune.knowledge.configurations.configuration_table import Described
+from duetune.knowledge.configurations.configuration_table import Described, card_bytes
 from duetune.knowledge.history import History
-from duetune.knowledge.measure.caps import near_caps
 from duetune.knowledge.measure.choice import BATCH, DRAWN, drawn, fitting, start_of
-from duetune.knowledge.measure.diversity import positions, spread_out
-from duetune.knowledge.measure.surrogate import RidgeEnsemble
+from duetune.knowledge.measure.surrogate import WORDS, RidgeEnsemble
 from duetune.knowledge.measure.trials import Batch, group_of, unmeasurable
 from duetune.knowledge.measure.worker_messages import GB
 from duetune.knowledge.model.frontier import INVALID, UNKNOWN, VALID, Frontier
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from collections.abc import Set as AbstractSet
 
     from numpy.typing import NDArray
@@ -27,25 +30,34 @@ if TYPE_CHECKING:
     from duetune.knowledge.configurations.configuration import Configuration
     from duetune.knowledge.configurations.space import Space
     from duetune.knowledge.estimate import Estimates
-    from duetune.knowledge.measure.choice import Costs, MemoryRoom
+    from duetune.knowledge.measure.choice import Costs, RemainingBudget
     from duetune.knowledge.measure.surrogate import Surrogate
     from duetune.knowledge.observation import Observation
 
     Column = NDArray[np.float64]
     Group = tuple[str, str]
 
+
 _FIRST = 12
-"""Configurations of a group of which nothing is known: those that cover it, cheap ones first."""
+"""Size of the first batch of a group without measurements; cheap configurations that cover it."""
 _SHORT_LIST = 5
 _SUREST = 0.05
 _NOISE_KEPT = 0.2
 _HALF_OPEN = 0.35
-"""Half of the entropy of a toss-up."""
+"""Half of the entropy of a fair coin."""
 _CAPPED = 0.25
-"""A cap changes whether a configuration fits, seldom its pace."""
+"""Weight of throughput under a memory cap: a cap changes whether a run fits, rarely its
+throughput.
+"""
 
 
 class Active:
+    """Chooses batches by expected information per second.
+
+    ``fit`` makes the surrogate that estimates configurations that were not run; ``pool`` is the
+    number of candidates per choice.
+    """
+
     def __init__(
         self,
         space: Space,
@@ -59,15 +71,21 @@ class Active:
         self._rng = rng
         self._costs = costs
         self._fit = fit
-        # A cap is one of many, and what runs without one teaches more: half of the candidates.
+        # Most points have a cap, but runs without one teach more: they get half of the candidates.
         whole = space.with_values("memory_cap_gb", (0.0,))
         capless = 0.0 in space.values["memory_cap_gb"] and len(space.values["memory_cap_gb"]) > 1
         spaces = (space, whole) if capless else (space,)
         self._drawn_from = [(each, pool // len(spaces)) for each in spaces]
 
     def choose(
-        self, observations: Sequence[Observation], taken: AbstractSet[str], room: MemoryRoom
+        self, observations: Sequence[Observation], taken: AbstractSet[str], room: RemainingBudget
     ) -> Batch | None:
+        """Return the next batch, or None if nothing is left that fits into the remaining time.
+
+        A group (a model and the type of its weights) without measurements comes first. Then the
+        group with the most information per second is chosen, and a varied batch of its best
+        configurations.
+        """
         candidates = self._candidates(observations, taken)
         if not candidates:
             return None
@@ -77,7 +95,7 @@ class Active:
         groups: dict[Group, list[int]] = {}
         for index in np.flatnonzero(self._costs.bearable(seconds)).tolist():
             groups.setdefault(group_of(candidates[index]), []).append(index)
-        # What the running batch teaches is not known yet: its model would be chosen once more.
+        # Results of the running batch are not known yet, so its model would be chosen again.
         if len(groups) > 1 and room.running is not None:
             groups.pop(room.running, None)
         if not groups:
@@ -117,6 +135,9 @@ class Active:
     def _estimated(
         self, table: Configurations, observations: Sequence[Observation]
     ) -> tuple[Surrogate, Estimates]:
+        """Return the surrogate and its estimates; a simple surrogate replaces one whose fit
+        fails.
+        """
         try:
             surrogate = self._fit(observations)
             return surrogate, surrogate.estimate(table)
@@ -127,7 +148,8 @@ class Active:
     def _candidates(
         self, observations: Sequence[Observation], taken: AbstractSet[str]
     ) -> list[Configuration]:
-        # Spread over the values of every field: few points train all weights, but all matter.
+        """Return configurations that can be measured and are not taken."""
+        # A Latin hypercube, because rare values such as full training matter too.
         draw = [
             each
             for space, count in self._drawn_from
@@ -142,40 +164,122 @@ class Active:
 def information(
     configurations: Configurations, estimates: Estimates, observations: Sequence[Observation]
 ) -> Column:
-    """What a run would teach: of the pace, how wide its interval is; of validity, the entropy."""
+    """Return what a run would teach: the width of the throughput's interval plus the entropy of
+    validity.
+    """
     low, high = estimates.tokens_per_s[:, 0], estimates.tokens_per_s[:, 2]
     with np.errstate(divide="ignore", invalid="ignore"):
         width = np.log(high / low)
-    # A source that does not know is as unsure as the least sure of all that is known; what the
-    # surest are unsure of is noise, which no run takes away.
+    # An unknown width counts as the largest known one. The width of the surest rows is noise,
+    # which no run can reduce.
     known = np.isfinite(width)
     width = np.where(known, width, np.max(width, where=known, initial=1.0))
     width -= (1.0 - _NOISE_KEPT) * np.quantile(width, _SUREST)
     answers = Frontier(History(observations)).answers(configurations)
     p_valid = np.nan_to_num(estimates.p_valid, nan=0.5)
     p_valid = np.where(answers == VALID, 1.0, np.where(answers == INVALID, 0.0, p_valid))
-    # Between the largest run that fitted and the smallest that did not a run halves the gap,
-    # however sure a model is; the more so where its own interval says that it cannot tell.
+    # Between the largest run that fitted and the smallest that did not, a run halves the gap,
+    # even if a model is sure. This applies where the interval of the memory includes the capacity.
     capacity = Described(configurations).capacity
     low, high = estimates.memory_gb[:, 0] * GB, estimates.memory_gb[:, 2] * GB
     open_ = (answers == UNKNOWN) & (low < capacity) & (capacity < high)
     validity = np.where(open_, np.maximum(_entropy(p_valid), _HALF_OPEN), _entropy(p_valid))
     capped = configurations.number("memory_cap_gb") > 0
-    # One that does not fit has no pace.
+    # A configuration that does not fit has no throughput.
     pace: Column = width * p_valid * np.where(capped, _CAPPED, 1.0)
     return pace + validity
 
 
 def _entropy(p_valid: Column) -> Column:
+    """Return the entropy of a yes-or-no outcome."""
     p = np.clip(p_valid, 1e-9, 1 - 1e-9)
     entropy: Column = -(p * np.log(p) + (1 - p) * np.log(1 - p))
     return entropy
 
 
 def _rate(worth: Column, seconds: Column, group: Group, seen: int) -> float:
-    """Information per second of a group's best, the worker's start included. The more there is of a
-    group, the less another run of it tells that its neighbours have not told.
+    """Return the information per second of a group's best configurations, including the worker's
+    start.
+
+    A group with many measurements counts less, because its next run repeats what neighbours showed.
     """
     best = np.argsort(-worth, kind="stable")[:BATCH]
     learnt = (worth[best] * seconds[best]).sum() / (start_of(group) + seconds[best].sum())
     return float(learnt / np.sqrt(1.0 + seen / BATCH))
+
+
+_NEAR = 0.12
+"""Largest distance of logarithms at which only a run can tell whether a card has enough memory."""
+
+
+def near_caps(observations: Sequence[Observation], space: Space) -> list[Configuration]:
+    """Return runs without a cap, repeated on a smaller card that has about their peak memory.
+
+    Whether such a card is large enough lies between what the run needed and what it reserved.
+    """
+    caps = [
+        float(cap)
+        for cap in space.values["memory_cap_gb"]
+        if isinstance(cap, int | float) and cap > 0
+    ]
+    found = []
+    for each in observations:
+        if each.peak_memory_gb is None or each.configuration.memory_cap_gb:
+            continue
+        needed = np.log((each.needed_memory_gb or each.peak_memory_gb) * GB)
+        taken = np.log(each.peak_memory_gb * GB)
+        for cap in caps:
+            if needed - _NEAR < np.log(card_bytes(cap)) < taken + _NEAR:
+                variant = msgspec.structs.replace(each.configuration, memory_cap_gb=cap)
+                if space.contains(variant):
+                    found.append(variant)
+    return found
+
+
+_CAP_STEP = 0.5
+_FAR = 1e3
+
+
+def positions(
+    configurations: Configurations, words: Mapping[str, Sequence[str]]
+) -> NDArray[np.float64]:
+    """Return where each configuration lies: sizes in doublings, and a distance of one for other
+    words.
+    """
+    it = Described(configurations)
+    columns = [
+        np.log2(it.batch),
+        np.log2(it.sequence),
+        np.log2(it.parameters),
+        np.where(it.full, 0.0, 0.5 * np.log2(np.maximum(configurations.number("lora_rank"), 1.0))),
+        it.checkpointing,
+        _CAP_STEP * (configurations.number("memory_cap_gb") > 0),
+    ]
+    for field in WORDS:
+        # Two labels differ in two columns; sqrt(0.5) in each makes their distance 1.
+        columns += [np.sqrt(0.5) * configurations.is_(field, word) for word in words[field]]
+    return np.column_stack(columns)
+
+
+def spread_out(
+    places: NDArray[np.float64],
+    worth: Column,
+    count: int,
+    taken: NDArray[np.float64] | None = None,
+) -> list[int]:
+    """Return the indices of ``count`` varied places, by greedy k-centre.
+
+    Each step takes the place with the largest worth times distance to the nearest place that is
+    chosen or in ``taken``.
+    """
+    nearest = np.full(len(places), _FAR)
+    for place in () if taken is None else taken:
+        nearest = np.minimum(nearest, np.linalg.norm(places - place, axis=1))
+    chosen: list[int] = []
+    for _ in range(min(count, len(places))):
+        gain = worth * nearest
+        gain[chosen] = -1.0
+        best = int(np.argmax(gain))
+        chosen.append(best)
+        nearest = np.minimum(nearest, np.linalg.norm(places - places[best], axis=1))
+    return chosen

@@ -1,4 +1,4 @@
-"""One batch, to its end: whatever befalls its worker, every other configuration is still run."""
+"""One batch, run to its end: if a worker dies, the other configurations are still run."""
 
 from __future__ import annotations
 
@@ -23,8 +23,11 @@ _TRIES = 2
 
 
 class Running(msgspec.Struct, frozen=True, kw_only=True):
-    """How workers are run. One that is silent for ``hang_s`` in a trial, or for ``build_s`` before
-    its first, hangs.
+    """How workers are run.
+
+    - ``hang_s``: a worker that is silent for this long in a trial hangs.
+    - ``build_s``: the same limit before its first trial.
+    - ``worker``: the command that starts a worker.
     """
 
     device: str = "cuda"
@@ -36,13 +39,17 @@ class Running(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BatchMeasurements(NamedTuple):
+    """One configuration and its result."""
+
     configuration: Configuration
     result: TrialResult
 
 
 class BatchRun:
-    """``poll`` moves it on and gives what has come since. ``worker`` is one that waits; others are
-    had from ``start`` when it dies with work left.
+    """Runs a batch in a worker; ``poll`` must be called until ``over``.
+
+    ``worker`` is a worker that waits for a batch. ``start`` returns another one when it dies with
+    work left.
     """
 
     def __init__(
@@ -71,11 +78,12 @@ class BatchRun:
         self._give()
 
     def poll(self) -> list[BatchMeasurements]:
+        """Advance the batch and return the results that arrived since the last call."""
         if self.over:
             return []
-        status = self._worker.status  # before reading: what it wrote last is not missed
+        status = self._worker.status  # read first, so that its last lines are not missed
         found = self._results()
-        if status is None and self._hangs():
+        if status is None and self._worker.silent_s > self._limit_s:
             self._worker.kill()
             found += self._results()
             found += self._blame(f"Hang: silent for {self._limit_s:g} s")
@@ -88,23 +96,26 @@ class BatchRun:
         return found
 
     def stop(self) -> None:
-        """After the current trial."""
+        """Ask the worker to stop after the current trial."""
         self._stopping = True
         self._worker.ask_to_stop()
 
     def kill(self) -> None:
+        """End the worker at once; the batch is over."""
         self._worker.kill()
         self.over = True
 
     def last_words(self) -> str:
+        """Return the last line that the worker wrote to standard error."""
         return self._worker.last_words()
 
     def rest(self) -> list[BatchMeasurements]:
-        """What was not run, as failed: of a batch that was given up."""
+        """Return everything that was not run as failed; called for a batch that was given up."""
         error = f"Crash: the worker did not start ({self.last_words()})"
         return [self._failed(each, error) for each in self._waiting.values()]
 
     def _give(self) -> None:
+        """Write the remaining configurations to a file and hand it to the worker."""
         self._part += 1
         self._given = len(self._waiting)
         batch = self._place.with_name(f"{self._place.name}-{self._part}.batch.jsonl")
@@ -120,6 +131,7 @@ class BatchRun:
         self._worker.give(batch, results)
 
     def _results(self) -> list[BatchMeasurements]:
+        """Return new results, and note whether the worker has loaded the model."""
         found = [
             BatchMeasurements(self._waiting.pop(each.id), each)
             for each in self._worker.results()
@@ -130,13 +142,11 @@ class BatchRun:
 
     @property
     def _limit_s(self) -> float:
+        """Return how long the worker may be silent now, in seconds."""
         return self._running.build_s if self._worker.current is None else self._running.hang_s
 
-    def _hangs(self) -> bool:
-        return self._worker.silent_s > self._limit_s
-
     def _blame(self, error: str) -> list[BatchMeasurements]:
-        """The trial that was running when the worker died."""
+        """Return the trial that ran when the worker died as failed."""
         culprit = self._worker.current
         if culprit not in self._waiting:
             return []
@@ -160,7 +170,9 @@ class BatchRun:
         return BatchMeasurements(configuration, result)
 
     def _go_on(self) -> None:
-        """With what is left, unless it was told to stop or workers get nowhere."""
+        """Start another worker with what is left, unless the batch is stopped or workers make no
+        progress.
+        """
         self._futile = self._futile + 1 if len(self._waiting) == self._given else 0
         self.abandoned = self._futile >= _TRIES and not self._stopping
         if not self._waiting or self._stopping or self.abandoned:

@@ -1,4 +1,7 @@
-"""Runs trials on one model: real steps of fine-tuning on random tokens, timed."""
+"""Runs trials on one model: real steps of fine-tuning on random tokens, timed.
+
+Like all modules that a worker imports, it uses only torch, transformers and the standard library.
+"""
 
 from __future__ import annotations
 
@@ -32,17 +35,22 @@ _POISON = ("CUDA error", "CUDA driver error", "cuDNN error", "CUBLAS_STATUS_EXEC
 
 
 class Bench:
+    """Holds one model in memory and measures one trial after the other on it."""
+
     def __init__(self, header: Header) -> None:
         transformers.utils.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
         self._header = header
-        # Some of torch's functions want the number of the GPU, too.
+        # Some functions of torch need the index of the GPU.
         self._device = torch.device("cuda:0" if header.device == "cuda" else header.device)
         self._memory = DeviceMemory(self._device)
         self._subject: Subject | None = None
         self._base = 0
 
     def build(self) -> Ready:
-        """Builds the model. That it does not fit shows in every trial."""
+        """Build the model and return what the worker reports first.
+
+        A model that does not fit shows up as out of memory in every trial.
+        """
         try:
             self._build()
         except torch.OutOfMemoryError:
@@ -63,8 +71,11 @@ class Bench:
         self._subject = Subject(self._header, self._device)
 
     def run(self, trial: Trial) -> TrialResult:
-        """Never raises for what is the configuration's doing. A result with the flag "poisoned" is
-        the last one: after some CUDA errors nothing works any more in this process.
+        """Return the result of one trial; errors of the configuration become results, not
+        exceptions.
+
+        After a result with the flag "poisoned" the process must end, because a CUDA error made it
+        useless.
         """
         begun, measured_at = time.perf_counter(), time.time()
         clock = Stopwatch()
@@ -87,7 +98,7 @@ class Bench:
             outcome, error = "oom" if lost else "failed", _first_line(reason)
             if not lost and any(mark in text for mark in _POISON):
                 flags = ("poisoned",)
-        # Only now are the frames of the error gone, and with them what they held.
+        # Only here are the error's stack frames gone, and with them the tensors they held.
         peak, allocated, context = self._peaks()
         if flags != ("poisoned",):
             flags += self._clear()
@@ -113,12 +124,14 @@ class Bench:
         )
 
     def _peaks(self) -> tuple[int, int, int]:
+        """Return reserved, allocated and context bytes, or zeros if CUDA no longer answers."""
         try:
             return self._memory.peak_reserved, self._memory.peak_allocated, self._memory.context
         except RuntimeError:
             return 0, 0, 0
 
     def _measure(self, subject: Subject, trial: Trial, clock: Stopwatch) -> tuple[str, ...]:
+        """Prepare model, optimiser and data of a trial, time its steps, and return flags."""
         model = subject.adapt(trial)
         optimiser = optimiser_for(trial, subject.trained(), self._device)
         computed = computed_dtype(trial.method, trial.precision)
@@ -146,13 +159,14 @@ class Bench:
     def _time(
         self, trial: Trial, clock: Stopwatch, step: Callable[[], torch.Tensor]
     ) -> tuple[str, ...]:
+        """Time steps until there are enough of them or the time is up, and return flags."""
         timing = self._header.timing
         begun = time.perf_counter()
         first = clock.first(step, self._memory)
         if first > timing.slow_step_s:
             clock.steps.append(first)
             return ("first-step-only",)
-        # A step of seconds is its own warm-up.
+        # A step that takes seconds needs no further warm-up.
         for _ in range(timing.warm_up_steps - 1 if first < timing.max_s / 2 else 0):
             clock.time(step, self._memory)
         enough = timing.capped_steps if trial.cap_bytes else timing.min_steps
@@ -166,7 +180,9 @@ class Bench:
         return () if len(clock.steps) >= enough else ("few-steps",)
 
     def _clear(self) -> tuple[str, ...]:
-        """Makes sure the next trial starts as this one did; builds the model anew if it must."""
+        """Release what the trial left, so that the next one starts alike; rebuild the model if
+        necessary.
+        """
         try:
             self._memory.lift_cap()
             if self._subject is not None:
@@ -194,7 +210,7 @@ class Bench:
 
 
 class Stopwatch:
-    """Seconds of each measured step; the first is kept apart."""
+    """Seconds of each measured step; the first step is stored separately."""
 
     def __init__(self) -> None:
         self.steps: list[float] = []
@@ -203,9 +219,11 @@ class Stopwatch:
 
     @property
     def step_s(self) -> float:
+        """Return the median step in seconds."""
         return statistics.median(self.steps)
 
     def first(self, step: Callable[[], torch.Tensor], memory: DeviceMemory) -> float:
+        """Run and time the first step, and store its loss if it is finite."""
         begun = time.perf_counter()
         loss = step()
         memory.wait()
@@ -215,6 +233,7 @@ class Stopwatch:
         return self.first_s
 
     def time(self, step: Callable[[], torch.Tensor], memory: DeviceMemory) -> float:
+        """Run one step and return its seconds."""
         begun = time.perf_counter()
         step()
         memory.wait()

@@ -1,8 +1,8 @@
-"""A campaign: batches are chosen, run one after the other, and what they show is kept.
+"""A campaign: batches are chosen and run one after the other, and the results are stored.
 
-The next batch is chosen, and the next worker started, while the current one runs: the GPU waits for
-neither. Whatever ends a worker, the campaign goes on without the configuration that did it;
-whatever ends the campaign, what was measured is in its file or is found when it is begun again.
+The next batch is chosen and the next worker started while the current batch runs, so the GPU does
+not wait. If a worker dies, the campaign goes on without the configuration that killed it. If the
+campaign dies, everything measured is in its file or is recovered at the next start.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import msgspec
 from duetune.errors import DuetuneError
 from duetune.knowledge.measure.batch_run import BatchMeasurements, BatchRun, Running
 from duetune.knowledge.measure.campaign_file import CampaignFile
-from duetune.knowledge.measure.choice import MemoryRoom, fitting
+from duetune.knowledge.measure.choice import RemainingBudget, fitting
 from duetune.knowledge.measure.trials import observation_of, protocol_text, read_batch
 from duetune.knowledge.measure.worker_messages import TrialResult
 from duetune.knowledge.measure.worker_process import WorkerProcess, new_events
@@ -40,19 +40,25 @@ _SLOWNESS = (0.5, 10.0)
 
 
 class Budget(msgspec.Struct, frozen=True, kw_only=True):
+    """When a campaign ends: after this many seconds, or this many configurations."""
+
     seconds: float = math.inf
     count: int = 10**9
 
 
 class Label(msgspec.Struct, frozen=True, kw_only=True):
-    """What every observation says of where it is from."""
+    """What every observation of a campaign says about its origin."""
 
     provenance: str = "duetune profile"
     cluster: str = ""
 
 
 class CampaignProgress(msgspec.Struct, frozen=True, kw_only=True):
-    """Of this run; ``before`` were there already. ``running`` is the model in memory."""
+    """Counts of this run of a campaign.
+
+    - ``before``: observations that the file had at the start.
+    - ``running``: the model in memory.
+    """
 
     before: int
     done: int
@@ -64,6 +70,14 @@ class CampaignProgress(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Campaign:
+    """Measures batch after batch into one file.
+
+    - ``out``: the file; a second campaign on the same file continues it.
+    - ``history``: earlier observations; they are learned from and not measured again.
+    - ``report``: called with the progress while batches run.
+    - ``satisfied``: called before each choice; the campaign ends early if it returns True.
+    """
+
     def __init__(
         self,
         out: Path,
@@ -76,9 +90,7 @@ class Campaign:
         report: Callable[[CampaignProgress], None] = lambda _: None,
         satisfied: Callable[[Sequence[Observation]], bool] = lambda _: False,
     ) -> None:
-        """``history`` is known beside what the file holds: learnt from, and not run again. The
-        campaign is over early once ``satisfied``.
-        """
+        """Open the file and recover what an earlier campaign had measured."""
         self._chooser = chooser
         self._running = running
         self._budget = budget
@@ -97,19 +109,20 @@ class Campaign:
         self._before = len(self._journal.observations)
 
     def run(self) -> CampaignProgress:
-        """Until the budget is spent or nothing is left to choose. When it is interrupted, what was
-        measured is in the file.
+        """Run until the budget is spent or nothing is left to choose, and return the progress.
+
+        After an interrupt, everything measured is in the file.
         """
         self._began = time.monotonic()
         self._folder.mkdir(exist_ok=True)
         workers = _Workers(self._running.worker, self._folder)
         proven = False
         try:
-            # Choosing yields to the worker, whose launches of small kernels are being timed.
+            # The chooser has a low priority, because the worker's kernel launches are being timed.
             with ThreadPoolExecutor(1, "chooser", initializer=_be_nice) as thread:
                 workers.prepare()
                 batch = self._choose(None)
-                while batch is not None and (batch := self._still_fitting(batch)) is not None:
+                while batch is not None and (batch := fitting(batch, self._room())) is not None:
                     run, following = self._run_batch(batch, workers, thread)
                     proven = proven or run.started
                     if run.abandoned:
@@ -117,7 +130,7 @@ class Campaign:
                     batch = None if following is None else following.result()
             shutil.rmtree(self._folder, ignore_errors=True)
         except KeyboardInterrupt:
-            # All that was measured is in the file; after any other error it is found there again.
+            # Everything is in the file. After other errors the folder stays, to recover from it.
             shutil.rmtree(self._folder, ignore_errors=True)
             raise
         finally:
@@ -126,6 +139,7 @@ class Campaign:
         return self.progress()
 
     def progress(self, running: str = "") -> CampaignProgress:
+        """Return the counts so far; ``running`` is the model in memory."""
         outcomes = [str(each.outcome) for each in self._journal.observations[self._before :]]
         return CampaignProgress(
             before=self._before,
@@ -144,7 +158,10 @@ class Campaign:
     def _run_batch(
         self, batch: Batch, workers: _Workers, thread: ThreadPoolExecutor
     ) -> tuple[BatchRun, Future[Batch | None] | None]:
-        """To its end, or until time is up: then nothing follows."""
+        """Run a batch to its end, and choose the next one meanwhile.
+
+        If the time is up, the batch is stopped and nothing follows.
+        """
         self._numbered += 1
         begun, model = time.monotonic(), batch.group[0]
         run = BatchRun(
@@ -154,7 +171,7 @@ class Campaign:
             worker=workers.take(),
             start=workers.take,
         )
-        # At once: importing torch and all that can take as long as a batch.
+        # Started now, because importing torch can take as long as a batch.
         if self._room(batch.expected_s, len(batch.configurations)).count > 0:
             workers.prepare()
         following: Future[Batch | None] | None = None
@@ -183,14 +200,16 @@ class Campaign:
         return run, None if stopped_at < math.inf else following
 
     def _due(self, batch: Batch, seen: int) -> bool:
-        """Whether it is time to choose the next batch: late enough to know half of this one, early
-        enough to be done before it ends.
+        """Return whether to choose the next batch now.
+
+        The choice should be late enough to know half of this batch, and early enough to be done
+        before it ends.
         """
         left = sum(batch.seconds[seen:]) * self._slowness
         return 2 * seen >= len(batch.configurations) or left < 1.5 * self._choice_s
 
     def _wind_up(self, run: BatchRun) -> None:
-        """Of an interrupted batch: the current trial may end, and is kept."""
+        """Let the current trial of an interrupted batch finish, and store it."""
         run.stop()
         begun = time.monotonic()
         with contextlib.suppress(KeyboardInterrupt):
@@ -201,13 +220,14 @@ class Campaign:
             run.kill()
 
     def _give_up(self, run: BatchRun, *, proven: bool) -> None:
+        """Store the rest of a batch as failed, or raise if no worker has ever started."""
         if not proven:
-            # Not this batch's doing: no worker has ever started here.
+            # Not the fault of this batch: no worker has ever started here.
             raise DuetuneError(f"the profiler's worker does not start: {run.last_words()}")
         self._keep(run.rest())
 
     def _choose(self, running: Batch | None) -> Batch | None:
-        """Runs beside the worker: it looks at a copy."""
+        """Return the next batch, and measure how long the choice takes; runs in a second thread."""
         begun = time.monotonic()
         try:
             return self._chosen(running)
@@ -215,6 +235,7 @@ class Campaign:
             self._choice_s = time.monotonic() - begun
 
     def _chosen(self, running: Batch | None) -> Batch | None:
+        """Return the next batch, from a copy of the observations."""
         observations = [*self._history, *self._journal.observations]
         if self._satisfied(observations):
             return None
@@ -233,18 +254,17 @@ class Campaign:
             observations, taken, msgspec.structs.replace(room, running=group)
         )
 
-    def _room(self, expected_s: float = 0.0, pending: int = 0) -> MemoryRoom:
+    def _room(self, expected_s: float = 0.0, pending: int = 0) -> RemainingBudget:
+        """Return what is left of the budget after the running batch."""
         done = len(self._journal.observations) - self._before
-        return MemoryRoom(
+        return RemainingBudget(
             seconds=self._budget.seconds - self._elapsed_s - expected_s,
             count=self._budget.count - done - pending,
             slowness=self._slowness,
         )
 
-    def _still_fitting(self, batch: Batch) -> Batch | None:
-        return fitting(batch, self._room())
-
     def _keep(self, found: Iterable[BatchMeasurements]) -> None:
+        """Append results to the campaign's file, and details to a file beside it."""
         measured = list(found)
         if not measured:
             return
@@ -263,7 +283,7 @@ class Campaign:
             file.writelines(result.line() + "\n" for _, result in measured)
 
     def _recover(self) -> None:
-        """What a campaign that was killed had measured but not written down."""
+        """Store what a killed campaign had measured but not written to its file."""
         if not self._folder.is_dir():
             return
         known = {each.configuration.key for each in self._journal.observations}
@@ -282,13 +302,13 @@ class Campaign:
 
 
 def _be_nice() -> None:
-    """Of this thread alone, on Linux; of the whole process elsewhere, which then waits anyway."""
+    """Lower the priority of this thread on Linux, or of the process elsewhere."""
     with contextlib.suppress(OSError):
         os.nice(10)
 
 
 class _Workers:
-    """Workers that have been started and wait; at most one, since each takes host memory."""
+    """Keeps at most one started worker in reserve, because each one takes host memory."""
 
     def __init__(self, command: Sequence[str], folder: Path) -> None:
         self._command = command
@@ -297,11 +317,13 @@ class _Workers:
         self._spare: WorkerProcess | None = None
 
     def prepare(self) -> None:
+        """Start a worker in reserve if there is none."""
         if self._spare is None:
             self._count += 1
             self._spare = WorkerProcess(self._command, self._folder / f"worker-{self._count}.log")
 
     def take(self) -> WorkerProcess:
+        """Return the worker in reserve, or a new one."""
         self.prepare()
         worker, self._spare = self._spare, None
         if worker is None:
@@ -309,6 +331,7 @@ class _Workers:
         return worker
 
     def close(self) -> None:
+        """End the worker in reserve."""
         if self._spare is not None:
             self._spare.kill()
             self._spare = None

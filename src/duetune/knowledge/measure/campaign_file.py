@@ -1,4 +1,4 @@
-"""The file of a campaign: one observation a line, added to and never changed."""
+"""The file of a campaign: one observation per line, appended and never changed."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ _decoder = msgspec.json.Decoder(Observation)
 
 
 class CampaignFile:
-    """What was written stays, whatever ends the process. A last line that was cut off by a crash is
-    dropped when the file is opened.
+    """An open campaign file. What was written stays, however the process ends.
+
+    A last line that a crash cut off is removed when the file is opened.
     """
 
     def __init__(self, path: Path) -> None:
@@ -34,6 +35,7 @@ class CampaignFile:
             raise InvalidInput("out", str(path), f"a file that can be written ({reason})") from None
 
     def append(self, observations: Iterable[Observation]) -> None:
+        """Write observations to disk before returning."""
         added = list(observations)
         if not added:
             return
@@ -43,11 +45,12 @@ class CampaignFile:
         self.observations.extend(added)
 
     def close(self) -> None:
+        """Close the file; the campaign calls this at its end."""
         self._file.close()
 
 
 def read_observations(path: Path) -> list[Observation]:
-    """Of a campaign's file; a torn last line is left out."""
+    """Return the observations of a campaign file, without a last line that was cut off."""
     try:
         return _read(path)[0]
     except OSError as error:
@@ -56,6 +59,7 @@ def read_observations(path: Path) -> list[Observation]:
 
 
 def _repaired(path: Path) -> list[Observation]:
+    """Return the observations, and remove a last line that was cut off."""
     found, good = _read(path)
     if good < path.stat().st_size:
         with path.open("r+b") as file:
@@ -65,7 +69,7 @@ def _repaired(path: Path) -> list[Observation]:
 
 
 def _read(path: Path) -> tuple[list[Observation], int]:
-    """The observations, and how many bytes they take up."""
+    """Return the observations, and how many bytes of the file they fill."""
     found: list[Observation] = []
     good = 0
     lines = path.read_bytes().splitlines(keepends=True)
@@ -80,7 +84,7 @@ def _read(path: Path) -> tuple[list[Observation], int]:
                 f"{path.name}, line {number}", line[:40].decode(errors="replace"), str(error)
             ) from None
         if not line.endswith(b"\n"):
-            # Whole, but not ended: the next one must not be glued to it.
+            # The line is complete but has no line end; the next one must not be appended to it.
             found.pop()
             break
         good += len(line)

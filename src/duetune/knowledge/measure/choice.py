@@ -1,4 +1,7 @@
-"""Which configurations to run next: drawn by chance, or spread over the space."""
+"""Which configurations to run next at random, and what a run is expected to take.
+
+``active`` chooses by expected information instead.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,6 @@ from duetune.knowledge.configurations.configuration import Configurations
 from duetune.knowledge.configurations.configuration_table import facts_or_usual
 from duetune.knowledge.configurations.space import CHUNK
 from duetune.knowledge.configurations.space_sampling import sample
-from duetune.knowledge.measure.trial_costs import start_seconds, trial_seconds
 from duetune.knowledge.measure.trials import Batch, group_of, unmeasurable
 
 if TYPE_CHECKING:
@@ -28,15 +30,20 @@ if TYPE_CHECKING:
     from duetune.knowledge.observation import Observation
 
     Group = tuple[str, str]
+    Column = NDArray[np.float64]
+
 
 BATCH = 45
 DRAWN = 4000
 _MOST_DRAWS = 50
 
 
-class MemoryRoom(msgspec.Struct, frozen=True, kw_only=True):
-    """What is left of a campaign: seconds, and configurations. ``running`` is what the worker that
-    is at it now has in memory; ``slowness`` how much longer batches took than was expected.
+class RemainingBudget(msgspec.Struct, frozen=True, kw_only=True):
+    """What is left of a campaign.
+
+    - ``seconds``, ``count``: remaining time and configurations.
+    - ``running``: the group that the current worker has in memory.
+    - ``slowness``: how much longer batches took than expected.
     """
 
     seconds: float
@@ -46,33 +53,43 @@ class MemoryRoom(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Chooser(Protocol):
+    """Chooses the batches of a campaign."""
+
     def choose(
-        self, observations: Sequence[Observation], taken: AbstractSet[str], room: MemoryRoom
+        self, observations: Sequence[Observation], taken: AbstractSet[str], room: RemainingBudget
     ) -> Batch | None:
-        """The next batch, of configurations whose keys are not ``taken``; None: nothing is left, or
-        nothing that would be done in time.
+        """Return the next batch, of configurations whose keys are not ``taken``.
+
+        Returns None if nothing is left, or nothing that would finish in time. Called while the
+        previous batch runs.
         """
         ...
 
 
 class Costs:
-    """Seconds by what ``fit`` says of the pace. ``most_s`` is what one trial may take."""
+    """Estimates the seconds of trials; one trial may take at most ``most_s``."""
 
     def __init__(self, timing: Timing, most_s: float) -> None:
         self._timing = timing
         self._most_s = most_s
 
     def of(self, configurations: Configurations, surrogate: Surrogate) -> NDArray[np.float64]:
+        """Return the expected seconds of each trial, by the throughput that the surrogate
+        estimates.
+        """
         pace = surrogate.estimate(configurations).tokens_per_s[:, 1]
         return trial_seconds(configurations, np.nan_to_num(pace, nan=1.0), self._timing)
 
     def bearable(self, seconds: NDArray[np.float64]) -> NDArray[np.bool_]:
+        """Return a mask of the trials that are short enough."""
         return seconds <= self._most_s
 
 
 class Drawn:
-    """In the order of the draw, as far as one model in memory allows: a window of the draw is run
-    model by model before the next begins, so that an end at any time leaves a fair sample.
+    """Runs configurations in the order of a random draw, as far as one model in memory allows.
+
+    A window of the draw is run model by model before the next window begins, so that an end at any
+    time leaves a fair sample.
     """
 
     def __init__(
@@ -85,7 +102,7 @@ class Drawn:
         costs: Costs,
         fit: Callable[[Sequence[Observation]], Surrogate],
     ) -> None:
-        """A draw has ``count`` points; once they are used up or known, there is another."""
+        """A draw has ``count`` points; when they are used up or known, another one is made."""
         self._space = space
         self._rng = rng
         self._method = method
@@ -97,8 +114,9 @@ class Drawn:
         self._window: list[Batch] = []
 
     def choose(
-        self, observations: Sequence[Observation], taken: AbstractSet[str], room: MemoryRoom
+        self, observations: Sequence[Observation], taken: AbstractSet[str], room: RemainingBudget
     ) -> Batch | None:
+        """Return the next batch of the current window, or open the next window."""
         while not self._window and self._draw(taken):
             self._open_window(observations, room)
         while self._window:
@@ -108,7 +126,7 @@ class Drawn:
         return None
 
     def _draw(self, taken: AbstractSet[str]) -> bool:
-        """Whether anything waits to be run; draws anew if nothing does."""
+        """Return whether configurations are waiting; draw again if not."""
         self._waiting = [each for each in self._waiting if each.key not in taken]
         while not self._waiting and self._draws < _MOST_DRAWS:
             self._draws += 1
@@ -119,7 +137,8 @@ class Drawn:
             ]
         return bool(self._waiting)
 
-    def _open_window(self, observations: Sequence[Observation], room: MemoryRoom) -> None:
+    def _open_window(self, observations: Sequence[Observation], room: RemainingBudget) -> None:
+        """Group the next configurations that fit into the remaining time into batches."""
         table = Configurations.of(self._waiting)
         seconds = self._costs.of(table, self._fit(observations))
         bearable = self._costs.bearable(seconds)
@@ -142,7 +161,7 @@ class Drawn:
 
 
 def drawn(space: Space, count: int, rng: np.random.Generator, method: str) -> Configurations:
-    """Points that may be run, or all of them if there are fewer."""
+    """Return ``count`` points of the space that may be run, or all of them if there are fewer."""
     if space.combinations <= CHUNK:
         points = space.points()
         points = points.take(space.allowed(points))
@@ -152,7 +171,7 @@ def drawn(space: Space, count: int, rng: np.random.Generator, method: str) -> Co
 
 
 def batches_of(rows: Iterable[tuple[Configuration, float]]) -> list[Batch]:
-    """Configurations and their seconds, by group; groups in the order in which they come."""
+    """Return batches by group; groups are in the order of their first configuration."""
     groups: dict[Group, list[tuple[Configuration, float]]] = {}
     for each, cost in rows:
         groups.setdefault(group_of(each), []).append((each, cost))
@@ -171,11 +190,12 @@ def batches_of(rows: Iterable[tuple[Configuration, float]]) -> list[Batch]:
 
 
 def start_of(group: Group) -> float:
+    """Return the seconds that a worker needs before the first trial of this group."""
     return start_seconds(facts_or_usual(group[0]).parameters)
 
 
-def fitting(batch: Batch, room: MemoryRoom) -> Batch | None:
-    """As much of the batch, from its beginning, as there is room for."""
+def fitting(batch: Batch, room: RemainingBudget) -> Batch | None:
+    """Return as much of the batch, from its beginning, as there is time for, or None."""
     left = room.seconds / room.slowness - batch.start_s
     size = 0
     for cost in batch.seconds[: room.count]:
@@ -193,7 +213,7 @@ def fitting(batch: Batch, room: MemoryRoom) -> Batch | None:
 
 
 def check_measurable(space: Space) -> None:
-    """Refuses a space of which nothing can be measured, and says why."""
+    """Raise ``InvalidInput`` with the reason if nothing in a space can be measured."""
     reasons: dict[str, int] = {}
     total = 0
     for part in space.enumerate():
@@ -206,4 +226,41 @@ def check_measurable(space: Space) -> None:
     if not total:
         raise InvalidInput("space", "no configuration", "constraints that leave at least one")
     reason = max(reasons, key=lambda each: reasons[each])
-    raise InvalidInput("space", f"{total} configurations", f"some that can be measured ({reason})")
+    raise InvalidInput(
+        "space", f"{total} configurations", f"configurations that can be measured ({reason})"
+    )
+
+
+START_S = 3.0
+"""Seconds from giving a batch to a ready worker until its first trial, for a small model."""
+_START_S_PER_PARAMETER = 2e-10
+_BETWEEN_S = 0.2
+_ADAPTER_S = 0.3
+_FIRST_STEP = 1.5
+"""The first step is slower than the others: memory is allocated and kernels are loaded."""
+
+
+def start_seconds(parameters: float) -> float:
+    """Return the seconds until the first trial of a model with this many parameters."""
+    return START_S + _START_S_PER_PARAMETER * parameters
+
+
+def trial_seconds(configurations: Configurations, tokens_per_s: Column, timing: Timing) -> Column:
+    """Return the seconds of each trial by the protocol, for these throughputs.
+
+    A trial that runs out of memory takes less.
+    """
+    step = configurations.per_gpu_tokens / np.maximum(tokens_per_s, 1e-9)
+    capped = configurations.number("memory_cap_gb") > 0
+    enough = np.where(capped, timing.capped_steps, timing.min_steps)
+    long = np.where(capped, timing.min_s / 2, timing.min_s)
+    first = _FIRST_STEP * step
+    warm = first + (timing.warm_up_steps - 1) * step
+    measured = np.maximum(enough * step, long)
+    # When the time is up, the trial ends with the current step.
+    steps = np.minimum(warm + measured, np.maximum(timing.max_s, warm) + step)
+    steps = np.where(first > timing.max_s / 2, np.minimum(steps, first + enough * step), steps)
+    steps = np.where(first > timing.slow_step_s, first, steps)
+    adapter = np.where(configurations.is_("method", "full"), 0.0, _ADAPTER_S)
+    seconds: Column = _BETWEEN_S + adapter + steps
+    return seconds

@@ -1,4 +1,4 @@
-"""The memory of the device under test, and how a smaller card is emulated on it."""
+"""The memory of the measured device, and how a smaller card is emulated on it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class DeviceMemory:
-    """Of one GPU. Of a CPU nothing is known: all numbers are 0 and there are no caps."""
+    """Counters of one GPU's memory. On a CPU all numbers are 0 and there are no caps."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -20,21 +20,23 @@ class DeviceMemory:
         self.total = 0
         if self._gpu:
             self.total = int(torch.cuda.get_device_properties(device).total_memory)
-            # The first matrix product makes the context as large as it will be.
+            # The first matrix product brings the context to its final size.
             square = torch.ones(64, 64, device=device, dtype=torch.bfloat16)
             (square @ square).sum().item()
 
     @property
     def known(self) -> bool:
+        """Return whether the device is a GPU, whose memory can be read."""
         return self._gpu
 
     @property
     def allocated(self) -> int:
+        """Return the bytes that tensors use now."""
         return int(torch.cuda.memory_allocated(self._device)) if self._gpu else 0
 
     @property
     def context(self) -> int:
-        """Used on the device, but not by torch's allocator."""
+        """Return the bytes that are used on the device, but not by torch's allocator."""
         if not self._gpu:
             return 0
         free, total = torch.cuda.mem_get_info(self._device)
@@ -42,25 +44,32 @@ class DeviceMemory:
 
     @property
     def peak_allocated(self) -> int:
+        """Return the most bytes that tensors used since ``restart``."""
         return int(torch.cuda.max_memory_allocated(self._device)) if self._gpu else 0
 
     @property
     def peak_reserved(self) -> int:
+        """Return the most bytes that torch's allocator reserved since ``restart``."""
         return int(torch.cuda.max_memory_reserved(self._device)) if self._gpu else 0
 
     def wait(self) -> None:
+        """Wait until the GPU has finished its work; called before the clock is read."""
         if self._gpu:
             torch.cuda.synchronize(self._device)
 
     def settle(self) -> None:
-        """After the model is built: what is there now is not searched for garbage any more, which
-        would take longer than a step of a small model.
+        """Exclude the objects that exist now from garbage collection; called after the model is
+        built.
+
+        A collection over all of them would take longer than a step of a small model.
         """
         self.release()
         gc.freeze()
 
     def release(self, *, everything: bool = False) -> None:
-        """Gives back all that nothing refers to."""
+        """Free all memory that nothing refers to; ``everything`` includes what ``settle``
+        excluded.
+        """
         if everything:
             gc.unfreeze()
         gc.collect()
@@ -69,7 +78,7 @@ class DeviceMemory:
             torch.cuda.empty_cache()
 
     def restart(self, trial: Trial) -> bool:
-        """Begins to count anew, under the trial's cap; False: what is there already exceeds it."""
+        """Reset the peaks and apply the trial's cap; return False if the model alone exceeds it."""
         if not self._gpu:
             return True
         limit = self.total
@@ -80,5 +89,6 @@ class DeviceMemory:
         return int(torch.cuda.memory_reserved(self._device)) <= limit
 
     def lift_cap(self) -> None:
+        """Remove the cap after a trial."""
         if self._gpu:
             torch.cuda.set_per_process_memory_fraction(1.0, self._device)

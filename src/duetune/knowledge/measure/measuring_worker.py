@@ -1,10 +1,10 @@
 """``python -m duetune.knowledge.measure.measuring_worker [BATCH RESULTS]``: measures one batch.
 
-Reads a header and trials, and writes a line for each, which lasts once it is written: whatever
-ends this process, nothing that was measured is lost. Ends after the current trial when told to
-terminate, or when whoever started it is gone. Without arguments it imports all it needs, and waits
-for a line with a JSON list of the two: so the next worker is ready when one ends. Needs torch,
-transformers and PEFT, and nothing else.
+The worker reads a header and trials, and writes one line for each trial. A line is on disk once it
+is written, so nothing measured is lost. The worker ends after the current trial when it gets
+SIGTERM, or when its parent is gone. Without arguments it imports everything and waits for a line
+with a JSON list of the two paths, so that the next worker is ready when one ends. It needs only
+torch, transformers and PEFT.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ USAGE = 2
 
 
 class _Stop:
-    """Set by SIGTERM and SIGINT, or by the end of the parent; looked at between trials."""
+    """Set by SIGTERM and SIGINT, or by the end of the parent; checked between trials."""
 
     def __init__(self) -> None:
         self._signalled = False
@@ -37,6 +37,7 @@ class _Stop:
             signal.signal(number, self._ask)
 
     def asked(self) -> bool:
+        """Return whether the worker should end."""
         return self._signalled or os.getppid() != self._parent
 
     def _ask(self, _number: int, _frame: FrameType | None) -> None:
@@ -44,6 +45,7 @@ class _Stop:
 
 
 def main(arguments: Sequence[str]) -> int:
+    """Measure a batch and return the exit status."""
     if len(arguments) not in {0, 2}:
         sys.stderr.write(__doc__ or "")
         return USAGE
@@ -72,15 +74,18 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _awaited() -> list[str]:
-    """What comes in by standard input; nothing if that is closed first."""
+    """Return the two paths from standard input, or nothing if it is closed first."""
     with contextlib.suppress(ImportError):
-        import peft  # noqa: F401, PLC0415 - so that it need not be imported later
+        import peft  # noqa: F401, PLC0415 - imported ahead of the first trial
     line = sys.stdin.readline()
     return [str(each) for each in json.loads(line)] if line.strip() else []
 
 
 def ordered(trials: list[Trial]) -> list[Trial]:
-    """Those without a cap first; then so that the adapter seldom changes, small ones first."""
+    """Return the trials in the order to run them: uncapped first, then by adapter, then by size.
+
+    Trials with the same adapter follow each other, because changing the adapter takes time.
+    """
     return sorted(
         trials,
         key=lambda trial: (
@@ -93,6 +98,7 @@ def ordered(trials: list[Trial]) -> list[Trial]:
 
 
 def _write(file: TextIO, line: str) -> None:
+    """Write one line to disk before returning."""
     file.write(line + "\n")
     file.flush()
     os.fsync(file.fileno())
@@ -102,5 +108,5 @@ if __name__ == "__main__":
     status = main(sys.argv[1:])
     sys.stdout.flush()
     sys.stderr.flush()
-    # Not sys.exit: taking a CUDA context with gigabytes in it apart can take seconds, or hang.
+    # Not sys.exit, because destroying a large CUDA context can take seconds or hang.
     os._exit(status)

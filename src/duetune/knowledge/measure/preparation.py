@@ -1,4 +1,4 @@
-"""A campaign as a user asks for it, put together."""
+"""Prepares a campaign that a user asks for: checks, space, chooser and plan."""
 
 from __future__ import annotations
 
@@ -29,10 +29,8 @@ from duetune.knowledge.measure.choice import (
     drawn,
     start_of,
 )
-from duetune.knowledge.measure.holdout import HoldOut
-from duetune.knowledge.measure.model_configs import model_config
-from duetune.knowledge.measure.surrogate import RidgeEnsemble, learned
-from duetune.knowledge.measure.trials import group_of, unmeasurable
+from duetune.knowledge.measure.surrogate import HoldOut, RidgeEnsemble, learned
+from duetune.knowledge.measure.trials import group_of, model_config, unmeasurable
 from duetune.knowledge.measure.worker_messages import installed_software
 
 if TYPE_CHECKING:
@@ -49,15 +47,19 @@ _PACKAGED = Path(__file__).parent / "campaigns"
 
 
 class NoGpu(DuetuneError):
-    """There is nothing to measure on."""
+    """Raised if the machine has no GPU to measure on."""
 
     code = "no_gpu"
     exit_code = 2
 
 
-class Wish(msgspec.Struct, frozen=True, kw_only=True):
-    """``most_s`` is what one configuration may be expected to take; ``until_flat`` stops once more
-    runs hardly make predictions better.
+class CampaignRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """A campaign as a user asks for it.
+
+    - ``most_s``: expected seconds that one configuration may take at most.
+    - ``until_flat``: stop once more runs hardly improve the predictions.
+    - ``surrogate``: the model that guides the active mode: learned or ridge.
+    - ``running``: how workers are run.
     """
 
     space: str
@@ -74,8 +76,12 @@ class Wish(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CampaignPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """What a campaign would be. ``cardinality`` are the points of the space; the rest is estimated
-    from some of them, drawn by chance.
+    """What a campaign would do, without running it.
+
+    - ``cardinality``: number of points of the space.
+    - ``already``: number of known observations.
+    - ``left_out``: how many points cannot be measured, by reason.
+    - ``seconds_each``, ``expected_count``, ``expected_s``: estimated from a random sample.
     """
 
     cardinality: int
@@ -90,8 +96,10 @@ class CampaignPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def campaign_space(place: str, gpu: str, software: str) -> Space:
-    """By the name of a campaign that comes with duetune, or from a file; for the GPU and the
-    software that are there, unless the space names its own.
+    """Return the space of a campaign: a packaged one by name, or one from a file.
+
+    GPU and software of this machine are filled in unless the space names its own. Raises
+    ``InvalidInput`` if the space names another GPU, or contains nothing that can be measured.
     """
     packaged = _PACKAGED / f"{place}.yaml"
     if packaged.is_file():
@@ -121,7 +129,7 @@ def campaign_space(place: str, gpu: str, software: str) -> Space:
 
 
 def found_gpu(device: str) -> str:
-    """What the GPU of this machine is called here."""
+    """Return the name of this machine's GPU, or "cpu"; raises ``NoGpu`` if there is none."""
     for module in ("torch", "transformers", "peft"):
         if importlib.util.find_spec(module) is None:
             raise MissingExtra("measuring configurations", "train")
@@ -141,47 +149,52 @@ def found_gpu(device: str) -> str:
 
 
 class PreparedCampaign:
-    def __init__(self, wish: Wish, history: Sequence[Observation] = ()) -> None:
-        _check(wish)
-        self.gpu = found_gpu(wish.device)
+    """A checked campaign, ready to be planned or run."""
+
+    def __init__(self, request: CampaignRequest, history: Sequence[Observation] = ()) -> None:
+        _check(request)
+        self.gpu = found_gpu(request.device)
         self.software = installed_software()
-        self.space = campaign_space(wish.space, self.gpu, self.software)
-        self._wish = wish
+        self.space = campaign_space(request.space, self.gpu, self.software)
+        self._request = request
         self._history = list(history)
-        self._rng = np.random.default_rng(wish.seed)
-        slow = {"hang_s": _CPU_HANG_S} if wish.device == "cpu" else {}
+        self._rng = np.random.default_rng(request.seed)
+        slow = {"hang_s": _CPU_HANG_S} if request.device == "cpu" else {}
         self._running = msgspec.structs.replace(
-            wish.running, device=wish.device, seed=wish.seed, **slow
+            request.running, device=request.device, seed=request.seed, **slow
         )
-        self._costs = Costs(self._running.timing, wish.most_s)
+        self._costs = Costs(self._running.timing, request.most_s)
 
     @property
     def seconds(self) -> float:
-        return math.inf if self._wish.minutes is None else 60 * self._wish.minutes
+        """Return the time budget in seconds."""
+        return math.inf if self._request.minutes is None else 60 * self._request.minutes
 
     @property
     def count(self) -> int:
-        return DRAWN if self._wish.count is None else self._wish.count
+        """Return the maximum number of configurations."""
+        return DRAWN if self._request.count is None else self._request.count
 
     def campaign(self, report: Callable[[CampaignProgress], None] = lambda _: None) -> Campaign:
-        wish = self._wish
-        name = Path(wish.space).stem
+        """Return the campaign, which ``run`` starts; ``report`` is called with the progress."""
+        request = self._request
+        name = Path(request.space).stem
         return Campaign(
-            wish.out,
+            request.out,
             self._chooser(),
             self._running,
             Budget(seconds=self.seconds, count=self.count),
             label=Label(
-                provenance=f"duetune profile {name} ({wish.mode}, seed {wish.seed})",
+                provenance=f"duetune profile {name} ({request.mode}, seed {request.seed})",
                 cluster="one CPU" if self.gpu == "cpu" else f"one {self.gpu}",
             ),
             history=self._history,
             report=report,
-            satisfied=HoldOut(RidgeEnsemble).satisfied if wish.until_flat else lambda _: False,
+            satisfied=HoldOut(RidgeEnsemble).satisfied if request.until_flat else lambda _: False,
         )
 
     def plan(self, observations: Sequence[Observation] = ()) -> CampaignPlan:
-        """Without running anything."""
+        """Return what the campaign would do; ``observations`` are already in its file."""
         sample = list(drawn(self.space, DRAWN, np.random.default_rng(0), "random"))
         left_out: dict[str, int] = {}
         for each in sample:
@@ -193,7 +206,7 @@ class PreparedCampaign:
         seconds = self._costs.of(Configurations.of(rows), RidgeEnsemble(known))
         bearable = self._costs.bearable(seconds)
         if not bearable.all():
-            left_out[f"more than {self._wish.most_s:g} s each"] = int((~bearable).sum())
+            left_out[f"more than {self._request.most_s:g} s each"] = int((~bearable).sum())
         starts = [start_of(group) for group in {group_of(each) for each in rows}]
         each_s = float(seconds[bearable].mean()) + float(np.mean(starts)) / BATCH
         share = float(bearable.sum()) / len(sample)
@@ -217,31 +230,35 @@ class PreparedCampaign:
         )
 
     def _chooser(self) -> Chooser:
-        if self._wish.mode == "active":
+        """Return the chooser of the mode."""
+        if self._request.mode == "active":
             fit: Callable[[Sequence[Observation]], Surrogate] = (
-                learned if self._wish.surrogate == "learned" else RidgeEnsemble
+                learned if self._request.surrogate == "learned" else RidgeEnsemble
             )
             return Active(self.space, self._rng, costs=self._costs, fit=fit)
         return Drawn(
             self.space,
             self._rng,
-            self._wish.mode,
+            self._request.mode,
             count=self.count,
             costs=self._costs,
             fit=RidgeEnsemble,
         )
 
 
-def _check(wish: Wish) -> None:
-    if wish.mode not in MODES:
-        raise InvalidInput("mode", wish.mode, f"one of {', '.join(MODES)}")
-    if wish.device not in {"cuda", "cpu"}:
-        raise InvalidInput("device", wish.device, "cuda or cpu")
-    if wish.minutes is not None and not 0 < wish.minutes < math.inf:
-        raise InvalidInput("minutes", wish.minutes, "a number above 0")
-    if wish.count is not None and wish.count < 1:
-        raise InvalidInput("count", wish.count, "one or more")
-    if not wish.most_s > 0:
-        raise InvalidInput("most_s", wish.most_s, "seconds, above 0")
-    if wish.minutes is None and wish.count is None:
-        raise InvalidInput("minutes", None, "a number of minutes or a count: a campaign must end")
+def _check(request: CampaignRequest) -> None:
+    """Raise ``InvalidInput`` for values that no campaign can have."""
+    if request.mode not in MODES:
+        raise InvalidInput("mode", request.mode, f"one of {', '.join(MODES)}")
+    if request.device not in {"cuda", "cpu"}:
+        raise InvalidInput("device", request.device, "cuda or cpu")
+    if request.minutes is not None and not 0 < request.minutes < math.inf:
+        raise InvalidInput("minutes", request.minutes, "a number above 0")
+    if request.count is not None and request.count < 1:
+        raise InvalidInput("count", request.count, "one or more")
+    if not request.most_s > 0:
+        raise InvalidInput("most_s", request.most_s, "seconds, above 0")
+    if request.minutes is None and request.count is None:
+        raise InvalidInput(
+            "minutes", None, "a value for minutes or count, because a campaign must end"
+        )

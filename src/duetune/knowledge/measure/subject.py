@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 _LEARNING_RATE = 1e-7
-"""Small, so that the weights stay what they are from one configuration to the next."""
+"""Small, so that the weights hardly change from one configuration to the next."""
 _TARGETS: dict[str, str | list[str]] = {
     "attention": ["q_proj", "k_proj", "v_proj", "o_proj"],
     "all-linear": "all-linear",
@@ -43,17 +43,19 @@ _ATTENTION = {"sdpa": "sdpa", "eager": "eager", "flash": "flash_attention_2"}
 
 
 class Unsupported(Exception):
-    """This machine or this profiler cannot run the configuration: it says nothing of memory."""
+    """The machine or the profiler cannot run a configuration; this says nothing about memory."""
 
 
 class Subject:
+    """A model with random weights on the device."""
+
     def __init__(self, header: Header, device: torch.device) -> None:
         begun = time.perf_counter()
         values = dict(header.config)
         config = transformers.AutoConfig.for_model(str(values.pop("model_type")), **values)
         config.use_cache = False
         torch.manual_seed(header.seed)
-        # Random weights are drawn on the device itself: on the host 14B of them take minutes.
+        # Random weights are drawn on the device: on the host, 14B of them take minutes.
         with torch.device(device):
             base = transformers.AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
                 config, dtype=getattr(torch, header.weights), attn_implementation="sdpa"
@@ -69,7 +71,7 @@ class Subject:
         self.build_s = time.perf_counter() - begun
 
     def adapt(self, trial: Trial) -> LanguageModel:
-        """The model as the trial wants it. An adapter that fits already is kept."""
+        """Return the model as the trial needs it; an adapter that already matches is kept."""
         check(trial)
         if trial.adapter != self._adapter:
             self.detach()
@@ -82,14 +84,16 @@ class Subject:
         return self._model
 
     def trained(self) -> Iterator[torch.nn.Parameter]:
+        """Return the parameters that are trained."""
         return (each for each in self._model.parameters() if each.requires_grad)
 
     def forget_gradients(self) -> None:
+        """Drop all gradients after a trial."""
         for parameter in self._model.parameters():
             parameter.grad = None
 
     def detach(self) -> None:
-        """Back to the plain model, all of it trained."""
+        """Remove the adapter, so that all weights of the plain model are trained."""
         if self._model is not self._base:
             self._base = self._model.unload()
             self._model = self._base
@@ -100,6 +104,7 @@ class Subject:
             parameter.requires_grad_(True)
 
     def _attach(self, trial: Trial) -> None:
+        """Add the trial's LoRA adapter."""
         import peft  # noqa: PLC0415 - takes a second, and full fine-tuning needs none of it
 
         settings = peft.LoraConfig(
@@ -117,6 +122,7 @@ class Subject:
         self._model = cast("LanguageModel", adapted)
 
     def _checkpoint(self, trial: Trial) -> None:
+        """Switch gradient checkpointing on or off."""
         if self._hook is not None:
             self._hook.remove()
             self._hook = None
@@ -127,7 +133,7 @@ class Subject:
             gradient_checkpointing_kwargs={"use_reentrant": False}
         )
         if trial.method == "lora":
-            # As every LoRA recipe does it: the frozen embeddings' output takes part in backward.
+            # As in every LoRA recipe: the output of the frozen embeddings needs a gradient.
             self._hook = self._base.get_input_embeddings().register_forward_hook(_require_gradient)
 
 
@@ -138,7 +144,7 @@ def _require_gradient(_module: torch.nn.Module, _inputs: object, output: torch.T
 def optimiser_for(
     trial: Trial, parameters: Iterator[torch.nn.Parameter], device: torch.device
 ) -> torch.optim.Optimizer:
-    """As transformers' Trainer makes them."""
+    """Return the optimiser of a trial, made as transformers' Trainer makes it."""
     if trial.optimiser == "adamw":
         return torch.optim.AdamW(parameters, lr=_LEARNING_RATE, fused=device.type == "cuda")
     if trial.optimiser == "sgd":
@@ -158,19 +164,19 @@ def optimiser_for(
 
 
 def check(trial: Trial) -> None:
-    """Refuses what cannot be run here, before it is taken for a lack of memory."""
+    """Raise ``Unsupported`` for a trial that cannot run here, before it counts as out of memory."""
     if trial.method not in {"full", "lora"}:
-        raise Unsupported(f"method {trial.method} is not measured")
+        raise Unsupported(f"method {trial.method} cannot be measured")
     if trial.method == "lora" and trial.lora_targets not in _TARGETS:
-        raise Unsupported(f"LoRA targets {trial.lora_targets} are not known")
+        raise Unsupported(f"LoRA targets {trial.lora_targets} are unknown")
     if trial.num_gpus != 1 or trial.grad_accum != 1:
-        raise Unsupported("one GPU and one micro-step per optimiser step are measured")
+        raise Unsupported("only one GPU without gradient accumulation can be measured")
     if trial.fast_kernels:
-        raise Unsupported("fused kernels are not measured")
+        raise Unsupported("fused kernels cannot be measured")
     if trial.attention == "flash" and not importlib.util.find_spec("flash_attn"):
         raise Unsupported("flash_attn is not installed")
     if trial.optimiser in {"adamw-8bit", "paged-adamw"}:
         if not importlib.util.find_spec("bitsandbytes"):
             raise Unsupported("bitsandbytes is not installed")
     elif trial.optimiser not in {"adamw", "sgd", "adafactor"}:
-        raise Unsupported(f"optimiser {trial.optimiser} is not known")
+        raise Unsupported(f"optimiser {trial.optimiser} is unknown")

@@ -1,4 +1,6 @@
-"""What is believed of configurations that were not run yet, so that the next are chosen well."""
+"""Estimates for configurations that were not run yet, which guide a campaign, and when to stop
+it.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +11,14 @@ import numpy as np
 
 from duetune.knowledge.configurations.configuration import Configurations
 from duetune.knowledge.configurations.configuration_table import Described
-from duetune.knowledge.estimate import CAUSES, EXTRAPOLATED, Cause, Estimates
+from duetune.knowledge.estimate import EXTRAPOLATED, MEMORY, NONE, Estimates
 from duetune.knowledge.measure.worker_messages import GB
 from duetune.knowledge.model.memory_model import MemoryModel, fit_memory
 from duetune.knowledge.model.pace_model import PaceModel, fit_pace
 from duetune.knowledge.observation import RunOutcome
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
@@ -25,23 +27,30 @@ if TYPE_CHECKING:
     Column = NDArray[np.float64]
     Matrix = NDArray[np.float64]
 
+
 WORDS = ("model", "method", "precision", "optimiser", "attention", "lora_targets")
 _MEMBERS = 16
 _RIDGE = 1.0
 _NINETY = 1.645
 _LEAST_SPREAD = 0.03
 _COLD_PACE, _COLD_MEMORY = 0.6, 0.25
-"""Of logarithms, before anything was measured."""
+"""Standard deviations of logarithms before anything was measured."""
 
 
 class Surrogate(Protocol):
-    def estimate(self, configurations: Configurations) -> Estimates: ...
+    """Anything that estimates configurations from the observations of a campaign."""
+
+    def estimate(self, configurations: Configurations) -> Estimates:
+        """Return the estimates for a table."""
+        ...
 
 
 class RidgeEnsemble:
-    """Physics with linear corrections of its logarithms, each member of the ensemble fitted to
-    other rows. Good enough to choose what to measure, and needs neither scikit-learn nor compiled
-    code; with scipy the constants of physics are fitted first.
+    """Physics with linear corrections of its logarithms.
+
+    Each member of the ensemble is fitted to other rows. It is good enough to choose what to
+    measure, and needs neither scikit-learn nor compiled code. If scipy is installed, the constants
+    of physics are fitted first.
     """
 
     def __init__(self, observations: Sequence[Observation], seed: int = 0) -> None:
@@ -73,7 +82,7 @@ class RidgeEnsemble:
         usual = np.log(self._physical_memory.peak(it))
         target = np.log(peak) - usual
         known = np.isfinite(target)
-        # All that is known of one that ran out is that it needs more than there was.
+        # A run that ran out of memory needs more than the capacity; nothing else is known.
         floor = np.log(it.capacity) + _LEAST_SPREAD - usual
         expected = np.zeros(len(rows))
         if known.any():
@@ -86,6 +95,7 @@ class RidgeEnsemble:
     def _fit_physics(
         self, table: Configurations, pace: Column, peak: Column, fitted: NDArray[np.bool_]
     ) -> None:
+        """Fit the constants of physics if scipy is installed."""
         with contextlib.suppress(ImportError):
             timed = np.isfinite(pace)
             ones = np.ones(len(pace))
@@ -93,7 +103,7 @@ class RidgeEnsemble:
             self._physical_memory = fit_memory(Described(table), peak, fitted, ones)
 
     def _members(self, features: Matrix, target: Column) -> tuple[Matrix, float]:
-        """The coefficients of each member, and how far off they are on the rows left out."""
+        """Return the coefficients of each member, and their error on the rows it did not see."""
         count, width = features.shape
         found = np.zeros((_MEMBERS, width))
         missed: list[Column] = []
@@ -109,6 +119,7 @@ class RidgeEnsemble:
         return found, max(_LEAST_SPREAD, spread)
 
     def _features(self, it: Described) -> Matrix:
+        """Return one row of features per configuration."""
         rows = it.configurations
         tokens = np.log2(np.maximum(it.tokens, 1.0)) - 12.0
         size = np.log2(it.parameters) - 30.0
@@ -130,6 +141,7 @@ class RidgeEnsemble:
         return np.column_stack(columns)
 
     def estimate(self, configurations: Configurations) -> Estimates:
+        """Return the estimates of the ensemble for a table."""
         it = Described(configurations)
         features = self._features(it)
         pace = np.log(self._physical_pace.tokens_per_s(it))
@@ -140,10 +152,9 @@ class RidgeEnsemble:
         margin = np.log(it.capacity) - memory - middle
         p_valid = 1.0 / (1.0 + np.exp(-np.clip(1.7 * margin / wide, -50.0, 50.0)))
         size = len(configurations)
-        cause = np.where(p_valid < 0.5, CAUSES.index(Cause.MEMORY), CAUSES.index(Cause.NONE))
         return Estimates(
             p_valid=p_valid,
-            cause=cause.astype(np.int8),
+            cause=np.where(p_valid < 0.5, MEMORY, NONE),
             tokens_per_s=tokens_per_s,
             memory_gb=_interval(memory + middle - np.log(GB), wide),
             support=np.full(size, len(self._seen)),
@@ -154,6 +165,7 @@ class RidgeEnsemble:
 
     @staticmethod
     def _spread(features: Matrix, members: Matrix | None, spread: float) -> tuple[Column, Column]:
+        """Return mean and deviation of the correction for each row."""
         if members is None:
             return np.zeros(len(features)), np.full(len(features), spread)
         each = features @ members.T
@@ -165,7 +177,9 @@ def _interval(middle: Column, wide: Column) -> Matrix:
 
 
 def learned(observations: Sequence[Observation]) -> Surrogate:
-    """The model that answers users, if all it needs is installed."""
+    """Return the model that also answers users, or a ``RidgeEnsemble`` if its dependencies are
+    missing.
+    """
     try:
         from duetune.knowledge.history import History  # noqa: PLC0415 - only if there is numba
         from duetune.knowledge.model.learned_model import KnowledgeModel  # noqa: PLC0415 - takes a second
@@ -173,3 +187,52 @@ def learned(observations: Sequence[Observation]) -> Surrogate:
         return KnowledgeModel.fit(History(observations))
     except ImportError:
         return RidgeEnsemble(observations)
+
+
+RUNS = 50
+POINTS = 0.2
+_HELD_OUT = 5
+_LEAST = 10
+
+
+class HoldOut:
+    """Tells when more runs no longer help.
+
+    Every fifth configuration, selected by its key, is not learned from. The model of ``RUNS`` runs
+    ago is compared with the current one on everything held out so far.
+    """
+
+    def __init__(self, fit: Callable[[Sequence[Observation]], Surrogate]) -> None:
+        self._fit = fit
+        self._earlier: list[tuple[int, Surrogate]] = []
+
+    def satisfied(self, observations: Sequence[Observation]) -> bool:
+        """Return whether the last ``RUNS`` runs improved predictions by less than ``POINTS``
+        points.
+        """
+        count = len(observations)
+        if self._earlier and count - self._earlier[-1][0] < RUNS:
+            return False
+        held = [
+            each
+            for each in observations
+            if _held_out(each) and each.outcome is RunOutcome.VALID and each.tokens_per_s
+        ]
+        now = self._fit([each for each in observations if not _held_out(each)])
+        before = self._earlier[-1][1] if self._earlier else None
+        self._earlier.append((count, now))
+        if before is None or len(held) < _LEAST:
+            return False
+        return percent_error(before, held) - percent_error(now, held) < POINTS
+
+
+def percent_error(surrogate: Surrogate, observations: Sequence[Observation]) -> float:
+    """Return the median error of the throughput in percent."""
+    table = Configurations.of(each.configuration for each in observations)
+    predicted = surrogate.estimate(table).tokens_per_s[:, 1]
+    measured = np.array([each.tokens_per_s for each in observations], np.float64)
+    return float(100 * np.nanmedian(np.abs(predicted / measured - 1)))
+
+
+def _held_out(observation: Observation) -> bool:
+    return int(observation.configuration.key, 16) % _HELD_OUT == 0

@@ -1,15 +1,17 @@
-"""Configurations as a worker is told them, and its results as observations."""
+"""Configurations as a worker reads them, and its results as observations."""
 
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from duetune.errors import InvalidInput
 from duetune.knowledge.configurations.configuration import Attention, Configuration, Method
 from duetune.knowledge.configurations.configuration_table import card_bytes
-from duetune.knowledge.measure.model_configs import model_config
+from duetune.knowledge.facts.model_registry import registered
 from duetune.knowledge.measure.worker_messages import (
     Header,
     Timing,
@@ -21,12 +23,13 @@ from duetune.knowledge.observation import Observation, Origin, RunOutcome
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
 
 class Batch(msgspec.Struct, frozen=True, kw_only=True):
-    """Configurations of one model with weights of one dtype; the seconds each is expected to take,
-    and a worker until its first.
+    """Configurations of one model with weights of one type.
+
+    - ``seconds``: expected seconds of each configuration.
+    - ``start_s``: expected seconds until the first.
     """
 
     configurations: tuple[Configuration, ...]
@@ -35,21 +38,24 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def expected_s(self) -> float:
+        """Return the expected seconds of the whole batch."""
         return self.start_s + sum(self.seconds)
 
     @property
     def group(self) -> tuple[str, str]:
+        """Return the model and the type of its weights."""
         return group_of(self.configurations[0])
 
 
 def group_of(configuration: Configuration) -> tuple[str, str]:
-    """What configurations must share to be run on one model in memory."""
+    """Return what configurations must share to run on one model in memory."""
     return configuration.model, weight_dtype(configuration.precision)
 
 
 def write_batch(
     path: Path, configurations: Sequence[Configuration], *, device: str, seed: int, timing: Timing
 ) -> None:
+    """Write the file that a worker reads: a header, then one line per configuration."""
     first = configurations[0]
     header = Header(
         model=first.model,
@@ -72,7 +78,7 @@ def write_batch(
 
 
 def read_batch(path: Path) -> tuple[Configuration, ...]:
-    """The configurations of a batch that was written."""
+    """Return the configurations of such a file."""
     rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()[1:]]
     fields = Configuration.__struct_fields__
     return tuple(
@@ -89,6 +95,7 @@ def observation_of(
     cluster: str,
     protocol: str,
 ) -> Observation:
+    """Return a worker's result as an observation."""
     return Observation(
         configuration=configuration,
         outcome=RunOutcome(result.outcome),
@@ -109,15 +116,15 @@ def observation_of(
 
 
 def unmeasurable(configuration: Configuration) -> str | None:
-    """Why no worker can run this configuration, whatever is installed; None if one can."""
+    """Return why no worker can run a configuration, or None if one can."""
     if configuration.num_gpus != 1 or configuration.num_nodes != 1:
-        return "one GPU is measured"
+        return "only runs on one GPU can be measured"
     if configuration.grad_accum != 1:
-        return "one micro-step per optimiser step is measured"
+        return "gradient accumulation cannot be measured"
     if configuration.method not in {Method.FULL, Method.LORA}:
-        return f"method {configuration.method} is not measured"
+        return f"method {configuration.method} cannot be measured"
     if configuration.fast_kernels or configuration.fast_moe:
-        return "fused kernels and spread experts are not measured"
+        return "fused kernels and expert parallelism cannot be measured"
     if configuration.attention is Attention.FLASH and not version_of("flash-attn"):
         return "flash_attn is not installed"
     if configuration.optimiser in {"adamw-8bit", "paged-adamw"} and not version_of("bitsandbytes"):
@@ -126,6 +133,7 @@ def unmeasurable(configuration: Configuration) -> str | None:
 
 
 def protocol_text(timing: Timing) -> str:
+    """Return the measuring protocol in words, which is stored with every observation."""
     return (
         "real steps on random tokens with random weights: forward, backward and optimiser, no"
         f" accumulation or clipping; {timing.warm_up_steps} steps of warm-up, then the median of at"
@@ -135,7 +143,46 @@ def protocol_text(timing: Timing) -> str:
 
 
 def _needed(result: TrialResult) -> float | None:
-    """In use at the peak, with the context: the allocator can do without what it kept for later."""
+    """Return the memory in use at the peak plus the context, without what the allocator kept for
+    later.
+    """
     if result.peak_allocated_gb is None or result.context_gb is None:
         return None
     return result.peak_allocated_gb + result.context_gb
+
+
+_NOT_OF_A_CONFIG = frozenset(("aliases", "parameters", "active_parameters"))
+
+
+def model_config(model: str) -> dict[str, object]:
+    """Return the ``config.json`` of a model: from its folder, a file, or the registry.
+
+    Raises ``InvalidInput`` for models that are described nowhere. A worker builds the model from
+    it.
+    """
+    path = Path(model)
+    if path.is_dir():
+        path /= "config.json"
+    if path.is_file():
+        return _of_file(path)
+    found = registered(model)
+    if found is None:
+        raise InvalidInput("model", model, "a model of the registry, or a folder with config.json")
+    values = msgspec.json.decode(found[1], type=dict[str, object])
+    config = {name: value for name, value in values.items() if name not in _NOT_OF_A_CONFIG}
+    if config.get("model_type") == "mistral":
+        # The registry lists no window, so there is none; the default of transformers is one.
+        config.setdefault("sliding_window", None)
+    return config
+
+
+def _of_file(path: Path) -> dict[str, object]:
+    try:
+        config = msgspec.json.decode(path.read_bytes(), type=dict[str, object])
+    except OSError as error:
+        raise InvalidInput("model", str(path), f"a readable file ({error.strerror})") from None
+    except msgspec.MsgspecError as error:
+        raise InvalidInput("model", str(path), f"the configuration of a model ({error})") from None
+    if "model_type" not in config:
+        raise InvalidInput("model", str(path), "a configuration with a model_type")
+    return config

@@ -1,6 +1,7 @@
-"""What a campaign and its worker tell each other: lines of JSON.
+"""The messages between a campaign and its worker: lines of JSON.
 
-Standard library only: a worker runs where nothing is installed but torch and transformers.
+Only the standard library is used here: a worker runs where nothing but torch, transformers and PEFT
+is installed.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ if TYPE_CHECKING:
 
 GB = 1e9
 DONE, POISONED = 0, 75
-"""How a worker ends: all rows are written, or a CUDA error made the process useless."""
+"""Exit status of a worker: all rows are written, or a CUDA error made the process useless."""
 
 PLAIN = ("full", 0, "")
-"""No adapter."""
+"""The value of ``Trial.adapter`` without an adapter."""
 
 Outcome: TypeAlias = Literal["valid", "oom", "failed"]
 
@@ -27,13 +28,14 @@ _WEIGHTS = {"bf16": "bfloat16", "fp16": "float16"}
 
 
 def weight_dtype(precision: str) -> str:
-    """Of the model's weights. An adapter's are always of 32 bits, as PEFT makes them."""
+    """Return torch's type of the model's weights; an adapter's weights always have 32 bits."""
     return _WEIGHTS.get(precision, "float32")
 
 
 def computed_dtype(method: str, precision: str) -> str | None:
-    """What products are computed in where it is not the weights' own: with 32-bit weights under
-    the mixed precisions, and with 32-bit adapters beside 16-bit weights.
+    """Return the type of products if it differs from the weights' own, otherwise None.
+
+    It differs under mixed precision, and with 32-bit adapters on 16-bit weights.
     """
     if precision.endswith("-mixed") or (method != "full" and precision in _WEIGHTS):
         return _WEIGHTS[precision.removesuffix("-mixed")]
@@ -42,9 +44,13 @@ def computed_dtype(method: str, precision: str) -> str | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Timing:
-    """How long a configuration is measured: after ``warm_up_steps``, until there are ``min_steps``
-    and ``min_s``, or ``max_s`` in all are over. A first step of more than ``slow_step_s`` is the
-    only one. Where memory is capped, ``capped_steps`` are enough: its validity is the question.
+    """How long a configuration is measured.
+
+    - ``warm_up_steps``: steps before the measurement.
+    - ``min_steps``, ``min_s``: the measurement ends when both are reached.
+    - ``max_s``: or when this many seconds have passed in all.
+    - ``slow_step_s``: a longer first step is the only one.
+    - ``capped_steps``: enough steps under a memory cap, where validity is the question.
     """
 
     warm_up_steps: int = 2
@@ -57,8 +63,10 @@ class Timing:
 
 @dataclass(frozen=True, kw_only=True)
 class Header:
-    """The first line of a batch: what all its trials share. ``config`` is the model's, as in its
-    ``config.json``; ``weights`` a dtype of torch.
+    """The first line of a batch: what all its trials share.
+
+    - ``config``: the model's ``config.json``.
+    - ``weights``: torch's type of the weights.
     """
 
     model: str
@@ -69,18 +77,21 @@ class Header:
     timing: Timing = field(default_factory=Timing)
 
     def line(self) -> str:
+        """Return the header as a line of the batch file."""
         return json.dumps(dataclasses.asdict(self))
 
     @classmethod
     def read(cls, line: str) -> Header:
+        """Return the header of a line."""
         values = json.loads(line)
         return cls(**{**values, "timing": Timing(**values.get("timing", {}))})
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """One configuration to run, with the names of ``knowledge.configuration.Configuration``.
-    ``cap_bytes``: what the emulated card has, context included (0: no cap).
+    """One configuration to run, with the field names of ``Configuration``.
+
+    ``cap_bytes`` is the memory of the emulated card, including the context (0: no cap).
     """
 
     id: str
@@ -99,21 +110,19 @@ class Trial:
     cap_bytes: int = 0
 
     def line(self) -> str:
+        """Return the trial as a line of the batch file."""
         return json.dumps(dataclasses.asdict(self))
 
     @classmethod
     def read(cls, line: str) -> Trial:
-        """Fields that are not known here are left out: a row may be a whole configuration."""
-        return cls.of(json.loads(line))
-
-    @classmethod
-    def of(cls, values: Mapping[str, object]) -> Trial:
-        known = {each.name for each in dataclasses.fields(cls)}
-        return cls(**{name: value for name, value in values.items() if name in known})  # type: ignore[arg-type]
+        """Return the trial of a line, which may hold a whole configuration; unknown fields are
+        ignored.
+        """
+        return cls(**_known(cls, json.loads(line)))  # type: ignore[arg-type]
 
     @property
     def adapter(self) -> tuple[str, int, str]:
-        """What must be rebuilt in the model when it changes."""
+        """Return what the model must be rebuilt for when it changes."""
         if self.method == "full":
             return PLAIN
         return (self.method, self.lora_rank, self.lora_targets)
@@ -121,9 +130,12 @@ class Trial:
 
 @dataclass(frozen=True, kw_only=True)
 class TrialResult:
-    """What became of one trial. ``peak_memory_gb`` is what nvidia-smi would show: the allocator's
-    reserve and the CUDA context; None where there is no GPU. ``runtime_s`` is all of it, set-up
-    included. Gigabytes are 10^9 bytes.
+    """The result of one trial; gigabytes are 10^9 bytes.
+
+    - ``runtime_s``: all seconds, including set-up.
+    - ``peak_memory_gb``: what nvidia-smi would show: the allocator's reserve plus the CUDA context;
+    None without a GPU.
+    - ``peak_allocated_gb``: the part of the reserve that tensors used.
     """
 
     id: str
@@ -142,12 +154,13 @@ class TrialResult:
     flags: tuple[str, ...] = ()
 
     def line(self) -> str:
+        """Return the result as a line of the results file."""
         return json.dumps({"event": "result", **dataclasses.asdict(self)})
 
     @classmethod
     def of(cls, values: Mapping[str, object]) -> TrialResult:
-        known = {each.name for each in dataclasses.fields(cls)}
-        chosen = {name: value for name, value in values.items() if name in known}
+        """Return the result from the values of a line; unknown fields are ignored."""
+        chosen = _known(cls, values)
         flags = chosen.get("flags")
         if isinstance(flags, list):
             chosen["flags"] = tuple(str(flag) for flag in flags)
@@ -166,16 +179,26 @@ class Ready:
     context_gb: float | None
 
     def line(self) -> str:
+        """Return the message as a line of the results file."""
         return json.dumps({"event": "ready", **dataclasses.asdict(self)})
 
     @classmethod
     def of(cls, values: Mapping[str, object]) -> Ready:
-        known = {each.name for each in dataclasses.fields(cls)}
-        return cls(**{name: value for name, value in values.items() if name in known})  # type: ignore[arg-type]
+        """Return the message from the values of a line; unknown fields are ignored."""
+        return cls(**_known(cls, values))  # type: ignore[arg-type]
+
+
+def _known(
+    record: type[Trial | TrialResult | Ready], values: Mapping[str, object]
+) -> dict[str, object]:
+    names = {each.name for each in dataclasses.fields(record)}
+    return {name: value for name, value in values.items() if name in names}
 
 
 def started_line(trial: Trial) -> str:
-    """Before a trial runs, so that whoever finds the worker dead knows what killed it."""
+    """Return the line that is written before a trial runs, to know the culprit if the worker
+    dies.
+    """
     return json.dumps({"event": "started", "id": trial.id})
 
 
@@ -183,13 +206,17 @@ PACKAGES = ("torch", "transformers", "peft")
 
 
 def installed_software() -> str:
-    """What a worker of this interpreter runs with, as it stands in every configuration."""
+    """Return the packages and versions that a worker runs with, as every configuration records
+    them.
+    """
     versions = ((name, version_of(name).split("+")[0]) for name in PACKAGES)
     return ", ".join(f"{name} {version}" for name, version in versions if version)
 
 
 def version_of(name: str) -> str:
-    """Of an installed package, which is not imported; empty if it is not there."""
+    """Return the version of an installed package without importing it; empty if it is not
+    installed.
+    """
     try:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:

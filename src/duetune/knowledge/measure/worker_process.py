@@ -1,4 +1,4 @@
-"""A worker as the campaign sees it: a process that is given a batch and watched."""
+"""A worker as the campaign sees it: a process that gets a batch and is watched."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from duetune.knowledge.measure.worker_messages import Ready, TrialResult
 
@@ -21,19 +21,20 @@ WORKER = (sys.executable, "-m", "duetune.knowledge.measure.measuring_worker")
 
 
 class WorkerProcess:
-    """Started ahead of time: it imports what it needs and waits until it is given a batch. What it
-    writes to standard error goes to ``log``.
+    """A worker that is started ahead of time, imports what it needs and waits for a batch.
+
+    Its standard error goes to ``log``.
     """
 
     def __init__(self, command: Sequence[str], log: Path) -> None:
         self._log = log
-        # An allocator setting of the user's would make peaks incomparable.
+        # The user's allocator settings would make peaks incomparable.
         environment = {
             name: value for name, value in os.environ.items() if name != "PYTORCH_CUDA_ALLOC_CONF"
         }
         environment["HF_HUB_OFFLINE"] = "1"
         with log.open("wb") as file:
-            # A session of its own: Ctrl-C is for the campaign, which lets the current trial end.
+            # A new session, because Ctrl-C must reach only the campaign, which lets the trial end.
             self._process = subprocess.Popen(  # noqa: S603 - our own worker
                 list(command),
                 stdin=subprocess.PIPE,
@@ -49,6 +50,7 @@ class WorkerProcess:
         self.current: str | None = None
 
     def give(self, batch: Path, results: Path) -> None:
+        """Tell the worker which batch to run and where to write results."""
         self._results = results
         self._changed = time.monotonic()
         stdin = self._process.stdin
@@ -58,7 +60,7 @@ class WorkerProcess:
                 stdin.flush()
 
     def results(self) -> list[TrialResult]:
-        """Those that have come since it was last asked."""
+        """Return the results that arrived since the last call."""
         if self._results is None or not self._results.exists():
             return []
         found: list[TrialResult] = []
@@ -77,27 +79,28 @@ class WorkerProcess:
 
     @property
     def silent_s(self) -> float:
-        """Since it last wrote anything."""
+        """Return the seconds since the worker last wrote anything."""
         return time.monotonic() - self._changed
 
     @property
     def status(self) -> int | None:
-        """None while it runs; below 0: ended by that signal."""
+        """Return the exit status, negative for a signal, or None while the worker runs."""
         return self._process.poll()
 
     def ask_to_stop(self) -> None:
+        """Ask the worker to end after the current trial."""
         with contextlib.suppress(ProcessLookupError):
             self._process.send_signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        """And whatever it started."""
+        """End the worker and everything it started."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
         self._close()
 
     def release(self) -> None:
-        """Of one that was never given a batch, or has ended."""
+        """Wait for a worker that has ended, or that never got a batch."""
         self._close()
         try:
             self._process.wait(timeout=10)
@@ -105,7 +108,7 @@ class WorkerProcess:
             self.kill()
 
     def last_words(self) -> str:
-        """The last line it wrote to standard error, short."""
+        """Return the last line of its standard error, at most 200 characters."""
         try:
             lines = self._log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
         except OSError:
@@ -118,14 +121,17 @@ class WorkerProcess:
                 self._process.stdin.close()
 
 
-class Event:
-    def __init__(self, values: dict[str, object], end: int) -> None:
-        self.values = values
-        self.end = end
+class Event(NamedTuple):
+    """One line that a worker wrote, and the byte at which it ends."""
+
+    values: dict[str, object]
+    end: int
 
 
 def new_events(path: Path, start: int) -> list[Event]:
-    """Whole lines from byte ``start`` on; one that is still being written is left for later."""
+    """Return the complete lines from byte ``start`` on; a line that is still being written comes
+    later.
+    """
     with path.open("rb") as file:
         file.seek(start)
         data = file.read()

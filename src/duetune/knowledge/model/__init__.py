@@ -1,1 +1,1 @@
-"""The learned model of memory and pace: physics fitted to history, corrections, intervals."""
+"""The learned model of memory and throughput: physics fitted to history, corrections, intervals."""

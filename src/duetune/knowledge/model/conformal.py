@@ -1,5 +1,6 @@
-"""Intervals that cover as often as they say: split-conformal, on errors of models that had not seen
-the row.
+"""Intervals that cover as often as they claim (split conformal prediction).
+
+The widths come from errors of models that had not seen the row.
 """
 
 from __future__ import annotations
@@ -25,20 +26,24 @@ if TYPE_CHECKING:
 FOLDS = 8
 COVERAGE = 0.9
 PSEUDO_ROWS = 5.0
-"""All other GPUs together count as so many errors in the quantile of one."""
+"""In the quantile of one GPU, all other GPUs together count as this many errors."""
 
 UNCALIBRATED = 0.35
-"""The half-width of a logarithm where too little was measured to know better."""
+"""Half-width of the logarithm if there are too few measurements to calibrate."""
 
 WIDEST = math.log(10.0)
-"""Ten times more or less: beyond that an interval says nothing."""
+"""Maximum half-width: a factor of ten; a wider interval says nothing."""
 
 _ENOUGH = 8
 
 
 class Widths(msgspec.Struct, frozen=True, kw_only=True):
-    """How many times its own spread an error may be, by GPU; ``floor`` is the least spread, for
-    trees that happen to agree.
+    """How wide intervals are.
+
+    - ``overall``, ``by_gpu``: the half-width as a multiple of the trees' spread, for all GPUs and
+      for
+    each one; None if it was not calibrated.
+    - ``floor``: the minimum spread, for trees that agree by chance.
     """
 
     floor: float = 0.0
@@ -46,7 +51,7 @@ class Widths(msgspec.Struct, frozen=True, kw_only=True):
     by_gpu: dict[str, float] = {}
 
     def half_width(self, rows: Configurations, spread: Column) -> Column:
-        """Of the logarithm, for each row."""
+        """Return the half-width of the logarithm for each row."""
         usual = self.overall
         if usual is None:
             return np.full(len(rows), UNCALIBRATED)
@@ -55,7 +60,9 @@ class Widths(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def calibrated(rows: Configurations, error: Column, spread: Column) -> Widths:
-    """From errors (of logarithms) of rows that were held out, and the trees' spread there."""
+    """Return widths from errors (of logarithms) on held-out rows and the spread of the trees
+    there.
+    """
     if len(error) < _ENOUGH:
         return Widths()
     floor = max(1e-3, 0.5 * float(np.median(np.abs(error))))
@@ -72,7 +79,7 @@ def calibrated(rows: Configurations, error: Column, spread: Column) -> Widths:
 
 
 def _quantile(score: Column, weight: Column) -> float:
-    """The conformal one: a new score counts as if it were above all."""
+    """Return the conformal quantile, in which a new score counts as larger than all others."""
     order = np.argsort(score, kind="stable")
     total = np.cumsum(weight[order])
     return float(np.interp(COVERAGE * (total[-1] + 1.0), total, score[order]))
@@ -83,9 +90,11 @@ def held_out(
     seed: int,
     fit_predict: Callable[[NDArray[np.int64], NDArray[np.int64]], Sequence[Column]],
 ) -> list[Column]:
-    """What models that had not seen a configuration say of its runs: columns as
-    ``fit_predict(train, test)`` gives them, put together over the folds. All runs of a
-    configuration are held out together: else each would vouch for the others.
+    """Return the predictions of models that had not seen the configuration of each row.
+
+    ``fit_predict(train, test)`` returns columns for the test rows; they are combined over the
+    folds. All runs of a configuration are held out together, because each would help to predict the
+    others.
     """
     kind = _kinds(rows)
     kinds = int(kind.max()) + 1
@@ -96,16 +105,18 @@ def held_out(
             continue
         inside = np.isin(kind, part)
         test = np.flatnonzero(inside)
-        told = fit_predict(np.flatnonzero(~inside), test)
+        predicted = fit_predict(np.flatnonzero(~inside), test)
         if not whole:
-            whole = [np.full(len(rows), math.nan) for _ in told]
-        for column, values in zip(whole, told, strict=True):
+            whole = [np.full(len(rows), math.nan) for _ in predicted]
+        for column, values in zip(whole, predicted, strict=True):
             column[test] = values
     return whole
 
 
 def _kinds(rows: Configurations) -> NDArray[np.int64]:
-    """The same number for the same configuration, in the order in which they appear."""
+    """Return a number for each row, the same for equal configurations, in the order of
+    appearance.
+    """
     (alike,) = grouped(rows, {", ".join(FIELDS): 0.0})
     _, first, codes = np.unique(alike.codes, return_index=True, return_inverse=True)
     numbers: NDArray[np.int64] = np.argsort(np.argsort(first))[codes]

@@ -1,4 +1,4 @@
-"""What the learners see of a configuration: sizes, the terms of physics, and labels."""
+"""The features that the trees see: sizes, the terms of physics, and labels."""
 
 from __future__ import annotations
 
@@ -27,21 +27,24 @@ LABELLED = (
     *("software", "lora_targets", "interconnect"),
 )
 BASE_FEATURES = 32
-"""Those that are no labels."""
+"""Number of features that are not labels."""
 
 _TINY = 1e-5
 
 
 class Physics(msgspec.Struct, frozen=True, kw_only=True):
-    """Both fitted halves of the analytic layer."""
+    """Both fitted parts of the formulas: throughput and memory."""
 
     pace: PaceModel = PaceModel()
     memory: MemoryModel = MemoryModel()
 
 
 class Reckoned:
-    """What physics says of some configurations, reckoned once. ``margin`` is the logarithm of
-    capacity over the peak: below zero it does not fit.
+    """The results of physics for a table, computed once.
+
+    - ``time``, ``memory``: the terms by name; ``step_s`` and ``peak`` combine them.
+    - ``tokens_per_s``: throughput of all GPUs together.
+    - ``margin``: logarithm of capacity over peak; below zero the configuration does not fit.
     """
 
     def __init__(self, it: Described, physics: Physics) -> None:
@@ -55,7 +58,7 @@ class Reckoned:
 
 
 def seen_labels(rows: Configurations) -> dict[str, tuple[str, ...]]:
-    """The labels that occur, of those fields in which more than one does."""
+    """Return the words that occur in each word field with more than one word."""
     found = {}
     for field in LABELLED:
         words = rows.labels[field]
@@ -66,7 +69,7 @@ def seen_labels(rows: Configurations) -> dict[str, tuple[str, ...]]:
 
 
 def feature_matrix(reckoned: Reckoned, labels: Labels) -> NDArray[np.float32]:
-    """One row for each configuration. The first column is the margin of memory."""
+    """Return one row of features per configuration; the first column is the memory margin."""
     it, time, memory = reckoned.it, reckoned.time, reckoned.memory
     rows = it.configurations
     arithmetic = time["arithmetic"]

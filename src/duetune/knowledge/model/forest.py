@@ -1,4 +1,6 @@
-"""Trees as plain arrays: grown by scikit-learn, kept without pickle, asked by compiled code."""
+"""Trees as plain arrays: grown by scikit-learn, stored without pickle, evaluated by compiled
+code.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +21,13 @@ _HIGHEST = np.iinfo(np.int32).max
 
 
 class Forest:
-    """``nodes`` are feature, threshold and the first of two children that lie side by side: a row
-    goes to the second if its feature is above the threshold. A leaf is its own child, ``value``
-    what it says. Trees follow each other, ``roots`` are where they begin, ``depths`` how deep they
-    are.
+    """Trees stored one after the other.
+
+    - ``nodes``: feature, threshold and first child of each node. The two children are neighbours; a
+      row
+    goes to the second if its feature is above the threshold. A leaf is its own child.
+    - ``value``: the value of each leaf.
+    - ``roots``, ``depths``: the first node and the depth of each tree.
     """
 
     PARTS = ("nodes", "value", "roots", "depths")
@@ -38,29 +43,35 @@ class Forest:
         self.nodes, self.value, self.roots, self.depths = nodes, value, roots, depths
 
     def predict(self, keys: NDArray[np.int32]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Mean and standard deviation over the trees, for each row of ``sortable`` features."""
+        """Return mean and standard deviation over the trees, for each row of ``sortable``
+        features.
+        """
         if len(self.nodes) == 1:
             return np.full(len(keys), self.value[0]), np.zeros(len(keys))
         return _walk(keys, self.nodes, self.value, self.roots, self.depths)
 
     @property
     def arrays(self) -> dict[str, NDArray[np.generic]]:
+        """Return the arrays by name, to be saved."""
         return {part: getattr(self, part) for part in self.PARTS}
 
     @classmethod
     def of_arrays(cls, arrays: Mapping[str, NDArray[np.generic]], *, columns: int) -> Forest:
-        """Refuses what compiled code would read beyond the end of, with so many features."""
+        """Return the forest of saved arrays; ``columns`` is the number of features.
+
+        Raises ``ValueError`` for arrays with which compiled code would read out of bounds.
+        """
         nodes, roots = arrays["nodes"].astype(np.int32), arrays["roots"].astype(np.int32)
         value, depths = arrays["value"].astype(np.float64), arrays["depths"].astype(np.int32)
         count = len(nodes)
         if nodes.shape != (count, 3) or value.shape != (count,) or roots.shape != depths.shape:
-            raise ValueError("trees of another shape")
+            raise ValueError("tree arrays of the wrong shape")
         leaf = nodes[:, CHILD] == np.arange(count)
         last = nodes[:, CHILD] + np.where(leaf, 0, 1)
         if not len(roots) or min(nodes[:, FEATURE].min(), nodes[:, CHILD].min(), roots.min()) < 0:
-            raise ValueError("trees without an end")
+            raise ValueError("tree nodes that point outside the arrays")
         if max(last.max(), roots.max()) >= count or nodes[:, FEATURE].max() >= columns:
-            raise ValueError("trees without an end")
+            raise ValueError("tree nodes that point outside the arrays")
         return cls(nodes=nodes, value=value, roots=roots, depths=depths)
 
 
@@ -72,7 +83,7 @@ def grow_regression(
     trees: int,
     seed: int,
 ) -> Forest:
-    """Extremely randomised trees, grown until each leaf is pure."""
+    """Return extremely randomised trees, grown until each leaf is pure."""
     from sklearn.ensemble import ExtraTreesRegressor  # noqa: PLC0415 - takes seconds
 
     grown = ExtraTreesRegressor(trees, random_state=seed)
@@ -89,10 +100,13 @@ def grow_classification(
     trees: int,
     seed: int,
 ) -> Forest:
-    """The probability of ``valid``, which never falls as one of the columns ``rising`` does."""
+    """Return trees that predict the probability of ``valid``.
+
+    The probability never falls when one of the columns ``rising`` increases.
+    """
     from sklearn.ensemble import ExtraTreesClassifier  # noqa: PLC0415 - takes seconds
 
-    # A list: of an array scikit-learn would turn the signs in place, tree by tree.
+    # A list, because scikit-learn flips the signs of an array in place for every tree.
     monotone = [int(column in rising) for column in range(matrix.shape[1])]
     grown = ExtraTreesClassifier(
         trees, random_state=seed, monotonic_cst=monotone, max_features=0.5, min_samples_leaf=1
@@ -110,7 +124,7 @@ def grow_classification(
 
 
 def constant_forest(value: float) -> Forest:
-    """One tree of one leaf: where there is nothing to learn from."""
+    """Return one tree with one leaf, for cases with nothing to learn from."""
     return Forest(
         nodes=np.array([[0, _HIGHEST, 0]], np.int32),
         value=np.array([value]),
@@ -131,6 +145,7 @@ class _Tree(Protocol):
 
 
 def _flat(trees: Sequence[_Tree], value: Callable[[_Tree], NDArray[np.float64]]) -> Forest:
+    """Return scikit-learn's trees as one forest."""
     starts = np.cumsum([0, *(tree.node_count for tree in trees)]).astype(np.int32)
     nodes = np.empty((int(starts[-1]), 3), np.int32)
     values = np.empty(int(starts[-1]))
@@ -150,7 +165,9 @@ def _flat(trees: Sequence[_Tree], value: Callable[[_Tree], NDArray[np.float64]])
 
 
 def _not_above(threshold: NDArray[np.float64]) -> NDArray[np.float32]:
-    """Features are 32 bits: the largest such number not above a threshold divides them alike."""
+    """Return the largest 32-bit number not above each threshold, which splits 32-bit features
+    alike.
+    """
     nearest = threshold.astype(np.float32)
     above = nearest > threshold
     nearest[above] = np.nextafter(nearest[above], np.float32(-np.inf))
@@ -158,8 +175,10 @@ def _not_above(threshold: NDArray[np.float64]) -> NDArray[np.float32]:
 
 
 def sortable(numbers: NDArray[np.float32]) -> NDArray[np.int32]:
-    """Whole numbers in the same order: a node is then three numbers of one kind, side by side."""
-    # Zero has two signs that are equal, and would not be as keys.
+    """Return whole numbers in the same order as ``numbers``: a node is then three numbers of one
+    type.
+    """
+    # Adding 0.0 turns -0.0 into 0.0: both are equal, but their bits are not.
     bits = np.ascontiguousarray(numbers + np.float32(0.0)).view(np.int32)
     return np.where(bits >= 0, bits, bits ^ np.int32(_HIGHEST)).astype(np.int32, copy=False)
 
@@ -175,7 +194,7 @@ def _levelled(
     nodes: NDArray[np.int32],
     values: NDArray[np.float64],
 ) -> int:
-    """Writes one tree from ``start`` on, level by level; returns its depth."""
+    """Write one tree into ``nodes`` from ``start``, level by level, and return its depth."""
     count = len(feature)
     queue = np.empty(count, np.int64)
     level = np.empty(count, np.int64)
@@ -204,12 +223,13 @@ def _walk(
     roots: NDArray[np.int32],
     depths: NDArray[np.int32],
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return mean and standard deviation of the leaves that each row reaches."""
     rows, trees = len(keys), len(roots)
     total = np.zeros(rows)
     squares = np.zeros(rows)
     at = np.empty(BLOCK, np.int32)
-    # A block of rows goes down one tree level by level, without a branch: rows wait for memory
-    # together, not one after the other.
+    # A block of rows descends one tree level by level without a branch, so that the memory
+    # accesses of its rows overlap.
     for begin in range(0, rows, BLOCK):
         size = min(BLOCK, rows - begin)
         for tree in range(trees):
@@ -226,9 +246,9 @@ def _walk(
                 if moved == 0:
                     break
             for row in range(size):
-                told = value[at[row]]
-                total[begin + row] += told
-                squares[begin + row] += told * told
+                leaf = value[at[row]]
+                total[begin + row] += leaf
+                squares[begin + row] += leaf * leaf
     for row in range(rows):
         total[row] /= trees
         squares[row] = np.sqrt(max(squares[row] / trees - total[row] ** 2, 0.0))

@@ -1,10 +1,11 @@
-"""The learned model: fitted to a history, asked for many configurations at once, kept on disk."""
+"""The learned model: fitted to a history, asked for many configurations at once, saved to disk."""
 
 from __future__ import annotations
 
 import io
 import re
 import zipfile
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -12,10 +13,11 @@ import numpy as np
 
 from duetune.errors import InvalidInput
 from duetune.files import write_whole
+from duetune.knowledge.arithmetic import GB
 from duetune.knowledge.configurations.configuration import Configurations
 from duetune.knowledge.configurations.configuration_rules import broken
 from duetune.knowledge.configurations.configuration_table import Described
-from duetune.knowledge.estimate import CAUSES, EXTRAPOLATED, Cause, Estimates
+from duetune.knowledge.estimate import EXTRAPOLATED, MEMORY, NONE, RULE, Estimates
 from duetune.knowledge.model.conformal import Widths
 from duetune.knowledge.model.features import (
     BASE_FEATURES,
@@ -25,10 +27,10 @@ from duetune.knowledge.model.features import (
     seen_labels,
 )
 from duetune.knowledge.model.forest import Forest, sortable
+from duetune.knowledge.model.frontier import Support
 from duetune.knowledge.model.memory_model import fit_memory
 from duetune.knowledge.model.pace_model import fit_pace
 from duetune.knowledge.model.quality import SATURATED
-from duetune.knowledge.model.support import Support
 from duetune.knowledge.model.throughput_model import Performance, fit_performance
 from duetune.knowledge.model.validity_model import Odds, Validity, fit_validity
 from duetune.knowledge.observation import RunOutcome
@@ -43,46 +45,41 @@ if TYPE_CHECKING:
     Column = NDArray[np.float64]
 
 FORMAT = 2
-"""Of the file, and of what the numbers in it mean: a model of another one is fitted anew."""
+"""Version of the file and of the meaning of its numbers; a model of another version is fitted
+again.
+"""
 
 _UNREADABLE = (
     *(OSError, EOFError, ValueError, KeyError, TypeError, AttributeError, zipfile.BadZipFile),
     msgspec.MsgspecError,
 )
-GB = 1e9
 LIKELY = 0.5
-_RULE, _MEMORY = CAUSES.index(Cause.RULE), CAUSES.index(Cause.MEMORY)
 _IDENTITY = [EXTRAPOLATED.index("model"), EXTRAPOLATED.index("gpu_model")]
 
 
+@dataclass(kw_only=True, eq=False)
 class KnowledgeModel:
-    """Deterministic: the same history gives the same model, and the model the same answers.
-    ``snapshot`` and ``learnt`` are of the history it learnt from: its name, and its keys.
+    """Physics fitted to history, with learned corrections.
+
+    The same history always gives the same model, and the same model the same answers. ``snapshot``
+    and ``learnt`` identify the history it was fitted to: its name, and the keys of its
+    observations.
     """
 
-    def __init__(
-        self,
-        *,
-        physics: Physics,
-        labels: dict[str, tuple[str, ...]],
-        performance: Performance,
-        validity: Validity,
-        support: Support,
-        snapshot: str,
-        learnt: frozenset[str],
-    ) -> None:
-        self.physics = physics
-        self.labels = labels
-        self.performance = performance
-        self.validity = validity
-        self.support = support
-        self.snapshot = snapshot
-        self.learnt = learnt
+    physics: Physics
+    labels: dict[str, tuple[str, ...]]
+    performance: Performance
+    validity: Validity
+    support: Support
+    snapshot: str
+    learnt: frozenset[str]
 
     @classmethod
     def fit(cls, history: History, *, quarantine: bool = True, seed: int = 0) -> KnowledgeModel:
-        """From all runs that say something, those that are not believable aside (unless told
-        otherwise). An empty history gives physics with the constants of experience.
+        """Return a model of all runs that say something about their configuration.
+
+        Unbelievable runs are left out unless ``quarantine`` is False. An empty history gives
+        physics with default constants.
         """
         ordered = _in_order(history.plausible if quarantine else history)
         timed = ordered.take(
@@ -113,20 +110,21 @@ class KnowledgeModel:
         )
 
     def estimate(self, configurations: Configurations) -> Estimates:
+        """Return the estimates for a table; configurations that break a rule are not computed."""
         rule = broken(configurations) >= 0
         estimates = Estimates.unknown(len(configurations), "regression")
         estimates.p_valid[rule] = 0.0
-        estimates.cause[rule] = _RULE
+        estimates.cause[rule] = RULE
         estimates.extrapolated[:] = self.performance.unseen(configurations)
-        # Of what breaks a rule there is nothing to reckon: a batch of none, say.
+        # Formulas fail for rows that break a rule, such as a batch of 0.
         rows = np.flatnonzero(~rule)
         if len(rows):
             self._reckon(self.alike(configurations.take(rows)), estimates, rows)
         return estimates
 
     def alike(self, configurations: Configurations) -> Configurations:
-        """Return the rows with software that was never measured called by what was: the newest of
-        the same packages in another version, if there is any.
+        """Return the rows with unmeasured software replaced by the newest measured version of the
+        same packages, if there is one.
         """
         seen = self.performance.seen["software"]
         words = configurations.labels["software"]
@@ -138,22 +136,23 @@ class KnowledgeModel:
     def _reckon(
         self, configurations: Configurations, into: Estimates, rows: NDArray[np.int64]
     ) -> None:
+        """Write the estimates of rows that break no rule into ``into``."""
         reckoned = Reckoned(Described(configurations), self.physics)
         keys = sortable(feature_matrix(reckoned, self.labels))
         unseen = into.extrapolated[rows]
         peak, half = self.validity.peak(reckoned, keys)
         p_valid = self.validity.p_valid(reckoned, keys, peak, half)
-        # Of a model or a GPU that nobody has described or measured, one cannot know.
+        # Nothing can be said about a model or GPU that was neither described nor measured.
         p_valid[reckoned.it.blind & unseen[:, _IDENTITY].any(axis=1)] = 0.5
         into.p_valid[rows] = p_valid
-        into.cause[rows] = np.where(p_valid < LIKELY, _MEMORY, 0)
+        into.cause[rows] = np.where(p_valid < LIKELY, MEMORY, NONE)
         into.tokens_per_s[rows] = self.performance.tokens_per_s(reckoned, keys, unseen)
         into.memory_gb[rows] = np.exp(np.stack([peak - half, peak, peak + half], axis=1)) / GB
         into.support[rows] = self.support.count(configurations)
 
     def save(self, path: Path) -> None:
-        """One file, written as a whole or not at all; no pickle in it."""
-        told = _Told(
+        """Write the model to one file without pickle; the file appears complete or not at all."""
+        saved = _SavedNumbers(
             format=FORMAT,
             snapshot=self.snapshot,
             learnt=sorted(self.learnt),
@@ -172,7 +171,7 @@ class KnowledgeModel:
             support=self.support.cells,
         )
         arrays: dict[str, NDArray[np.generic]] = {
-            "told": np.frombuffer(msgspec.json.encode(told), np.uint8),
+            "told": np.frombuffer(msgspec.json.encode(saved), np.uint8),
             "support": self.support.counts,
         }
         for name, forest in self._forests.items():
@@ -192,42 +191,44 @@ class KnowledgeModel:
 
     @classmethod
     def load(cls, path: Path) -> KnowledgeModel:
-        """Refuses what is no model of this format."""
+        """Return a saved model, or raise ``InvalidInput`` if the file is no model of this
+        format.
+        """
         try:
             with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
-                told = msgspec.json.decode(arrays["told"].tobytes(), type=_Told)
+                saved = msgspec.json.decode(arrays["told"].tobytes(), type=_SavedNumbers)
                 parts = {name: arrays[name] for name in arrays.files}
             performance, memory, classifier = (
                 Forest.of_arrays(
                     {part: parts[f"{name}.{part}"] for part in Forest.PARTS},
-                    columns=BASE_FEATURES + sum(map(len, told.labels.values())),
+                    columns=BASE_FEATURES + sum(map(len, saved.labels.values())),
                 )
                 for name in ("performance", "memory", "classifier")
             )
-            support = Support.of_arrays(told.support, parts["support"])
+            support = Support.of_arrays(saved.support, parts["support"])
         except _UNREADABLE as error:
             raise InvalidInput("model", str(path), f"a saved model ({error})") from None
-        if told.format != FORMAT:
+        if saved.format != FORMAT:
             raise InvalidInput("model", str(path), f"a model of format {FORMAT}")
         return cls(
-            physics=told.physics,
-            labels=told.labels,
+            physics=saved.physics,
+            labels=saved.labels,
             performance=Performance(
                 forest=performance,
-                widths=told.performance.widths,
-                seen={field: frozenset(words) for field, words in told.performance.seen.items()},
-                transfer=told.performance.transfer,
+                widths=saved.performance.widths,
+                seen={field: frozenset(words) for field, words in saved.performance.seen.items()},
+                transfer=saved.performance.transfer,
             ),
             validity=Validity(
                 memory=memory,
-                widths=told.validity.widths,
+                widths=saved.validity.widths,
                 classifier=classifier,
-                odds=told.validity.odds,
-                by_software=told.validity.by_software,
+                odds=saved.validity.odds,
+                by_software=saved.validity.by_software,
             ),
             support=support,
-            snapshot=told.snapshot,
-            learnt=frozenset(told.learnt),
+            snapshot=saved.snapshot,
+            learnt=frozenset(saved.learnt),
         )
 
 
@@ -243,8 +244,8 @@ class _ValidityNumbers(msgspec.Struct, frozen=True, kw_only=True):
     by_software: dict[str, Odds]
 
 
-class _Told(msgspec.Struct, frozen=True, kw_only=True):
-    """All of a model but its trees and counts."""
+class _SavedNumbers(msgspec.Struct, frozen=True, kw_only=True):
+    """All of a model except its trees and counts, which are saved as arrays."""
 
     format: int
     snapshot: str
@@ -257,6 +258,7 @@ class _Told(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _measured_like(software: str, seen: frozenset[str]) -> str:
+    """Return the newest measured software with the same packages, or ``software`` itself."""
     same = [each for each in seen if _packages(each) == _packages(software)]
     return software if software in seen or not same else max(same, key=_versions)
 
@@ -270,14 +272,18 @@ def _versions(software: str) -> list[int]:
 
 
 def _in_order(history: History) -> History:
-    """Each once, by content: neither order nor repetition of arrival shows in the trees."""
+    """Return each observation once, ordered by key: order and repetition must not change the
+    trees.
+    """
     rows = {each.key: row for row, each in enumerate(history)}
     return history.take([rows[key] for key in sorted(rows)])
 
 
 def _peaks(history: History, it: Described) -> Column:
-    """Bytes, where the peak is what the run needed: one that took all there was may have needed
-    more, and a paged optimiser moves what does not fit.
+    """Return the peak in bytes for runs whose peak is what they needed, and NaN for the others.
+
+    A run that filled all memory may have needed more, and a paged optimiser moves what does not
+    fit.
     """
     saturated = np.array([SATURATED in each.flags for each in history], np.bool_)
     needed = np.array([each.needed_memory_gb or np.nan for each in history])

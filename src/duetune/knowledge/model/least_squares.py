@@ -1,7 +1,7 @@
-"""Constants fitted to history by robust least squares, each pulled to what is usual.
+"""Constants fitted to history by robust least squares, each pulled towards its usual value.
 
-Constants and factors are one vector of logarithms, zero where all is usual. A constant that history
-says nothing of stays usual; one that it says little of moves little.
+Constants and factors form one vector of logarithms, which is zero if everything is usual. A
+constant without data stays at its usual value; one with little data moves little.
 """
 
 from __future__ import annotations
@@ -21,24 +21,22 @@ if TYPE_CHECKING:
     Column = NDArray[np.float64]
 
 APART = "\x1f"
-"""Between the labels of several fields: no name has it."""
+"""Separator between the labels of several fields: no name contains it."""
 
 ROUNDS = 40
 ROUNDS_AGAIN = 6
-"""From a start that is nearly right."""
+"""Rounds for a start that is close to the solution."""
 
 
 class Usual(NamedTuple):
-    """What a constant is before anything was measured, and how far off that may well be (one
-    standard deviation of its logarithm).
-    """
+    """The usual value of a constant, and the standard deviation of its logarithm."""
 
     value: float
     spread: float
 
 
 class ConstantGroup(NamedTuple):
-    """Rows by label: ``keys[codes[row]]`` is that of a row."""
+    """Rows grouped by label: ``keys[codes[row]]`` is the label of a row."""
 
     keys: list[str]
     codes: NDArray[np.int64]
@@ -46,7 +44,7 @@ class ConstantGroup(NamedTuple):
 
 
 def grouped(rows: Configurations, fields: Mapping[str, float]) -> list[ConstantGroup]:
-    """For each field (or several, separated by commas) and its spread."""
+    """Return one group for each field (or several fields, separated by commas) with its spread."""
     groups = []
     for field, spread in fields.items():
         codes, labels = _codes(rows, field)
@@ -55,10 +53,11 @@ def grouped(rows: Configurations, fields: Mapping[str, float]) -> list[ConstantG
 
 
 def _codes(rows: Configurations, field: str) -> tuple[NDArray[np.int64], list[str]]:
+    """Return the code of each row, and the label of each code."""
     codes: NDArray[np.int64] = np.zeros(len(rows), np.int64)
     columns = [_field_codes(rows, name) for name in field.split(", ")]
     for mine, words in columns:
-        # Numbered anew after each field, so that the numbers stay small however many fields.
+        # Renumbered after each field, so that the codes stay small for any number of fields.
         codes = _numbered(codes * max(len(words), 1) + mine)
     first = np.zeros(int(codes.max(initial=-1)) + 1, np.int64)
     first[codes[::-1]] = np.arange(len(codes))[::-1]
@@ -67,7 +66,7 @@ def _codes(rows: Configurations, field: str) -> tuple[NDArray[np.int64], list[st
 
 
 def _numbered(codes: NDArray[np.int64]) -> NDArray[np.int64]:
-    """0, 1, ... in the order of the codes, without gaps."""
+    """Return the codes renumbered 0, 1, ... in their order, without gaps."""
     size = int(codes.max(initial=-1)) + 1
     if size > 16 * len(codes) + 1024:
         return np.unique(codes, return_inverse=True)[1]
@@ -86,7 +85,7 @@ def _field_codes(rows: Configurations, name: str) -> tuple[NDArray[np.int64], li
 def product(
     rows: Configurations, fields: Mapping[str, float], learnt: Mapping[str, float]
 ) -> Column:
-    """Of the learnt factors of each row's labels; those never seen are 1."""
+    """Return the product of the fitted factors of each row's labels; unseen labels count as 1."""
     result = np.ones(len(rows))
     for group in grouped(rows, fields):
         result *= np.array([learnt.get(key, 1.0) for key in group.keys])[group.codes]
@@ -94,7 +93,7 @@ def product(
 
 
 class Vector:
-    """Named constants first, then the factors of groups."""
+    """The vector of a fit: named constants first, then the factors of groups."""
 
     def __init__(
         self, constants: Mapping[str, Usual], groups: Mapping[str, Iterable[ConstantGroup]]
@@ -108,6 +107,7 @@ class Vector:
         self.spreads = np.array(spreads)
 
     def constants(self, values: Column) -> dict[str, float]:
+        """Return the named constants of a vector."""
         return {
             name: usual.value * math.exp(value)
             for (name, usual), value in zip(
@@ -116,7 +116,7 @@ class Vector:
         }
 
     def factors(self, values: Column) -> dict[str, Column]:
-        """By row, the product over the groups of each name."""
+        """Return the factors of each row, by name: the product over the groups of that name."""
         rest = values[len(self._constants) :]
         found = {}
         for name, members in self._groups.items():
@@ -128,7 +128,7 @@ class Vector:
         return found
 
     def named(self, values: Column) -> dict[str, dict[str, float]]:
-        """By label."""
+        """Return the factors of each label, by name, as a model stores them."""
         rest = values[len(self._constants) :]
         found: dict[str, dict[str, float]] = {}
         for name, members in self._groups.items():
@@ -141,7 +141,7 @@ class Vector:
     def values(
         self, constants: Mapping[str, float], named: Mapping[str, Mapping[str, float]]
     ) -> Column:
-        """The vector of what ``constants`` and ``named`` gave."""
+        """Return the vector of these constants and factors, to start a fit from a fitted model."""
         found = [math.log(constants[name] / usual.value) for name, usual in self._constants.items()]
         for name, members in self._groups.items():
             for group in members:
@@ -151,7 +151,11 @@ class Vector:
     def fit(
         self, error: Callable[[Column], Column], robust: float, start: Column | None = None
     ) -> Column:
-        """``error`` in logarithms; beyond ``robust`` it counts by its size, not by its square."""
+        """Return the vector with the least error.
+
+        ``error`` is in logarithms. Beyond ``robust`` an error counts by its size instead of its
+        square.
+        """
         from scipy.optimize import least_squares  # noqa: PLC0415 - takes most of a second
 
         def misfit(values: Column) -> Column:
@@ -161,7 +165,7 @@ class Vector:
 
         begin = np.zeros(len(self.spreads)) if start is None else start
         rounds = ROUNDS if start is None else ROUNDS_AGAIN
-        # MINPACK's: the others decompose the tall matrix of derivatives, which takes most of a fit.
+        # MINPACK, because the other methods spend most of the fit on decomposing the Jacobian.
         found = least_squares(
             misfit, begin, method="lm", max_nfev=rounds * (len(begin) + 1), xtol=1e-4, ftol=1e-4
         )

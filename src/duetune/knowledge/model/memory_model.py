@@ -1,4 +1,4 @@
-"""The peak memory of configurations by physics, with constants fitted to history."""
+"""Peak memory by physics, with constants fitted to history."""
 
 from __future__ import annotations
 
@@ -37,25 +37,33 @@ CONSTANTS = {
     "shard": Usual(_USUAL.shard, 0.3),
     "context": Usual(_USUAL.context, 0.5),
 }
-CONTEXT_FACTORS = {"software": 0.5}
-ACTIVATION_FACTORS = {
-    "software": 0.15,
-    "attention": 0.1,
-    "method": 0.1,
-    "method, precision, grad_checkpoint": 0.15,
-    "method, lora_targets, grad_checkpoint": 0.15,
+FACTORS = {
+    "context": {"software": 0.5},
+    "activations": {
+        "software": 0.15,
+        "attention": 0.1,
+        "method": 0.1,
+        "method, precision, grad_checkpoint": 0.15,
+        "method, lora_targets, grad_checkpoint": 0.15,
+    },
+    "scratch": {"software": 1.0},
 }
-SCRATCH_FACTORS = {"software": 1.0}
+"""The labels on which each factor depends, with the usual spread of their logarithms."""
+
 CENSORED = 0.5
-"""How much a run that is only known to have fitted, or not, counts beside one whose peak is."""
+"""Weight of a run that is only known to have fitted or not, relative to one with a measured
+peak.
+"""
 
 
 BELIEVABLE = 0.5
-"""Of a logarithm: a run that contradicts physics by more failed, or fitted, for another reason."""
+"""Largest contradiction (of a logarithm) that counts: beyond it the run failed or fitted for
+another reason.
+"""
 
 
 class MemoryModel(msgspec.Struct, frozen=True, kw_only=True):
-    """Factors by label (``field=label``), 1 where nothing was learnt."""
+    """Fitted constants, and factors by label (``field=label``); a missing label counts as 1."""
 
     constants: MemoryConstants = MemoryConstants()
     context: dict[str, float] = {}
@@ -63,17 +71,15 @@ class MemoryModel(msgspec.Struct, frozen=True, kw_only=True):
     scratch: dict[str, float] = {}
 
     def terms(self, it: Described) -> dict[str, Column]:
-        rows = it.configurations
-        return memory_terms(
-            it,
-            self.constants,
-            context=product(rows, CONTEXT_FACTORS, self.context),
-            activations=product(rows, ACTIVATION_FACTORS, self.activations),
-            scratch=product(rows, SCRATCH_FACTORS, self.scratch),
-        )
+        """Return the bytes of one GPU by purpose."""
+        factors = {
+            name: product(it.configurations, fields, getattr(self, name))
+            for name, fields in FACTORS.items()
+        }
+        return memory_terms(it, self.constants, **factors)
 
     def peak(self, it: Described) -> Column:
-        """Bytes."""
+        """Return the peak of one GPU in bytes."""
         return peak_bytes(it, self.terms(it))
 
 
@@ -84,47 +90,33 @@ def fit_memory(
     weight: Column,
     start: MemoryModel | None = None,
 ) -> MemoryModel:
-    """``peak`` bytes as measured, NaN where only is known whether the run ``fitted``. ``start`` is
-    a model of about the same rows, from which the search begins.
+    """Return the model that explains the measured peaks best.
+
+    - ``peak``: measured bytes, NaN if only ``fitted`` is known of a run.
+    - ``weight``: weight of each run.
+    - ``start``: a model of nearly the same rows, from which the search starts.
     """
     if not len(it):
         return MemoryModel()
-    rows = it.configurations
-    vector = Vector(
-        CONSTANTS,
-        {
-            "context": grouped(rows, CONTEXT_FACTORS),
-            "activations": grouped(rows, ACTIVATION_FACTORS),
-            "scratch": grouped(rows, SCRATCH_FACTORS),
-        },
-    )
+    groups = {name: grouped(it.configurations, fields) for name, fields in FACTORS.items()}
+    vector = Vector(CONSTANTS, groups)
     known = np.isfinite(peak)
     target = np.log(np.where(known, peak, it.capacity))
     root = np.sqrt(weight) * np.where(known, 1.0, CENSORED)
 
     def error(values: Column) -> Column:
-        found = vector.factors(values)
-        terms = memory_terms(
-            it,
-            MemoryConstants(**vector.constants(values)),
-            context=found["context"],
-            activations=found["activations"],
-            scratch=found["scratch"],
-        )
+        constants = MemoryConstants(**vector.constants(values))
+        terms = memory_terms(it, constants, **vector.factors(values))
         over = np.log(peak_bytes(it, terms)) - target
-        # One that fitted is wrong only where more is predicted than there is, and vice versa.
+        # A run without a peak is an error only if the prediction contradicts its outcome.
         side = np.where(fitted, np.maximum(over, 0.0), np.minimum(over, 0.0))
-        # Nor does one that cannot be explained bend everything else.
+        # A run that physics cannot explain must not distort the other constants.
         side = np.clip(side, -BELIEVABLE, BELIEVABLE)
         return root * np.where(known, over, side)
 
     begin = None
     if start is not None:
-        named = {
-            "context": start.context,
-            "activations": start.activations,
-            "scratch": start.scratch,
-        }
+        named = {name: getattr(start, name) for name in FACTORS}
         begin = vector.values(msgspec.structs.asdict(start.constants), named)
     values = vector.fit(error, ROBUST, begin)
     constants = MemoryConstants(**vector.constants(values))

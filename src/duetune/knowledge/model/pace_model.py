@@ -1,4 +1,4 @@
-"""The pace of configurations by physics, with constants fitted to history."""
+"""Throughput by physics, with constants fitted to history."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from duetune.knowledge.arithmetic import TimeConstants, step_seconds, time_terms
 from duetune.knowledge.model.least_squares import Usual, Vector, grouped, product
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from numpy.typing import NDArray
 
     from duetune.knowledge.configurations.configuration_table import Described
@@ -28,37 +30,43 @@ CONSTANTS = {
     "network_gb_s": Usual(_USUAL.network_gb_s, 0.8),
     "overlap": Usual(_USUAL.overlap / (1.0 - _USUAL.overlap), 1.0),
 }
-"""``overlap`` here is the odds: the share is odds / (1 + odds)."""
+"""Usual values. ``overlap`` is stored as odds here: the share is odds / (1 + odds)."""
 
 UTILISATION = 0.5
 LINK = 0.6
 METHODS = {"lora": 0.87, "qlora": 0.75, "gptq-lora": 0.9, "pt": 0.9}
-"""How well the arithmetic of a method uses a GPU, beside that of training all weights."""
+"""How well a method uses the GPU's arithmetic, relative to training all weights."""
 
 FACTORS = {
-    "gpu_model": 0.35,
-    "method": 0.15,
-    "method, precision": 0.5,
-    "software": 0.15,
-    "software, method": 0.1,
-    "fast_kernels": 0.15,
+    "factors": {
+        "gpu_model": 0.35,
+        "method": 0.15,
+        "method, precision": 0.5,
+        "software": 0.15,
+        "software, method": 0.1,
+        "fast_kernels": 0.15,
+    },
+    "launch": {
+        "method": 0.7,
+        "software": 0.8,
+        "gpu_model": 0.3,
+        "attention": 0.3,
+        "method, lora_targets": 0.4,
+        "method, optimiser": 0.4,
+        "method, precision": 0.2,
+    },
+    "link": {"gpu_model": 0.6},
 }
-LAUNCH_FACTORS = {
-    "method": 0.7,
-    "software": 0.8,
-    "gpu_model": 0.3,
-    "attention": 0.3,
-    "method, lora_targets": 0.4,
-    "method, optimiser": 0.4,
-    "method, precision": 0.2,
-}
-LINK_FACTORS = {"gpu_model": 0.6}
+"""The labels on which each factor depends, with the usual spread of their logarithms."""
+
 _PEAK = 0.95
 
 
 class PaceModel(msgspec.Struct, frozen=True, kw_only=True):
-    """Factors by label, 1 where nothing was learnt. Keys are ``field=label`` or, of several fields,
-    ``field, field=`` and the labels, ``fitting.APART`` between them.
+    """Fitted constants, and factors by label; a missing label counts as 1.
+
+    Keys are ``field=label``, or for several fields ``field, field=`` and the labels with
+    ``least_squares.APART`` between them.
     """
 
     constants: TimeConstants = TimeConstants()
@@ -67,74 +75,73 @@ class PaceModel(msgspec.Struct, frozen=True, kw_only=True):
     link: dict[str, float] = {}
 
     def terms(self, it: Described) -> dict[str, Column]:
-        rows = it.configurations
-        return time_terms(
-            it,
-            self.constants,
-            utilisation=_utilisation(it, product(rows, FACTORS, self.factors)),
-            launch=product(rows, LAUNCH_FACTORS, self.launch),
-            link=LINK * product(rows, LINK_FACTORS, self.link),
-        )
+        """Return the seconds of a micro-step by purpose."""
+        factors = {
+            name: product(it.configurations, fields, getattr(self, name))
+            for name, fields in FACTORS.items()
+        }
+        return _terms(it, self.constants, factors)
 
     def step_s(self, it: Described) -> Column:
+        """Return the seconds of a micro-step."""
         return step_seconds(self.terms(it), self.constants.overlap)
 
     def tokens_per_s(self, it: Described) -> Column:
+        """Return the throughput of all GPUs together."""
         return it.tokens * it.gpus / self.step_s(it)
 
 
 def fit_pace(
     it: Described, tokens_per_s: Column, weight: Column, start: PaceModel | None = None
 ) -> PaceModel:
-    """``start`` is a model of about the same rows, from which the search begins."""
+    """Return the model that explains the measured throughputs best.
+
+    ``start`` is a model of nearly the same rows, from which the search starts.
+    """
     if not len(it):
         return PaceModel()
-    rows = it.configurations
-    vector = Vector(
-        CONSTANTS,
-        {
-            "factors": grouped(rows, FACTORS),
-            "launch": grouped(rows, LAUNCH_FACTORS),
-            "link": grouped(rows, LINK_FACTORS),
-        },
-    )
+    groups = {name: grouped(it.configurations, fields) for name, fields in FACTORS.items()}
+    vector = Vector(CONSTANTS, groups)
     target, root = np.log(tokens_per_s), np.sqrt(weight)
 
     def error(values: Column) -> Column:
         constants = _constants(vector, values)
-        found = vector.factors(values)
-        terms = time_terms(
-            it,
-            constants,
-            utilisation=_utilisation(it, found["factors"]),
-            launch=found["launch"],
-            link=LINK * found["link"],
-        )
+        terms = _terms(it, constants, vector.factors(values))
         pace = it.tokens * it.gpus / step_seconds(terms, constants.overlap)
         misfit: Column = root * (np.log(pace) - target)
         return misfit
 
-    begin = None if start is None else vector.values(_numbers(start), _named(start))
+    begin = None
+    if start is not None:
+        named = {name: getattr(start, name) for name in FACTORS}
+        begin = vector.values(_numbers(start), named)
     values = vector.fit(error, ROBUST, begin)
     return PaceModel(constants=_constants(vector, values), **vector.named(values))
 
 
 def _constants(vector: Vector, values: Column) -> TimeConstants:
+    """Return the constants of a vector, with the overlap as a share."""
     found = vector.constants(values)
     odds = found.pop("overlap")
     return TimeConstants(overlap=odds / (1.0 + odds), **found)
 
 
 def _numbers(model: PaceModel) -> dict[str, float]:
+    """Return the constants of a model, with the overlap as odds."""
     found: dict[str, float] = msgspec.structs.asdict(model.constants)
     share = found["overlap"]
     return {**found, "overlap": share / (1.0 - share)}
 
 
-def _named(model: PaceModel) -> dict[str, dict[str, float]]:
-    return {"factors": model.factors, "launch": model.launch, "link": model.link}
-
-
-def _utilisation(it: Described, factors: Column) -> Column:
+def _terms(
+    it: Described, constants: TimeConstants, factors: Mapping[str, Column]
+) -> dict[str, Column]:
+    """Return the seconds by purpose, for these factors of each row."""
     method = it.configurations.gather("method", lambda word: METHODS.get(word, 1.0))
-    return np.minimum(UTILISATION * method * factors, _PEAK)
+    return time_terms(
+        it,
+        constants,
+        utilisation=np.minimum(UTILISATION * method * factors["factors"], _PEAK),
+        launch=factors["launch"],
+        link=LINK * factors["link"],
+    )

@@ -1,58 +1,63 @@
-"""Which measurements to believe."""
+"""Which measurements to believe, and the flags that mark the others."""
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
 
+from duetune.knowledge.arithmetic import GB
 from duetune.knowledge.configurations.configuration import Configurations, Method
 from duetune.knowledge.configurations.configuration_table import Described
 from duetune.knowledge.facts.gpus import gpu_named
 from duetune.knowledge.facts.model_facts import model_facts
-from duetune.knowledge.observation import Observation, RunOutcome
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
+    from duetune.knowledge.observation import Observation
+
 MFU_BOUND = 0.85
-"""No training uses more of a GPU's arithmetic; what seems to was measured or noted wrongly."""
+"""Maximum share of a GPU's arithmetic that training can use; a higher value was measured or noted
+wrongly.
+"""
 
 LIGHTEST = 0.9
-"""Of the weights: no run's peak is below them, give or take how they are counted."""
+"""Minimum peak as a share of the weights: no run needs less, except for differences in counting."""
 
 SATURATED_SHARE = 0.99
-_GB = 1e9
 
 IMPLAUSIBLE = "implausible"
-"""More arithmetic than the GPU has: not to be learnt from."""
+"""Flag: more arithmetic than the GPU has. Such runs are not used for learning."""
 
 TOO_LIGHT = "peak below the weights"
-"""Of another run, of another method, or in another unit: not to be learnt from."""
+"""Reason: the peak is of another run, of another method or in another unit. Such runs are not used
+for learning.
+"""
 
 SATURATED = "mem_saturated"
-"""Ran, but with all of the memory taken: it may have been slow for that."""
+"""Flag: the run used all memory, and may have been slow because of that."""
 
 ASSUMED_LENGTH = "assumed_length"
-"""Tokens were not counted: throughput rests on the length that samples were cut to."""
+"""Flag: tokens were not counted. Throughput assumes the length to which samples were cut."""
 
 STOPPED_EARLY = "stopped_early"
-"""The run ended before its work was done: throughput is of the part that was."""
+"""Flag: the run ended before its work was done. Throughput is that of the finished part."""
 
 
 EMULATED, CPU = "emulated", "CPU"
-"""The GPU of a fleet that has none: how fast it is was made up."""
+"""The GPU names of a fleet without GPUs: its throughput is made up."""
 
 
 def implied_mfu(
     configurations: Configurations, tokens_per_s: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """The share of the GPUs' 16-bit arithmetic that the throughput stands for, without what is
-    computed twice to save memory. NaN where the model or the GPU is not known.
+    """Return the share of the GPUs' 16-bit arithmetic that a throughput implies.
+
+    Recomputed activations are not counted. The result is NaN if the model or the GPU is unknown.
     """
     active = configurations.gather("model", _active_parameters)
     peak = configurations.gather("gpu_model", _peak)
@@ -64,44 +69,31 @@ def implied_mfu(
 def lighter_than_weights(
     configurations: Configurations, peak_gb: NDArray[np.float64]
 ) -> NDArray[np.bool_]:
-    """Where the peak of a GPU has no room even for its part of the weights. False where the model
-    is not known.
+    """Return where the peak of a GPU is too small for its part of the weights; False for unknown
+    models.
     """
     it = Described(configurations)
     weights = it.parameters / it.gpus * np.where(it.quantised, 0.5, 2.0)
-    lighter: NDArray[np.bool_] = ~it.blind & (peak_gb * _GB < LIGHTEST * weights)
+    lighter: NDArray[np.bool_] = ~it.blind & (peak_gb * GB < LIGHTEST * weights)
     return lighter
 
 
 def noted(observations: Sequence[Observation]) -> list[Observation]:
-    """The same, each with the flags that follow from its numbers."""
+    """Return the observations with the flags that follow from their numbers; imports call this."""
     configurations = Configurations.of(each.configuration for each in observations)
     rates = [np.nan if each.tokens_per_s is None else each.tokens_per_s for each in observations]
     peaks = [
         np.nan if each.peak_memory_gb is None else each.peak_memory_gb for each in observations
     ]
-    # Of NaN nothing is true.
+    # Comparisons with NaN are False, which is what is wanted.
     with np.errstate(invalid="ignore"):
         implausible = implied_mfu(configurations, np.array(rates, np.float64)) > MFU_BOUND
-        share = np.array(peaks, np.float64) * _GB / Described(configurations).capacity
+        share = np.array(peaks, np.float64) * GB / Described(configurations).capacity
         saturated = share >= SATURATED_SHARE
     return [
         _with(each, *([IMPLAUSIBLE] if odd else []), *([SATURATED] if tight else []))
         for each, odd, tight in zip(observations, implausible, saturated, strict=True)
     ]
-
-
-def transient_failures(observations: Iterable[Observation]) -> dict[tuple[str, str], int]:
-    """Runs that failed for a reason of their own, by software and cluster: they say nothing of
-    their configurations, but a cluster that has many may be ill.
-    """
-    return dict(
-        Counter(
-            (each.configuration.software, each.cluster)
-            for each in observations
-            if each.outcome is RunOutcome.FAILED
-        )
-    )
 
 
 def _with(observation: Observation, *flags: str) -> Observation:

@@ -1,4 +1,4 @@
-"""How fast: physics fitted to history, and what trees learnt of its errors."""
+"""Throughput: physics fitted to history, plus corrections that trees learn from its errors."""
 
 from __future__ import annotations
 
@@ -12,11 +12,9 @@ from duetune.knowledge.model.conformal import Widths, calibrated, held_out
 from duetune.knowledge.model.features import Physics, Reckoned, feature_matrix
 from duetune.knowledge.model.forest import Forest, constant_forest, grow_regression, sortable
 from duetune.knowledge.model.least_squares import APART, grouped
-from duetune.knowledge.model.pace_model import FACTORS, LAUNCH_FACTORS, LINK_FACTORS, fit_pace
+from duetune.knowledge.model.pace_model import FACTORS, fit_pace
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from numpy.typing import NDArray
 
     from duetune.knowledge.configurations.configuration import Configurations
@@ -29,18 +27,24 @@ if TYPE_CHECKING:
 TREES = 64
 FOLD_TREES = 40
 FEWEST = 20
-"""With fewer rows the trees would learn noise: physics alone answers."""
+"""With fewer rows the trees would learn noise, so physics answers alone."""
 
 FEWEST_FOR_WIDTHS = 10
 
 TRANSFER = {"model": 0.25, "gpu_model": 0.5, "method": 0.3, "software": 0.2}
-"""How far off (a logarithm, nine times of ten) a pace may be where a label was never seen, until
-history has two labels to tell from.
+"""How far off (a logarithm, in 9 of 10 cases) a throughput may be for a label that was never seen.
+Used until history has two labels to compare.
 """
 
 
 class Performance(msgspec.Struct, frozen=True, kw_only=True):
-    """``labels`` are those seen, by field; ``transfer`` what to add where one was not."""
+    """The fitted throughput model.
+
+    - ``forest``: correction of the logarithm of physics.
+    - ``widths``: widths of the intervals.
+    - ``seen``: measured labels by field.
+    - ``transfer``: extra width if the label of a field was not measured.
+    """
 
     forest: Forest
     widths: Widths
@@ -48,14 +52,14 @@ class Performance(msgspec.Struct, frozen=True, kw_only=True):
     transfer: dict[str, float]
 
     def unseen(self, rows: Configurations) -> NDArray[np.bool_]:
-        """For each of ``EXTRAPOLATED``, where the row's label was never measured."""
+        """Return for each of ``EXTRAPOLATED`` where the row's label was never measured."""
         known = (rows.gather(field, self.seen[field].__contains__) for field in EXTRAPOLATED)
         return np.stack([column == 0 for column in known], axis=1)
 
     def tokens_per_s(
         self, reckoned: Reckoned, keys: NDArray[np.int32], unseen: NDArray[np.bool_]
     ) -> Column:
-        """Low, middle and high for each row."""
+        """Return low, middle and high throughput for each row."""
         correction, spread = self.forest.predict(keys)
         middle = np.log(reckoned.tokens_per_s) + correction
         half = self.widths.half_width(reckoned.it.configurations, spread)
@@ -74,8 +78,10 @@ def fit_performance(
     *,
     seed: int,
 ) -> Performance:
-    """Of rows that ``physics`` was fitted to. For the intervals it is fitted again without each
-    fold, so that no row has helped to predict itself.
+    """Return the model for rows to which ``physics`` was fitted.
+
+    For the intervals, physics is fitted again without each fold, so that no row helps to predict
+    itself.
     """
     rows = it.configurations
     target = np.log(tokens_per_s)
@@ -109,8 +115,8 @@ def fit_performance(
 
     widths = Widths()
     if len(it) >= FEWEST_FOR_WIDTHS:
-        told, spread = held_out(rows, seed, of_others)
-        widths = calibrated(rows, target - told, spread)
+        predicted, spread = held_out(rows, seed, of_others)
+        widths = calibrated(rows, target - predicted, spread)
     _, _, forest = grown(physics, np.arange(len(it)), TREES)
     return Performance(
         forest=forest,
@@ -121,7 +127,9 @@ def fit_performance(
 
 
 def _transfer(it: Described, tokens_per_s: Column, pace: PaceModel) -> dict[str, float]:
-    """How far off physics is for each label once all that was learnt of that label is forgotten."""
+    """Return how far off physics is for each label if everything learned about that label is
+    removed.
+    """
     found = dict(TRANSFER)
     for field in EXTRAPOLATED:
         rows = it.configurations
@@ -139,18 +147,15 @@ def _transfer(it: Described, tokens_per_s: Column, pace: PaceModel) -> dict[str,
 
 
 def _forgetting(pace: PaceModel, field: str, label: str) -> PaceModel:
-    def kept(learnt: Mapping[str, float], fields: Mapping[str, float]) -> dict[str, float]:
-        result = {}
-        for key, value in learnt.items():
-            names, _, words = key.partition("=")
-            told = dict(zip(names.split(", "), words.split(APART), strict=True))
-            if names in fields and told.get(field) != label:
-                result[key] = value
-        return result
+    """Return the model without the factors of one label."""
 
-    return msgspec.structs.replace(
-        pace,
-        factors=kept(pace.factors, FACTORS),
-        launch=kept(pace.launch, LAUNCH_FACTORS),
-        link=kept(pace.link, LINK_FACTORS),
-    )
+    def kept(key: str) -> bool:
+        names, _, words = key.partition("=")
+        return dict(zip(names.split(", "), words.split(APART), strict=True)).get(field) != label
+
+    learnt = {name: getattr(pace, name) for name in FACTORS}
+    remaining = {
+        name: {key: value for key, value in factors.items() if kept(key)}
+        for name, factors in learnt.items()
+    }
+    return msgspec.structs.replace(pace, **remaining)

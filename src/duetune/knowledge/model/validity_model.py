@@ -1,4 +1,4 @@
-"""Whether it fits: the margin of memory, corrected by what was measured, and a classifier of it."""
+"""Whether a configuration fits: the memory margin corrected by measurements, and a classifier."""
 
 from __future__ import annotations
 
@@ -34,30 +34,34 @@ FOLD_TREES = 32
 FEWEST = 20
 FEWEST_FOR_WIDTHS = 10
 MARGIN = 0
-"""The column of the features that is the margin."""
+"""Index of the feature column that holds the margin."""
 
 SLOPE = 20.0
-"""By physics alone: log-odds for each unit of margin, as if a peak were off by 8% now and then."""
+"""Log-odds per unit of margin for physics alone, as if a peak were sometimes off by 8%."""
 
 FAR = 0.4
-"""Of a margin: no physics is off by half."""
+"""A margin beyond this is certain: no physics is off by half."""
 
 HALF_TRUST = 10.0
-"""With so many runs of the rarer kind the classifier counts as much as physics."""
+"""With this many runs of the rarer outcome, the classifier counts as much as physics."""
 
 SUREST = 0.995
 _STEEPEST = 1.645 * 1.702
-"""Log-odds for each half-width of a 90% interval, by the logistic curve nearest to the normal."""
+"""Log-odds per half-width of a 90% interval, by the logistic curve nearest to the normal one."""
 
 
 FEWEST_OF_SOFTWARE = 40
-"""Runs, and a quarter as many of the rarer kind: with fewer, those of all software are asked."""
+"""Minimum number of runs for odds of one software; a quarter of them must have the rarer outcome.
+With fewer runs, the odds of all software are used.
+"""
 
 
 class Odds(msgspec.Struct, frozen=True, kw_only=True):
-    """``slope`` and ``shift`` make log-odds of the margin, ``other`` is the share that fails with
-    memory to spare. The classifier counts by ``trust``: so much as it helped on runs that were held
-    out.
+    """How a margin becomes a probability.
+
+    - ``slope``, ``shift``: log-odds as a linear function of the margin.
+    - ``other``: share of runs that fail although memory is left.
+    - ``trust``: weight of the classifier, by how much it helped on held-out runs.
     """
 
     trust: float = 0.0
@@ -67,10 +71,14 @@ class Odds(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Validity(msgspec.Struct, frozen=True, kw_only=True):
-    """``memory`` corrects the logarithm of the peak, ``odds`` make a probability of the margin that
-    is left; ``classifier`` sees the margin and all other features. What fails for other reasons
-    than memory, and how exact peaks are, is a matter of the software and of who measured:
-    ``by_software`` where there are enough runs.
+    """The fitted model of validity.
+
+    - ``memory``: correction of the logarithm of the peak.
+    - ``odds``: turn the remaining margin into a probability.
+    - ``classifier``: trees that see the margin and all other features.
+    - ``by_software``: odds for software with enough runs, because failures and the accuracy of
+      peaks
+    depend on the software and on who measured.
     """
 
     memory: Forest
@@ -80,17 +88,20 @@ class Validity(msgspec.Struct, frozen=True, kw_only=True):
     by_software: dict[str, Odds] = {}
 
     def peak(self, reckoned: Reckoned, keys: NDArray[np.int32]) -> tuple[Column, Column]:
-        """The logarithm of bytes, and the half-width around it."""
+        """Return the logarithm of the peak in bytes, and the half-width around it."""
         correction, spread = self.memory.predict(keys)
         half = self.widths.half_width(reckoned.it.configurations, spread)
-        # Whatever was measured, weights that are loaded take their room.
+        # The peak is never below the loaded weights, whatever the trees learned.
         floor = np.log(np.maximum(LIGHTEST * reckoned.memory["weights"], 1.0))
         return np.maximum(np.log(reckoned.peak) + correction, floor), half
 
     def p_valid(
         self, reckoned: Reckoned, keys: NDArray[np.int32], peak: Column, half: Column
     ) -> Column:
-        """``peak`` and ``half`` as ``peak`` gave them. Rules are not asked here."""
+        """Return the probability to fit; ``peak`` and ``half`` come from ``Validity.peak``.
+
+        Rules are not checked here.
+        """
         margin = np.log(reckoned.it.capacity) - peak
         rows = reckoned.it.configurations
 
@@ -99,7 +110,8 @@ class Validity(msgspec.Struct, frozen=True, kw_only=True):
                 "software", lambda word: getattr(self.by_software.get(word, self.odds), field)
             )
 
-        # No surer than the interval around the peak, nor less sure than without any.
+        # The slope is limited to what the interval around the peak allows, or to that of physics
+        # alone if that is steeper.
         slope = odds("slope")
         flat = np.minimum(1.0, np.maximum(_STEEPEST / np.maximum(half, 1e-3), SLOPE) / slope)
         p_valid = (1.0 - odds("other")) * _logistic(
@@ -109,9 +121,9 @@ class Validity(msgspec.Struct, frozen=True, kw_only=True):
         if trust.any():
             seen = keys.copy()
             seen[:, MARGIN] = sortable(_bounded(margin))
-            told, _ = self.classifier.predict(seen)
-            p_valid = trust * told + (1.0 - trust) * p_valid
-            # What surely needs more than there is does not fit, whatever trees make of a new kind.
+            classified, _ = self.classifier.predict(seen)
+            p_valid = trust * classified + (1.0 - trust) * p_valid
+            # Trees may be wrong about new kinds: what clearly needs too much memory does not fit.
             bound = _logistic(SLOPE * (margin + 0.5 * np.minimum(half, FAR)))
             p_valid = np.where(trust > 0, np.minimum(p_valid, bound), p_valid)
         never = reckoned.memory["weights"] > reckoned.it.capacity
@@ -128,9 +140,10 @@ def fit_validity(
     *,
     seed: int,
 ) -> Validity:
-    """Of rows that ``physics`` was fitted to; ``peak_bytes`` is NaN where it was not measured, or
-    where all memory was taken. What the classifier learns from are margins as they would be asked
-    for: of physics and trees that had not seen the row.
+    """Return the model for rows to which ``physics`` was fitted.
+
+    ``peak_bytes`` is NaN if it was not measured, or if all memory was used. The classifier learns
+    from margins of physics and trees that had not seen the row, as it will be asked later.
     """
     rows = it.configurations
     known = np.isfinite(peak_bytes)
@@ -177,7 +190,7 @@ def fit_validity(
         )
         return (grown.predict(sortable(seen[test]))[0],)
 
-    (told,) = held_out(rows, seed + 1, judged)
+    (classified,) = held_out(rows, seed + 1, judged)
     margin = np.clip(np.log(it.capacity) - peak, -5.0, 5.0)
     by_software = {}
     codes = rows.columns["software"]
@@ -186,7 +199,7 @@ def fit_validity(
         enough = min(np.count_nonzero(mine & fitted), np.count_nonzero(mine & ~fitted))
         if mine.sum() >= FEWEST_OF_SOFTWARE and enough >= FEWEST_OF_SOFTWARE / 4:
             by_software[rows.labels["software"][code]] = _odds(
-                margin[mine], told[mine], fitted[mine], weight[mine]
+                margin[mine], classified[mine], fitted[mine], weight[mine]
             )
     return Validity(
         memory=memory,
@@ -194,24 +207,25 @@ def fit_validity(
         classifier=grow_classification(
             seen, fitted, weight, rising=(MARGIN,), trees=TREES, seed=seed
         ),
-        odds=_odds(margin, told, fitted, weight),
+        odds=_odds(margin, classified, fitted, weight),
         by_software=by_software,
     )
 
 
-def _odds(margin: Column, told: Column, fitted: NDArray[np.bool_], weight: Column) -> Odds:
-    """Of margins, and of what a classifier ``told``, that had not seen the run."""
+def _odds(margin: Column, classified: Column, fitted: NDArray[np.bool_], weight: Column) -> Odds:
+    """Return the odds from held-out margins and held-out answers of the classifier."""
     rarer = float(min(np.count_nonzero(fitted), np.count_nonzero(~fitted)))
     spare = margin > FAR
     unexplained = spare & ~fitted
     other = float((np.count_nonzero(unexplained) + 0.5) / (np.count_nonzero(spare) + 50.0))
     slope, shift = _logistic_fit(margin, fitted, np.where(unexplained, 0.0, weight))
     alone = (1.0 - other) * _logistic(slope * margin + shift)
-    trust = _best_share(told, alone, fitted, weight)
+    trust = _best_share(classified, alone, fitted, weight)
     return Odds(trust=trust * rarer / (rarer + HALF_TRUST), slope=slope, shift=shift, other=other)
 
 
 def _bounded(margin: Column) -> NDArray[np.float32]:
+    """Return the margin as a feature, limited to the range of training."""
     return np.clip(margin, -5.0, 5.0).astype(np.float32)
 
 
@@ -219,24 +233,26 @@ def _logistic(odds: Column) -> Column:
     return 1.0 / (1.0 + np.exp(-np.clip(odds, -50.0, 50.0)))
 
 
-def _best_share(told: Column, alone: Column, fitted: NDArray[np.bool_], weight: Column) -> float:
-    """Of the classifier beside the margin: the least log-loss on runs that were held out."""
+def _best_share(
+    classified: Column, alone: Column, fitted: NDArray[np.bool_], weight: Column
+) -> float:
+    """Return the share of the classifier with the least log-loss on held-out runs."""
 
     def loss(share: float) -> float:
-        mixed = np.clip(share * told + (1.0 - share) * alone, 1.0 - SUREST, SUREST)
+        mixed = np.clip(share * classified + (1.0 - share) * alone, 1.0 - SUREST, SUREST)
         return float(-np.dot(weight, np.log(np.where(fitted, mixed, 1.0 - mixed))))
 
     return min((step / 20 for step in range(21)), key=loss)
 
 
 def _logistic_fit(margin: Column, fitted: NDArray[np.bool_], weight: Column) -> tuple[float, float]:
-    """Slope and shift of the log-odds, by Newton's method, pulled to what physics alone has."""
+    """Return slope and shift of the log-odds by Newton's method, pulled towards physics alone."""
     slope, shift = SLOPE, 0.0
     target = fitted.astype(np.float64)
     for _ in range(100):
-        told = _logistic(slope * margin + shift)
-        gap = weight * (told - target)
-        curve = weight * told * (1.0 - told)
+        classified = _logistic(slope * margin + shift)
+        gap = weight * (classified - target)
+        curve = weight * classified * (1.0 - classified)
         gradient = np.array(
             [np.dot(gap, margin) + (slope - SLOPE) / SLOPE**2, gap.sum() + 0.1 * shift]
         )
@@ -248,7 +264,7 @@ def _logistic_fit(margin: Column, fitted: NDArray[np.bool_], weight: Column) -> 
         )
         move = np.linalg.solve(hessian, gradient)
         size = float(np.abs(move).max())
-        move = move * min(1.0, 5.0 / max(size, 1e-12))  # far from the optimum a step may overshoot
+        move = move * min(1.0, 5.0 / max(size, 1e-12))  # far away, Newton overshoots
         slope, shift = slope - float(move[0]), shift - float(move[1])
         if size < 1e-9:
             break

@@ -1,1 +1,3 @@
-"""Everything that can be asked about configurations, behind one port: see ``source``."""
+"""Everything that answers questions about configurations, behind the port in
+``knowledge_source``.
+"""

@@ -1,4 +1,4 @@
-"""Physics alone, with the constants of data sheets and of experience."""
+"""The source of physics alone, with constants of data sheets and experience."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ import numpy as np
 from duetune.knowledge.arithmetic import GB
 from duetune.knowledge.configurations.configuration import Configurations
 from duetune.knowledge.configurations.configuration_table import Described
-from duetune.knowledge.estimate import EXTRAPOLATED, Estimates
+from duetune.knowledge.estimate import EXTRAPOLATED, MEMORY, NONE, Estimates, around
 from duetune.knowledge.model.features import Physics, Reckoned
 from duetune.knowledge.sources.estimating import Source
 from duetune.knowledge.sources.knowledge_source import Term
-from duetune.knowledge.sources.merge import MEMORY, NONE, around
 
 if TYPE_CHECKING:
     from duetune.knowledge.configurations.configuration import Configuration
@@ -23,11 +22,12 @@ PACE_DEVIATION = 0.25
 MEMORY_DEVIATION = 0.08
 """Standard deviations of logarithms: how far off physics is before anything was measured."""
 
-_STEEPNESS = 1.702  # with which a logistic curve is nearest to the normal one
+_STEEPNESS = 1.702  # slope at which a logistic curve is nearest to the normal one
 _SUREST = 0.995
 
 
 def reckoned_estimates(configurations: Configurations, physics: Physics, source: str) -> Estimates:
+    """Return the estimates of physics with these constants."""
     reckoned = Reckoned(Described(configurations), physics)
     size = len(configurations)
     log_odds = np.clip(_STEEPNESS * reckoned.margin / MEMORY_DEVIATION, -50.0, 50.0)
@@ -48,23 +48,21 @@ def reckoned_estimates(configurations: Configurations, physics: Physics, source:
 def reckoned_terms(
     configuration: Configuration, physics: Physics
 ) -> tuple[tuple[Term, ...], tuple[Term, ...]]:
-    """Of memory in GB and of time in seconds, without those that are zero."""
+    """Return the terms of memory in GB and of time in seconds, without those that are zero."""
     reckoned = Reckoned(Described(Configurations.of([configuration])), physics)
-    memory = tuple(
-        Term(name=name, value=float(column[0]) / GB)
-        for name, column in reckoned.memory.items()
-        if column[0] > 0
-    )
-    time = tuple(
-        Term(name=name, value=float(column[0]))
-        for name, column in reckoned.time.items()
-        if column[0] > 0
+    memory, time = (
+        tuple(
+            Term(name=name, value=float(column[0]) / unit)
+            for name, column in terms.items()
+            if column[0] > 0
+        )
+        for terms, unit in ((reckoned.memory, GB), (reckoned.time, 1.0))
     )
     return memory, time
 
 
 class AnalyticSource(Source):
-    """Knows any model and any GPU a little, and learns nothing."""
+    """Knows a little about every model and GPU, and does not learn."""
 
     name = "analytic"
     learns = False
@@ -74,7 +72,9 @@ class AnalyticSource(Source):
         self.physics = Physics() if physics is None else physics
 
     def estimate(self, configurations: Configurations) -> Estimates:
+        """Return the estimates of physics."""
         return reckoned_estimates(configurations, self.physics, self.name)
 
     def terms(self, configuration: Configuration) -> tuple[tuple[Term, ...], tuple[Term, ...]]:
+        """Return the terms of memory and time."""
         return reckoned_terms(configuration, self.physics)

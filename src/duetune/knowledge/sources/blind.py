@@ -1,4 +1,4 @@
-"""Sources that know nothing of a configuration and choose all the same."""
+"""Sources that know nothing about a configuration and choose anyway: baselines for benchmarks."""
 
 from __future__ import annotations
 
@@ -29,24 +29,27 @@ SITE_BATCH = 16
 
 
 class Blind(Source):
-    """Subclasses say by ``preference`` what they would take first: the lowest number."""
+    """A source that chooses by ``preference`` alone; subclasses define it."""
 
     capabilities: ClassVar[frozenset[Capability]] = frozenset()
     learns = False
 
     def estimate(self, configurations: Configurations) -> Estimates:
+        """Return estimates that know nothing."""
         return Estimates.unknown(len(configurations), self.name)
 
     def preference(self, configurations: Configurations) -> Column:
+        """Return a number for each configuration; the lowest is chosen."""
         raise NotImplementedError
 
     def complete(
         self,
         partial: Mapping[str, object],
         space: Space,
-        objective: Objective,  # noqa: ARG002 - nothing is known by which to follow it
+        objective: Objective,  # noqa: ARG002 - without knowledge no objective can be followed
         limits: Limits,
     ) -> Ranking:
+        """Return the preferred configurations that break no rule and are available."""
         left_out: dict[str, int] = {}
         considered = 0
         best: list[tuple[float, int, Candidate]] = []
@@ -61,7 +64,7 @@ class Blind(Source):
                 best.append((first, considered + row, self._candidate(part, row, first)))
             considered += len(part)
             best = sorted(best, key=lambda each: each[:2])[: limits.top]
-        note = f"{self.name} knows nothing of what fits" if best else self._nothing(left_out)
+        note = f"{self.name} does not estimate what fits" if best else self._nothing(left_out)
         return Ranking(
             candidates=tuple(candidate for _, _, candidate in best),
             considered=considered,
@@ -76,6 +79,7 @@ class Blind(Source):
         gpu_models: Sequence[str],
         counts: Sequence[int],
     ) -> dict[tuple[str, int], Candidate]:
+        """Return the preferred configuration for each GPU model and number of GPUs."""
         asked = asked_for(space.given(partial), gpu_models, counts)
         found: dict[tuple[str, int], tuple[float, Candidate]] = {}
         for part in () if asked is None else asked.enumerate():
@@ -89,37 +93,41 @@ class Blind(Source):
     def _first(
         self, part: Configurations, open_: NDArray[np.bool_], top: int
     ) -> list[tuple[int, float]]:
+        """Return the first ``top`` of the open rows, each with its preference."""
         rows = np.flatnonzero(open_)
         preference = self.preference(part.take(rows))
         order = np.argsort(preference, kind="stable")[:top]
         return list(zip(rows[order].tolist(), preference[order].tolist(), strict=True))
 
     def _candidate(self, part: Configurations, row: int, first: float) -> Candidate:
-        """Of a row that breaks no rule, of which there is then nothing more to say."""
+        """Return the candidate for a row; it breaks no rule, and nothing else is known about it."""
         nothing = Estimates.unknown(1, self.name)[0]
         return Candidate(configuration=part[row], estimate=nothing, score=-first)
 
     @staticmethod
     def _nothing(left_out: dict[str, int]) -> str:
         counts = ", ".join(f"{count} {reason}" for reason, count in left_out.items())
-        return f"nothing qualifies: {counts}" if counts else "the space allows no configuration"
+        if not counts:
+            return "the space contains no configuration"
+        return f"no configuration qualifies: {counts}"
 
 
 class DefaultSource(Blind):
-    """What a site has for all jobs alike: the first GPU of the space, four of them, batch 16; or
-    what is nearest to that.
+    """The same choice for all jobs: the first GPU of the space, four of them, batch 16, or the
+    nearest.
     """
 
     name = "default"
 
     def preference(self, configurations: Configurations) -> Column:
+        """Return the distance to the site's default."""
         gpus = np.abs(np.log2(configurations.number("num_gpus") / SITE_GPUS))
         batch = np.abs(np.log2(configurations.number("batch_size") / SITE_BATCH))
         return 1e6 * configurations.columns["gpu_model"] + 1e3 * gpus + batch
 
 
 class RandomSource(Blind):
-    """Any configuration as well as any other; the same one whenever the same is asked."""
+    """A random choice, always the same for the same question."""
 
     name = "random"
 
@@ -129,18 +137,22 @@ class RandomSource(Blind):
 
     @property
     def version(self) -> str:
+        """Return the version with the seed in it."""
         return f"{super().version}-{self.seed}"
 
     def drawn_for(self, name: str) -> RandomSource:
-        """One that draws for this job alone."""
+        """Return a source that draws for this job alone."""
         return RandomSource(self.seed + (zlib.crc32(name.encode()) << 32))
 
     def preference(self, configurations: Configurations) -> Column:
+        """Return a random number for each configuration."""
         return uniform(configurations, self.seed)
 
 
 def uniform(configurations: Configurations, seed: int) -> Column:
-    """A number in (0, 1) for each, that depends on nothing but the configuration and the seed."""
+    """Return a number in (0, 1) for each row, which depends only on the configuration and the
+    seed.
+    """
     state = np.full(len(configurations), np.uint64(seed % 2**64))
     for field in FIELDS:
         if field in configurations.labels:
@@ -153,7 +165,7 @@ def uniform(configurations: Configurations, seed: int) -> Column:
 
 
 def _mixed(state: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """The finaliser of splitmix64: every bit of the input changes half of those of the output."""
+    """Apply the finaliser of splitmix64: each input bit changes half of the output bits."""
     state = state + np.uint64(0x9E3779B97F4A7C15)
     state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

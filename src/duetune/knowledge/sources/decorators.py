@@ -1,6 +1,6 @@
-"""Sources around sources: wrong on purpose, late, ignorant of something, or quick.
+"""Sources around sources: wrong on purpose, delayed, partly ignorant, or cached.
 
-They show what knowledge is worth, and where it stops paying.
+Benchmarks use them to measure what knowledge is worth.
 """
 
 from __future__ import annotations
@@ -16,18 +16,17 @@ import numpy as np
 from duetune.errors import InvalidInput
 from duetune.knowledge.configurations.configuration import (
     CATEGORIES,
+    DEFAULTS,
     FIELDS,
     Configuration,
     Configurations,
     Sharding,
 )
 from duetune.knowledge.configurations.configuration_rules import broken
-from duetune.knowledge.configurations.space import DEFAULTS
-from duetune.knowledge.estimate import Estimates
+from duetune.knowledge.estimate import NONE, Estimates, put, under_rules
 from duetune.knowledge.sources.blind import uniform
 from duetune.knowledge.sources.estimating import complete_by, curve_by
 from duetune.knowledge.sources.knowledge_source import Capability
-from duetune.knowledge.sources.merge import NONE, put, under_rules
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -47,7 +46,10 @@ _KEPT_ANSWERS = 64
 
 
 class Decorator:
-    """Asks ``source``; completes and explains by its own answers where those are others."""
+    """Passes every call to ``source``.
+
+    Subclasses change ``query``; completing and explaining then follow the changed answers.
+    """
 
     def __init__(self, source: KnowledgeSource, prefix: str) -> None:
         self.source = source
@@ -55,26 +57,33 @@ class Decorator:
 
     @property
     def name(self) -> str:
+        """Return the name of the source with a prefix."""
         return f"{self.prefix}:{self.source.name}"
 
     @property
     def version(self) -> str:
+        """Return the version of the source with a prefix."""
         return f"{self.prefix}:{self.source.version}"
 
     @property
     def capabilities(self) -> frozenset[Capability]:
+        """Return the capabilities of the source."""
         return self.source.capabilities
 
     def query(self, configurations: Configurations) -> Estimates:
+        """Return the estimates of the source."""
         return self.source.query(configurations)
 
     def asked(self, configurations: Configurations) -> Configurations:
-        """Return the rows whose memory the source is asked for in place of these."""
+        """Return the rows for which the source is asked instead of these, to explain their
+        memory.
+        """
         return configurations
 
     def complete(
         self, partial: Mapping[str, object], space: Space, objective: Objective, limits: Limits
     ) -> Ranking:
+        """Return the best configurations by the answers of this decorator."""
         if self._chooses:
             return self.source.complete(partial, space, objective, limits)
         return complete_by(self.query, partial, space, objective, limits)
@@ -86,26 +95,33 @@ class Decorator:
         gpu_models: Sequence[str],
         counts: Sequence[int],
     ) -> dict[tuple[str, int], Candidate]:
+        """Return the best configuration for each GPU model and number, by the answers of this
+        decorator.
+        """
         if self._chooses:
             return self.source.curve(partial, space, gpu_models, counts)
         return curve_by(self.query, partial, space, gpu_models, counts)
 
     def observe(self, observation: Observation) -> None:
+        """Pass the observation on."""
         self.source.observe(observation)
 
     def explain(self, configuration: Configuration) -> EstimateExplanation:
+        """Return the source's explanation with the estimate of this decorator."""
         estimate = self.query(Configurations.of([configuration]))[0]
         return msgspec.structs.replace(self.source.explain(configuration), estimate=estimate)
 
     @property
     def _chooses(self) -> bool:
-        """Whether the source chooses by something else than what it answers."""
+        """Return whether the source chooses by something other than its estimates."""
         return not self.source.capabilities
 
 
 class Noisy(Decorator):
-    """Paces that are off by ``mape`` on average, around ``1 + bias`` times what the source says:
-    always the same for the same configuration, and unknown to the intervals.
+    """Throughputs that are wrong by ``mape`` on average, around ``1 + bias`` times the source's
+    value.
+
+    The error is always the same for the same configuration, and the intervals do not show it.
     """
 
     def __init__(
@@ -122,9 +138,11 @@ class Noisy(Decorator):
 
     @property
     def version(self) -> str:
+        """Return the version with the seed in it."""
         return f"{super().version}-{self._seed}"
 
     def query(self, configurations: Configurations) -> Estimates:
+        """Return the estimates with wrong throughputs."""
         found = self.source.query(configurations)
         result = found.take(np.arange(len(found)))
         drawn = uniform(configurations, self._seed)
@@ -140,7 +158,9 @@ _MOST_NOISE = 10.0
 
 
 def _deviation(mape: float) -> float:
-    """Of the logarithm, for E|exp(s z) - 1| = exp(s^2 / 2) (2 Phi(s) - 1) to be ``mape``."""
+    """Return s of the logarithm so that E|exp(s z) - 1| = exp(s^2 / 2) (2 Phi(s) - 1) is
+    ``mape``.
+    """
     low, high = 0.0, 4.0
     for _ in range(60):
         middle = 0.5 * (low + high)
@@ -150,8 +170,10 @@ def _deviation(mape: float) -> float:
 
 
 class Stale(Decorator):
-    """Passes on what is observed only after ``lag`` newer observations have come, and not before
-    something was measured ``age_s`` seconds later. ``pending`` are not passed on yet.
+    """Delays observations.
+
+    An observation is passed on after ``lag`` newer ones have arrived, and after something was
+    measured ``age_s`` seconds later. ``pending`` are observations that are not passed on yet.
     """
 
     def __init__(
@@ -171,6 +193,7 @@ class Stale(Decorator):
         self._now = max((each.measured_at for each in self._pending.values()), default=0.0)
 
     def observe(self, observation: Observation) -> None:
+        """Store the observation, and pass on those that are old enough."""
         if self._pending.setdefault(observation.key, observation) is not observation:
             return
         self._now = max(self._now, observation.measured_at)
@@ -183,9 +206,11 @@ class Stale(Decorator):
 
 
 class Partial(Decorator):
-    """Does not know ``fields``. Those of a configuration are taken to be their default (a model or
-    a GPU: one of which nothing is known); "throughput", "memory" and "uncertainty" are not
-    answered, and without "validity" all that breaks no rule is taken to fit.
+    """Does not know ``fields``.
+
+    A hidden field of a configuration counts as its default; a hidden model or GPU counts as
+    unknown. Hidden "throughput", "memory" or "uncertainty" is not answered. With hidden "validity",
+    everything that breaks no rule counts as fitting.
     """
 
     def __init__(self, source: KnowledgeSource, fields: Sequence[str]) -> None:
@@ -199,9 +224,11 @@ class Partial(Decorator):
 
     @property
     def capabilities(self) -> frozenset[Capability]:
+        """Return the capabilities of the source without the hidden ones."""
         return self.source.capabilities - self._unknown
 
     def query(self, configurations: Configurations) -> Estimates:
+        """Return the estimates without what is hidden."""
         return under_rules(configurations, self.name, self._answer)
 
     def _answer(self, configurations: Configurations) -> Estimates:
@@ -209,7 +236,7 @@ class Partial(Decorator):
         found = self.source.query(seen)
         result = found.take(np.arange(len(found)))
         result.source = self.name
-        # What is hidden may make it seem to break a rule, of which then nothing is known.
+        # With fields hidden, a row may seem to break a rule; nothing is known about such rows.
         strange = np.flatnonzero(broken(seen) >= 0)
         put(result, strange, Estimates.unknown(len(strange), self.name))
         if self._fields:
@@ -228,6 +255,7 @@ class Partial(Decorator):
 
 
 def _hidden(configurations: Configurations, fields: frozenset[str]) -> Configurations:
+    """Return the rows with the hidden fields at their default."""
     columns, labels = dict(configurations.columns), dict(configurations.labels)
     for field in fields:
         usual = DEFAULTS.get(field, "")
@@ -243,7 +271,7 @@ def _hidden(configurations: Configurations, fields: frozenset[str]) -> Configura
 
 
 class Cached(Decorator):
-    """Answers what was asked before without asking again, until the source's version changes."""
+    """Remembers answers until the source's version changes."""
 
     def __init__(self, source: KnowledgeSource, kept: int = _KEPT_ANSWERS) -> None:
         super().__init__(source, "cached")
@@ -252,9 +280,11 @@ class Cached(Decorator):
 
     @property
     def version(self) -> str:
+        """Return the version of the source: caching changes no answer."""
         return self.source.version
 
     def query(self, configurations: Configurations) -> Estimates:
+        """Return the remembered answer to the same question, or ask the source."""
         digest = hashlib.blake2b(self.version.encode(), digest_size=16)
         for field in FIELDS:
             digest.update(configurations.columns[field].tobytes())

@@ -1,4 +1,7 @@
-"""The port of configuration knowledge: what schedulers, the advisor and benchmarks ask."""
+"""The port of configuration knowledge: what schedulers, the advisor and benchmarks ask.
+
+``estimating.Source`` implements everything but the estimate.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +23,8 @@ if TYPE_CHECKING:
 
 
 class Capability(StrEnum):
+    """What a source can tell about a configuration."""
+
     VALIDITY = "validity"
     THROUGHPUT = "throughput"
     MEMORY = "memory"
@@ -27,8 +32,12 @@ class Capability(StrEnum):
 
 
 class Objective(StrEnum):
-    """What the best configuration is: the cheapest that is done by the deadline, the one done
-    first, the one with the fewest GPU-hours, or tokens per second and GPUs to the power 0.7.
+    """What makes a configuration the best.
+
+    - ``deadline``: the cheapest that finishes in time.
+    - ``fastest``: the first to finish.
+    - ``gpu-hours``: the fewest GPU-hours.
+    - ``balanced``: tokens per second divided by the number of GPUs to the power 0.7.
     """
 
     DEADLINE = "deadline"
@@ -38,10 +47,15 @@ class Objective(StrEnum):
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """What a job may take. ``tokens`` is its work, ``deadline_s`` from now, ``start_up_s`` before
-    the first token; ``inventory`` GPUs of each model that there are (all named in the space if
-    empty), ``price`` dollars per GPU and hour. Configurations below ``min_p_valid`` are left out,
-    and so is all that needs at least the memory of one of ``ran_out``.
+    """What a job needs and may use.
+
+    - ``tokens``: its work.
+    - ``deadline_s``: seconds from now; ``start_up_s``: seconds before the first token.
+    - ``inventory``: available GPUs of each model (empty: all that the space names).
+    - ``price``: dollars per GPU and hour.
+    - ``min_p_valid``: configurations with a lower probability to fit are left out.
+    - ``ran_out``: configurations that ran out of memory; all that need as much are left out.
+    - ``top``: number of candidates to return.
     """
 
     tokens: float | None = None
@@ -55,9 +69,12 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Candidate(msgspec.Struct, frozen=True, kw_only=True):
-    """A configuration with what it is believed to be like. ``runtime_s``, ``gpu_hours`` and
-    ``cost`` are None where work or price is not known; intervals are low, middle, high. The best
-    has the highest ``score``. ``on_time`` is the probability to be done by the deadline.
+    """A configuration with its estimate.
+
+    - ``score``: the best candidate has the highest.
+    - ``runtime_s``, ``gpu_hours``, ``cost``: low, middle and high; None if work or price is
+      unknown.
+    - ``on_time``: probability to finish by the deadline.
     """
 
     configuration: Configuration
@@ -70,8 +87,11 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Ranking(msgspec.Struct, frozen=True, kw_only=True):
-    """The best candidates, best first; ``considered`` configurations were scored, of which
-    ``left_out`` says how many did not qualify and why. ``note`` names what was assumed.
+    """The best candidates, best first.
+
+    - ``considered``: number of configurations that were scored.
+    - ``left_out``: how many of them did not qualify, by reason.
+    - ``note``: what was assumed, in words.
     """
 
     candidates: tuple[Candidate, ...]
@@ -81,7 +101,7 @@ class Ranking(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Term(msgspec.Struct, frozen=True, kw_only=True):
-    """One addend of memory (GB) or time (s), by name."""
+    """One addend of memory (GB) or of time (s), by name."""
 
     name: str
     value: float
@@ -89,7 +109,7 @@ class Term(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Neighbour(msgspec.Struct, frozen=True, kw_only=True):
-    """A measured run near the one that was asked for; ``distance`` 0 is the same."""
+    """A measured run near the configuration in question; at ``distance`` 0 it is the same one."""
 
     observation: Observation
     distance: float
@@ -97,6 +117,8 @@ class Neighbour(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EstimateExplanation(msgspec.Struct, frozen=True, kw_only=True):
+    """An estimate with the terms and the measured runs behind it."""
+
     estimate: Estimate
     memory: tuple[Term, ...] = ()
     time: tuple[Term, ...] = ()
@@ -106,25 +128,39 @@ class EstimateExplanation(msgspec.Struct, frozen=True, kw_only=True):
 
 @runtime_checkable
 class KnowledgeSource(Protocol):
-    """Deterministic: the same history and version give the same answers, bit by bit."""
+    """Anything that answers questions about configurations.
+
+    Sources are deterministic: the same history and version give the same answers, bit for bit.
+    """
 
     @property
-    def name(self) -> str: ...
-
-    @property
-    def version(self) -> str:
-        """Changes whenever an answer could: of the code, and of the history it rests on."""
+    def name(self) -> str:
+        """Return the name under which the source is registered."""
         ...
 
     @property
-    def capabilities(self) -> frozenset[Capability]: ...
+    def version(self) -> str:
+        """Return a text that changes whenever an answer could: with the code, and with the
+        history.
+        """
+        ...
 
-    def query(self, configurations: Configurations) -> Estimates: ...
+    @property
+    def capabilities(self) -> frozenset[Capability]:
+        """Return what the source can tell; empty for sources that choose without estimates."""
+        ...
+
+    def query(self, configurations: Configurations) -> Estimates:
+        """Return the estimates for a table, in its order; called for whole spaces at once."""
+        ...
 
     def complete(
         self, partial: Mapping[str, object], space: Space, objective: Objective, limits: Limits
     ) -> Ranking:
-        """``partial`` are the fields that are given; ``space`` says what the others may be."""
+        """Return the best configurations of a space for one job.
+
+        ``partial`` are the fields that are given; ``space`` says what the others may be.
+        """
         ...
 
     def curve(
@@ -134,9 +170,17 @@ class KnowledgeSource(Protocol):
         gpu_models: Sequence[str],
         counts: Sequence[int],
     ) -> dict[tuple[str, int], Candidate]:
-        """The best configuration for each GPU model and number of GPUs; none where nothing fits."""
+        """Return the best configuration for each GPU model and number of GPUs; schedulers call
+        this.
+
+        Combinations for which nothing fits are missing from the result.
+        """
         ...
 
-    def observe(self, observation: Observation) -> None: ...
+    def observe(self, observation: Observation) -> None:
+        """Take in one measured run; called when a run has finished."""
+        ...
 
-    def explain(self, configuration: Configuration) -> EstimateExplanation: ...
+    def explain(self, configuration: Configuration) -> EstimateExplanation:
+        """Return the estimate of one configuration with the terms and runs behind it."""
+        ...

@@ -1,7 +1,7 @@
-"""The pace and fit of what was measured nearby.
+"""Estimates from the nearest measured runs.
 
-Distances are those of doublings: a run with twice the tokens is as far away as one with half of
-them. Words that differ are so many doublings apart; models and GPUs also by their sizes.
+Distances are counted in doublings: a run with twice the tokens is as far away as one with half of
+them. Words that differ add a fixed number of doublings; models and GPUs also differ by size.
 """
 
 from __future__ import annotations
@@ -14,11 +14,9 @@ import numpy as np
 from duetune.knowledge.configurations.configuration import FIELDS, Configurations
 from duetune.knowledge.configurations.configuration_table import Described
 from duetune.knowledge.configurations.expressions import DERIVED
-from duetune.knowledge.estimate import Estimates
+from duetune.knowledge.estimate import MEMORY, NONE, Estimates, around
 from duetune.knowledge.sources.knowledge_source import Neighbour
-from duetune.knowledge.sources.measured import Encoder
-from duetune.knowledge.sources.merge import MEMORY, NONE, around
-from duetune.knowledge.sources.past_runs import Remembering
+from duetune.knowledge.sources.past_runs import Encoder, Remembering
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -27,7 +25,7 @@ if TYPE_CHECKING:
 
     from duetune.knowledge.configurations.configuration import Configuration
     from duetune.knowledge.history import History
-    from duetune.knowledge.sources.measured import Measured
+    from duetune.knowledge.sources.past_runs import Measured
 
     Column = NDArray[np.float64]
     Index = NDArray[np.int64]
@@ -47,19 +45,19 @@ APART: Mapping[str, float] = {
     "interconnect": 0.25,
     "software": 0.25,
 }
-"""Doublings, where these differ."""
+"""Doublings that a difference in each of these fields adds."""
 
 CUT_OFF = 2.0
 COUNT = 5
 _BLOCK = 2**21
-_CLOSEST = 0.05  # so that one at distance 0 outweighs, but does not silence, all others
+_CLOSEST = 0.05  # a neighbour at distance 0 outweighs the others but does not silence them
 _UNKNOWN_GB = 80.0
-_GROWTH = 0.15  # of the deviation of the logarithm of a pace, for each doubling of distance
+_GROWTH = 0.15  # standard deviation of the log throughput per doubling of distance
 
 
 class Near(NamedTuple):
-    """A row for each configuration, a column for each neighbour; ``row`` is -1 where there are
-    fewer within the cut-off.
+    """One row per configuration, one column per neighbour; ``row`` is -1 if fewer are within the
+    cut-off.
     """
 
     row: Index
@@ -67,8 +65,10 @@ class Near(NamedTuple):
 
 
 class Metric:
-    """Finds the nearest of ``rows``. What differs in words is compared once for every combination
-    that occurs, what differs in numbers only where the words are near enough.
+    """Finds the nearest of ``rows``.
+
+    Words are compared once per combination that occurs; numbers only where the words are near
+    enough.
     """
 
     def __init__(self, rows: Configurations) -> None:
@@ -78,6 +78,7 @@ class Metric:
         self._sizes = _sizes(self._cells)
 
     def nearest(self, configurations: Configurations, count: int, cut_off: float) -> Near:
+        """Return the ``count`` nearest rows within ``cut_off`` doublings of each configuration."""
         size = len(configurations)
         row = np.full((size, count), -1, np.int64)
         distance = np.full((size, count), np.inf)
@@ -136,7 +137,7 @@ def _numbers(rows: Configurations) -> Column:
 
 
 def _cells_of(rows: Configurations) -> tuple[Index, Configurations]:
-    """Combinations of words: which one each row has, and one row of each."""
+    """Return which combination of words each row has, and one row of each combination."""
     encoder = Encoder(rows, tuple(APART))
     which = encoder.find(rows)
     first = np.zeros(len(encoder), np.int64)
@@ -145,7 +146,7 @@ def _cells_of(rows: Configurations) -> tuple[Index, Configurations]:
 
 
 def _words_apart(cells: Configurations, known: Configurations) -> Column:
-    """Squares of the distance."""
+    """Return the squared distance between combinations of words."""
     squares = np.zeros((len(cells), len(known)))
     for field, weight in APART.items():
         mine, theirs = cells.columns[field], known.columns[field]
@@ -158,7 +159,7 @@ def _words_apart(cells: Configurations, known: Configurations) -> Column:
 
 
 def _sizes(cells: Configurations) -> Column:
-    """Of models and GPUs, in doublings."""
+    """Return the sizes of models and GPUs in doublings."""
     it = Described(cells)
     return np.stack(
         [2.0 * np.log2(it.parameters), np.log2(it.peak), 0.5 * np.log2(it.bandwidth)], axis=1
@@ -166,7 +167,7 @@ def _sizes(cells: Configurations) -> Column:
 
 
 def from_neighbours(measured: Measured, near: Near, gpus: Column, source: str) -> Estimates:
-    """Nearer ones count for more. Paces are compared for each GPU."""
+    """Return estimates from neighbours, weighted by nearness; throughputs are compared per GPU."""
     there = near.row >= 0
     rows = np.where(there, near.row, 0)
     weight = np.where(there, 1.0 / (near.distance**2 + _CLOSEST**2), 0.0)
@@ -176,7 +177,7 @@ def from_neighbours(measured: Measured, near: Near, gpus: Column, source: str) -
     if not known.any():
         return result
     fitted = measured.valid[rows] / measured.count[rows]
-    doubt = 1.0 / CUT_OFF**2  # to know nothing counts as much as one neighbour far away
+    doubt = 1.0 / CUT_OFF**2  # the prior counts as much as one far neighbour
     result.p_valid = ((weight * fitted).sum(axis=1) + 0.5 * doubt) / (total + doubt)
     result.cause = np.where(result.p_valid < 0.5, MEMORY, NONE)
     each = measured.tokens_per_s[rows] / measured.rows.number("num_gpus")[rows]
@@ -192,7 +193,7 @@ def from_neighbours(measured: Measured, near: Near, gpus: Column, source: str) -
 
 
 def _mean(values: Column, weight: Column) -> tuple[Column, Column]:
-    """Of each row, and the standard deviation; NaN where all values are."""
+    """Return weighted mean and standard deviation of each row; NaN if all values are."""
     weight = np.where(np.isnan(values), 0.0, weight)
     values = np.where(np.isnan(values), 0.0, values)
     total = weight.sum(axis=1)
@@ -203,7 +204,7 @@ def _mean(values: Column, weight: Column) -> tuple[Column, Column]:
 
 
 class NearestSource(Remembering):
-    """The nearest ``count`` measured configurations, if any are within ``cut_off`` doublings."""
+    """Answers from the ``count`` nearest measured configurations within ``cut_off`` doublings."""
 
     name = "nearest"
 
@@ -216,13 +217,16 @@ class NearestSource(Remembering):
 
     @functools.cached_property
     def metric(self) -> Metric:
+        """Return the index of all measured configurations."""
         return Metric(self.measured.rows)
 
     def changed(self) -> None:
+        """Drop what was derived from the old history."""
         super().changed()
         self.__dict__.pop("metric", None)
 
     def estimate(self, configurations: Configurations) -> Estimates:
+        """Return the estimates from the nearest runs."""
         near = self.metric.nearest(configurations, self.count, self.cut_off)
         gpus = configurations.number("num_gpus")
         result = from_neighbours(self.measured, near, gpus, self.name)
@@ -230,6 +234,7 @@ class NearestSource(Remembering):
         return result
 
     def neighbours(self, configuration: Configuration) -> tuple[Neighbour, ...]:
+        """Return the nearest measured runs, as evidence."""
         one = Configurations.of([configuration])
         near = self.metric.nearest(one, self.count, self.cut_off)
         return tuple(
@@ -244,4 +249,5 @@ class NearestSource(Remembering):
 
 
 def differing(one: Configuration, other: Configuration) -> tuple[str, ...]:
+    """Return the fields in which two configurations differ."""
     return tuple(field for field in FIELDS if getattr(one, field) != getattr(other, field))

@@ -1,8 +1,8 @@
-"""Twice the GPUs, twice the pace: what a scheduler knows that profiles a job on as few as it can.
+"""Twice the GPUs, twice the throughput: the knowledge of a scheduler with a minimal profile.
 
-So does Sia: it measures one GPU of each type (or as many as the model needs at least), takes more
-of them to be as fast in proportion, and other types by the ratio of those that were measured on
-both. Batches are those of one GPU.
+Sia works like this. It measures one GPU of each type (or the minimum that the model needs), assumes
+that more of them are proportionally faster, and estimates other types by the ratio of types that
+were both measured. Batch sizes are those of one GPU.
 """
 
 from __future__ import annotations
@@ -19,16 +19,14 @@ from duetune.knowledge.configurations.configuration import (
     Sharding,
 )
 from duetune.knowledge.configurations.expressions import DERIVED
-from duetune.knowledge.estimate import Estimates
+from duetune.knowledge.estimate import MEMORY, Estimates, around
 from duetune.knowledge.sources.knowledge_source import Capability
-from duetune.knowledge.sources.measured import Encoder
-from duetune.knowledge.sources.merge import MEMORY, around
-from duetune.knowledge.sources.past_runs import SURE, Remembering
+from duetune.knowledge.sources.past_runs import SURE, Encoder, Remembering
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from duetune.knowledge.sources.measured import Measured
+    from duetune.knowledge.sources.past_runs import Measured
 
     Column = NDArray[np.float64]
     Index = NDArray[np.int64]
@@ -37,8 +35,9 @@ _FIELDS = tuple(field for field in FIELDS if field != "gpu_model")
 
 
 class ProportionalSource(Remembering):
-    """Of runs that differ in nothing but the number of GPUs, the one with the fewest counts. A GPU
-    type on which nothing of the kind was measured fits if it has the memory of one that did.
+    """Scales the run with the fewest GPUs, among runs that differ only in the number of GPUs.
+
+    A GPU type without such a run counts as fitting if it has the memory of a type that fitted.
     """
 
     name = "proportional"
@@ -51,10 +50,12 @@ class ProportionalSource(Remembering):
         return _Profiles(self.measured)
 
     def changed(self) -> None:
+        """Drop what was derived from the old history."""
         super().changed()
         self.__dict__.pop("_profiles", None)
 
     def estimate(self, configurations: Configurations) -> Estimates:
+        """Return the scaled throughputs."""
         result = Estimates.unknown(len(configurations), self.name)
         result.extrapolated[:] = self.measured.unseen(configurations)
         if not len(self.measured) or not len(configurations):
@@ -72,8 +73,10 @@ class ProportionalSource(Remembering):
 
 
 class _Profiles:
-    """A row for each kind of run, a column for each GPU type: the pace of one GPU (NaN if unknown),
-    the fewest GPUs that fitted, and the most with which it ran out of memory.
+    """A table with one row per kind of run and one column per GPU type.
+
+    It holds the throughput of one GPU (NaN if unknown), the fewest GPUs that fitted, and the most
+    with which the run ran out of memory.
     """
 
     def __init__(self, measured: Measured) -> None:
@@ -101,7 +104,9 @@ class _Profiles:
         self._jobs = self._job.find(rows.take(first))
 
     def answer(self, configurations: Configurations) -> tuple[Column, NDArray[np.bool_]]:
-        """The pace of each of its GPUs, NaN where unknown, and whether it ran out of memory."""
+        """Return the throughput of one GPU, NaN if unknown, and whether the run runs out of
+        memory.
+        """
         kind = self._encoder.find(_on_one(configurations))
         codes = [self._gpus.get(word, -1) for word in configurations.labels["gpu_model"]]
         gpu = np.array(codes, np.int64)[configurations.columns["gpu_model"]]
@@ -117,7 +122,7 @@ class _Profiles:
         return each, ran_out
 
     def _elsewhere(self, kind: int, gpu: int, count: float) -> float:
-        """From the types that were measured and have no more memory."""
+        """Return the throughput from measured types that have no more memory."""
         fits = (count >= self._fewest[kind]) & (self._memory <= self._memory[gpu])
         found = [
             self._each[kind, other] * ratio
@@ -128,7 +133,7 @@ class _Profiles:
 
     @functools.cache  # noqa: B019 - it lives as long as its history
     def _ratio(self, gpu: int, other: int, job: int) -> float:
-        """How much faster one type is than another: for jobs like this one if that is known."""
+        """Return how much faster one type is than another, preferably for jobs like this one."""
         ratios = self._each[:, gpu] / self._each[:, other]
         for those in (self._jobs == job, np.ones(len(ratios), np.bool_)):
             known = ratios[those & np.isfinite(ratios)]
@@ -138,7 +143,7 @@ class _Profiles:
 
 
 def _on_one(rows: Configurations) -> Configurations:
-    """The same, as one GPU of them sees it."""
+    """Return the rows as one of their GPUs sees them."""
     columns, labels = dict(rows.columns), dict(rows.labels)
     columns["batch_size"] = rows.per_gpu_batch
     for field in ("num_gpus", "num_nodes"):

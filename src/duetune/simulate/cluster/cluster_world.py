@@ -20,8 +20,8 @@ from duetune.core.planning import Partition, Stock, Tenure
 from duetune.errors import InvalidInput
 from duetune.knowledge.configurations.configuration import Configurations, Sharding
 from duetune.knowledge.configurations.configuration_rules import broken
+from duetune.knowledge.facts.gpus import USUAL_PRICES
 from duetune.knowledge.facts.model_registry import model_name
-from duetune.knowledge.facts.prices import USUAL_PRICES
 from duetune.knowledge.history import History
 from duetune.knowledge.listed_space import Listing
 from duetune.knowledge.model.learned_model import KnowledgeModel

@@ -13,7 +13,7 @@ import numpy as np
 
 from duetune.core.cluster_physics import HOUR_S
 from duetune.errors import InvalidInput
-from duetune.knowledge.configurations.space import Value
+from duetune.knowledge.configurations.configuration import Value
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import TextIO
 
-    from duetune.knowledge.configurations.space import Value
+    from duetune.knowledge.configurations.configuration import Value
     from duetune.knowledge.text_tables import Table, TableRow
     from duetune.simulate.cluster.workload import WorkloadKind
 

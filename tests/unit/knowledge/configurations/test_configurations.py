@@ -69,11 +69,6 @@ def test_part_of_many_keeps_order_and_words():
     assert len(many.take(np.zeros(0, np.int64))) == 0
 
 
-def test_parts_with_other_words_are_joined_by_word():
-    first, second = Configurations.of(ROWS[:1]), Configurations.of(ROWS[1:])
-    assert list(Configurations.joined([first, second])) == ROWS
-
-
 def test_a_grid_has_every_combination_the_last_field_fastest():
     grid = Configurations.grid(
         {"model": ["a", "b"], "gpu_model": ["L40S"], "num_gpus": [1, 2, 4], "method": ["full"]}

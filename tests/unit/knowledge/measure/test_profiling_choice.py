@@ -14,26 +14,23 @@ from duetune.knowledge.configurations.configuration_table import card_bytes
 from duetune.knowledge.configurations.space import Domain, Space
 from duetune.knowledge.configurations.space_sampling import sample
 from duetune.knowledge.estimate import EXTRAPOLATED, Estimates
-from duetune.knowledge.measure.active import Active, information
-from duetune.knowledge.measure.caps import near_caps
+from duetune.knowledge.measure.active import Active, information, near_caps, positions, spread_out
 from duetune.knowledge.measure.choice import (
     BATCH,
     Costs,
     Drawn,
-    MemoryRoom,
+    RemainingBudget,
     check_measurable,
     fitting,
+    trial_seconds,
 )
-from duetune.knowledge.measure.diversity import positions, spread_out
-from duetune.knowledge.measure.holdout import RUNS, HoldOut
-from duetune.knowledge.measure.surrogate import RidgeEnsemble
-from duetune.knowledge.measure.trial_costs import trial_seconds
+from duetune.knowledge.measure.surrogate import RUNS, HoldOut, RidgeEnsemble
 from duetune.knowledge.measure.trials import Batch, group_of
 from duetune.knowledge.measure.worker_messages import Timing
 from duetune.knowledge.observation import Observation, RunOutcome
 
 SMALL, MIDDLE, LARGE = "HuggingFaceTB/SmolLM2-135M", "Qwen/Qwen2.5-0.5B", "meta-llama/Llama-3.2-1B"
-ENDLESS = MemoryRoom(seconds=1e9, count=10**9)
+ENDLESS = RemainingBudget(seconds=1e9, count=10**9)
 
 
 def space(**domains):
@@ -227,7 +224,7 @@ def drawn_by(there, method, count, seed=0, most_s=1e9):
 def all_of(chooser, count=10**9):
     found, taken = [], set()
     while len(taken) < count:
-        room = MemoryRoom(seconds=1e9, count=count - len(taken))
+        room = RemainingBudget(seconds=1e9, count=count - len(taken))
         batch = chooser.choose([], taken, room)
         if batch is None:
             break
@@ -271,7 +268,7 @@ def test_what_was_run_before_does_not_count_as_drawn(method):
         for batch in all_of(drawn_by(there, method, 50), 50)
         for each in batch.configurations
     }
-    batch = drawn_by(there, method, 5).choose([], taken, MemoryRoom(seconds=1e9, count=5))
+    batch = drawn_by(there, method, 5).choose([], taken, RemainingBudget(seconds=1e9, count=5))
     assert 1 <= len(batch.configurations) <= 5
     assert not taken & {each.key for each in batch.configurations}
 
@@ -288,7 +285,7 @@ def test_what_breaks_a_rule_is_not_drawn():
 def test_a_short_time_is_shared_by_the_models():
     """Were each model run to its end, a short campaign would have seen one of them."""
     chooser = drawn_by(space(model=(SMALL, MIDDLE, LARGE)), "random", 90)
-    room = MemoryRoom(seconds=60.0, count=10**9)
+    room = RemainingBudget(seconds=60.0, count=10**9)
     models, taken = set(), set()
     while (batch := chooser.choose([], taken, room)) is not None and room.seconds > 0:
         models.add(batch.group[0])
@@ -300,14 +297,17 @@ def test_a_short_time_is_shared_by_the_models():
 def test_a_batch_is_cut_to_the_room_there_is():
     rows = tuple(configuration(batch_size=size) for size in (1, 2, 4, 8))
     batch = Batch(configurations=rows, seconds=(1.0, 2.0, 3.0, 4.0), start_s=5.0)
-    assert fitting(batch, MemoryRoom(seconds=8.5, count=9)).configurations == rows[:2]
-    assert fitting(batch, MemoryRoom(seconds=1e9, count=3)).configurations == rows[:3]
-    assert fitting(batch, MemoryRoom(seconds=8.5, count=9, slowness=1.4)).configurations == rows[:1]
-    assert fitting(batch, MemoryRoom(seconds=5.5, count=9)) is None
+    assert fitting(batch, RemainingBudget(seconds=8.5, count=9)).configurations == rows[:2]
+    assert fitting(batch, RemainingBudget(seconds=1e9, count=3)).configurations == rows[:3]
+    assert (
+        fitting(batch, RemainingBudget(seconds=8.5, count=9, slowness=1.4)).configurations
+        == rows[:1]
+    )
+    assert fitting(batch, RemainingBudget(seconds=5.5, count=9)) is None
 
 
 def test_a_space_of_which_nothing_can_be_measured_is_refused_with_the_reason():
-    with pytest.raises(InvalidInput, match="method qlora is not measured"):
+    with pytest.raises(InvalidInput, match="method qlora cannot be measured"):
         check_measurable(space(method=("qlora",)))
     check_measurable(space(method=("qlora", "lora")))
 

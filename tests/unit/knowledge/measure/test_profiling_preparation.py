@@ -15,15 +15,14 @@ from duetune.knowledge.configurations.configuration import Configuration
 from duetune.knowledge.configurations.space_sampling import sample
 from duetune.knowledge.facts.model_facts import model_facts
 from duetune.knowledge.measure import preparation
-from duetune.knowledge.measure.model_configs import model_config
 from duetune.knowledge.measure.preparation import (
+    CampaignRequest,
     NoGpu,
     PreparedCampaign,
-    Wish,
     campaign_space,
     found_gpu,
 )
-from duetune.knowledge.measure.trials import read_batch, unmeasurable, write_batch
+from duetune.knowledge.measure.trials import model_config, read_batch, unmeasurable, write_batch
 from duetune.knowledge.measure.worker_messages import Header, Timing, Trial
 from support.later import later
 
@@ -137,13 +136,13 @@ def test_the_gpu_goes_by_the_name_it_has_here(tmp_path, monkeypatch):
 def test_a_wish_that_makes_no_sense_is_refused(tmp_path, changes):
     values = {"space": "quick", "out": tmp_path / "x", "minutes": 1.0, "device": "cpu", **changes}
     with pytest.raises(InvalidInput):
-        PreparedCampaign(Wish(**values))
+        PreparedCampaign(CampaignRequest(**values))
 
 
 @pytest.mark.usefixtures("gpu")
 def test_a_plan_says_how_many_configurations_fit_into_the_time(tmp_path):
     plans = [
-        PreparedCampaign(Wish(space="h200", out=tmp_path / "x", minutes=minutes)).plan()
+        PreparedCampaign(CampaignRequest(space="h200", out=tmp_path / "x", minutes=minutes)).plan()
         for minutes in (5.0, 10.0)
     ]
     short, long = plans

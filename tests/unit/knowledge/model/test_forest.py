@@ -132,7 +132,7 @@ def test_what_is_not_above_the_threshold_goes_to_the_first_child(threshold):
 )
 def test_arrays_that_lead_out_of_themselves_are_refused(regressor, part, change):
     _, forest = regressor
-    with pytest.raises(ValueError, match="trees"):
+    with pytest.raises(ValueError, match="tree"):
         Forest.of_arrays(forest.arrays | {part: change(forest.arrays[part])}, columns=6)
 
 

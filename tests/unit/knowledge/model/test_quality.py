@@ -12,7 +12,6 @@ from duetune.knowledge.model.quality import (
     TOO_LIGHT,
     implied_mfu,
     noted,
-    transient_failures,
 )
 from duetune.knowledge.observation import Observation, RunOutcome
 
@@ -68,11 +67,6 @@ def test_a_full_memory_gets_a_flag():
 def test_a_cap_counts_as_the_memory():
     capped = BASE.replace(memory_cap_gb=40)
     assert noted([seen(capped, peak_memory_gb=42.8)])[0].flags == (SATURATED,)
-
-
-def test_failures_are_counted_by_software_and_cluster():
-    ill = Observation(configuration=BASE, outcome=RunOutcome.FAILED, cluster="b")
-    assert transient_failures([seen(), ill, ill]) == {("", "b"): 2}
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from duetune.knowledge.configurations.configuration import Configuration, Configurations
-from duetune.knowledge.model.support import Support
+from duetune.knowledge.model.frontier import Support
 from support.synthetic_history import drawn
 
 RUN = Configuration(model="a", gpu_model="L40S", num_gpus=4, batch_size=16, tokens_per_sample=1024)

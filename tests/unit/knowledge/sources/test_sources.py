@@ -17,9 +17,8 @@ from duetune.knowledge.sources.analytic import AnalyticSource
 from duetune.knowledge.sources.blind import DefaultSource, RandomSource, uniform
 from duetune.knowledge.sources.knowledge_source import Limits, Objective
 from duetune.knowledge.sources.learned import HybridSource, RegressionSource
-from duetune.knowledge.sources.measured import Encoder, Measured
 from duetune.knowledge.sources.nearest import Metric, NearestSource
-from duetune.knowledge.sources.past_runs import HistorySource, OracleSource
+from duetune.knowledge.sources.past_runs import Encoder, HistorySource, Measured, OracleSource
 from duetune.registry.sources import SOURCE_GROUP, source_named, sources_listed
 from duetune.testing.sample_histories import small_space, synthetic_history, synthetic_run
 
@@ -170,7 +169,7 @@ def test_the_default_is_four_gpus_of_the_first_kind_and_batch_16():
     ranking = DefaultSource().complete(JOB, small_space(), Objective.FASTEST, Limits())
     best = ranking.candidates[0].configuration
     assert (best.gpu_model, best.num_gpus, best.batch_size) == ("A100-80GB", 4, 16)
-    assert "knows nothing" in ranking.note
+    assert "does not estimate" in ranking.note
     none_left = Limits(inventory={"L40S": 2})
     best = DefaultSource().complete(JOB, small_space(), Objective.FASTEST, none_left).candidates[0]
     assert (best.configuration.gpu_model, best.configuration.num_gpus) == ("L40S", 2)
@@ -348,7 +347,7 @@ def test_a_model_that_fits_nowhere_gives_no_curve_and_a_reason():
     source = HistorySource(history)
     assert source.curve(JOB, small_space(), ["L40S"], [1, 2]) == {}
     ranking = source.complete(JOB, small_space(), Objective.DEADLINE, Limits())
-    assert "nothing qualifies" in ranking.note
+    assert "no configuration qualifies" in ranking.note
     assert "meta-llama/Llama-3.1-8B" in ranking.note
 
 
