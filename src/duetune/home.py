@@ -7,10 +7,10 @@ the parts are made of is in ``duetune.wiring``.
 from __future__ import annotations
 
 import functools
+import importlib.util
 import os
 import time
 from functools import cached_property
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -136,7 +136,9 @@ class Home:
     @staticmethod
     def require_training(spec: JobSpec) -> None:
         """Refuse a job for duetune's trainer where the trainer's packages are not installed."""
-        if spec.run is None and any(find_spec(name) is None for name in TRAINING_PACKAGES):
+        if spec.run is None and any(
+            importlib.util.find_spec(name) is None for name in TRAINING_PACKAGES
+        ):
             raise MissingExtra("training", "train")
 
     def status(self, job: str) -> Look:

@@ -111,7 +111,7 @@ class TestSimulate:
         said = json.loads(duetune(*ONE, "--burst", "3", "--jobs-csv", "w.csv", "--json"))
         assert said["arrivals"].endswith("jobs/h at random, 3 at once")
         assert main(["cluster", *ONE[:-2], "--workload", "w.csv", "--burst", "3"]) == 2
-        assert "--burst and --workload exclude each other" in capsys.readouterr().err
+        assert "--burst and --workload cannot be used together" in capsys.readouterr().err
 
     def test_the_document_says_what_it_is_of(self, duetune):
         said = json.loads(duetune(*ONE, "--json"))
@@ -157,15 +157,15 @@ class TestSimulate:
             (("--burst", "0.5"), "burst: 0.5 is not allowed; expected jobs that arrive at once"),
             (("--burst", "nan"), "burst: nan is not allowed; expected jobs that arrive at once"),
             (("--nodes", "4x"), "nodes: '4x' is not allowed"),
-            (("--cluster", "no.yaml"), "--cluster and --nodes exclude each other"),
+            (("--cluster", "no.yaml"), "--cluster and --nodes cannot be used together"),
             (("--workload", "no.csv"), "workload: 'no.csv' is not allowed"),
             (("--slack", "3:1"), "slack: '3:1' is not allowed; expected LOW:HIGH"),
             (("--start-s", "-1"), "start_s: -1.0 is not allowed"),
             (("--round-s", "0"), "round_s: 0.0 is not allowed"),
             (("--jobs", "0"), "'--jobs'"),
-            (("--rigid",), "--rigid goes with --workload"),
+            (("--rigid",), "--rigid needs --workload"),
             (("--history", "no.csv"), "history: 'no.csv' is not allowed"),
-            (("--world", "physics", "--history", "x"), "--history goes with --world"),
+            (("--world", "physics", "--history", "x"), "--history needs --world"),
             (("--seed", "-1"), "seed: -1 is not allowed"),
             (("--plot", "x.doc"), "--plot: 'x.doc' is not allowed"),
             (("--csv", "x.txt"), "--csv: 'x.txt' is not allowed"),
@@ -213,12 +213,12 @@ class TestSimulate:
         assert re.search(r"job completion time +- +- +-\n", out)
         assert out.startswith("1 GPU: 1 x 1 A100-80GB\n1 job, w.csv; fifo with oracle\n")
         said = " ".join(out.split())
-        assert "1 of 1 job was never done: nothing fits it that the source believes in, its" in said
+        assert "1 of 1 job never finished: the source knows no configuration that fits" in said
         assert (tmp_path / "x.png").is_file()
         several = ("compare", "--planners", "fifo,srt", "--sources", "oracle", "--seeds", "2")
         out = duetune(*several, *given)
         assert "nan" not in out
-        assert "fifo with oracle left 2 of 2 jobs undone, which are not in its" in out
+        assert "fifo with oracle: 2 of 2 jobs never finished; its completion times" in out
 
     @pytest.mark.usefixtures("_small")
     def test_a_picture_that_cannot_be_drawn_leaves_no_other_file(self, monkeypatch, tmp_path):

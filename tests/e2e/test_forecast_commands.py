@@ -85,7 +85,7 @@ class TestShow:
     def test_in_the_past_what_came_stands_beside_it(self, duetune, trace_file):
         out = duetune(trace_file, "--at", "100", "--hours", "3")
         assert "forecast by combined in slot 100" in out
-        assert "came: $" in out
+        assert "actual: $" in out
         assert len(out.splitlines()) >= 2 + 2 + 6
 
     def test_the_document_has_every_slot(self, duetune):
@@ -108,7 +108,10 @@ class TestShow:
             (("--forecaster", "nope"), "forecast: 'nope' is not allowed; expected arima, ets"),
             (("--at", "480"), "--at: 480 is not allowed; expected a slot"),
             (("--at", "-1"), "--at: -1 is not allowed"),
-            (("--hours", "0.7"), "--hours: 0.7 is not allowed; expected whole slots of 30 min"),
+            (
+                ("--hours", "0.7"),
+                "--hours: 0.7 is not allowed; expected 1 to 2,000 whole slots of 30 min",
+            ),
             (("--hours", "nan"), "--hours: nan is not allowed"),
             (("--hours", "0"), "--hours: 0.0 is not allowed"),
             (("--plot", "fan.doc"), "--plot: 'fan.doc' is not allowed"),
@@ -132,7 +135,7 @@ class TestBacktestCommand:
         out = duetune(
             *("backtest", "--trace", trace_file, *QUICK), "--csv", "rows.csv", "--plot", "board.png"
         )
-        for words in ("skill", "90% covers", "regret", "MAE", "pinball", "seasonal:48"):
+        for words in ("skill", "90% range holds", "regret", "MAE", "pinball", "seasonal:48"):
             assert words in out
         assert out.endswith("Rows: rows.csv\nPlot: board.png\n")
         with (tmp_path / "rows.csv").open() as file:

@@ -163,7 +163,7 @@ def test_a_full_disk_behind_the_output_is_one_line():
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
     assert done.returncode == 1
-    assert done.stderr == "duetune: no space is left for what is written\n"
+    assert done.stderr == "duetune: no space left on the device for the output\n"
 
 
 @pytest.mark.parametrize("arguments", [(*ASKED, "--tokens", "1M"), ("history", "show")])
@@ -188,7 +188,7 @@ def test_rows_that_cannot_be_true_are_left_out_and_contradictions_counted(duetun
     status, out, _ = duetune("history", "import", "odd.csv")
     assert status == 0
     assert "2 rows, 2 new" in out
-    assert "1 configuration there are runs that contradict" in out
+    assert "1 configuration with contradicting runs" in out
     for row in ("row 1: gpu_model", "row 2: tokens_per_s", "row 3: peak_memory_gb"):
         assert row in out
     assert duetune("history", "import", "odd.csv", "--given", "gpu_model=H100")[0] == 2
@@ -210,7 +210,7 @@ def test_a_peak_below_the_weights_is_kept_but_not_learnt_from(duetune, tmp_path)
     )
     status, out, _ = duetune("history", "import", "light.csv")
     assert status == 0
-    assert "1 kept but not learnt from: 1 peak below the weights." in out
+    assert "1 kept but not used for estimates: 1 peak below the weights." in out
 
 
 def test_recommend_fills_in_a_job(duetune, tmp_path):
@@ -224,7 +224,7 @@ def test_recommend_fills_in_a_job(duetune, tmp_path):
     status, out, err = duetune("recommend", "job.yaml")
     assert (status, err) == (0, "")
     assert "due in 8h" in out
-    for line in ("tokens_per_sample  512", "grad_checkpoint", "on time", "Of a micro-step"):
+    for line in ("tokens_per_sample  512", "grad_checkpoint", "on time", "Time of a micro-step"):
         assert line in out
     assert "190 examples of about 2 tokens each, by their characters" in " ".join(out.split())
     assert "no run was measured, so physics with default constants is used" in out
@@ -278,7 +278,7 @@ def test_history_is_taken_in_shown_and_written(duetune):
     assert known["tokens_per_s"] == 9003
     status, out, _ = duetune("history", "show")
     assert MODEL in out
-    assert "5 are of this home" in out
+    assert "5 are from this home" in out
     assert duetune("history", "export", "again.csv")[0] == 0
     assert read_history("again.csv").snapshot == read_history("runs.csv").snapshot
 
@@ -334,7 +334,7 @@ def test_a_model_that_was_never_measured_is_not_found(duetune):
 
 
 def test_an_empty_history_is_shown_as_such(duetune, tmp_path):
-    assert "Nothing was measured" in duetune("history", "show")[1]
+    assert "No runs were measured" in duetune("history", "show")[1]
     assert not (tmp_path / "home").exists()
 
 

@@ -91,7 +91,7 @@ def test_rows_and_the_picture_are_written(capsys, two_pools, tmp_path):
     ("arguments", "words"),
     [
         (("--trace", "nowhere.csv"), "trace file: 'nowhere.csv'"),
-        (("--trace", "a", "--market", "outage"), "exclude each other"),
+        (("--trace", "a", "--market", "outage"), "cannot be used together"),
         (("--gpus", "0"), "--gpus"),
         (("--plot", "a.gif"), "--plot: 'a.gif'"),
         (("--csv", "a.txt"), "--csv: 'a.txt'"),
@@ -123,4 +123,4 @@ def test_an_always_available_market_of_constant_price_is_described(capsys, tmp_p
     status, out, _ = called(capsys, "--trace", "easy.csv")
     assert status == 0
     assert "100%" in out
-    assert "Squared error saved" not in out, "there is no error"
+    assert "Squared error avoided" not in out, "there is no error"

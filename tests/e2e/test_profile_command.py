@@ -109,8 +109,8 @@ def test_a_plan_runs_nothing(duetune, space, tmp_path):
     status, text, _ = duetune(*arguments)
     assert status == 0
     assert text.startswith("6 configurations of 1 models on cpu (torch ")
-    assert "Left out, about 2: bitsandbytes is not installed." in text
-    assert "About 4 would be run" in text
+    assert "Skipped, about 2: bitsandbytes is not installed." in text
+    assert "About 4 would run" in text
     status, text, _ = duetune(*arguments, "--json")
     assert json.loads(text)["expected_count"] == 4
     assert not list(tmp_path.glob("*.jsonl*"))

@@ -206,8 +206,8 @@ class TestSchema:
 
 def test_help_imports_nothing_heavy():
     code = (
-        "import sys; import duetune.cli.app, duetune.cli.spec_import, duetune.cli.spec_export, "
-        "duetune.cli.schema; print(sorted({'pydantic', 'yaml', 'torch'} & set(sys.modules)))"
+        "import sys; import duetune.cli.app, duetune.cli.spec_files; "
+        "print(sorted({'pydantic', 'yaml', 'torch'} & set(sys.modules)))"
     )
     shown = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True

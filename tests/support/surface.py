@@ -55,6 +55,12 @@ def _member_line(owner, name, member):
 
 
 def _signature(thing):
+    if inspect.isclass(thing) and hasattr(thing, "model_fields"):
+        # Pydantic's own signature has the addresses of validators, which differ in each process.
+        fields = thing.model_fields.items()
+        return (
+            f"({', '.join(name if each.is_required() else f'{name}=...' for name, each in fields)})"
+        )
     if inspect.isroutine(thing) or inspect.isclass(thing):
         # Where a type is defined is not public.
         return re.sub(r"\b(?:\w+\.)+(?=[A-Z])", "", str(inspect.signature(thing)))

@@ -1,4 +1,4 @@
-"""``python -m duetune.cli``."""
+"""Run the program as ``python -m duetune.cli``, as the background processes do."""
 
 import sys
 

@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 FITTING = "Fitting the model to measured runs; the fit is kept for the next time"
 _BAR = 24
 NARROW = 80
-"""On screens with fewer columns, tables have only what matters most."""
+"""Screens with fewer columns get tables with the most important columns only."""
 
 
 def shortly(configuration: Configuration, *, gpu: bool = True) -> str:
-    """What is not the same for all candidates of a job; shorter still without the GPUs."""
+    """Describe what differs between candidates of a job; with ``gpu=False`` without the GPUs."""
     each = configuration
     words = [f"{each.num_gpus} x {each.gpu_model}"] if gpu else []
     words.append(f"batch {each.batch_size}")
@@ -35,7 +35,7 @@ def shortly(configuration: Configuration, *, gpu: bool = True) -> str:
 
 
 def number(value: float) -> str:
-    """Three digits: ``812``, ``7.41k``, ``77.5k``, ``1.2M``."""
+    """Return a number with three digits: ``812``, ``7.41k``, ``77.5k``, ``1.20M``."""
     for size, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
         if value >= 0.9995 * size:
             return f"{value / size:#.3g}".rstrip(".") + unit
@@ -43,13 +43,15 @@ def number(value: float) -> str:
 
 
 def between(interval: Interval, form: str = "") -> str:
+    """Return an interval as ``middle (low to high)``."""
     if not interval.middle > 0:  # NaN, too
-        return "not known"
+        return "unknown"
     low, middle, high = (format(each, form) if form else number(each) for each in interval)
     return f"{middle} ({low} to {high})"
 
 
 def chance(share: float) -> str:
+    """Return the probability that a configuration fits, in the colour of the verdict."""
     from duetune.knowledge.estimate import FITS
 
     colour = "green" if share >= FITS else "yellow" if share > 1 - FITS else "red"
@@ -57,14 +59,14 @@ def chance(share: float) -> str:
 
 
 def percentage(share: float) -> str:
-    """Never 0% or 100%: nothing is that sure before it was tried."""
+    """Return a probability; never 0% or 100%, since estimates are not certain."""
     if share > 0.994:
         return ">99%"
     return "<1%" if share < 0.006 else f"{share:.0%}"
 
 
 def parts_table(fit: Fit) -> Table:
-    """What takes the memory, with a bar for what of it is there at the peak."""
+    """Return a table of the parts of one GPU's memory, with a bar for each part at the peak."""
     from rich.markup import escape
 
     from duetune.cli.tables import new_table
@@ -88,14 +90,14 @@ def _bar(part: MemoryPart, fit: Fit) -> str:
 
 
 def evidence_table(near: Sequence[Neighbour]) -> Table:
-    """Measured runs, and what they had that the one asked for has not."""
+    """Return a table of the nearest measured runs, and how their configurations differ."""
     from rich.markup import escape
 
     from duetune.cli.tables import new_table
 
     table = new_table(
-        *("nearest measured runs", "tokens/s", "peak GB", "with"),
-        left=("nearest measured runs", "with"),
+        *("nearest measured runs", "tokens/s", "peak GB", "difference"),
+        left=("nearest measured runs", "difference"),
     )
     for each in near:
         run = each.observation
@@ -108,8 +110,9 @@ def evidence_table(near: Sequence[Neighbour]) -> Table:
         if run.outcome.value == "oom":
             pace = "[red]out of memory[/]"
         peak = "-" if run.peak_memory_gb is None else f"{run.peak_memory_gb:.1f}"
-        differs = ", ".join(_told(each)[:4])
-        more = f" and {len(_told(each)) - 4} more" if len(_told(each)) > 4 else ""
+        differences = _differences(each)
+        differs = ", ".join(differences[:4])
+        more = f" and {len(differences) - 4} more" if len(differences) > 4 else ""
         table.add_row(
             escape(f"{model} {configuration.method}, {gpu}, {size}"),
             pace,
@@ -128,8 +131,8 @@ _IN_THE_RUN = frozenset(
 _SHORT = {"grad_checkpoint": "checkpointing", "lora_targets": "on", "lora_rank": "rank"}
 
 
-def _told(near: Neighbour) -> list[str]:
-    """What differs and does not stand there anyway."""
+def _differences(near: Neighbour) -> list[str]:
+    """Return the fields that differ, without those that the first column shows."""
     found = []
     for field in near.differs:
         if field not in _IN_THE_RUN:

@@ -1,4 +1,7 @@
-"""The program: its commands, imported when called, and how it ends when something is wrong."""
+"""The program ``duetune``: the table of its commands, and the exit status when one fails.
+
+A command's module is imported when the command is called, so ``duetune --help`` starts fast.
+"""
 
 from __future__ import annotations
 
@@ -22,69 +25,56 @@ INTERRUPTED = 130
 UNEXPECTED = 70
 
 COMMANDS = {
-    "plan": ("duetune.cli.launch:plan", "What a job would be, cost and take."),
+    "plan": ("duetune.cli.launch:plan", "Show what a job would cost and when it would finish."),
     "launch": ("duetune.cli.launch:launch", "Run a job by its deadline at the least cost."),
-    "queue": ("duetune.cli.queue:queue", "Jobs that are not over."),
-    "status": ("duetune.cli.status:status", "How a job is doing."),
-    "logs": ("duetune.cli.logs:logs", "What a job's nodes wrote."),
-    "explain": ("duetune.cli.explain:explain", "Why a job held what it held."),
-    "cost-report": ("duetune.cli.queue:cost_report", "Every cent that was charged."),
-    "cancel": ("duetune.cli.job_requests:cancel", "Stop a job for good."),
-    "pause": ("duetune.cli.job_requests:pause", "Give back a job's GPUs for now."),
-    "resume": ("duetune.cli.job_requests:resume", "Let a paused job go on."),
-    "amend": ("duetune.cli.job_requests:amend", "Change the deadline or budget of a running job."),
-    "fleet": ("duetune.cli.fleet:fleet", "The emulated fleet of this machine."),
-    "controller": ("duetune.cli.controller:controller", "The process that runs the jobs."),
-    "simulate": (
-        "duetune.cli.simulate:simulate",
-        "One job, slot by slot, every decision explained.",
+    "queue": ("duetune.cli.queue:queue", "List the jobs that are not finished."),
+    "status": ("duetune.cli.status:status", "Show the state of a job."),
+    "logs": ("duetune.cli.logs:logs", "Print the logs of a job's nodes."),
+    "explain": ("duetune.cli.explain:explain", "Explain the decisions of a job."),
+    "cost-report": ("duetune.cli.queue:cost_report", "Add up what was charged."),
+    "cancel": ("duetune.cli.job_requests:cancel", "Stop a job permanently."),
+    "pause": ("duetune.cli.job_requests:pause", "Release a job's GPUs until it is resumed."),
+    "resume": ("duetune.cli.job_requests:resume", "Continue a paused job."),
+    "amend": ("duetune.cli.job_requests:amend", "Change the deadline or budget of a job."),
+    "fleet": ("duetune.cli.fleet:fleet", "Start, show or stop the emulated fleet."),
+    "controller": (
+        "duetune.cli.controller:controller",
+        "Start or show the process that runs the jobs.",
     ),
-    "optimum": (
-        "duetune.cli.optimum:optimum",
-        "The best plan there is for a market that is known.",
-    ),
-    "tournament": ("duetune.cli.tournament:tournament", "Many policies on many jobs, ranked."),
-    "select": ("duetune.cli.select:select", "Learn over jobs which policy of a pool to choose."),
-    "cluster": (
-        "duetune.cli.cluster:cluster",
-        "Many jobs on one stock of GPUs, simulated and compared.",
-    ),
-    "policies": ("duetune.cli.catalogue:policies", "The policies, groups and selectors by name."),
+    "simulate": ("duetune.cli.simulate:simulate", "Simulate one job and explain each decision."),
+    "optimum": ("duetune.cli.optimum:optimum", "Compute the best plan for a known market."),
+    "tournament": ("duetune.cli.tournament:tournament", "Rank policies on many simulated jobs."),
+    "select": ("duetune.cli.select:select", "Learn over many jobs which policy to choose."),
+    "cluster": ("duetune.cli.cluster:cluster", "Simulate many jobs on one cluster of GPUs."),
+    "policies": ("duetune.cli.catalogue:policies", "List policies, policy groups and selectors."),
     "markets": (
         "duetune.cli.catalogue:markets",
-        "The synthetic markets, and what files can be read.",
+        "List synthetic markets, trace formats, forecasters, fleets and feeds.",
     ),
-    "market": (
-        "duetune.cli.market:market",
-        "What a market is like, and how predictable.",
-    ),
-    "forecast": (
-        "duetune.cli.forecast:forecast",
-        "What a market will do next, and how well forecasters do.",
-    ),
+    "market": ("duetune.cli.market:market", "Measure how predictable a market is."),
+    "forecast": ("duetune.cli.forecast:forecast", "Forecast a market, and score forecasters."),
     "recommend": (
         "duetune.cli.recommend:recommend",
-        "Fill in what a job leaves open, and say why.",
+        "Choose the fields that a job spec leaves open.",
     ),
-    "fits": ("duetune.cli.fits:fits", "Does a model fit on a GPU?"),
-    "history": ("duetune.cli.history:history", "What was measured, here and elsewhere."),
-    "profile": (
-        "duetune.cli.profile:profile",
-        "Measure configurations on the GPU of this machine.",
-    ),
-    "import": ("duetune.cli.spec_import:import_", "A job spec from a file of another tool."),
-    "export": ("duetune.cli.spec_export:export", "A job spec as a file of another tool."),
-    "schema": ("duetune.cli.schema:schema", "The JSON Schema of a job spec."),
+    "fits": ("duetune.cli.fits:fits", "Check whether a model fits on a GPU."),
+    "history": ("duetune.cli.history:history", "Import, export and show measured runs."),
+    "profile": ("duetune.cli.profile:profile", "Measure configurations on this machine's GPU."),
+    "import": ("duetune.cli.spec_files:import_", "Convert another tool's file to a job spec."),
+    "export": ("duetune.cli.spec_files:export", "Convert a job spec to another tool's file."),
+    "schema": ("duetune.cli.spec_files:schema", "Print the JSON Schema of a job spec."),
 }
 
 
 class LazyGroup(click.Group):
-    """Knows its commands by name; a command's module is imported when it is called."""
+    """The group of all commands. It imports a command's module when the command is called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names of all commands in the order of the help page."""
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import and return the command of that name, or None if there is none."""
         if cmd_name not in COMMANDS:
             return None
         module, attribute = COMMANDS[cmd_name][0].split(":")
@@ -92,6 +82,7 @@ class LazyGroup(click.Group):
         return command if isinstance(command, click.Command) else None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write one line per command for the help page, without importing any of them."""
         with formatter.section("Commands"):
             formatter.write_dl([(name, summary) for name, (_, summary) in COMMANDS.items()])
 
@@ -99,16 +90,22 @@ class LazyGroup(click.Group):
 @click.group(
     cls=LazyGroup,
     invoke_without_command=True,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    context_settings={
+        "help_option_names": ["-h", "--help"],
+        "max_content_width": 100,
+        "show_default": True,
+    },
 )
 @click.version_option(__version__, prog_name="duetune", message="%(prog)s %(version)s")
-@click.option("--debug", is_flag=True, help="Show the trace of an error; so does DUETUNE_DEBUG=1.")
+@click.option(
+    "--debug", is_flag=True, help="Show the traceback of an error. DUETUNE_DEBUG=1 does the same."
+)
 @click.pass_context
 def app(context: click.Context, *, debug: bool) -> None:
-    """Fine-tune by the due date at the least cost, on spot and on-demand GPUs.
+    """Fine-tune models by a deadline at the least cost, on spot and on-demand GPUs.
 
-    `launch` runs a job; `simulate` and the commands after it ask what policies would do on
-    recorded or synthetic markets.
+    `plan` shows the cost of a job and `launch` runs it. `simulate` tries policies on recorded or
+    synthetic markets. `fits` and `recommend` help to choose a configuration.
     """
     if debug and isinstance(context.obj, CommandOptions):
         context.obj.debug = True
@@ -117,7 +114,7 @@ def app(context: click.Context, *, debug: bool) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the program; returns its exit status."""
+    """Run the program, by default with the arguments of the process; return its exit status."""
     session = CommandOptions(debug=os.environ.get("DUETUNE_DEBUG", "") not in {"", "0"})
     try:
         status = app.main(
@@ -132,22 +129,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except click.ClickException as error:
         return _refused(error)
     except BrokenPipeError:
-        # Whoever read us has enough.
-        return _unheard()
+        # The reader of our output, such as `head`, has closed the pipe.
+        return _discard_output()
     except DuetuneError as error:
         return _failed(session, error, str(error), error.exit_code)
     except Exception as error:  # noqa: BLE001 - the last line of defence
         if isinstance(error, OSError) and error.errno == errno.ENOSPC and error.filename is None:
-            _say("no space is left for what is written")
-            return _unheard()
+            _say("no space left on the device for the output")
+            return _discard_output()
         name = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-        advice = "a bug in duetune; please report it with the command and what --debug shows"
+        advice = (
+            "this is a bug in duetune; please report it with the command and the --debug output"
+        )
         return _failed(session, error, f"unexpected {name}; {advice}", UNEXPECTED)
     return status if isinstance(status, int) else 0
 
 
-def _unheard() -> int:
-    """What is still buffered must not fail at exit."""
+def _discard_output() -> int:
+    """Send buffered output to nowhere, so that flushing it at exit does not fail again."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 1
 

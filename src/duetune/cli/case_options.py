@@ -1,4 +1,4 @@
-"""Many jobs on several markets: what ``tournament`` and ``select`` have in common."""
+"""Options for drawing many jobs on several markets, for ``tournament`` and ``select``."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MAX_MARKETS = 1000
 
 
 class CaseOptions(msgspec.Struct, frozen=True):
-    """How many jobs, drawn how, on how many markets, on how many cores."""
+    """The number of jobs, what they are drawn from, and the number of markets and threads."""
 
     jobs: int
     mix: str | None
@@ -36,7 +36,7 @@ class CaseOptions(msgspec.Struct, frozen=True):
     def draw(
         self, market: MarketOptions, seed: int
     ) -> tuple[tuple[Case, ...], tuple[MarketTrace, ...]]:
-        """The jobs and the markets they run on."""
+        """Draw the jobs, and return them with the markets they run on."""
         import numpy as np
 
         from duetune.simulate.cases import JobMix, draw_cases
@@ -58,13 +58,13 @@ class CaseOptions(msgspec.Struct, frozen=True):
         *,
         optimum: bool,
     ) -> Tournament:
-        """Run them with a bar on the terminal, and say on standard error how fast it went."""
+        """Simulate all policies on all jobs with a progress bar; print the speed."""
         from duetune.cli.tables import counting_bar
         from duetune.simulate.tournament import run_tournament
 
         with counting_bar() as progress:
             task = progress.add_task("compiling", total=len(cases))
-            # One case beforehand, so that what is timed is the tournament and not the compiler.
+            # Compile on one case first: the printed speed is that of the tournament alone.
             run_tournament(policies, cases[:1], markets, source, optimum=optimum, workers=1)
             progress.update(task, description=f"{len(policies)} policies")
             began = time.perf_counter()
@@ -79,35 +79,40 @@ class CaseOptions(msgspec.Struct, frozen=True):
             )
             seconds = time.perf_counter() - began
         rate = result.policy_slots / seconds
-        extra = ", the optima of all jobs included" if optimum else ""
+        extra = ", including the optimum of every job" if optimum else ""
         count = f"{result.policy_slots:,} policy-slots in {seconds:.2f} s"
         click.echo(f"{count}: {rate:,.0f} per second{extra}", err=True)
         return result
 
 
 def case_options(jobs: int) -> Decorator:
-    """The options, with the default number of jobs."""
+    """Return the decorator that adds these options, with ``jobs`` as the default number of jobs."""
     return bundle(
         CaseOptions,
         "drawn",
         click.option(
-            "--jobs", type=int, default=jobs, show_default=True, help="How many jobs to draw."
+            "--jobs",
+            type=int,
+            default=jobs,
+            metavar="N",
+            help="Number of jobs to draw.",
         ),
         click.option(
             "--mix",
             metavar="FILE",
-            help="What jobs are drawn from, as JSON: ranges of deadline, tightness, max_gpus, ...",
+            help="JSON file with the ranges that jobs are drawn from: deadline, max_gpus, ...",
         ),
         click.option(
             "--markets-count",
             type=int,
             default=8,
-            show_default=True,
-            help="Markets of each synthetic kind, with seeds from --seed on.",
+            metavar="N",
+            help="Markets of each synthetic kind, with the seeds --seed, --seed + 1, ...",
         ),
         click.option(
             "--workers",
             type=click.IntRange(min=1),
-            help="Threads.  [default: one per core]",
+            metavar="N",
+            help="Number of threads.  [default: one per core]",
         ),
     )

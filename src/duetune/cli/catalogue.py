@@ -1,4 +1,4 @@
-"""``duetune policies`` and ``duetune markets``."""
+"""``duetune policies`` and ``duetune markets``: lists of the names that options take."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _FILES = (
         "CSV, Parquet",
         "columns time, spot_usd_gpu_h, on_demand_usd_gpu_h, available; also pool, slot_hours",
     ),
-    Listed("spot-traces JSON", "availability alone: give --on-demand-price"),
-    Listed("AWS price history JSON", "prices alone: give --on-demand-price and --available"),
+    Listed("spot-traces JSON", "only counts: give --on-demand-price"),
+    Listed("AWS price history JSON", "only prices: give --on-demand-price and --available"),
 )
 
 
 @click.command()
 def policies() -> None:
-    """The policies, groups of policies and selectors by name."""
+    """List the policies, groups of policies and selectors."""
     print_listing("Policies (simulate --policy, tournament --policies)", policies_listed())
     print_listing("Groups (tournament --policies, select --policies)", GROUPS)
     print_listing("Selectors (select --selector)", SELECTORS)
@@ -32,7 +32,7 @@ def policies() -> None:
 
 @click.command()
 def markets() -> None:
-    """The synthetic markets by name, what files can be read, and where live prices come from."""
+    """List the synthetic markets, trace formats, forecasters, fleets and feeds."""
     print_listing("Synthetic markets (--market)", markets_listed())
     print_listing("Files (--trace)", _FILES)
     print_listing("Forecasters (--forecast; forecast in config.toml)", forecasters_listed())
@@ -41,6 +41,7 @@ def markets() -> None:
 
 
 def print_listing(title: str, listed: tuple[Listed, ...]) -> None:
+    """Print a title, then each name with its meaning in two columns."""
     click.echo(f"{title}:")
     short = [len(each.name) for each in listed if len(each.name) <= 30]
     width = max(short, default=0)

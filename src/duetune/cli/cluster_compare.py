@@ -1,4 +1,4 @@
-"""``duetune cluster compare``."""
+"""``duetune cluster compare``: planners and sources of knowledge on the same jobs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from duetune.cli.cluster_options import (
-    USUAL_LOAD,
+    DEFAULT_LOAD,
     WorldNote,
     cluster_options,
     cluster_words,
@@ -20,7 +20,8 @@ from duetune.cli.cluster_options import (
     world_note,
     world_words,
 )
-from duetune.cli.json_output import JsonDocument, print_document
+from duetune.cli.context import print_answer
+from duetune.cli.json_output import JsonDocument
 from duetune.cli.options import run_options
 from duetune.errors import InvalidInput
 
@@ -40,7 +41,10 @@ _DRAWING = frozenset(("random", "noisy"))
 
 
 class Comparison(JsonDocument, frozen=True, kw_only=True):
-    """``settings`` in the order asked for; at each load the first one is the baseline."""
+    """The answer of ``--json``.
+
+    ``settings`` are in the order of the options. At each load the first one is the baseline.
+    """
 
     world: WorldNote
     gpus: int
@@ -52,32 +56,30 @@ class Comparison(JsonDocument, frozen=True, kw_only=True):
 @click.option(
     "--planners",
     default="fifo,sia,tutti",
-    show_default=True,
     metavar="NAMES",
-    help="Separated by commas; see 'duetune cluster planners'.",
+    help="Planners, separated by commas; 'duetune cluster planners' lists them.",
 )
 @click.option(
     "--sources",
     default="random,hybrid",
-    show_default=True,
     metavar="NAMES",
-    help="What planners are told by, separated by commas.",
+    help="Sources of configuration knowledge, separated by commas.",
 )
 @click.option(
     "--load",
     "loads",
     metavar="JOBS/H",
-    help="How often jobs come; several separated by commas.  [default: 24]",
+    help="Jobs submitted per hour; several values separated by commas.  [default: 24]",
 )
 @click.option(
     "--seeds",
     type=click.IntRange(min=1, max=1000),
     default=5,
-    show_default=True,
-    help="Workloads at each load, with seeds from --seed on: the same for all.",
+    metavar="N",
+    help="Number of workloads at each load, with the seeds --seed, --seed + 1, ...",
 )
 @cluster_options
-@click.option("--csv", metavar="FILE", help="Write the figures of every simulation.")
+@click.option("--csv", metavar="FILE", help="Write one row for each simulation.")
 @run_options
 def compare(
     planners: str,
@@ -91,12 +93,13 @@ def compare(
     *,
     as_json: bool,
 ) -> None:
-    """Planners with sources of knowledge at several loads, against the first of them.
+    """Compare planners with sources of knowledge at several loads.
 
-    Every planner and source gets the same jobs. Intervals are of 95%, from 2,000 draws of the seeds
-    with replacement, in pairs with the baseline.
+    Every planner and source gets the same jobs. The first planner with the first source is the
+    baseline. Intervals are 95% intervals of a paired bootstrap over the seeds (2,000 draws).
     """
     from duetune import plots
+    from duetune.cli.tables import print_written
     from duetune.files import checked_target, whole_file
     from duetune.plots.cluster_figures import comparison_figure
     from duetune.registry.planners import planner_named
@@ -107,7 +110,7 @@ def compare(
     site.check_apart({"--csv": rows, "--plot": target})
     chosen = {found.name: found for found in map(planner_named, planners.split(","))}
     named = list(dict.fromkeys(name.strip() for name in sources.split(",")))
-    rates = _loads(loads, default=None if site.workload else USUAL_LOAD)
+    rates = _loads(loads, default=None if site.workload else DEFAULT_LOAD)
     cluster = site.build(seed, named)
     results = _play(cluster, site, list(chosen.values()), named, rates, range(seed, seed + seeds))
     document = Comparison(
@@ -119,7 +122,7 @@ def compare(
         settings=compared(results, seed),
     )
     title = f"Mean job completion time ({document.world.how})"
-    # Drawn before anything is written: all files are there, or none.
+    # The plot is drawn before any file is written: if it fails, no file is written.
     figure = None if target is None else comparison_figure(document.settings, title=title)
     if rows is not None:
         with whole_file(rows, "--csv") as part, part.open("w", encoding="utf-8", newline="") as out:
@@ -127,14 +130,12 @@ def compare(
     if target is not None and figure is not None:
         plots.save_figure(figure, target)
     if as_json:
-        print_document(document)
+        print_answer(document)
         return
     click.echo(cluster_words(cluster))
     click.echo(world_words(document.world))
     _show(document)
-    for what, path in (("Rows", rows), ("Plot", target)):
-        if path is not None:
-            click.echo(f"{what}: {path}")
+    print_written(rows, target)
 
 
 def _loads(text: str | None, *, default: float | None) -> list[float | None]:
@@ -157,12 +158,12 @@ def _play(
     loads: Sequence[float | None],
     seeds: range,
 ) -> Results:
-    """With a bar on the terminal."""
+    """Run all simulations with a progress bar; print the duration on standard error."""
     from duetune.cli.tables import counting_bar
     from duetune.registry.clusters import world_source
     from duetune.simulate.cluster.trial import Setting
 
-    # Who learns or draws by chance is made anew for every simulation, the others are fitted once.
+    # Sources that learn or draw random numbers are made for each simulation, others once.
     kept: dict[str, KnowledgeSource] = {
         name: world_source(name, cluster.world, seed=seeds[0]) for name in sources
     }
@@ -218,7 +219,7 @@ def _show(document: Comparison) -> None:
         screen.print(words if load is None else f"{load:g} jobs/h: {words}")
         screen.print()
         table = new_table(
-            *("planner", "source", "mean JCT", "saved", "99%", "ran out", "GPU-h"),
+            *("planner", "source", "mean JCT", "shorter by", "99%", "OOM", "GPU-h"),
             *(("missed",) if due else ()),
             "cost",
             left=("planner", "source"),
@@ -242,16 +243,15 @@ def _show(document: Comparison) -> None:
                 screen.print(escape(_undone(each)))
     screen.print()
     screen.print(
-        "JCT: job completion time in hours, with 95% intervals; what is saved of the first one's. "
-        "Ran out: starts of a job that ran out of memory. Cost: of all jobs."
+        "JCT: job completion time in hours, with 95% intervals. Shorter by: compared with the "
+        "first row. OOM: out-of-memory starts per job. Cost: of all jobs."
     )
 
 
 def _undone(each: Compared) -> str:
-    are = "is" if each.figures.unserved == 1 else "are"
     return (
-        f"{each.setting.planner} with {each.setting.source} left {each.figures.unserved:,} of "
-        f"{counted(each.figures.jobs, 'job')} undone, which {are} not in its completion times."
+        f"{each.setting.planner} with {each.setting.source}: {each.figures.unserved:,} of "
+        f"{counted(each.figures.jobs, 'job')} never finished; its completion times leave them out."
     )
 
 

@@ -1,4 +1,4 @@
-"""What ``duetune cluster simulate`` and ``compare`` share: the cluster, its world and its jobs."""
+"""Options that ``duetune cluster simulate`` and ``compare`` share: the cluster, world and jobs."""
 
 from __future__ import annotations
 
@@ -22,13 +22,17 @@ if TYPE_CHECKING:
     from duetune.simulate.cluster.trial import Cluster
     from duetune.simulate.cluster.workload import ClusterJob
 
-USUAL_JOBS = 120
-USUAL_LOAD = 24.0
-MOST_JOBS = 100_000
+DEFAULT_JOBS = 120
+DEFAULT_LOAD = 24.0
+MAX_JOBS = 100_000
 
 
 class WorldNote(msgspec.Struct, frozen=True, kw_only=True):
-    """``how`` the truth came about; ``measured`` runs were known to the sources at the start."""
+    """The world in a JSON document.
+
+    ``how`` says where the true speeds come from. ``measured`` is the number of runs that sources
+    know at the start.
+    """
 
     how: str
     configurations: int
@@ -37,6 +41,8 @@ class WorldNote(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ClusterOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """The options as typed; None where an option was not given."""
+
     cluster: str | None
     nodes: tuple[str, ...]
     workload: str | None
@@ -53,8 +59,10 @@ class ClusterOptions(msgspec.Struct, frozen=True, kw_only=True):
     round_s: float
 
     def build(self, seed: int, sources: Sequence[str]) -> Cluster:
-        """What is simulated, with a word on the terminal where that takes long. Whatever can be
-        refused is refused before: the sources that will be asked for, too.
+        """Build the cluster and its world.
+
+        All options, and the names of the sources, are checked first: fitting the world takes
+        seconds.
         """
         from duetune.cli.context import waiting
         from duetune.knowledge.history import History
@@ -77,17 +85,17 @@ class ClusterOptions(msgspec.Struct, frozen=True, kw_only=True):
             round_s=self.round_s,
         )
         if self.workload is not None and not Path(self.workload).is_file():
-            raise InvalidInput("workload", self.workload, "a file that is there")
+            raise InvalidInput("workload", self.workload, "an existing file")
         stock, markets = self._stock(seed)
         known = self._history()
-        with waiting("Making the world: fitting a model to what was measured"):
+        with waiting("Building the world: fitting a model to measured runs"):
             world = world_named(self.world, stock, known, seed=seed)
         return Cluster(stock, world, markets, delays)
 
     def draw(
         self, cluster: Cluster, load: float | None, seed: int
     ) -> tuple[tuple[ClusterJob, ...], str]:
-        """The jobs, and what to say of where they come from."""
+        """Return the jobs, and a description of where they come from."""
         import numpy as np
 
         from duetune.simulate.cluster.workload import poisson_arrivals, workload
@@ -97,14 +105,14 @@ class ClusterOptions(msgspec.Struct, frozen=True, kw_only=True):
         kinds = cluster.world.kinds
         if self.workload is None:
             if self.rigid:
-                raise click.UsageError("--rigid goes with --workload: GPUs are said there")
-            rate = USUAL_LOAD if load is None else load
+                raise click.UsageError("--rigid needs --workload: the file has the numbers of GPUs")
+            rate = DEFAULT_LOAD if load is None else load
             burst = 1.0 if self.burst is None else self.burst
-            arrivals = poisson_arrivals(self.jobs or USUAL_JOBS, rate, random, burst=burst)
+            arrivals = poisson_arrivals(self.jobs or DEFAULT_JOBS, rate, random, burst=burst)
             jobs = workload(kinds, arrivals, random, slack=self._range())
             return jobs, f"{rate:g} jobs/h at random" + (f", {burst:g} at once" * (burst > 1))
         if self.burst is not None:
-            raise click.UsageError("--burst and --workload exclude each other")
+            raise click.UsageError("--burst and --workload cannot be used together")
         trace = read_workload(
             Path(self.workload),
             kinds,
@@ -120,7 +128,7 @@ class ClusterOptions(msgspec.Struct, frozen=True, kw_only=True):
         return trace.jobs, words
 
     def check_apart(self, outputs: Mapping[str, Path | None]) -> None:
-        """No file that is written may be one that is read, or that is written, too."""
+        """Refuse an output file that is also an input or another output."""
         from duetune.registry.clusters import cluster_files
 
         read = (("--workload", self.workload), ("--cluster", self.cluster))
@@ -143,7 +151,7 @@ class ClusterOptions(msgspec.Struct, frozen=True, kw_only=True):
         from duetune.simulate.cluster.cluster_world import usual_stock
 
         if self.cluster is not None and self.nodes:
-            raise click.UsageError("--cluster and --nodes exclude each other")
+            raise click.UsageError("--cluster and --nodes cannot be used together")
         if self.cluster is not None:
             return cluster_from_file(self.cluster, seed=seed)
         return (cluster_of_nodes(self.nodes) if self.nodes else usual_stock()), {}
@@ -154,10 +162,10 @@ class ClusterOptions(msgspec.Struct, frozen=True, kw_only=True):
         if self.history is None:
             return None
         if self.world == "physics":
-            raise click.UsageError("--history goes with --world emulated or replay")
+            raise click.UsageError("--history needs --world emulated or replay")
         found = import_history(self.history).history
         if not len(found):
-            raise InvalidInput("history", self.history, "a file with runs that can be used")
+            raise InvalidInput("history", self.history, "a file with at least one valid run")
         return found
 
     def _range(self) -> tuple[float, float] | None:
@@ -175,6 +183,7 @@ class ClusterOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def world_note(cluster: Cluster) -> WorldNote:
+    """Return the world of this cluster as a part of a JSON document."""
     world = cluster.world
     return WorldNote(
         how=world.how,
@@ -185,6 +194,7 @@ def world_note(cluster: Cluster) -> WorldNote:
 
 
 def cluster_words(cluster: Cluster) -> str:
+    """Describe the GPUs of the cluster in one line."""
     stock = cluster.stock
     parts = [
         f"{each.nodes} x {each.gpus_per_node} {each.gpu_model}"
@@ -195,6 +205,7 @@ def cluster_words(cluster: Cluster) -> str:
 
 
 def world_words(note: WorldNote) -> str:
+    """Describe the world in one line."""
     kinds = f"{counted(note.kinds, 'kind')} of job"
     known = f"{counted(note.measured, 'run')} known at the start"
     if note.how == "replay":
@@ -205,65 +216,94 @@ def world_words(note: WorldNote) -> str:
 
 
 def counted(number: int, noun: str) -> str:
+    """Return ``1 job`` or ``2 jobs``."""
     return f"{number:,} {noun}" + ("" if number == 1 else "s")
 
 
 def known_or_dash(number: float, words: str = "{:.2f}") -> str:
-    """What is not a number, since no job was done to take it from, is a dash."""
+    """Return the number in words; a dash for NaN, which means that no job finished."""
     return "-" if math.isnan(number) else words.format(number)
 
 
 cluster_options = bundle(
     ClusterOptions,
     "site",
-    click.option("--cluster", metavar="FILE", help="Partitions, markets and quotas in YAML."),
+    click.option(
+        "--cluster", metavar="FILE", help="YAML file with partitions, markets and quotas."
+    ),
     click.option(
         "--nodes",
         multiple=True,
         metavar="[NAME=]NxG:GPU",
-        help="N nodes with G GPUs each, such as 4x8:A100-80GB; may be repeated.  "
+        help="N nodes with G GPUs each, such as 4x8:A100-80GB. May be repeated.  "
         "[default: 4x8:A100-80GB, 4x4:A100-80GB-PCIe, 4x4:L40S]",
     ),
     click.option(
         "--workload",
         metavar="FILE",
-        help="Jobs or arrivals: our CSV, Sia's, or a log such as Helios' and Philly's.",
+        help="CSV file with jobs or arrival times: duetune's format, Sia's, or a log such as "
+        "those of Helios and Philly.  [default: random arrivals]",
     ),
-    click.option("--rigid", is_flag=True, help="Jobs of a trace keep the GPUs they had there."),
+    click.option(
+        "--rigid", is_flag=True, help="Jobs of a workload file keep their number of GPUs."
+    ),
     click.option(
         "--jobs",
-        type=click.IntRange(min=1, max=MOST_JOBS),
+        type=click.IntRange(min=1, max=MAX_JOBS),
         metavar="N",
-        help=f"So many jobs; of a file the first ones.  [default: {USUAL_JOBS}; of a file all]",
+        help="Number of jobs; of a workload file the first N.  "
+        f"[default: {DEFAULT_JOBS}; all of a file]",
     ),
     click.option(
         "--burst",
         type=float,
         metavar="N",
-        help="Jobs that come at once, in the mean, as in sweeps.  [default: 1]",
+        help="Mean number of jobs that are submitted together, as in a parameter sweep.  "
+        "[default: 1]",
     ),
     click.option(
         "--slack",
         metavar="LOW:HIGH",
-        help="Deadlines: so many times what the work takes the median configuration.",
+        help="Give jobs deadlines: LOW to HIGH times their duration with a median configuration.",
     ),
     click.option(
         "--world",
         type=click.Choice(WORLDS),
         default=WORLDS[0],
-        show_default=True,
-        help="What configurations really do: a model's word, physics alone, or measured runs.",
+        help="Source of the true speeds: a model fitted to runs, physics alone, or measured runs.",
     ),
     click.option(
         "--history",
         metavar="FILE",
-        help="The runs behind the world.  [default: those that come with duetune]",
+        help="File with the measured runs of the world.  [default: the runs shipped with duetune]",
     ),
-    click.option("--learn", is_flag=True, help="The source hears what became of each job."),
-    click.option("--start-s", type=float, default=60.0, show_default=True, help="To start a job."),
-    click.option("--restart-s", type=float, default=60.0, show_default=True, help="To move one."),
+    click.option("--learn", is_flag=True, help="The source learns from each job that ends."),
     click.option(
-        "--failed-s", type=float, default=120.0, show_default=True, help="Lost to running out."
+        "--start-s",
+        type=float,
+        default=60.0,
+        metavar="SECONDS",
+        help="Time to start a job.",
     ),
-    click.option("--round-s", type=float, default=60.0, show_default=True, help="Between plans."),
+    click.option(
+        "--restart-s",
+        type=float,
+        default=60.0,
+        metavar="SECONDS",
+        help="Time to move a job.",
+    ),
+    click.option(
+        "--failed-s",
+        type=float,
+        default=120.0,
+        metavar="SECONDS",
+        help="Time lost by a start that runs out of memory.",
+    ),
+    click.option(
+        "--round-s",
+        type=float,
+        default=60.0,
+        metavar="SECONDS",
+        help="Time between two plans.",
+    ),
 )

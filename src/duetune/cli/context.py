@@ -1,4 +1,4 @@
-"""What commands about jobs share: how they print, and durations in words."""
+"""What all commands share: how they print JSON, show that they wait, and write durations."""
 
 from __future__ import annotations
 
@@ -17,17 +17,19 @@ if TYPE_CHECKING:
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
-    """What every document of these commands says first. Keys are stable; new ones may be added."""
+    """The first fields of every JSON document. Later versions may add keys, but keep these."""
 
     command: str
     version: str = __version__
 
 
 def print_answer(answer: Answer) -> None:
+    """Print a document as indented JSON on standard output."""
     click.echo(msgspec.json.format(msgspec.json.encode(answer), indent=2).decode())
 
 
 def json_option(body: Body) -> Body:
+    """Add --json to a command."""
     return click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead.")(
         body
     )
@@ -35,7 +37,7 @@ def json_option(body: Body) -> Body:
 
 @contextmanager
 def waiting(words: str) -> Iterator[None]:
-    """Something moves on a terminal while it takes long; nothing is said anywhere else."""
+    """Show a spinner with these words while the block runs; a pipe shows nothing."""
     from rich.console import Console
 
     with Console(stderr=True).status(words):
@@ -43,7 +45,7 @@ def waiting(words: str) -> Iterator[None]:
 
 
 def duration_words(seconds: float) -> str:
-    """``2d 3h``, ``3h 20m``, ``12m 5s``, ``9s``: the two largest units."""
+    """Return a duration in its two largest units: ``2d 3h``, ``3h 20m``, ``12m 5s``, ``9s``."""
     left = max(0, round(seconds))
     units = (("d", 86400), ("h", 3600), ("m", 60), ("s", 1))
     for place, (name, size) in enumerate(units):

@@ -1,4 +1,4 @@
-"""``duetune controller``: the process that runs the jobs."""
+"""``duetune controller``: start and show the process that runs the jobs."""
 
 from __future__ import annotations
 
@@ -11,18 +11,24 @@ from duetune.home import Home
 
 
 class ControllerAnswer(Answer, frozen=True, kw_only=True):
+    """The answer of ``--json``; ``pid`` is None if no controller is running."""
+
     running: bool
     pid: int | None = None
 
 
 @click.group()
 def controller() -> None:
-    """The process that runs the jobs. `launch` starts it; it ends when all jobs are over."""
+    """Start or show the process that runs the jobs.
+
+    `launch` and changes to a job start it, and it ends when all jobs have ended. It may be killed
+    at any time: workers continue, and the next controller continues from the journal.
+    """
 
 
 @controller.command()
 def run() -> None:
-    """Be the controller, in the foreground."""
+    """Run the controller in the foreground."""
     from duetune.jobs.controller_process import sole_controller
     from duetune.wiring import run_controller
 
@@ -34,13 +40,13 @@ def run() -> None:
         if alone:
             run_controller(settings)
         else:
-            click.echo("Another controller is running.")
+            click.echo("Another controller is already running.")
 
 
 @controller.command()
 @json_option
 def start(as_json: bool) -> None:
-    """Start it in the background, if none is running."""
+    """Start the controller in the background, unless one is running."""
     pid = Home().start_controller()
     if as_json:
         print_answer(ControllerAnswer(command="controller start", running=True, pid=pid))
@@ -51,7 +57,7 @@ def start(as_json: bool) -> None:
 @controller.command()
 @json_option
 def status(as_json: bool) -> None:
-    """Whether one is running."""
+    """Show whether a controller is running."""
     pid = Home().controller
     if as_json:
         print_answer(

@@ -1,4 +1,4 @@
-"""``duetune explain``."""
+"""``duetune explain``: the decisions of a job and their reasons."""
 
 from __future__ import annotations
 
@@ -15,27 +15,30 @@ if TYPE_CHECKING:
 
 
 class ExplainAnswer(Answer, frozen=True, kw_only=True):
+    """The answer of ``--json``."""
+
     explanation: Explanation
 
 
 @click.command()
 @click.argument("job")
 @click.argument("slot", type=int, required=False)
-@click.option("--plot", metavar="FILE", help="Draw the run over time: .png, .svg or .pdf.")
+@click.option(
+    "--plot",
+    metavar="FILE",
+    help="Write a plot of the run over time to this .png, .svg or .pdf file.",
+)
 @json_option
 def explain(job: str, slot: int | None, plot: str | None, as_json: bool) -> None:
-    """Why a job held what it held, slot by slot; with SLOT, one decision in full."""
-    home = Home()
-    target = None
-    if plot is not None:
-        from duetune import plots
+    """Explain every decision of a job; with SLOT, one decision in full."""
+    from duetune import plots
+    from duetune.cli import tables
 
-        target = plots.checked_plot(plot, "--plot")
+    home = Home()
+    target = None if plot is None else plots.checked_plot(plot, "--plot")
     row = home.store.job(job)
     explanation = home.explain(row.id, slot)
     if target is not None:
-        from duetune import plots
-
         story = home.store.journal.read(row.id)
         plots.save_figure(plots.timeline_figure(row.name, story), target)
     if as_json:
@@ -46,8 +49,7 @@ def explain(job: str, slot: int | None, plot: str | None, as_json: bool) -> None
     else:
         for each in explanation.slots:
             _show_slot(each, explanation.policy)
-    if target is not None:
-        click.echo(f"Plot: {target}")
+    tables.print_written(target)
 
 
 def _show_run(row: JobRow, explanation: Explanation) -> None:
@@ -88,11 +90,13 @@ def _show_run(row: JobRow, explanation: Explanation) -> None:
         late = "" if run.on_time else " [red](late)[/]"
         runs.add_row(escape(run.policy), finished + late, dollars(run.cost))
     screen.print(runs)
-    screen.print("[dim]The others are simulated with the measured speed and the expected cost of")
-    screen.print("[dim]resizes, so what really happened may be better than the optimum of that;")
-    screen.print("[dim]slots that the job did not see are taken to be like its last one.[/]")
+    screen.print(
+        "[dim]The other runs are simulated with the measured speed and the expected cost of "
+        "resizes, so the real run may be better than the simulated optimum. Slots after the end of "
+        "the job are assumed to be like its last slot.[/]"
+    )
     if any(each.share is not None for each in explanation.slots):
-        screen.print("[dim]They have the fleet to themselves, while this job had to share it.[/]")
+        screen.print("[dim]They have the whole fleet, while this job had to share it.[/]")
 
 
 def _finished(row: JobRow) -> str:
@@ -111,7 +115,7 @@ def _show_slot(each: SlotExplained, policy: str) -> None:
     screen.print(f"[bold]Slot {each.slot}[/]")
     screen.print(
         f"  seen      spot ${each.spot_price:.2f} with {each.available} available, on demand "
-        f"${each.on_demand_price:.2f} per GPU and hour"
+        f"${each.on_demand_price:.2f} per GPU-hour"
     )
     screen.print(f"  expected  {ahead}")
     screen.print(
@@ -129,7 +133,7 @@ def _show_slot(each: SlotExplained, policy: str) -> None:
     if each.others:
         screen.print()
         table = tables.new_table(
-            *("in its place", "spot", "on-dem", "charge", "why"), left=("in its place", "why")
+            *("other policy", "spot", "on-dem", "charge", "why"), left=("other policy", "why")
         )
         for other in each.others:
             table.add_row(

@@ -1,4 +1,4 @@
-"""``duetune fits``."""
+"""``duetune fits``: whether a model fits on a GPU, and what would help."""
 
 from __future__ import annotations
 
@@ -19,56 +19,78 @@ OTHER = " [dim](with another trainer)[/]"
 
 
 class FitsAnswer(Answer, frozen=True, kw_only=True):
+    """The answer of ``--json``."""
+
     fits: Fit
 
 
 @click.command()
 @click.argument("model", metavar="MODEL")
-@click.option("--gpu", required=True, metavar="NAME", help="Such as A100-80GB, H100 or L40S.")
-@click.option("--seq", type=int, help="Tokens of each sequence.  [default: 1024]")
 @click.option(
-    "--batch", type=int, metavar="N", help="Sequences at once, over all GPUs.  [default: one each]"
+    "--gpu", required=True, metavar="NAME", help="The GPU, such as A100-80GB, H100 or L40S."
+)
+@click.option("--seq", type=int, metavar="TOKENS", help="Tokens of each sequence.  [default: 1024]")
+@click.option(
+    "--batch",
+    type=int,
+    metavar="N",
+    help="Sequences at once, over all GPUs.  [default: one per GPU]",
 )
 @click.option(
     "--method",
-    help="full, lora, qlora, gptq-lora or pt (prompt tuning).  [default: lora, full below 1B "
-    "parameters]",
+    metavar="NAME",
+    help="full, lora, qlora, gptq-lora or pt (prompt tuning).  [default: full below 1B parameters "
+    "if that fits, else lora]",
 )
-@click.option("--gpus", type=int, default=1, show_default=True, help="How many of them.")
+@click.option("--gpus", type=int, default=1, metavar="N", help="Number of GPUs.")
 @click.option(
-    "--sharding", metavar="HOW", help="ddp, fsdp, ...  [default: ddp, as duetune's trainer]"
+    "--sharding",
+    metavar="NAME",
+    help="How GPUs share the state: ddp, fsdp, ...  [default: ddp, as duetune's trainer]",
 )
 @click.option(
     "--precision",
-    help="bf16, fp16, fp32, bf16-mixed or fp16-mixed.  [default: what duetune's trainer does]",
+    metavar="NAME",
+    help="bf16, fp16, fp32, bf16-mixed or fp16-mixed.  [default: that of duetune's trainer]",
 )
 @click.option(
     "--optimiser",
+    metavar="NAME",
     default="adamw",
-    show_default=True,
     help="adamw, adamw-8bit, paged-adamw, adafactor or sgd.",
 )
 @click.option(
     "--checkpointing/--no-checkpointing",
     default=True,
-    show_default=True,
-    help="Whether activations are computed again instead of kept.",
+    help="Whether activations are recomputed instead of stored.",
 )
-@click.option("--rank", type=int, help="Of adapters.  [default: 16]")
-@click.option("--targets", help="Of adapters: all-linear or attention.  [default: all-linear]")
-@click.option("--attention", default="sdpa", show_default=True, help="sdpa, flash or eager.")
-@click.option("--software", metavar="NAME", help="What trains.  [default: duetune's trainer]")
+@click.option("--rank", type=int, metavar="N", help="Rank of the adapters.  [default: 16]")
 @click.option(
-    "--memory-gb", type=float, default=0.0, metavar="GB", help="If not all of the card is free."
+    "--targets",
+    metavar="NAME",
+    help="Layers with adapters: all-linear or attention.  [default: all-linear]",
+)
+@click.option("--attention", metavar="NAME", default="sdpa", help="sdpa, flash or eager.")
+@click.option(
+    "--software",
+    metavar="NAME",
+    help="The trainer, by its name in the history.  [default: duetune's trainer]",
+)
+@click.option(
+    "--memory-gb",
+    type=float,
+    default=0.0,
+    metavar="GB",
+    help="Memory to use, if not all of the card is free.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead.")
 def fits(model: str, as_json: bool, **chosen: object) -> int:
-    """Does it fit? Whether MODEL can be fine-tuned so, what takes the memory, what would help.
+    """Check whether MODEL can be fine-tuned on a GPU, what uses the memory, and what would help.
 
-    What is not said is as duetune's trainer does it: the answer is that of 'duetune plan'. MODEL is
-    a known name (llama3.1-8b, Qwen/Qwen3-8B), a folder with a config.json, that file, or a name
-    with a size in it. Nothing is started. The exit status is 0 if it fits, 1 if it does not or is
-    not sure.
+    MODEL is a known name (llama3.1-8b, Qwen/Qwen3-8B), a folder with a config.json, that file, or a
+    name with a size in it. Options that are not given are those of duetune's trainer, so the answer
+    is that of 'duetune plan'. Nothing is started. The exit status is 0 if it fits, 1 if it does not
+    or if that is not sure.
     """
     import msgspec
 
@@ -120,8 +142,8 @@ def _headline(fit: Fit) -> str:
     peak = ""
     if memory.middle > 0:
         peak = (
-            f"\nPeak of one GPU: {memory.middle:.1f} GB, 90% between {memory.low:.1f} and "
-            f"{memory.high:.1f}, of the card's {fit.capacity_gb:.1f}"
+            f"\nPeak memory of one GPU: {memory.middle:.1f} GB (90% range {memory.low:.1f} to "
+            f"{memory.high:.1f} GB) of the card's {fit.capacity_gb:.1f} GB"
         )
     return (
         f"{words[fit.verdict]} (probability {percentage(fit.estimate.p_valid)}): "
@@ -130,7 +152,7 @@ def _headline(fit: Fit) -> str:
 
 
 def show_fit(screen: Console, fit: Fit) -> None:
-    """The terms, what would help or how much room there is, and the evidence."""
+    """Print the parts of the memory, what would help or still fit, and similar measured runs."""
     from rich.markup import escape
 
     from duetune.cli.advice_format import evidence_table, parts_table
@@ -148,7 +170,7 @@ def show_fit(screen: Console, fit: Fit) -> None:
         fits_so = near.p_valid >= FITS
         screen.print(
             f"No single change makes it fit. {escape(near.what[:1].upper() + near.what[1:])} "
-            f"(checkpointing, one sequence a GPU, {near.configuration.method}): "
+            f"(checkpointing, one sequence per GPU, {near.configuration.method}): "
             f"{'it fits' if fits_so else 'it still does not fit'}, "
             f"{near.memory_gb:.1f} of {near.capacity_gb:.1f} GB."
         )
@@ -156,7 +178,7 @@ def show_fit(screen: Console, fit: Fit) -> None:
     if fit.evidence:
         screen.print(evidence_table(fit.evidence))
     else:
-        screen.print("Nothing near this was measured: the answer is by physics.")
+        screen.print("No similar run was measured: the estimate is from physics alone.")
     screen.print()
 
 

@@ -1,4 +1,4 @@
-"""``duetune fleet``: the embedded fleet of this machine."""
+"""``duetune fleet``: start, show and stop the embedded fleet of this machine."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 
 class FleetAnswer(Answer, frozen=True, kw_only=True):
+    """The answer of ``--json``. Prices are dollars per GPU-hour."""
+
     running: bool
     pid: int | None = None
     market: str | None = None
@@ -30,41 +32,68 @@ class FleetAnswer(Answer, frozen=True, kw_only=True):
 
 @click.group()
 def fleet() -> None:
-    """The embedded fleet: emulated spot and on-demand GPUs on this machine.
+    """Start, show or stop the embedded fleet: emulated spot and on-demand GPUs on this machine.
 
-    It replays a recorded or synthetic market in scaled time, and grants, takes and bills nodes as
-    a cloud would; a node is a group of processes. `launch` starts it if need be.
+    It replays a recorded or synthetic market, if wanted faster than real time. It grants, preempts
+    and bills nodes as a cloud would; a node is a group of processes. `launch` starts it if needed.
     """
 
 
 @fleet.command()
 @click.option("--market", metavar="KIND", help="A synthetic market (see 'duetune markets').")
 @click.option("--trace", metavar="FILE", help="A recorded market instead.")
-@click.option("--pool", metavar="NAME", help="The pool of the trace: first if none.")
-@click.option("--slot-hours", type=float, metavar="HOURS", help="Resample the market to this.")
-@click.option("--history", type=int, metavar="SLOTS", help="Slots known before the replay begins.")
-@click.option("--speed", type=float, help="Market seconds per second.  [default: 1]")
-@click.option("--max-gpus", type=int, help="The most GPUs a job may hold.  [default: 4]")
-@click.option("--accelerator", metavar="NAME", help="What the GPUs are called, such as H100.")
+@click.option("--pool", metavar="NAME", help="The pool of the trace.  [default: the first]")
+@click.option(
+    "--slot-hours",
+    type=float,
+    metavar="HOURS",
+    help="Length of a slot; the market is resampled to it.",
+)
+@click.option(
+    "--history",
+    type=int,
+    metavar="SLOTS",
+    help="Slots that are known before the replay starts.  [default: a week, at most half of all]",
+)
+@click.option(
+    "--speed", type=float, metavar="FACTOR", help="Market seconds per real second.  [default: 1]"
+)
+@click.option(
+    "--max-gpus", type=int, metavar="N", help="Most GPUs that one job may hold.  [default: 4]"
+)
+@click.option(
+    "--accelerator",
+    metavar="NAME",
+    help="The GPU model, such as H100; `plan` then knows its memory and speed.",
+)
 @click.option(
     "--emulated-microbatch",
     type=float,
     metavar="SECONDS",
-    help="An emulated GPU: a microbatch takes at least so long.",
+    help="Emulate a GPU: a microbatch takes at least this time.",
 )
-@click.option("--grant-delay", type=float, metavar="SECONDS", help="From request to node.")
-@click.option("--notice", type=float, metavar="SECONDS", help="Between notice and taking.")
-@click.option("--silent", type=float, metavar="SHARE", help="Of nodes taken without notice.")
-@click.option("--seed", type=int, help="For all that is drawn by chance.")
+@click.option(
+    "--grant-delay", type=float, metavar="SECONDS", help="Time from the request to the node."
+)
+@click.option(
+    "--notice", type=float, metavar="SECONDS", help="Time from the notice to the preemption."
+)
+@click.option(
+    "--silent",
+    type=float,
+    metavar="SHARE",
+    help="Share of nodes that are preempted without notice.",
+)
+@click.option("--seed", type=int, metavar="N", help="Seed of the random numbers.")
 @click.option(
     "--warm/--cold",
     default=None,
-    help="Keep training's libraries loaded, so that workers start at once, or not: jobs that run a"
-    " command of their own have no use for them.  [default: warm]",
+    help="Whether to keep the training libraries loaded, so that workers start at once. Jobs with"
+    " their own command do not need it.  [default: warm]",
 )
 @json_option
 def start(as_json: bool, **chosen: object) -> None:
-    """Start it; what is not said is as in config.toml."""
+    """Start the fleet. Options that are not given are taken from config.toml."""
     from duetune.registry.fleets import EMBEDDED
     from duetune.wiring import start_fleet
 
@@ -87,17 +116,18 @@ def start(as_json: bool, **chosen: object) -> None:
 @fleet.command()
 @json_option
 def status(as_json: bool) -> None:
-    """What it is doing."""
+    """Show the market and the GPUs in use."""
     _show("fleet status", Home().fleet, as_json=as_json)
 
 
 @fleet.command()
-@click.option(
-    "--force", is_flag=True, help="Also while jobs run; their controller is stopped, too."
-)
+@click.option("--force", is_flag=True, help="Stop it while jobs run, and stop their controller.")
 @json_option
 def stop(force: bool, as_json: bool) -> None:
-    """Take all nodes and end it. Jobs that are not over keep their checkpoints."""
+    """Stop the fleet and all its nodes. Unfinished jobs keep their checkpoints.
+
+    It refuses while jobs run, unless --force is given. `controller start` continues such jobs.
+    """
     from duetune.fleets.embedded import stop_provider
     from duetune.jobs.controller_process import stop_controller
     from duetune.registry.fleets import EMBEDDED
@@ -109,7 +139,7 @@ def stop(force: bool, as_json: bool) -> None:
     running = _running_jobs(home)
     if running and not force:
         names = ", ".join(running[:5])
-        raise click.UsageError(f"jobs are running ({names}): cancel them, or stop with --force")
+        raise click.UsageError(f"jobs are running ({names}): cancel them, or use --force")
     if running:
         stop_controller(home.settings)
     was_running = stop_provider(home.settings.fleet)
@@ -120,7 +150,7 @@ def stop(force: bool, as_json: bool) -> None:
 
 
 def _running_jobs(home: Home) -> list[str]:
-    """Those that a controller is serving: it would start the fleet again for them."""
+    """Return the unfinished jobs if a controller runs: it would start the fleet again for them."""
     from duetune.core.events import Status
 
     if home.controller is None:
@@ -150,19 +180,19 @@ def _show(command: str, found: Connected | None, *, as_json: bool) -> None:
         return
     prices = (
         f"spot ${answer.spot_price:.2f}, {answer.available} available, "
-        f"on demand ${answer.on_demand_price:.2f} per GPU and hour"
+        f"on demand ${answer.on_demand_price:.2f} per GPU-hour"
     )
     if answer.pid is None:
         click.echo(f"The fleet is running: {prices}.")
         return
     click.echo(
         f"Fleet {answer.pid} on market {answer.market} at {answer.speed:g}x: {prices}; "
-        f"held {answer.spot_held} spot, {answer.on_demand_held} on demand."
+        f"in use: {answer.spot_held} spot, {answer.on_demand_held} on demand."
     )
 
 
 def _with_provider(answer: FleetAnswer, found: Connected) -> FleetAnswer:
-    """Add what only the provider of the embedded fleet tells."""
+    """Add what only the embedded fleet reports: its process, market and nodes."""
     from duetune.fleets.embedded.client import EmbeddedFleet
 
     if not isinstance(found.fleet, EmbeddedFleet):

@@ -1,4 +1,4 @@
-"""``duetune forecast``: a look ahead, and ``duetune forecast backtest``."""
+"""``duetune forecast``: the group, and ``forecast show``. ``forecast_backtest`` has the other."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
+from duetune.cli.context import print_answer
 from duetune.cli.forecast_backtest import backtest
-from duetune.cli.forecast_names import NamingForecasters, usual_forecaster
-from duetune.cli.json_output import JsonDocument, MarketNote, print_document
-from duetune.cli.options import market_options, run_options
+from duetune.cli.json_output import JsonDocument, MarketNote
+from duetune.cli.options import ForecasterCommand, market_options, run_options
 from duetune.errors import InvalidInput
 from duetune.registry.forecasters import forecast_named
 
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from duetune.core.market import MarketTrace
     from duetune.simulate.backtest.past_forecasts import Expected, Fan, FanSlot
 
-USUAL_HOURS = 12.0
-MOST_SLOTS = 2000
-MOST_ROWS = 12
+DEFAULT_HOURS = 12.0
+MAX_SLOTS = 2000
+MAX_ROWS = 12
 
 
 class FanDocument(JsonDocument, frozen=True, kw_only=True):
-    """``at`` is the slot in which the forecast was made, ``slots`` what it says of those after."""
+    """The answer of ``--json``: the forecast made in slot ``at`` for each slot after it."""
 
     forecaster: str
     market: MarketNote
@@ -36,12 +36,14 @@ class FanDocument(JsonDocument, frozen=True, kw_only=True):
 
 
 class DefaultGroup(click.Group):
-    """A group in which what names no command is meant for ``show``."""
+    """A group whose command ``show`` may be left out."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the commands in the order in which they were added."""
         return list(self.commands)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Insert ``show`` if the first argument is no command and does not ask for help."""
         if not args or args[0] not in {*self.commands, *ctx.help_option_names}:
             args = ["show", *args]
         return super().parse_args(ctx, args)
@@ -51,39 +53,40 @@ class DefaultGroup(click.Group):
     cls=DefaultGroup, options_metavar="", subcommand_metavar="[TRACE | COMMAND] [OPTIONS]..."
 )
 def forecast() -> None:
-    """What a market is expected to do next, and which forecaster to believe.
+    """Forecast a market, and compare forecasters on it.
 
     \b
-    duetune forecast prices.csv --plot fan.png    what comes after a recorded market
-    duetune forecast --market diurnal --at 300    as seen in slot 300 of a synthetic one
-    duetune forecast backtest --trace prices.csv  how well forecasters would have done
+    duetune forecast prices.csv --plot fan.png    forecast the hours after a recorded market
+    duetune forecast --market diurnal --at 300    forecast in slot 300 of a synthetic market
+    duetune forecast backtest --trace prices.csv  score forecasters on a recorded market
 
-    The first two are `duetune forecast show`, which may be left out: its --help and that of
-    `backtest` have the options.
+    The first two lines are short for `duetune forecast show`. `show --help` and `backtest --help`
+    list the options.
     """
 
 
-@forecast.command(cls=NamingForecasters)
+@forecast.command(cls=ForecasterCommand)
 @click.argument("trace_file", metavar="[TRACE]", required=False)
 @click.option(
     "--forecaster",
+    default="combined",
     metavar="NAME",
-    help="Who forecasts; see below.  [default: combined]",
+    help="The forecaster; 'duetune markets' lists them.",
 )
 @click.option(
     "--at",
     type=int,
     metavar="SLOT",
-    help="Forecast in this slot of the trace, counted from 0.  [default: the last]",
+    help="Forecast in this slot, counted from 0, from the slots up to it.  [default: the last]",
 )
 @click.option(
-    "--hours", type=float, metavar="HOURS", help=f"How far ahead.  [default: {USUAL_HOURS:g}]"
+    "--hours", type=float, metavar="HOURS", help=f"How far ahead.  [default: {DEFAULT_HOURS:g}]"
 )
 @market_options
 @run_options
 def show(
     trace_file: str | None,
-    forecaster: str | None,
+    forecaster: str,
     at: int | None,
     hours: float | None,
     market: MarketOptions,
@@ -92,20 +95,22 @@ def show(
     *,
     as_json: bool,
 ) -> None:
-    """The next hours of a market as forecast, and as they came.
+    """Forecast the next hours of a market: the price and the number of spot GPUs.
 
-    TRACE is a recorded market, the same as --trace FILE.
+    Each comes with the ranges that hold 50% and 90% of the cases. With --at, the table also has
+    what really happened. TRACE is a recorded market, the same as --trace FILE.
     """
     from duetune import plots
+    from duetune.cli import tables
     from duetune.plots.forecast_figures import fan_figure
     from duetune.simulate.backtest.past_forecasts import fan
 
     target = None if plot is None else plots.checked_plot(plot, "--plot")
     if trace_file is not None:
         if market.trace or market.market:
-            raise click.UsageError("one market: TRACE, --trace or --market")
+            raise click.UsageError("give one market: TRACE, --trace or --market")
         market = msgspec.structs.replace(market, trace=(trace_file,))
-    source = forecast_named(forecaster or usual_forecaster(), seed=seed)
+    source = forecast_named(forecaster, seed=seed)
     trace = market.one(seed)
     if at is not None and not 0 <= at < trace.slots:
         raise InvalidInput("--at", at, f"a slot of {trace.name!r}, 0 to {trace.slots - 1}")
@@ -113,7 +118,7 @@ def show(
     if target is not None:
         plots.save_figure(fan_figure(seen, trace), target)
     if as_json:
-        print_document(
+        print_answer(
             FanDocument(
                 command="forecast",
                 seed=seed,
@@ -125,8 +130,7 @@ def show(
         )
         return
     _show(seen, trace)
-    if target is not None:
-        click.echo(f"Plot: {target}")
+    tables.print_written(target)
 
 
 forecast.add_command(backtest)
@@ -134,11 +138,11 @@ forecast.add_command(backtest)
 
 def _slots(hours: float | None, trace: MarketTrace) -> int:
     if hours is None:
-        return max(1, round(USUAL_HOURS / trace.slot_hours))
+        return max(1, round(DEFAULT_HOURS / trace.slot_hours))
     slots = hours / trace.slot_hours
-    if not (1 - 1e-6 <= slots <= MOST_SLOTS and abs(slots - round(slots)) < 1e-6):
+    if not (1 - 1e-6 <= slots <= MAX_SLOTS and abs(slots - round(slots)) < 1e-6):
         minutes = trace.slot_hours * 60
-        allowed = f"whole slots of {minutes:g} min, 1 to {MOST_SLOTS:,} of them"
+        allowed = f"1 to {MAX_SLOTS:,} whole slots of {minutes:g} min"
         raise InvalidInput("--hours", hours, allowed)
     return round(slots)
 
@@ -155,7 +159,7 @@ def _show(seen: Fan, trace: MarketTrace) -> None:
     screen.print()
     came = seen.slots[0].available.came is not None
     columns = ["hours", "$/GPU-h", "50%", "90%", "avail", "50% ", "90% "]
-    table = tables.new_table(*columns, *(("came: $", "avail ") if came else ()))
+    table = tables.new_table(*columns, *(("actual: $", "avail ") if came else ()))
     for slot in _some(seen.slots):
         cells = [
             f"{slot.hours:g}",
@@ -170,12 +174,12 @@ def _show(seen: Fan, trace: MarketTrace) -> None:
     screen.print(table)
     if seen.slots[0].available.ninety is None:
         screen.print()
-        screen.print(escape(f"{seen.forecaster} does not say how sure it is."))
+        screen.print(escape(f"{seen.forecaster} gives no ranges."))
 
 
 def _some(slots: Sequence[FanSlot]) -> list[FanSlot]:
-    """Evenly spread where there are many; the last one always."""
-    every = -(-len(slots) // MOST_ROWS)
+    """Return at most ``MAX_ROWS`` slots, evenly spread, with the last one among them."""
+    every = -(-len(slots) // MAX_ROWS)
     return [slot for place, slot in enumerate(slots, start=1 - len(slots)) if place % every == 0]
 
 

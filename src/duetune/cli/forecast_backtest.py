@@ -1,4 +1,4 @@
-"""``duetune forecast backtest``."""
+"""``duetune forecast backtest``: score forecasters on recorded or synthetic markets."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from duetune.cli.forecast_names import NamingForecasters, usual_forecasters
-from duetune.cli.json_output import JsonDocument, MarketNote, print_document, read_document
-from duetune.cli.options import market_options, run_options
+from duetune.cli.context import print_answer
+from duetune.cli.json_output import JsonDocument, MarketNote, read_document
+from duetune.cli.options import ForecasterCommand, market_options, run_options
 from duetune.errors import InvalidInput
 from duetune.registry.forecasters import forecast_named
 
@@ -24,11 +24,15 @@ if TYPE_CHECKING:
     from duetune.simulate.backtest.standings import ForecasterStanding, Score
     from duetune.simulate.cases import JobMix
 
-MOST_JOBS = 100_000
+MAX_JOBS = 100_000
 
 
 class Leaderboard(JsonDocument, frozen=True, kw_only=True):
-    """``standings`` has the forecaster of most skill first, ``scores`` each at each horizon."""
+    """The answer of ``--json``.
+
+    ``standings`` has the forecaster with the highest skill first. ``scores`` has one entry for each
+    forecaster, horizon and quantity.
+    """
 
     markets: tuple[MarketNote, ...]
     horizons: tuple[float, ...]
@@ -41,43 +45,41 @@ class Leaderboard(JsonDocument, frozen=True, kw_only=True):
     scores: tuple[Score, ...]
 
 
-@click.command(cls=NamingForecasters)
+@click.command(cls=ForecasterCommand)
 @click.option(
     "--forecasters",
     metavar="NAMES",
-    help="Separated by commas; see below.  [default: last,seasonal:a day,combined,markov]",
+    help="Forecasters, separated by commas; 'duetune markets' lists them. last always takes part.  "
+    "[default: last,seasonal:DAY,combined,markov]",
 )
 @click.option(
     "--horizons",
     metavar="HOURS",
-    help="How far ahead, separated by commas.  [default: of 1,3,6,12 the whole slots]",
+    help="Hours ahead, separated by commas.  [default: those of 1,3,6,12 that are whole slots]",
 )
 @click.option(
     "--warm-up",
     type=float,
     default=0.3,
-    show_default=True,
     metavar="SHARE",
-    help="Of each market, to learn from before anything is scored.",
+    help="Share of each market that forecasters learn from before scoring starts.",
 )
 @click.option(
     "--jobs",
-    type=click.IntRange(min=0, max=MOST_JOBS),
+    type=click.IntRange(min=0, max=MAX_JOBS),
     default=100,
-    show_default=True,
-    help="Jobs that show what errors cost; 0 leaves it out.",
+    metavar="N",
+    help="Number of jobs that the regret is measured with; 0: no regret.",
 )
-@click.option(
-    "--mix", metavar="FILE", help="What jobs are drawn from, as for 'duetune tournament'."
-)
+@click.option("--mix", metavar="FILE", help="JSON file with the ranges that jobs are drawn from.")
 @click.option(
     "--markets-count",
     type=click.IntRange(min=1, max=1000),
     default=1,
-    show_default=True,
-    help="Markets of each synthetic kind, with seeds from --seed on.",
+    metavar="N",
+    help="Markets of each synthetic kind, with the seeds --seed, --seed + 1, ...",
 )
-@click.option("--csv", metavar="FILE", help="Write every forecaster at every horizon as rows.")
+@click.option("--csv", metavar="FILE", help="Write one row for each forecaster and horizon.")
 @market_options
 @run_options
 def backtest(
@@ -94,11 +96,11 @@ def backtest(
     *,
     as_json: bool,
 ) -> None:
-    """How well forecasters would have done on recorded markets.
+    """Score forecasters on recorded or synthetic markets.
 
-    Each forecasts in every slot after the warm-up, from what it had seen by then. Skill is the part
-    of persistence's pinball loss that it saves; persistence (`last`) always takes part. Regret is
-    what AHAP earns less by its forecasts than by perfect ones.
+    Each forecaster forecasts in every slot after the warm-up, from the slots before it. Skill is
+    the share of persistence's pinball loss that it avoids. Regret is how much less AHAP earns with
+    its forecasts than with perfect ones.
     """
     from duetune import plots
     from duetune.files import checked_target, whole_file
@@ -113,7 +115,8 @@ def backtest(
     hours = _hours(horizons)
     slots = 0 if drawn_from is None else 2 * drawn_from.longest()
     traces = market.several(seed, count=markets_count, slots=slots)
-    sources = named or _sources(usual_forecasters(traces[0].slot_hours), seed)
+    day = max(1, round(24 / traces[0].slot_hours))
+    sources = named or _sources(f"last,seasonal:{day},combined,markov", seed)
     hours = checked_horizons(hours, traces, warm_up)
     result = _play(sources, traces, hours, warm_up=warm_up, jobs=jobs, mix=drawn_from, seed=seed)
     if rows is not None:
@@ -122,9 +125,9 @@ def backtest(
     if target is not None:
         plots.save_figure(backtest_figure(result), target)
     if as_json:
-        print_document(_document(result, traces, seed))
+        print_answer(_document(result, traces, seed))
     else:
-        _show(result, traces, [path for path in (rows, target) if path is not None])
+        _show(result, traces, rows, target)
 
 
 def _sources(names: str, seed: int) -> list[ForecastSource]:
@@ -154,7 +157,7 @@ def _play(
     mix: JobMix | None,
     seed: int,
 ) -> Backtest:
-    """With a bar on the terminal."""
+    """Run the backtest with a progress bar, and print its duration on standard error."""
     from duetune.cli.tables import counting_bar
     from duetune.simulate.backtest.forecast_backtest import backtest as run_backtest
 
@@ -196,7 +199,7 @@ def _document(result: Backtest, traces: Sequence[MarketTrace], seed: int) -> Lea
     )
 
 
-def _show(result: Backtest, traces: Sequence[MarketTrace], written: list[Path]) -> None:
+def _show(result: Backtest, traces: Sequence[MarketTrace], *written: Path | None) -> None:
     from rich.markup import escape
 
     from duetune.cli import tables
@@ -204,14 +207,15 @@ def _show(result: Backtest, traces: Sequence[MarketTrace], written: list[Path]) 
     from duetune.simulate.summary import dollars
 
     screen = tables.console()
-    names = ", ".join(trace.name for trace in traces[:3])
-    more = f" and {len(traces) - 3} more" if len(traces) > 3 else ""
     scored = sum(trace.slots - round(result.warm_up * trace.slots) for trace in traces)
-    screen.print(f"{escape(names)}{more}: {scored:,} slots after a warm-up of {result.warm_up:.0%}")
+    screen.print(
+        f"{tables.names_words([trace.name for trace in traces])}: {scored:,} slots "
+        f"after a warm-up of {result.warm_up:.0%}"
+    )
     screen.print()
     board = tables.new_table(
-        *("forecaster", "skill", "of avail", "of price", "90% covers: avail", "price"),
-        *("regret", "of utility"),
+        *("forecaster", "skill", "avail", "price", "90% range holds: avail", "price "),
+        *("regret", "% of utility"),
         left=("forecaster",),
     )
     for row in result.standings:
@@ -229,13 +233,13 @@ def _show(result: Backtest, traces: Sequence[MarketTrace], written: list[Path]) 
     screen.print(board)
     for quantity, title, digits in (
         (Quantity.AVAILABLE, "GPUs available", 2),
-        (Quantity.SPOT_PRICE, "$ per GPU and hour", 3),
+        (Quantity.SPOT_PRICE, "Spot price, $ per GPU-hour", 3),
     ):
         screen.print()
         screen.print(title)
         screen.print()
         table = tables.new_table(
-            *("forecaster", "hours", "MAE", "pinball", "90% covers", "skill", "p"),
+            *("forecaster", "hours", "MAE", "pinball", "90% range holds", "skill", "p"),
             left=("forecaster",),
         )
         for row in result.standings:
@@ -253,17 +257,19 @@ def _show(result: Backtest, traces: Sequence[MarketTrace], written: list[Path]) 
         screen.print(table)
     screen.print()
     screen.print(_sentence(result))
-    for path in written:
-        click.echo(f"{'Plot' if path.suffix != '.csv' else 'Rows'}: {path}")
+    tables.print_written(*written)
 
 
 def _sentence(result: Backtest) -> str:
-    words = "Skill: the part of persistence's pinball loss that is saved. p: of no difference."
+    words = (
+        "Skill: share of persistence's pinball loss that is avoided. 90% range holds: share of "
+        "values inside the range. p: p-value of no difference from persistence."
+    )
     if result.perfect_utility is None:
         return words
     return (
-        f"{words} Regret: what {result.policy} earns less per job than by the perfect forecast, "
-        f"over {result.jobs:,} jobs."
+        f"{words} Regret: how much less {result.policy} earns per job than with a perfect "
+        f"forecast, mean of {result.jobs:,} jobs."
     )
 
 

@@ -1,4 +1,4 @@
-"""``duetune history``: what was measured."""
+"""``duetune history``: import, export and show measured runs."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from duetune.knowledge.history import History
 
 
-QUARANTINE = {"implausible": "would have used more arithmetic than the GPU has"}
+QUARANTINE = {"implausible": "faster than the GPU's peak arithmetic allows"}
 
 
 class Known(msgspec.Struct, frozen=True, kw_only=True):
-    """All runs of one model, GPU and method. ``tokens_per_s`` is the best of them for each GPU."""
+    """The runs of one model, GPU and method. ``tokens_per_s`` is the best, per GPU."""
 
     model: str
     gpu: str
@@ -33,17 +33,21 @@ class Known(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ImportAnswer(Answer, frozen=True, kw_only=True):
+    """The answer of ``import --json``; ``known`` is the number of runs in the home afterwards."""
+
     taken: tuple[Taken, ...]
     known: int
 
 
 class ExportAnswer(Answer, frozen=True, kw_only=True):
+    """The answer of ``export --json``."""
+
     file: str
     rows: int
 
 
 class ShowAnswer(Answer, frozen=True, kw_only=True):
-    """``shipped`` runs of ``runs`` come with duetune."""
+    """The answer of ``show --json``; ``shipped`` of the ``runs`` come with duetune."""
 
     runs: int
     shipped: int
@@ -52,14 +56,17 @@ class ShowAnswer(Answer, frozen=True, kw_only=True):
 
 
 class SourcesAnswer(Answer, frozen=True, kw_only=True):
+    """The answer of ``sources --json``: each name with its meaning."""
+
     sources: dict[str, str]
 
 
 @click.group()
 def history() -> None:
-    """What was measured: here, by others, and what comes with duetune.
+    """Import, export and show measured runs.
 
-    Advice rests on it. Jobs that run here add to it by themselves.
+    `fits`, `recommend` and `plan` estimate memory and speed from these runs. Some come with
+    duetune. Jobs that run here add theirs automatically.
     """
 
 
@@ -69,12 +76,14 @@ def history() -> None:
     "--given",
     multiple=True,
     metavar="FIELD=VALUE",
-    help="What a run does not tell, such as gpu_model=H100; may be repeated.",
+    help="A field that the runs lack, such as gpu_model=H100; not for tables. May be repeated.",
 )
 @json_option
 def import_(paths: tuple[str, ...], given: tuple[str, ...], as_json: bool) -> int:
-    """Take measurements in: tables (CSV, Parquet), runs of MLflow, W&B or the HF Trainer, and what
-    'duetune profile' wrote. All of it, or nothing if a file cannot be read.
+    """Import measured runs.
+
+    PATH is a table (CSV or Parquet), a run of MLflow, W&B or the Hugging Face Trainer, or the
+    output of 'duetune profile'. If one file cannot be read, nothing is imported.
     """
     from duetune.interop.import_measurements import read_places, take_in
 
@@ -88,19 +97,18 @@ def import_(paths: tuple[str, ...], given: tuple[str, ...], as_json: bool) -> in
         return _status(taken)
     for each in taken:
         old = each.read - each.new
-        parts = [f"{each.new:,} new", f"{old:,} known already"]
-        click.echo(f"{each.place}: {each.read:,} rows, {', '.join(parts)}.")
+        click.echo(f"{each.place}: {each.read:,} rows, {each.new:,} new, {old:,} known already.")
         if each.contradicting:
             click.echo(
-                f"  Of {each.contradicting:,} configuration{'s' * (each.contradicting > 1)} there"
-                " are runs that contradict each other: some are more than 3 times as fast."
+                f"  {each.contradicting:,} configuration{'s' * (each.contradicting > 1)} with"
+                " contradicting runs: their speeds differ by more than 3 times."
             )
         if each.quarantined:
             why = "; ".join(
                 f"{count:,} {QUARANTINE.get(why, why)}"
                 for why, count in each.quarantine_reasons.items()
             )
-            click.echo(f"  {each.quarantined:,} kept but not learnt from: {why}.")
+            click.echo(f"  {each.quarantined:,} kept but not used for estimates: {why}.")
         if each.left_out:
             click.echo(f"  {each.left_out:,} left out:")
             for reason in each.left_out_reasons:
@@ -112,17 +120,17 @@ def import_(paths: tuple[str, ...], given: tuple[str, ...], as_json: bool) -> in
 
 
 def _status(taken: tuple[Taken, ...]) -> int:
-    """2, as for any bad input, if there was something and none of it could be used."""
+    """Return the exit status: 2, as for any bad input, if no row at all could be used."""
     useless = any(each.left_out for each in taken) and not any(each.read for each in taken)
     return InvalidInput.exit_code if useless else 0
 
 
 @history.command()
 @click.argument("file", metavar="FILE")
-@click.option("--all", "everything", is_flag=True, help="With what comes with duetune.")
+@click.option("--all", "everything", is_flag=True, help="Include the runs that come with duetune.")
 @json_option
 def export(file: str, everything: bool, as_json: bool) -> None:
-    """Write what was measured or imported here as CSV, or as Parquet if FILE ends so."""
+    """Write the runs measured or imported here to FILE, as .csv or .parquet."""
     from duetune.interop.history_files_in import export_measurements
 
     found = _known(everything=everything)
@@ -130,25 +138,25 @@ def export(file: str, everything: bool, as_json: bool) -> None:
     if as_json:
         print_answer(ExportAnswer(command="history export", file=file, rows=len(found)))
         return
-    click.echo(f"{len(found):,} runs in {file}.")
+    click.echo(f"Wrote {len(found):,} runs to {file}.")
 
 
 @history.command()
-@click.option("--model", metavar="NAME", help="Of one model only.")
+@click.option("--model", metavar="NAME", help="Show one model only.")
 @json_option
 def show(model: str | None, as_json: bool) -> None:
-    """What is known, by model, GPU and method."""
+    """Show the measured runs by model, GPU and method."""
     from duetune.knowledge.facts.model_registry import model_name
     from duetune.knowledge.history import History
     from duetune.registry.sources import shipped_history
 
     found = _known(everything=True)
     if model is not None:
-        wish = model_name(model)
-        mine = [each for each in found if each.configuration.model in {model, wish}]
-        if not mine:
+        names = {model, model_name(model)}
+        runs = [each for each in found if each.configuration.model in names]
+        if not runs:
             _refuse(model, found)
-        found = History(mine)
+        found = History(runs)
     known = _grouped(found)
     shipped = shipped_history().keys
     own = sum(each.key not in shipped for each in found)
@@ -169,7 +177,7 @@ def show(model: str | None, as_json: bool) -> None:
 @history.command()
 @json_option
 def sources(as_json: bool) -> None:
-    """The sources of knowledge by name."""
+    """List the sources of configuration knowledge."""
     from duetune.registry.sources import sources_listed
 
     listed = sources_listed()
@@ -252,12 +260,12 @@ def _show(known: tuple[Known, ...], runs: int, own: int) -> None:
 
     screen = console()
     if not known:
-        screen.print("Nothing was measured.")
+        screen.print("No runs were measured.")
         return
     narrow = screen.width < NARROW
-    columns = ["model", "GPU", "method", "runs", "valid", "out of memory", "odd"]
+    columns = ["model", "GPU", "method", "runs", "valid", "out of memory", "unused"]
     columns = columns[:4] if narrow else columns
-    pace_column = "tok/s" if narrow else "best tok/s a GPU"
+    pace_column = "tok/s" if narrow else "best tok/s/GPU"
     table = new_table(*columns, pace_column, left=("model", "GPU", "method"))
     for each in known:
         pace = "-" if each.tokens_per_s is None else number(each.tokens_per_s)
@@ -267,4 +275,4 @@ def _show(known: tuple[Known, ...], runs: int, own: int) -> None:
         table.add_row(escape(model), escape(each.gpu), each.method, str(each.runs), *shown, pace)
     screen.print(table)
     screen.print()
-    screen.print(f"{runs:,} runs: {runs - own:,} come with duetune, {own:,} are of this home.")
+    screen.print(f"{runs:,} runs: {runs - own:,} come with duetune, {own:,} are from this home.")

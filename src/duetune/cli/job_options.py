@@ -1,4 +1,7 @@
-"""The job, from a file or from options."""
+"""The options that describe one simulated job, for ``simulate`` and ``optimum``.
+
+``launch`` reads a job spec instead; that is ``duetune.jobs.spec``.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,7 @@ _DEADLINES = "slots (20), a duration (10h, 90m) or a time (2026-01-31T12:00Z)"
 
 
 class JobOptions(msgspec.Struct, frozen=True):
-    """The wish as it was typed; None is what was not."""
+    """The job's options as typed; None where an option was not given."""
 
     job: str | None = None
     work: float | None = None
@@ -49,9 +52,10 @@ class JobOptions(msgspec.Struct, frozen=True):
     start: int | None = None
 
     def on(self, market: MarketOptions, seed: int) -> tuple[Job, MarketTrace, int]:
-        """The job, its market and the slot it begins in.
+        """Return the job, its market and the slot in which the job starts.
 
-        A synthetic market is as long as the job needs it, and has a day of past by default.
+        A synthetic market is made as long as the job needs, and by default the job starts after one
+        day of it, so that policies have a past to learn from.
         """
         trace = market.one(seed)
         day = 0 if market.trace else round(24 / trace.slot_hours)
@@ -70,14 +74,14 @@ class JobOptions(msgspec.Struct, frozen=True):
         if start >= trace.slots:
             raise InvalidInput("start", start, f"a slot of the trace, 0 to {trace.slots - 1}")
         if self.job is None:
-            return self._wished(trace, start)
+            return self._from_options(trace, start)
         for field in self.__struct_fields__:
             if field not in {"job", "start"} and getattr(self, field) not in {None, False}:
                 flag = f"--{field.replace('_', '-')}"
-                raise click.UsageError(f"{flag} and --job exclude each other: write it in the file")
+                raise click.UsageError(f"{flag} cannot be used with --job: write it in the file")
         return read_document(self.job, Job, "job")
 
-    def _wished(self, trace: MarketTrace, start: int) -> Job:
+    def _from_options(self, trace: MarketTrace, start: int) -> Job:
         max_gpus = _or(self.max_gpus, DEFAULT_MAX_GPUS)
         throughput = linear_throughput(max_gpus)
         work = _or(self.work, DEFAULT_WORK)
@@ -101,7 +105,7 @@ class JobOptions(msgspec.Struct, frozen=True):
 
 
 def deadline_slots(text: str, trace: MarketTrace, start: int) -> int:
-    """Whole slots from slot ``start`` until the deadline; a slot that ends after it is no help."""
+    """Return the number of whole slots between slot ``start`` and the deadline."""
     text = text.strip()
     if re.fullmatch(r"[+-]?\d+", text):
         return int(text)
@@ -138,66 +142,75 @@ def _or(given: Value | None, usual: Value) -> Value:
 
 job_options = bundle(
     JobOptions,
-    "wish",
-    click.option("--job", metavar="FILE", help="The job as JSON, instead of the options below."),
+    "wanted",
+    click.option("--job", metavar="FILE", help="Read the job from a JSON file instead."),
     click.option(
         "--work",
         type=float,
         metavar="AMOUNT",
-        help=f"Work to do; one GPU does 1 in a slot.  [default: {DEFAULT_WORK:g}]",
+        help=f"Work to do. One GPU does 1 per undisturbed slot.  [default: {DEFAULT_WORK:g}]",
     ),
     click.option(
         "--deadline",
         metavar="WHEN",
-        help=f"When it is due: {_DEADLINES}.  [default: {DEFAULT_DEADLINE}]",
+        help=f"Deadline: {_DEADLINES}.  [default: {DEFAULT_DEADLINE}]",
     ),
     click.option(
         "--value",
         type=float,
         metavar="USD",
-        help=f"What finishing on time is worth.  [default: {VALUE_FACTOR:g} x the work on demand]",
+        help="Value of finishing on time.  "
+        f"[default: {VALUE_FACTOR:g} x the on-demand cost of the work]",
     ),
     click.option(
-        "--min-gpus", type=int, help=f"The fewest it runs on.  [default: {DEFAULT_MIN_GPUS}]"
+        "--min-gpus",
+        type=int,
+        metavar="N",
+        help=f"Fewest GPUs it can run on.  [default: {DEFAULT_MIN_GPUS}]",
     ),
     click.option(
-        "--max-gpus", type=int, help=f"The most it can use.  [default: {DEFAULT_MAX_GPUS}]"
+        "--max-gpus",
+        type=int,
+        metavar="N",
+        help=f"Most GPUs it can use.  [default: {DEFAULT_MAX_GPUS}]",
     ),
-    click.option("--budget", type=float, metavar="USD", help="Never spend more.  [default: none]"),
+    click.option(
+        "--budget", type=float, metavar="USD", help="Never spend more than this.  [default: none]"
+    ),
     click.option(
         "--hard-deadline-factor",
         type=float,
         metavar="FACTOR",
-        help="Value falls to nothing at FACTOR x the deadline.  [default: 1.5]",
+        help="The value falls to zero at FACTOR x the deadline.  [default: 1.5]",
     ),
     click.option(
         "--grow",
         type=float,
         metavar="SHARE",
-        help="Share of a slot left for work when GPUs are added.  [default: 0.9]",
+        help="Share of a slot that computes after GPUs were added.  [default: 0.9]",
     ),
     click.option(
         "--shrink",
         type=float,
         metavar="SHARE",
-        help="The same when GPUs are given back.  [default: 0.95]",
+        help="The same after GPUs were released.  [default: 0.95]",
     ),
     click.option(
         "--preempted",
         type=float,
         metavar="SHARE",
-        help="The same when spot GPUs are taken; needs --composition.  [default: 0.9]",
+        help="The same after spot GPUs were preempted; needs --composition.  [default: 0.9]",
     ),
     click.option(
         "--composition",
         is_flag=True,
-        help="Swapping spot for on-demand costs work, too, not only a change in number.",
+        help="Exchanging spot for on-demand GPUs also costs time, not only a new number of GPUs.",
     ),
     click.option(
         "--start",
         type=int,
         metavar="SLOT",
-        help="Slot of the market in which the job begins.  [default: 0; in a synthetic market "
-        "after one day, so that there is a past to judge by]",
+        help="Slot of the market in which the job starts, counted from 0.  [default: 0; in a "
+        "synthetic market after one day]",
     ),
 )

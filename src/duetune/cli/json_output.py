@@ -1,14 +1,13 @@
-"""What goes in and out as JSON."""
+"""JSON documents of commands that compute, and the JSON files that they read."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-import click
 import msgspec
 
-from duetune import __version__
+from duetune.cli.context import Answer
 from duetune.conversion import refusal
 from duetune.errors import InvalidInput
 
@@ -18,16 +17,14 @@ if TYPE_CHECKING:
     Value = TypeVar("Value", bound=msgspec.Struct)
 
 
-class JsonDocument(msgspec.Struct, frozen=True, kw_only=True):
-    """What every document says first. Keys are stable; new ones may be added."""
+class JsonDocument(Answer, frozen=True, kw_only=True):
+    """The first fields of every document of a command that computes."""
 
-    command: str
-    version: str = __version__
     seed: int
 
 
 class MarketNote(msgspec.Struct, frozen=True):
-    """Which market it was."""
+    """A market in a JSON document: its name, first pool, length and start time."""
 
     name: str
     pool: str
@@ -37,6 +34,7 @@ class MarketNote(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, trace: MarketTrace) -> MarketNote:
+        """Describe this trace."""
         return cls(
             name=trace.name,
             pool=trace.pools[0].name,
@@ -46,12 +44,8 @@ class MarketNote(msgspec.Struct, frozen=True):
         )
 
 
-def print_document(document: JsonDocument) -> None:
-    click.echo(msgspec.json.format(msgspec.json.encode(document), indent=2).decode())
-
-
 def read_document(path: str, kind: type[Value], what: str) -> Value:
-    """A value from a JSON file, every field checked; errors name the field."""
+    """Read a value of type ``kind`` from a JSON file; an error names the wrong field."""
     try:
         text = Path(path).read_bytes()
     except OSError as error:
@@ -70,7 +64,7 @@ def read_document(path: str, kind: type[Value], what: str) -> Value:
 
 
 def _refuse_unknown(raw: dict[str, object], kind: type[msgspec.Struct], what: str) -> None:
-    """A misspelt field would otherwise be silently ignored."""
+    """Refuse unknown fields, which msgspec would ignore: they are mostly spelling mistakes."""
     known = {field.encode_name: field.type for field in msgspec.structs.fields(kind)}
     for name, value in raw.items():
         if name not in known:

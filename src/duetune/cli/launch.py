@@ -1,4 +1,4 @@
-"""``duetune plan`` and ``duetune launch``."""
+"""``duetune plan`` and ``duetune launch``: the cost of a job, and the job itself."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ OVER_BADLY = 1
 
 
 class PlanAnswer(Answer, frozen=True, kw_only=True):
+    """The answer of ``plan --json``; ``chosen`` is the reason for the policy."""
+
     name: str
     policy: str
     chosen: str
@@ -29,6 +31,8 @@ class PlanAnswer(Answer, frozen=True, kw_only=True):
 
 
 class LaunchAnswer(Answer, frozen=True, kw_only=True):
+    """The answer of ``launch --json``; ``status`` is None with --detach."""
+
     job: str
     policy: str
     controller: int
@@ -37,10 +41,13 @@ class LaunchAnswer(Answer, frozen=True, kw_only=True):
 
 @click.command()
 @click.argument("spec", metavar="JOB.YAML")
-@click.option("--seed", type=int, default=0, show_default=True, help="Of the scenarios.")
+@click.option("--seed", type=int, default=0, metavar="N", help="Seed of the scenarios.")
 @json_option
 def plan(spec: str, seed: int, as_json: bool) -> None:
-    """What a job would be, cost and take: nothing is started or spent."""
+    """Show how a job would be trained, what it would cost and when it would finish.
+
+    Nothing is started or spent.
+    """
     home = Home()
     prepared = _prepared(home, spec, seed)
     if as_json:
@@ -63,13 +70,13 @@ def plan(spec: str, seed: int, as_json: bool) -> None:
 @click.command()
 @click.argument("spec", metavar="JOB.YAML")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask before spending.")
-@click.option("-d", "--detach", is_flag=True, help="Return at once; the job goes on.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Of the scenarios.")
+@click.option("-d", "--detach", is_flag=True, help="Return at once and leave the job running.")
+@click.option("--seed", type=int, default=0, metavar="N", help="Seed of the scenarios.")
 @json_option
 def launch(spec: str, yes: bool, detach: bool, seed: int, as_json: bool) -> None:
-    """Plan a job, ask, run it, and show how it goes.
+    """Plan a job, ask for confirmation, run it, and show its progress.
 
-    The job goes on when this command is interrupted; `duetune cancel` stops it. The exit status is
+    If this command is interrupted, the job continues; `duetune cancel` stops it. The exit status is
     0 if the job succeeded, 1 if it failed or was cancelled.
     """
     from duetune.cli.status import watch
@@ -84,7 +91,7 @@ def launch(spec: str, yes: bool, detach: bool, seed: int, as_json: bool) -> None
         show_plan(prepared)
     if not yes:
         if not sys.stdin.isatty():
-            raise click.UsageError("this spends money: confirm with --yes")
+            raise click.UsageError("launching a job spends money: confirm with --yes")
         if not click.confirm("Launch it?"):
             click.echo("Nothing was launched.")
             return
@@ -98,12 +105,12 @@ def launch(spec: str, yes: bool, detach: bool, seed: int, as_json: bool) -> None
                 )
             )
         else:
-            click.echo(f"Job {job} is launched: 'duetune status {job} -f' follows it.")
+            click.echo(f"Job {job} was launched: 'duetune status {job} -f' follows it.")
         return
     try:
         look = watch(home, job, silent=as_json)
     except KeyboardInterrupt:
-        click.echo(f"\nJob {job} goes on: 'duetune status {job} -f', 'duetune cancel {job}'.")
+        click.echo(f"\nJob {job} continues: 'duetune status {job} -f', 'duetune cancel {job}'.")
         raise
     if as_json:
         print_answer(
@@ -125,5 +132,5 @@ def launch(spec: str, yes: bool, detach: bool, seed: int, as_json: bool) -> None
 
 
 def _prepared(home: Home, spec: JobSpec | str, seed: int) -> PreparedJob:
-    with waiting("Playing the policies on scenarios; the first time compiles for up to a minute"):
+    with waiting("Simulating policies on scenarios; the first call compiles for up to a minute"):
         return home.plan(spec, seed=seed)

@@ -1,4 +1,4 @@
-"""``duetune logs``."""
+"""``duetune logs``: print the log files of a job's nodes."""
 
 from __future__ import annotations
 
@@ -17,12 +17,18 @@ POLL_S = 0.3
 
 @click.command()
 @click.argument("job")
-@click.option("-f", "--follow", is_flag=True, help="Go on until the job is over.")
-@click.option("--node", metavar="ID", help="Only this node.")
-@click.option("-n", "--tail", type=click.IntRange(0), help="Only the last so many lines of each.")
-@click.option("--controller", is_flag=True, help="The controller's log instead.")
+@click.option("-f", "--follow", is_flag=True, help="Keep printing until the job ends.")
+@click.option("--node", metavar="ID", help="Print this node only.")
+@click.option(
+    "-n",
+    "--tail",
+    type=click.IntRange(0),
+    metavar="N",
+    help="Print only the last N lines of each node.",
+)
+@click.option("--controller", is_flag=True, help="Print the controller's log instead.")
 def logs(job: str, follow: bool, node: str | None, tail: int | None, controller: bool) -> None:
-    """What a job's nodes wrote, each line with its node."""
+    """Print the logs of a job's nodes. Each line starts with the name of its node."""
     from duetune.core.node_contract import LOGS
     from duetune.errors import NotFound
     from duetune.jobs.controller_process import LOG_FILE
@@ -62,7 +68,7 @@ def _print_new(read: dict[Path, int], tail: int | None, unfinished: dict[Path, s
         read[path] = place + len(content)
         text = unfinished.pop(path, "") + content.decode("utf-8", "replace")
         lines = text.split("\n")
-        # The last line may still be written; it is shown once it is whole.
+        # The last line may be incomplete; it is printed once its end is there.
         if lines[-1]:
             unfinished[path] = lines[-1]
         lines = lines[:-1]

@@ -1,4 +1,4 @@
-"""``duetune market``: what a market is like."""
+"""``duetune market stats``: how predictable a market is. ``market_tables`` prints the result."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
-from duetune.cli.json_output import JsonDocument, MarketNote, print_document
+from duetune.cli.context import print_answer
+from duetune.cli.json_output import JsonDocument, MarketNote
 from duetune.cli.options import market_options, run_options
 from duetune.market.statistics import MarketStatistics
 
@@ -22,14 +23,14 @@ SYNTHETIC_HOURS = 8 * 7 * 24.0
 
 
 class Series(msgspec.Struct, frozen=True, kw_only=True):
-    """One pool of one market."""
+    """The statistics of one pool of one market."""
 
     market: MarketNote
     statistics: MarketStatistics
 
 
 class MarketFigures(JsonDocument, frozen=True, kw_only=True):
-    """One entry per pool."""
+    """The answer of ``--json``, with one entry per pool."""
 
     gpus: int
     series: tuple[Series, ...]
@@ -37,7 +38,7 @@ class MarketFigures(JsonDocument, frozen=True, kw_only=True):
 
 @click.group()
 def market() -> None:
-    """What a market is like."""
+    """Measure how predictable a market is."""
 
 
 @market.command()
@@ -45,11 +46,14 @@ def market() -> None:
     "--gpus",
     type=click.IntRange(min=1),
     default=1,
-    show_default=True,
     metavar="N",
-    help="A slot is up when at least so many spot GPUs are there.",
+    help="A slot is up when at least this many spot GPUs are available.",
 )
-@click.option("--csv", metavar="FILE", help="Write every figure of every pool as rows.")
+@click.option(
+    "--csv",
+    metavar="FILE",
+    help="Write one row for each pool and figure: market, pool, figure, value.",
+)
 @market_options
 @run_options
 def stats(
@@ -61,9 +65,11 @@ def stats(
     *,
     as_json: bool,
 ) -> None:
-    """How far the past of a market tells its future: memory, patterns, spells and skill.
+    """Show how well a market's past predicts its future.
 
-    All pools of a trace unless --pool names one.
+    The tables show correlation over time, daily and weekly patterns, how long spot stays available,
+    and the errors of simple predictors. All pools of a trace are shown unless --pool names one.
+    A synthetic market has eight weeks.
     """
     from duetune import plots
     from duetune.cli.market_tables import show
@@ -92,13 +98,13 @@ def stats(
         figure = predictability_figure(list(zip(views, figures, strict=True)), title=names)
         plots.save_figure(figure, target)
     if as_json:
-        print_document(document)
+        print_answer(document)
     else:
-        show(document, [path for path in (rows, target) if path is not None])
+        show(document, rows, target)
 
 
 def _write_rows(document: MarketFigures, file: TextIO) -> None:
-    """One row for each pool and figure: its place in the JSON document, and its value."""
+    """Write one row for each pool and figure: its path in the JSON document, and its value."""
     rows = writer(file)
     rows.writerow(("market", "pool", "figure", "value"))
     for each in document.series:

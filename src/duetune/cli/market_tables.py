@@ -1,10 +1,9 @@
-"""What ``duetune market stats`` shows: a table for each thing that a past may tell."""
+"""The tables of ``duetune market stats``."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import click
 from rich.markup import escape
 
 from duetune.cli import tables
@@ -23,7 +22,8 @@ if TYPE_CHECKING:
     Known = tuple[str, MarketStatistics, Predictability]
 
 
-def show(document: MarketFigures, written: list[Path]) -> None:
+def show(document: MarketFigures, *written: Path | None) -> None:
+    """Print all tables, what their columns mean, and the files that were written."""
     screen = tables.console()
     known = [
         (escape(_label(document, each)), each.statistics, each.statistics.predictability)
@@ -39,7 +39,7 @@ def show(document: MarketFigures, written: list[Path]) -> None:
         ("Availability", _memory(known)),
         ("Spells", _spells(known)),
         ("Price", _prices(known)),
-        ("Squared error saved", _skill(known)),
+        ("Squared error avoided", _skill(known)),
     ):
         if table.row_count:
             screen.print()
@@ -48,13 +48,14 @@ def show(document: MarketFigures, written: list[Path]) -> None:
     screen.print()
     up = "at least one GPU" if document.gpus == 1 else f"at least {document.gpus} GPUs"
     screen.print(
-        f"Up: {up}. Hours: correlation with the value that long ago. Daily, weekly: variance the "
-        "clock explains beyond chance; * if chance does so less than one time in 20. Old ones end "
-        "less, more or alike often as young ones. Bits: unknown of up or down. Saved: by the last "
-        "value damped to the mean so far, of the error of the last value and of that mean."
+        f"Up: {up}. Hours: correlation with the value that many hours ago. Daily, weekly: share of "
+        "the variance that the time of day or week explains, above chance; * if p < 0.05. Ageing: "
+        "whether spells that have lasted longer end less often, more often or equally often. Bits "
+        "per slot: uncertainty about up or down, and what remains if the last slot, or also the "
+        "age of the spell, is known. Avoided: by the last value damped towards the mean, compared "
+        "with the last value and with the mean."
     )
-    for path in written:
-        click.echo(f"{'Plot' if path.suffix != '.csv' else 'Rows'}: {path}")
+    tables.print_written(*written)
 
 
 def _memory(known: list[Known]) -> Table:
@@ -77,9 +78,9 @@ def _spells(known: list[Known]) -> Table:
     columns = (
         "median up",
         "down",
-        "old up end",
-        "down end",
-        "bits a slot",
+        "ageing up",
+        "down ",
+        "bits/slot",
         "last known",
         "and age",
     )
@@ -96,8 +97,8 @@ def _spells(known: list[Known]) -> Table:
 
 
 def _prices(known: list[Known]) -> Table:
-    """Only of pools in which the price moves."""
-    columns = ("of on-demand", "24 h", "168 h", "daily", "weekly", "with GPUs", "of days")
+    """Return the table of prices, with the pools in which the price changes."""
+    columns = ("% of on-demand", "24 h", "168 h", "daily", "weekly", "corr. GPUs", "by day")
     table = tables.new_table("pool", *columns, left=("pool",))
     for name, found, deep in known:
         memory = {each.hours: each.correlation for each in deep.price.acf}
@@ -117,7 +118,7 @@ def _prices(known: list[Known]) -> Table:
 def _skill(known: list[Known]) -> Table:
     every = [each for _, _, deep in known for each in (deep.available, deep.price)]
     hours = sorted({horizon.hours for each in every for horizon in each.horizons})
-    labels = ("pool", "of", "against")
+    labels = ("pool", "series", "compared with")
     table = tables.new_table(*labels, *(f"{each:g} h" for each in hours), left=labels)
     for name, _, deep in known:
         for what, series in (("GPUs", deep.available), ("price", deep.price)):
@@ -131,7 +132,7 @@ def _skill(known: list[Known]) -> Table:
 
 
 def _label(document: MarketFigures, series: Series) -> str:
-    """The pool's name, with the market's where there are several or the pool has none."""
+    """Return the pool's name, with the market's name if there are several or the pool has none."""
     note = series.market
     several = len({each.market.name for each in document.series}) > 1
     if note.pool == "default":
@@ -144,7 +145,7 @@ def _number(value: float | None) -> str:
 
 
 def _share(value: float | None) -> str:
-    # Rounded first: there is no -0%.
+    # Rounding first avoids -0%.
     return "-" if value is None else f"{round(value, 2) + 0.0:.0%}"
 
 
@@ -163,4 +164,4 @@ def _median(spells: Survival | None) -> str:
 def _aging(spells: Survival | None) -> str:
     if spells is None or spells.age_trend is None:
         return "-"
-    return "less" if spells.age_trend < -2 else "more" if spells.age_trend > 2 else "alike"
+    return "less" if spells.age_trend < -2 else "more" if spells.age_trend > 2 else "equal"

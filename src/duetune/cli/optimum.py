@@ -1,4 +1,4 @@
-"""``duetune optimum``."""
+"""``duetune optimum``: the best plan for a market that is known in advance."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from duetune.cli.context import print_answer
 from duetune.cli.job_options import job_options
-from duetune.cli.json_output import JsonDocument, MarketNote, print_document
+from duetune.cli.json_output import JsonDocument, MarketNote
 from duetune.cli.options import market_options, run_options
 
 if TYPE_CHECKING:
@@ -20,7 +21,10 @@ if TYPE_CHECKING:
 
 
 class Optima(JsonDocument, frozen=True, kw_only=True):
-    """One entry per method; ``gaps`` are the certified distances to the true optimum."""
+    """The answer of ``--json``, with one entry per method.
+
+    ``gaps`` are upper bounds on the distance to the true optimum, in dollars.
+    """
 
     market: MarketNote
     start: int
@@ -34,16 +38,14 @@ class Optima(JsonDocument, frozen=True, kw_only=True):
     "--method",
     type=click.Choice(["dynamic", "milp", "both"]),
     default="dynamic",
-    show_default=True,
-    help="Dynamic program, integer program (HiGHS), or both beside each other.",
+    help="Dynamic program, mixed-integer program (HiGHS), or both.",
 )
 @click.option(
     "--time-limit",
     type=click.FloatRange(min=0, min_open=True),
     default=300.0,
-    show_default=True,
     metavar="SECONDS",
-    help="For the integer program.",
+    help="Time limit of the mixed-integer program.",
 )
 @market_options
 @job_options
@@ -52,20 +54,25 @@ def optimum(
     method: str,
     time_limit: float,
     market: MarketOptions,
-    wish: JobOptions,
+    wanted: JobOptions,
     seed: int,
     plot: str | None,
     *,
     as_json: bool,
 ) -> None:
-    """The plan of highest utility for a market that is known, and how sure that is."""
+    """Compute the plan with the highest utility for a market that is known in advance.
+
+    Also prints an upper bound that no plan can exceed. The dynamic program is exact if a progress
+    grid of at most 20,000 steps divides all amounts of work; otherwise the gap is shown.
+    """
     from duetune import plots
+    from duetune.cli import tables
     from duetune.policies.solve.dynamic import offline_optimum
     from duetune.policies.solve.milp import milp_optimum
     from duetune.simulate.summary import replay
 
     target = None if plot is None else plots.checked_plot(plot, "--plot")
-    job, trace, start = wish.on(market, seed)
+    job, trace, start = wanted.on(market, seed)
     window = trace.window(start, job.hard_deadline)
     optima = []
     for name in ("dynamic", "milp"):
@@ -90,11 +97,10 @@ def optimum(
         outcome = replay(optima[0], job, trace, start=start)
         plots.save_figure(plots.allocation_figure(outcome, job, trace, start=start), target)
     if as_json:
-        print_document(document)
+        print_answer(document)
         return
     _show(document, trace)
-    if target is not None:
-        click.echo(f"Plot: {target}")
+    tables.print_written(target)
 
 
 def _show(document: Optima, trace: MarketTrace) -> None:
@@ -109,7 +115,7 @@ def _show(document: Optima, trace: MarketTrace) -> None:
     screen.print(tables.slot_table(plan, job, trace, width=screen.width))
     screen.print()
     table = tables.new_table(
-        *("method", "finished", "cost", "utility", "no plan above", "gap"),
+        *("method", "finished", "cost", "utility", "upper bound", "gap"),
         left=("method", "finished"),
     )
     for found in document.optima:
@@ -129,7 +135,7 @@ def _show(document: Optima, trace: MarketTrace) -> None:
 
 
 def _small(amount: float) -> str:
-    """Dollars that may be far below a cent; rounding in the last bits is nothing."""
+    """Return dollars that may be far below a cent; rounding errors count as zero."""
     if amount >= 0.01:
         return f"${amount:,.2f}"
     return f"${amount:.2g}" if amount >= 1e-6 else "$0"

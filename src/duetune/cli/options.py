@@ -1,4 +1,8 @@
-"""Options that several commands share, each bundle of them handed over as one value."""
+"""Options that several commands share. A command receives each group of them as one value.
+
+Options of the job are in ``job_options``, of many drawn jobs in ``case_options``, of a cluster in
+``cluster_options``.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +24,7 @@ if TYPE_CHECKING:
     Decorator = Callable[[Body], Body]
 
 DEFAULT_MARKET = "diurnal"
-# What the loader calls its parameters, and what they are called here.
+# The trace loader's parameter names, and the options that set them.
 _FLAGS = {
     "on_demand_usd_gpu_h": "--on-demand-price",
     "spot_usd_gpu_h": "--spot-price",
@@ -36,19 +40,19 @@ def _slot_hours(
     hours: float | None,
 ) -> float | None:
     if hours is not None and not 1 / 60 <= hours <= 24 * 7:
-        raise InvalidInput("slot_hours", hours, "hours, from a minute (1/60) to a week (168)")
+        raise InvalidInput("slot_hours", hours, "hours, from 1/60 (a minute) to 168 (a week)")
     return hours
 
 
 class CommandOptions:
-    """What holds for one call of the program."""
+    """Settings of one call of the program, kept as click's context object."""
 
     def __init__(self, *, debug: bool) -> None:
         self.debug = debug
 
 
 class MarketOptions(msgspec.Struct, frozen=True):
-    """Which market, or markets."""
+    """The options that choose one or several markets."""
 
     trace: tuple[str, ...] = ()
     market: tuple[str, ...] = ()
@@ -60,15 +64,20 @@ class MarketOptions(msgspec.Struct, frozen=True):
     available: int | None = None
 
     def one(self, seed: int, *, slots: int = 0) -> MarketTrace:
-        """The one market that was named; a synthetic one has at least so many slots."""
+        """Return the one chosen market; a synthetic one has at least ``slots`` slots."""
         if max(len(self.trace), len(self.market)) > 1:
-            raise click.UsageError("this command takes one market: one --trace or one --market")
+            raise click.UsageError(
+                "this command takes one market: give one --trace or one --market"
+            )
         return self.several(seed, slots=slots)[0]
 
     def several(self, seed: int, *, count: int = 1, slots: int = 0) -> tuple[MarketTrace, ...]:
-        """All that were named; of each synthetic kind ``count``, with seeds from ``seed`` on."""
+        """Return all chosen markets.
+
+        Each synthetic kind gives ``count`` markets, with the seeds ``seed``, ``seed + 1``, ...
+        """
         if self.trace and self.market:
-            raise click.UsageError("--trace and --market exclude each other")
+            raise click.UsageError("--trace and --market cannot be used together")
         if self.trace:
             return tuple(self._from_file(path)[0] for path in self.trace)
         for flag, given in (
@@ -80,7 +89,7 @@ class MarketOptions(msgspec.Struct, frozen=True):
         ):
             if given is not None:
                 raise click.UsageError(
-                    f"{flag} goes with --trace; synthetic markets have their own"
+                    f"{flag} needs --trace: a synthetic market has its own values"
                 )
         return tuple(
             market_named(kind, seed=number, slot_hours=self.slot_hours, slots=slots)
@@ -89,7 +98,7 @@ class MarketOptions(msgspec.Struct, frozen=True):
         )
 
     def pools(self, seed: int, *, slots: int = 0) -> tuple[MarketTrace, ...]:
-        """As ``several``, with every pool of a trace, or the one that was named, by itself."""
+        """Return the chosen markets with each pool of a trace, or the one of --pool, as its own."""
         if self.trace and not self.market:
             return tuple(pool for path in self.trace for pool in self._from_file(path))
         return self.several(seed, slots=slots)
@@ -112,7 +121,7 @@ class MarketOptions(msgspec.Struct, frozen=True):
 
 
 def bundle(kind: type[msgspec.Struct], argument: str, *options: Decorator) -> Decorator:
-    """Adds ``options`` to a command, which receives them together as ``argument``."""
+    """Return a decorator that adds ``options`` to a command, which gets them as ``argument``."""
 
     def decorate(body: Body) -> Body:
         @functools.wraps(body)
@@ -144,28 +153,38 @@ market_options = bundle(
         help=f"A synthetic market (see 'duetune markets').  [default: {DEFAULT_MARKET}]",
     ),
     click.option(
-        "--pool", "pool_name", metavar="NAME", help="The pool of the trace: first if none."
+        "--pool", "pool_name", metavar="NAME", help="The pool of the trace.  [default: the first]"
     ),
     click.option(
         "--slot-hours",
         type=float,
         callback=_slot_hours,
         metavar="HOURS",
-        help="Length of a slot, a minute to a week; resamples a trace.",
+        help="Length of a slot, from a minute to a week. A trace is resampled to it.",
     ),
     click.option(
         "--gaps",
         type=click.Choice(["error", "hold", "longest"]),
-        help="Gaps in a trace: refuse, hold the last value, or take the longest piece without.",
+        help="Gaps in a trace: refuse them, hold the last value, or use the longest part without "
+        "gaps.  [default: error]",
     ),
     click.option(
-        "--spot-price", type=float, metavar="USD", help="Per GPU and hour, for traces without."
+        "--spot-price",
+        type=float,
+        metavar="USD",
+        help="Spot price per GPU-hour, for traces without prices.",
     ),
     click.option(
-        "--on-demand-price", type=float, metavar="USD", help="Per GPU and hour, for traces without."
+        "--on-demand-price",
+        type=float,
+        metavar="USD",
+        help="On-demand price per GPU-hour, for traces without prices.",
     ),
     click.option(
-        "--available", type=int, metavar="GPUS", help="Spot GPUs, for traces of prices alone."
+        "--available",
+        type=int,
+        metavar="GPUS",
+        help="Number of spot GPUs, for traces without counts.",
     ),
 )
 
@@ -177,7 +196,7 @@ def _show_debug(context: click.Context, _: click.Parameter, value: bool) -> None
 
 
 def run_options(body: Body) -> Body:
-    """What every command that computes takes."""
+    """Add --seed, --plot, --json and --debug to a command that computes."""
     for option in (
         click.option(
             "--debug",
@@ -185,16 +204,18 @@ def run_options(body: Body) -> Body:
             expose_value=False,
             is_eager=True,
             callback=_show_debug,
-            help="Show the trace of an error.",
+            help="Show the traceback of an error.",
         ),
         click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead."),
-        click.option("--plot", metavar="FILE", help="Draw a picture: .png, .svg or .pdf."),
+        click.option(
+            "--plot", metavar="FILE", help="Write a plot to this .png, .svg or .pdf file."
+        ),
         click.option(
             "--seed",
             type=int,
             default=0,
-            show_default=True,
-            help="For all that is drawn by chance.",
+            metavar="N",
+            help="Seed of the random numbers. The same seed prints the same output.",
         ),
     ):
         body = option(body)
@@ -202,11 +223,25 @@ def run_options(body: Body) -> Body:
 
 
 def forecast_option(body: Body) -> Body:
+    """Add --forecast, the forecaster that policies plan with."""
     return click.option(
         "--forecast",
         default="last",
-        show_default=True,
         metavar="SOURCE",
-        help="last, seasonal:SLOTS, markov, combined, ets, arima, boosted, or, with the future "
-        "known, perfect or noisy:REGIME:LEVEL (see docs/reference/cli.md for the regimes).",
+        help="The forecaster that policies plan with: last, seasonal:SLOTS, markov, combined, ets, "
+        "arima, boosted; or one that knows the future: perfect, noisy:REGIME:LEVEL.",
     )(body)
+
+
+class ForecasterCommand(click.Command):
+    """A command whose help page ends with the list of forecasters."""
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the names of the forecasters, those of plug-ins included."""
+        from duetune.market.forecast.forecast_source import ALLOWED
+        from duetune.registry.forecasters import FORECASTERS, forecasters_listed
+
+        others = ", ".join(each.name for each in forecasters_listed()[len(FORECASTERS) :])
+        registered = f" From plug-ins: {others}." if others else ""
+        with formatter.section("Forecasters"):
+            formatter.write_text(f"{ALLOWED}. perfect and noisy know the future.{registered}")

@@ -1,4 +1,4 @@
-"""A plan as people see it before they spend money on it."""
+"""The plan of a job on screen: how it is trained, its cost and its finish time."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ ROLES = {
 
 
 def show_plan(prepared: PreparedJob) -> None:
+    """Print the plan, for ``duetune plan`` and before ``duetune launch`` asks."""
     screen = console()
     spec, quote = prepared.spec, prepared.quote.document
     what = f"{spec.model} on {spec.dataset}" if spec.run is None else "own command"
@@ -77,7 +78,7 @@ def _gpus(chosen: TrainingPlan) -> str:
 
 def _speed(chosen: TrainingPlan) -> str:
     least, most = chosen.min_gpus, chosen.max_gpus
-    alone = f"{chosen.step_s[least]:.2g} s a step on {least}{_between(chosen, least)}"
+    alone = f"{chosen.step_s[least]:.2g} s per step on {least}{_between(chosen, least)}"
     if most == least:
         return alone
     return f"{alone}, {chosen.step_s[most]:.2g} s on {most}{_between(chosen, most)}"
@@ -89,7 +90,7 @@ def _between(chosen: TrainingPlan, gpus: int) -> str:
 
 
 def _grounds(chosen: TrainingPlan) -> str:
-    """Knowledge says what it rests on; of the others the name is enough."""
+    """Return what the speed is based on: in full for knowledge, else only its name."""
     if chosen.tokens_per_s is None:
         return chosen.basis.value
     return chosen.reasons["step_s"]
@@ -97,13 +98,15 @@ def _grounds(chosen: TrainingPlan) -> str:
 
 def _memory(chosen: TrainingPlan) -> str:
     size = f"{chosen.memory_gb:.2g} GB per GPU"
-    # Rounded down: nothing is certain to fit.
-    return size if chosen.p_fits is None else f"{size}, fits: {math.floor(100 * chosen.p_fits)}%"
+    # Rounded down: 100% would promise that it fits.
+    return (
+        size if chosen.p_fits is None else f"{size}, fits with {math.floor(100 * chosen.p_fits)}%"
+    )
 
 
 def _quote_table(quote: QuoteDocument) -> Table:
     table = new_table(
-        *("", "cost", "80% between", "finished after", "90% by", "on time", "GPUs"),
+        *("", "cost", "80% range", "finished after", "90% by", "on time", "mean GPUs"),
         left=("",),
     )
     for line in quote.lines:
@@ -120,7 +123,7 @@ def _quote_table(quote: QuoteDocument) -> Table:
         )
     if quote.bound is not None:
         known = f"[dim]{dollars(quote.bound.cost)}[/]"
-        table.add_row("[dim]if the market were known[/]", known, "", "", "", "", "")
+        table.add_row("[dim]with a known market[/]", known, "", "", "", "", "")
     return table
 
 
@@ -140,8 +143,8 @@ def _sentences(prepared: PreparedJob, quote: QuoteDocument) -> list[str]:
     money = f"value {dollars(quote.value)}"
     money += "" if quote.budget is None else f", budget {dollars(quote.budget)}"
     return [
-        f"Due in {due} (given up after {last}), {money}; decisions every {slot}.",
+        f"Due in {due} (stopped after {last}), {money}; one decision every {slot}.",
         f"Policy {escape(prepared.policy)}: {escape(prepared.chosen)}.",
         *(f"[yellow]Note:[/] {escape(note)}." for note in quote.notes),
-        f"[dim]From {quote.scenarios} scenarios, drawn from {quote.history_slots} past slots.[/]",
+        f"[dim]Based on {quote.scenarios} scenarios from {quote.history_slots} past slots.[/]",
     ]

@@ -1,4 +1,4 @@
-"""``duetune profile``."""
+"""``duetune profile``: measure configurations on this machine's GPU."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
-from duetune.cli.json_output import JsonDocument, print_document
+from duetune.cli.context import print_answer
+from duetune.cli.json_output import JsonDocument
 from duetune.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ PLANNED_MINUTES = 30.0
 
 
 class Planned(JsonDocument, frozen=True, kw_only=True):
-    """``left_out`` says how many configurations of the space are not run, and why."""
+    """The answer of ``--plan --json``; ``left_out`` counts the skipped configurations by reason."""
 
     space: str
     configurations: int
@@ -37,7 +38,7 @@ class Planned(JsonDocument, frozen=True, kw_only=True):
 
 
 class Profiled(JsonDocument, frozen=True, kw_only=True):
-    """``before`` were in the file already."""
+    """The answer of ``--json``; ``before`` counts the runs that the file had already."""
 
     space: str
     out: str
@@ -54,43 +55,63 @@ class Profiled(JsonDocument, frozen=True, kw_only=True):
 
 @click.command()
 @click.argument("space", metavar="SPACE")
-@click.option("--out", metavar="FILE", help="What was measured, one JSON document a line.")
-@click.option("--minutes", type=float, metavar="MINUTES", help="Stop after so long.")
-@click.option("--count", type=int, metavar="COUNT", help="Stop after so many configurations.")
+@click.option(
+    "--out", metavar="FILE", help="Append the results to this file, one JSON document per line."
+)
+@click.option(
+    "--minutes",
+    type=float,
+    metavar="MINUTES",
+    help="Stop after this time; --minutes or --count is required.",
+)
+@click.option(
+    "--count", type=int, metavar="COUNT", help="Stop after this number of configurations."
+)
 @click.option(
     "--mode",
     default="active",
-    show_default=True,
     metavar="MODE",
-    help="active (what teaches most per second), random or latin-hypercube.",
+    help="Which to run next: active (most information per second), random or latin-hypercube.",
 )
 @click.option(
     "--history",
     multiple=True,
     metavar="FILE",
-    help="Known already: learnt from, and not run again.",
+    help="Known runs (JSON lines or CSV): they are learned from and not repeated. May be repeated.",
 )
 @click.option(
     "--resume/--no-resume",
     default=True,
-    show_default=True,
-    help="Go on with FILE if it is there, or refuse to.",
+    help="Continue an existing output file, or refuse it.",
 )
 @click.option(
-    "--device", default="cuda", show_default=True, metavar="DEVICE", help="cuda, or cpu to try it."
+    "--device",
+    default="cuda",
+    metavar="DEVICE",
+    help="cuda, or cpu to try the command without a GPU.",
 )
 @click.option(
     "--most-seconds",
     type=float,
     metavar="SECONDS",
-    help="Leave out configurations expected to take longer each.  [default: 8]",
-)
-@click.option("--until-flat", is_flag=True, help="Stop once more runs hardly teach anything.")
-@click.option(
-    "--plan", is_flag=True, help="Say what it would be (of half an hour, unless said); run nothing."
+    help="Skip configurations that are expected to take longer.  [default: 8]",
 )
 @click.option(
-    "--seed", type=int, default=0, show_default=True, help="For all that is drawn by chance."
+    "--until-flat",
+    is_flag=True,
+    help="Stop when 50 more runs improve predictions by less than 0.2 points.",
+)
+@click.option(
+    "--plan",
+    is_flag=True,
+    help="Show the number of configurations and the expected time; run nothing.",
+)
+@click.option(
+    "--seed",
+    type=int,
+    default=0,
+    metavar="N",
+    help="Seed of the random numbers.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead.")
 def profile(
@@ -105,42 +126,43 @@ def profile(
 ) -> None:
     """Measure configurations on the GPU of this machine.
 
-    SPACE is a file that says which there are, or a campaign that comes with duetune: h200, quick.
-    Each is run for a few real steps of fine-tuning on a model with random weights: nothing is
-    downloaded. What runs out of memory is noted as such; smaller cards are emulated by a cap.
+    SPACE is a file that describes the configurations, or a campaign that comes with duetune: h200
+    or quick. Each configuration runs a few real fine-tuning steps on a model with random weights,
+    so nothing is downloaded. The result is its tokens per second and peak memory, or that it ran
+    out of memory. A memory cap emulates a smaller card.
     """
     from duetune.files import output_file
     from duetune.knowledge.measure.preparation import CampaignRequest, PreparedCampaign
 
     if out is None and not plan:
-        raise click.UsageError("--out FILE is needed: what was measured is written there")
+        raise click.UsageError("--out FILE is required: the results are written there")
     if out is not None:
         output_file("out", out)
     path = Path(out or "profile.jsonl")
     if path.exists() and not resume and not plan:
-        raise InvalidInput("out", str(path), "a file that is not there yet, with --no-resume")
+        raise InvalidInput("out", str(path), "a new file, because of --no-resume")
     if plan and chosen["minutes"] is None and chosen["count"] is None:
         chosen["minutes"] = PLANNED_MINUTES
     if most_seconds is not None:
         chosen["most_s"] = most_seconds
-    wish = msgspec.structs.replace(CampaignRequest(space=space, out=path), **chosen)
-    prepared = PreparedCampaign(wish, _known(history))
+    request = msgspec.structs.replace(CampaignRequest(space=space, out=path), **chosen)
+    prepared = PreparedCampaign(request, _known(history))
     if plan:
         known = _known((str(path),)) if path.exists() else []
-        _show_plan(wish, prepared.plan(known), as_json=as_json)
+        _show_plan(request, prepared.plan(known), as_json=as_json)
         return
-    bar = _Bar(wish)
+    bar = _Bar(request)
     campaign = prepared.campaign(bar.report)
     with bar.shown(quiet=as_json):
         done = campaign.run()
     answer = Profiled(
         command="profile",
-        seed=wish.seed,
+        seed=request.seed,
         space=space,
         out=str(path),
         gpu=prepared.gpu,
         software=prepared.software,
-        mode=wish.mode,
+        mode=request.mode,
         before=done.before,
         done=done.done,
         valid=done.valid,
@@ -149,7 +171,7 @@ def profile(
         elapsed_s=round(done.elapsed_s, 1),
     )
     if as_json:
-        print_document(answer)
+        print_answer(answer)
         return
     click.echo(
         f"{answer.done} configurations on {answer.gpu}: {answer.valid} valid, {answer.oom} out of"
@@ -167,13 +189,13 @@ def _known(paths: tuple[str, ...]) -> list[Observation]:
     return found
 
 
-def _show_plan(wish: CampaignRequest, plan: CampaignPlan, *, as_json: bool) -> None:
+def _show_plan(request: CampaignRequest, plan: CampaignPlan, *, as_json: bool) -> None:
     from duetune.cli.context import duration_words
 
     document = Planned(
         command="profile --plan",
-        seed=wish.seed,
-        space=wish.space,
+        seed=request.seed,
+        space=request.space,
         configurations=plan.cardinality,
         models=plan.models,
         gpu=plan.gpu,
@@ -184,7 +206,7 @@ def _show_plan(wish: CampaignRequest, plan: CampaignPlan, *, as_json: bool) -> N
         expected_s=round(plan.expected_s, 1),
     )
     if as_json:
-        print_document(document)
+        print_answer(document)
         return
     click.echo(
         f"{plan.cardinality:,} configurations of {len(plan.models)} models on {plan.gpu}"
@@ -193,20 +215,21 @@ def _show_plan(wish: CampaignRequest, plan: CampaignPlan, *, as_json: bool) -> N
     for model in plan.models:
         click.echo(f"  {model}")
     for reason, count in plan.left_out.items():
-        click.echo(f"Left out, about {count:,}: {reason}.")
+        click.echo(f"Skipped, about {count:,}: {reason}.")
     known = f"; {plan.already:,} are known already" if plan.already else ""
     click.echo(
-        f"About {plan.expected_count:,} would be run in {duration_words(plan.expected_s)},"
+        f"About {plan.expected_count:,} would run in {duration_words(plan.expected_s)},"
         f" {plan.seconds_each:.1f} s each{known}."
     )
 
 
 class _Bar:
-    """Of what is done, or of the time if there is no count."""
+    """A progress bar over the number of configurations, or over time if there is no number."""
 
-    def __init__(self, wish: CampaignRequest) -> None:
-        self._by_count = wish.count is not None
-        self._total = 60 * (wish.minutes or 0.0) if wish.count is None else float(wish.count)
+    def __init__(self, request: CampaignRequest) -> None:
+        self._by_count = request.count is not None
+        minutes = request.minutes or 0.0
+        self._total = 60 * minutes if request.count is None else float(request.count)
         self._update: Callable[[CampaignProgress], None] = lambda _: None
 
     def report(self, progress: CampaignProgress) -> None:
@@ -221,14 +244,14 @@ class _Bar:
         bar = Bar(
             TextColumn("{task.description}"),
             BarColumn(),
-            TextColumn("{task.fields[told]}"),
+            TextColumn("{task.fields[counts]}"),
             TimeRemainingColumn(),
             console=Console(stderr=True),
             transient=True,
             disable=quiet,
         )
         with bar:
-            task = bar.add_task("starting", total=self._total, told="")
+            task = bar.add_task("starting", total=self._total, counts="")
 
             def update(progress: CampaignProgress) -> None:
                 rate = 60 * progress.done / max(progress.elapsed_s, 1e-9)
@@ -236,7 +259,7 @@ class _Bar:
                     task,
                     completed=progress.done if self._by_count else progress.elapsed_s,
                     description=progress.running.rsplit("/", 1)[-1] or "done",
-                    told=f"{progress.done} done, {progress.valid} valid, {progress.oom} oom,"
+                    counts=f"{progress.done} done, {progress.valid} valid, {progress.oom} oom,"
                     f" {progress.failed} failed, {rate:.0f}/min",
                 )
 

@@ -1,4 +1,4 @@
-"""``duetune queue`` and ``duetune cost-report``."""
+"""``duetune queue`` and ``duetune cost-report``: tables over all jobs of the home."""
 
 from __future__ import annotations
 
@@ -25,22 +25,32 @@ COLOURS = {
 
 
 class QueueAnswer(Answer, frozen=True, kw_only=True):
+    """The answer of ``queue --json``; ``controller`` is the process id, None if none runs."""
+
     controller: int | None
     jobs: tuple[JobRow, ...]
 
 
 class CostAnswer(Answer, frozen=True, kw_only=True):
+    """The answer of ``cost-report --json``, in dollars."""
+
     by: str
     total: float
     lines: tuple[CostLine, ...]
 
 
 @click.command()
-@click.option("--all", "everything", is_flag=True, help="Those that are over, too.")
-@click.option("--limit", type=click.IntRange(1), default=50, show_default=True)
+@click.option("--all", "everything", is_flag=True, help="Show finished jobs, too.")
+@click.option(
+    "--limit",
+    type=click.IntRange(1),
+    default=50,
+    metavar="N",
+    help="Show at most N jobs.",
+)
 @json_option
 def queue(everything: bool, limit: int, as_json: bool) -> None:
-    """Jobs that are not over, newest first."""
+    """List the jobs that are not finished, newest first."""
     from duetune.core.events import Status
 
     home = Home()
@@ -51,7 +61,7 @@ def queue(everything: bool, limit: int, as_json: bool) -> None:
         print_answer(answer)
         return
     if not rows:
-        click.echo("No jobs." if everything else "No jobs that are not over; --all shows all.")
+        click.echo("No jobs." if everything else "No unfinished jobs; --all shows all jobs.")
         return
     _show(rows, home)
 
@@ -84,19 +94,22 @@ def _show(rows: list[JobRow], home: Home) -> None:
         )
     tables.console().print(table)
     if home.controller is None and any(not row.status.final for row in rows):
-        click.echo("No controller is running: 'duetune controller start' goes on with these jobs.")
+        click.echo("No controller is running: 'duetune controller start' continues these jobs.")
     elif fleet is None and any(not row.status.final for row in rows):
         log = home.settings.home / LOG_FILE
-        click.echo(f"The fleet is not running: the controller starts it again; if not, see {log}.")
+        click.echo(
+            f"The fleet is not running. The controller will start it again; if not, see {log}."
+        )
 
 
 def status_words(status: Status) -> str:
+    """Return a job's status in its colour, as rich markup."""
     colour = COLOURS[status.value]
     return f"[{colour}]{status.value}[/]"
 
 
 def _share(row: JobRow) -> str:
-    """What it may hold of what it would, where that is less."""
+    """Return the GPUs the job may hold and those it asks for, if the queue limits it."""
     return f"{row.share} of {row.wish}" if row.limited else "-"
 
 
@@ -117,12 +130,11 @@ def _due(row: JobRow, now: float | None) -> str:
     "--by",
     type=click.Choice(["job", "day", "kind", "tag"]),
     default="job",
-    show_default=True,
-    help="What to add up by.",
+    help="How to group the charges.",
 )
 @json_option
 def cost_report(by: str, as_json: bool) -> None:
-    """Every cent: what was charged, by job, day, kind of GPU or tag."""
+    """Add up what was charged, by job, day, kind of GPU or tag."""
     from duetune.cli import tables
     from duetune.simulate.summary import dollars
     from duetune.store.rows import CostBy

@@ -1,4 +1,4 @@
-"""``duetune recommend``."""
+"""``duetune recommend``: choose the fields that a job spec leaves open."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ NOTHING_FITS = 1
 
 
 class RecommendAnswer(Answer, frozen=True, kw_only=True):
-    """``probe`` is the space of the one run that would teach most, as `duetune profile` reads it;
-    None where no run would.
+    """The answer of ``--json``.
+
+    ``probe`` is the space file of the run that would improve the choice most, for
+    `duetune profile`; None if no run would.
     """
 
     name: str
@@ -28,46 +30,64 @@ class RecommendAnswer(Answer, frozen=True, kw_only=True):
 
 @click.command()
 @click.argument("spec", metavar="[JOB.YAML]", required=False)
-@click.option("--model", metavar="MODEL", help="Instead of a job spec, or another than it has.")
-@click.option("--method", help="full, lora, qlora, ...  [default: lora, full below 1B parameters]")
-@click.option("--seq", type=int, metavar="TOKENS", help="Of each sequence.  [default: 1024]")
-@click.option("--batch", type=int, metavar="N", help="Sequences of one step.  [default: 16]")
+@click.option("--model", metavar="MODEL", help="The model; replaces that of the job spec.")
+@click.option(
+    "--method",
+    metavar="NAME",
+    help="full, lora, qlora, ...  [default: full below 1B parameters if that fits, else lora]",
+)
+@click.option("--seq", type=int, metavar="TOKENS", help="Tokens of each sequence.  [default: 1024]")
+@click.option(
+    "--batch", type=int, metavar="N", help="Sequences of one optimiser step.  [default: 16]"
+)
 @click.option(
     "--objective",
-    metavar="WHAT",
-    help="deadline (in time at least cost), fastest, gpu-hours or balanced.  "
+    metavar="NAME",
+    help="deadline (on time at the least cost), fastest, gpu-hours (fewest) or balanced.  "
     "[default: deadline if there is one, else gpu-hours]",
 )
-@click.option("--gpus", metavar="LIST", help="What there is: A100-80GB:8,L40S:4.")
-@click.option("--price", metavar="LIST", help="Dollars per GPU and hour: A100-80GB=1.2,L40S=0.8.")
-@click.option("--tokens", metavar="N", help="The work: 2e8, 200M.  [default: from the dataset]")
-@click.option("--deadline", metavar="WHEN", help="6h, 2d, or a moment.")
+@click.option("--gpus", metavar="LIST", help="Available GPUs: A100-80GB:8,L40S:4.")
+@click.option("--price", metavar="LIST", help="Dollars per GPU-hour: A100-80GB=1.2,L40S=0.8.")
+@click.option(
+    "--tokens", metavar="N", help="Tokens to train on: 2e8, 200M.  [default: from the dataset]"
+)
+@click.option("--deadline", metavar="WHEN", help="6h, 2d4h, or a date and time.")
 @click.option(
     "--precision",
-    help="bf16, fp16, fp32, bf16-mixed or fp16-mixed.  [default: what duetune's trainer does]",
+    metavar="NAME",
+    help="bf16, fp16, fp32, bf16-mixed or fp16-mixed.  [default: that of duetune's trainer]",
 )
 @click.option(
-    "--sharding", metavar="HOW", help="any, ddp, fsdp.  [default: ddp, as duetune's trainer]"
+    "--sharding",
+    metavar="NAME",
+    help="How GPUs share the state: any, ddp, fsdp.  [default: ddp, as duetune's trainer]",
 )
-@click.option("--software", metavar="NAME", help="What trains.  [default: duetune's trainer]")
-@click.option("--top", type=int, default=5, show_default=True, help="How many alternatives.")
+@click.option(
+    "--software",
+    metavar="NAME",
+    help="The trainer, by its name in the history.  [default: duetune's trainer]",
+)
+@click.option("--top", type=int, default=5, metavar="N", help="Number of alternatives.")
 @click.option(
     "--source",
     default="hybrid",
-    show_default=True,
-    help="Of knowledge; 'duetune history sources' lists them.",
+    metavar="NAME",
+    help="The source of knowledge; 'duetune history sources' lists them.",
 )
 @click.option(
-    "--probe", metavar="FILE", help="Write the run that would teach most, for 'duetune profile'."
+    "--probe",
+    metavar="FILE",
+    help="Write the most useful next measurement to this file, for 'duetune profile'.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead.")
 def recommend(
     spec: str | None, source: str, probe: str | None, as_json: bool, **chosen: object
 ) -> int:
-    """Fill in what a job leaves open: a configuration that fits, is on time and costs least.
+    """Choose the fields that a job spec leaves open, so that the job fits, is on time and is cheap.
 
-    Shows why each field is what it is, alternatives with 90% intervals, what that rests on, and
-    what one more measurement would teach. Nothing is started. The exit status is 1 if nothing fits.
+    Shows the reason for each field, alternatives with 90% intervals, the evidence, and which single
+    measurement would help most. Without JOB.YAML, --model is required. Nothing is started. The exit
+    status is 1 if nothing fits.
     """
     import msgspec
 
@@ -77,7 +97,7 @@ def recommend(
     from duetune.knowledge.advice import asked_model
 
     if spec is None and chosen["model"] is None:
-        raise click.UsageError("a job spec or --model is needed")
+        raise click.UsageError("a job spec or --model is required")
     home = Home()
     job = None if spec is None else home.spec(spec)
     with waiting(FITTING):

@@ -1,4 +1,4 @@
-"""Advice as people see it."""
+"""The tables and sentences of ``duetune recommend``."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 OBJECTIVES = {
     "deadline": "by the deadline at the least cost",
-    "fastest": "as fast as can be",
+    "fastest": "as fast as possible",
     "gpu-hours": "with the fewest GPU-hours",
     "balanced": "fast, with few GPUs",
 }
@@ -41,6 +41,7 @@ _PACE = "tokens/s (90%)"
 
 
 def show_advice(name: str, advice: Advice, probe: str | None) -> None:
+    """Print the recommendation: each field, alternatives, evidence and the next measurement."""
     screen = console()
     screen.print(f"[bold]{escape(name)}[/]: {_task(advice)}")
     screen.print()
@@ -107,7 +108,7 @@ def _row(place: int, each: Candidate, columns: list[str]) -> list[str]:
         shortly(each.configuration, gpu=False),
     ]
     range_ = f" ({number(pace.low)}-{number(pace.high)})" if _PACE in columns else ""
-    cells.append(f"{number(pace.middle)}{range_}" if pace.middle > 0 else "not known")
+    cells.append(f"{number(pace.middle)}{range_}" if pace.middle > 0 else "unknown")
     if "fits" in columns:
         cells.append(chance(each.estimate.p_valid))
     if "time" in columns:
@@ -133,8 +134,8 @@ def _show_evidence(screen: Console, advice: Advice) -> None:
     memory = fit.estimate.memory_gb
     if memory.middle > 0:
         screen.print(
-            f"Peak of one GPU: {between(memory, '.1f')} GB of {fit.capacity_gb:.1f}. "
-            f"{_rests_on(advice)}"
+            f"Peak memory of one GPU: {between(memory, '.1f')} GB of {fit.capacity_gb:.1f} GB. "
+            f"{_basis(advice)}"
         )
         screen.print()
     if fit.parts:
@@ -146,44 +147,44 @@ def _show_evidence(screen: Console, advice: Advice) -> None:
         words = ", ".join(
             f"{term.name} {term.value:.3g} s" for term in terms if term.value > 0.005 * total
         )
-        screen.print(f"Of a micro-step: {escape(words)}; some of it at the same time.")
+        screen.print(f"Time of a micro-step: {escape(words)}; parts of it overlap.")
         screen.print()
     if fit.evidence:
         screen.print(evidence_table(fit.evidence))
     else:
-        screen.print("Nothing near this was measured: the answer is by physics.")
+        screen.print("No similar run was measured: the estimate is from physics alone.")
     screen.print()
 
 
-def _rests_on(advice: Advice) -> str:
+def _basis(advice: Advice) -> str:
     chosen = advice.chosen
     if chosen is None:
         return ""
     estimate = chosen.estimate
     if estimate.measured:
-        return "This very configuration was measured."
+        return "This exact configuration was measured."
     runs = "run" if estimate.support == 1 else "runs"
-    near = f"{estimate.support} measured {runs} like it" if estimate.support else "no run like it"
-    return f"The estimate ({estimate.source}) rests on {near}."
+    near = f"{estimate.support} similar measured {runs}" if estimate.support else "no similar run"
+    return f"The estimate ({estimate.source}) is based on {near}."
 
 
 def _lesson_words(advice: Advice, probe: str | None) -> str:
     lesson = advice.lesson
     if lesson is None or advice.sure is None:
-        return "What one more measurement would teach cannot be said: there is nothing to compare."
-    sure = f"The first is the best of these with {percentage(lesson.sure)}"
+        return "The value of one more measurement is unknown: there is nothing to compare with."
+    sure = f"The first is the best of these with a probability of {percentage(lesson.sure)}"
     small = lesson.gain < WORTH_A_RUN and lesson.sure_after - lesson.sure < 0.02
     if small:
-        return f"{sure}; no single measurement would be likely to change that."
+        return f"{sure}; a single measurement is unlikely to change that."
     cost = "" if lesson.cost is None else f", about {dollars(max(0.01, lesson.cost))}"
     about = advice.candidates[lesson.about].configuration
-    of = "the first" if lesson.about == 0 else f"number {lesson.about + 1}, {shortly(about)}"
+    which = "the first" if lesson.about == 0 else f"number {lesson.about + 1}, {shortly(about)}"
     better = lesson.sure_after - lesson.sure >= 0.01
-    surer = f"that {percentage(lesson.sure_after)} and " if better else ""
+    surer = f"raise that to {percentage(lesson.sure_after)} and " if better else ""
     return (
-        f"[bold]One more measurement:[/] {sure}. To run {escape(of)}, for "
-        f"{duration_words(lesson.seconds)}{cost}, would make {surer}the choice "
-        f"{lesson.gain:.1%} better on average:\n"
+        f"[bold]One more measurement:[/] {sure}. A run of {escape(which)} for "
+        f"{duration_words(lesson.seconds)}{cost} would {surer}improve the choice by "
+        f"{lesson.gain:.1%} on average:\n"
         f"{_how(lesson, probe)}"
     )
 
@@ -193,15 +194,15 @@ def _how(lesson: Lesson, probe: str | None) -> str:
     if each.num_gpus > 1:
         return (
             f"  [cyan]{escape(shortly(each))}, {each.tokens_per_sample} tokens[/], a few minutes "
-            "with your trainer; then 'duetune history import' of its run."
+            "with your trainer; then import the run with 'duetune history import'."
         )
     file = probe or "probe.yaml"
-    told = (
+    commands = (
         f"  [cyan]duetune profile {escape(file)} --count 1 --out probe.jsonl[/]\n"
         f"  [cyan]duetune history import probe.jsonl[/]\n"
         f"  [dim]{escape(shortly(each))}, {each.tokens_per_sample:,} tokens"
     )
-    return f"{told}[/]" if probe else f"{told}; --probe {file} writes that file[/]"
+    return f"{commands}[/]" if probe else f"{commands}; --probe {file} writes that file[/]"
 
 
 def _show_nothing(screen: Console, advice: Advice) -> None:

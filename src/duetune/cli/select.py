@@ -1,4 +1,4 @@
-"""``duetune select``."""
+"""``duetune select``: learn over many jobs which policy of a pool to choose."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 import click
 
 from duetune.cli.case_options import case_options
-from duetune.cli.json_output import JsonDocument, MarketNote, print_document
+from duetune.cli.context import print_answer
+from duetune.cli.json_output import JsonDocument, MarketNote
 from duetune.cli.options import forecast_option, market_options, run_options
 from duetune.registry.forecasters import forecast_named
 from duetune.registry.policies import policies_named
@@ -23,7 +24,7 @@ SHARES = "share of a job's range"
 
 
 class Selection(JsonDocument, frozen=True, kw_only=True):
-    """``unit`` is that of ``summary.regret`` and ``summary.bound``."""
+    """The answer of ``--json``. ``unit`` is that of ``summary.regret`` and ``summary.bound``."""
 
     forecast: str
     markets: tuple[MarketNote, ...]
@@ -38,17 +39,15 @@ class Selection(JsonDocument, frozen=True, kw_only=True):
 @click.option(
     "--selector",
     default="adahedge",
-    show_default=True,
     metavar="NAME",
-    help="hedge, adahedge or fixed_share[:MEMORY].",
+    help="The learning method: hedge, adahedge or fixed_share[:MEMORY].",
 )
 @click.option(
     "--policies",
     "names",
     default="pool",
-    show_default=True,
     metavar="NAMES",
-    help="What to choose from: policies and groups, see 'duetune policies'.",
+    help="Policies and groups to choose from, separated by commas.",
 )
 @forecast_option
 @case_options(jobs=1000)
@@ -65,10 +64,14 @@ def select(
     *,
     as_json: bool,
 ) -> None:
-    """Learn over many jobs which policy of a pool to choose for the next."""
+    """Learn over many jobs which policy of a pool to choose for the next job.
+
+    After each job, every policy of the pool is simulated on the market as it really was.
+    """
     import numpy as np
 
     from duetune import plots
+    from duetune.cli import tables
     from duetune.policies.select import Hedge, run_selection
     from duetune.simulate.summary import case_ranges, selection_summary
 
@@ -80,9 +83,9 @@ def select(
     known = {policy.name for policy in pool}
     rivals = [each for each in policies_named("baselines") if each.name not in known]
     result = drawn.play([*pool, *rivals], cases, markets, source, optimum=False)
-    # Hedge learns from fractions of a range; the others from dollars as they are.
+    # Hedge learns from utilities scaled to each job's range, the other selectors from dollars.
     ranges = case_ranges(cases, markets) if isinstance(learner, Hedge) else None
-    choices = np.random.default_rng((seed, 1))  # not the stream the jobs were drawn from
+    choices = np.random.default_rng((seed, 1))  # independent of the draws of the jobs
     run = run_selection(result.utility[:, : len(pool)], learner, choices, ranges=ranges)
     document = Selection(
         command="select",
@@ -101,11 +104,10 @@ def select(
         figure = plots.selection_figure(run, names_of_pool, unit=document.unit, title=title)
         plots.save_figure(figure, target)
     if as_json:
-        print_document(document)
+        print_answer(document)
         return
     _show(document)
-    if target is not None:
-        click.echo(f"Plot: {target}")
+    tables.print_written(target)
 
 
 def _show(document: Selection) -> None:
@@ -121,7 +123,7 @@ def _show(document: Selection) -> None:
     )
     best = summary.best_fixed
     table = tables.new_table(
-        *("", "mean utility", "of best fixed", "last fifth", "mean cost", "on time"), left=("",)
+        *("", "mean utility", "% of best fixed", "last fifth", "mean cost", "on time"), left=("",)
     )
     rows = [("selected", summary.selected), (f"best fixed: {best.name}", best)]
     rows += [(f"baseline: {row.name}", row) for row in summary.baselines]

@@ -1,4 +1,4 @@
-"""``duetune simulate``."""
+"""``duetune simulate``: one job, slot by slot."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from duetune.cli.context import print_answer
 from duetune.cli.job_options import job_options
-from duetune.cli.json_output import JsonDocument, MarketNote, print_document
+from duetune.cli.json_output import JsonDocument, MarketNote
 from duetune.cli.options import forecast_option, market_options, run_options
 from duetune.registry.forecasters import forecast_named
 from duetune.registry.policies import policy_named
@@ -21,7 +22,11 @@ if TYPE_CHECKING:
 
 
 class SimulationAnswer(JsonDocument, frozen=True, kw_only=True):
-    """``optimum`` and ``on_demand`` are runs of the same job; none can be above ``upper_bound``."""
+    """The answer of ``--json``.
+
+    ``optimum`` and ``on_demand`` are runs of the same job. No run has a utility above
+    ``upper_bound``.
+    """
 
     forecast: str
     market: MarketNote
@@ -36,7 +41,10 @@ class SimulationAnswer(JsonDocument, frozen=True, kw_only=True):
 
 @click.command()
 @click.option(
-    "--policy", default="ahap", show_default=True, metavar="NAME", help="See 'duetune policies'."
+    "--policy",
+    default="ahap",
+    metavar="NAME",
+    help="The policy; 'duetune policies' lists them.",
 )
 @forecast_option
 @market_options
@@ -46,14 +54,19 @@ def simulate(
     policy: str,
     forecast: str,
     market: MarketOptions,
-    wish: JobOptions,
+    wanted: JobOptions,
     seed: int,
     plot: str | None,
     *,
     as_json: bool,
 ) -> None:
-    """One job, slot by slot, every decision explained, beside the optimum and on-demand only."""
+    """Simulate one job slot by slot, with the reason for each decision.
+
+    The last table compares the run with the optimum, which knows the market, and with on-demand
+    GPUs only.
+    """
     from duetune import plots
+    from duetune.cli import tables
     from duetune.policies.solve.dynamic import offline_optimum
     from duetune.simulate.episode import simulate as run
     from duetune.simulate.summary import fraction, replay
@@ -61,7 +74,7 @@ def simulate(
     target = None if plot is None else plots.checked_plot(plot, "--plot")
     chosen = policy_named(policy)
     source = forecast_named(forecast, seed=seed)
-    job, trace, start = wish.on(market, seed)
+    job, trace, start = wanted.on(market, seed)
     best = offline_optimum(job, trace.window(start, job.hard_deadline))
     document = SimulationAnswer(
         command="simulate",
@@ -79,11 +92,10 @@ def simulate(
     if target is not None:
         plots.save_figure(plots.allocation_figure(outcome, job, trace, start=start), target)
     if as_json:
-        print_document(document)
+        print_answer(document)
         return
     _show(document, trace)
-    if target is not None:
-        click.echo(f"Plot: {target}")
+    tables.print_written(target)
 
 
 def _show(document: SimulationAnswer, trace: MarketTrace) -> None:
@@ -100,7 +112,7 @@ def _show(document: SimulationAnswer, trace: MarketTrace) -> None:
     screen.print(tables.outcome_table(runs, job, document.upper_bound))
     if document.upper_bound > document.optimum.utility + 0.005:
         bound = dollars(document.upper_bound)
-        screen.print(f"The optimum is not exact here; no plan can be above {bound}.")
+        screen.print(f"The optimum is not exact here; no plan can exceed {bound}.")
     screen.print()
     dearer = document.on_demand.cost
     if outcome.on_time and document.on_demand.on_time and outcome.cost != dearer:

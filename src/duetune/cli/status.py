@@ -1,4 +1,4 @@
-"""``duetune status``, and the live view that ``launch`` shows."""
+"""``duetune status``, and the live view of ``launch``."""
 
 from __future__ import annotations
 
@@ -18,15 +18,17 @@ BAR = 40
 
 
 class StatusAnswer(Answer, frozen=True, kw_only=True):
+    """The answer of ``--json``."""
+
     status: Look
 
 
 @click.command()
 @click.argument("job")
-@click.option("-f", "--follow", is_flag=True, help="Go on until the job is over.")
+@click.option("-f", "--follow", is_flag=True, help="Keep showing the status until the job ends.")
 @json_option
 def status(job: str, follow: bool, as_json: bool) -> None:
-    """How a job is doing."""
+    """Show the state of a job: steps, GPUs, prices, cost, deadline and expected finish."""
     home = Home()
     name = home.store.job(job).id
     if follow and not as_json:
@@ -40,7 +42,7 @@ def status(job: str, follow: bool, as_json: bool) -> None:
 
     tables.console().print(panel(look))
     if not look.job.status.final and look.controller is None:
-        click.echo("No controller is running: 'duetune controller start' goes on with this job.")
+        click.echo("No controller is running: 'duetune controller start' continues this job.")
 
 
 def watch(home: Home, job: str, *, silent: bool = False) -> Look:
@@ -77,7 +79,7 @@ def _lines(home: Home, job: str, *, silent: bool) -> Look:
 
 
 def panel(look: Look) -> Group:
-    """A few lines that say it all."""
+    """Return the status of a job as a few lines for the screen."""
     from rich.console import Group
     from rich.markup import escape
     from rich.table import Table
@@ -100,12 +102,12 @@ def panel(look: Look) -> Group:
     if row.limited:
         words = f"{row.share} of {row.wish} (slot {look.share_slot}): {look.share_reason}"
         grid.add_row("share", escape(words))
-        grid.add_row("others", escape(", ".join(held_by(look.holders)) or "none has a GPU now"))
+        grid.add_row("others", escape(", ".join(held_by(look.holders)) or "no other job has a GPU"))
     if look.market is not None:
         grid.add_row(
             "market",
             f"spot {dollars(look.market.spot_price)}, {look.market.available} available; "
-            f"on demand {dollars(look.market.on_demand_price)} per GPU and hour",
+            f"on demand {dollars(look.market.on_demand_price)} per GPU-hour",
         )
     budget = "" if row.budget is None else f" of at most {dollars(row.budget)}"
     grid.add_row("spent", f"{dollars(look.spent)}{budget}")
@@ -129,14 +131,14 @@ def _loss(look: Look) -> str:
 def _gpus(look: Look) -> str:
     if look.job.status.final:
         lost = f"{look.job.preemptions} preempted, {look.resizes} resizes"
-        return f"none any more ({lost}, {look.lost_steps} steps done twice)"
+        return f"released ({lost}, {look.lost_steps} steps repeated)"
     running = [node for node in look.nodes if node.state.value == "running"]
     coming = sum(node.state.value == "requested" for node in look.nodes)
     going = sum(node.notice_at is not None for node in running)
     spot = sum(node.kind.value == "spot" for node in running)
     words = f"[cyan]{spot} spot[/], [yellow]{len(running) - spot} on demand[/]"
     words += f", {coming} requested" if coming else ""
-    words += f", [red]{going} about to be taken[/]" if going else ""
+    words += f", [red]{going} about to be preempted[/]" if going else ""
     return f"{words}; {look.job.preemptions} preempted so far"
 
 
@@ -156,5 +158,5 @@ def _due(look: Look) -> str:
     finish = ""
     if look.projected_finish is not None:
         ahead = duration_words(look.projected_finish - look.now)
-        finish = f"; done in {ahead} at this size"
+        finish = f"; finished in {ahead} with the present GPUs"
     return f"{words} ({slots}){finish}"

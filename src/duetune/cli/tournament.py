@@ -1,4 +1,4 @@
-"""``duetune tournament``."""
+"""``duetune tournament``: many policies on many jobs, ranked by mean utility."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 import click
 
 from duetune.cli.case_options import case_options
-from duetune.cli.json_output import JsonDocument, MarketNote, print_document
+from duetune.cli.context import print_answer
+from duetune.cli.json_output import JsonDocument, MarketNote
 from duetune.cli.options import forecast_option, market_options, run_options
 from duetune.registry.forecasters import forecast_named
 from duetune.registry.policies import policies_named
@@ -21,7 +22,10 @@ if TYPE_CHECKING:
 
 
 class PolicyRanking(JsonDocument, frozen=True, kw_only=True):
-    """``standings`` has the best policy first; ``mean_optimum`` is null with --no-optimum."""
+    """The answer of ``--json``.
+
+    ``standings`` has the best policy first. ``mean_optimum`` is null with --no-optimum.
+    """
 
     forecast: str
     markets: tuple[MarketNote, ...]
@@ -35,24 +39,22 @@ class PolicyRanking(JsonDocument, frozen=True, kw_only=True):
 @click.option(
     "--policies",
     default="baselines,ahanp,ahap",
-    show_default=True,
     metavar="NAMES",
-    help="Policies and groups, separated by commas; see 'duetune policies'.",
+    help="Policies and groups, separated by commas; 'duetune policies' lists them.",
 )
 @forecast_option
 @case_options(jobs=200)
 @click.option(
-    "--optimum/--no-optimum", default=True, help="Compare with the optimum of every job, or not."
+    "--optimum/--no-optimum", default=True, help="Whether to compute the optimum of every job."
 )
 @click.option(
     "--top",
     type=click.IntRange(min=0),
     default=15,
-    show_default=True,
     metavar="N",
-    help="Show the best N policies and the baselines; 0 shows all.",
+    help="Show the best N policies and the baselines; 0: all.",
 )
-@click.option("--csv", metavar="FILE", help="Write every policy on every job as rows.")
+@click.option("--csv", metavar="FILE", help="Write one row for each policy and job.")
 @market_options
 @run_options
 def tournament(
@@ -68,7 +70,7 @@ def tournament(
     optimum: bool,
     as_json: bool,
 ) -> None:
-    """Many policies on many jobs, ranked by mean utility."""
+    """Simulate many policies on many jobs, and rank them by mean utility per job."""
     from duetune import plots
     from duetune.files import checked_target, whole_file
     from duetune.simulate.summary import standings, write_rows
@@ -98,23 +100,30 @@ def tournament(
         )
         plots.save_figure(figure, target)
     if as_json:
-        print_document(document)
+        print_answer(document)
     else:
-        _show(document, top, [path for path in (rows, target) if path is not None])
+        _show(document, top, rows, target)
 
 
-def _show(document: PolicyRanking, top: int, written: list[Path]) -> None:
+def _show(document: PolicyRanking, top: int, *written: Path | None) -> None:
     from rich.markup import escape
 
     from duetune.cli import tables
     from duetune.simulate.summary import BASELINES, dollars
 
     screen = tables.console()
-    names = ", ".join(market.name for market in document.markets[:3])
-    more = f" and {len(document.markets) - 3} more" if len(document.markets) > 3 else ""
-    screen.print(f"{document.jobs:,} jobs on {escape(names)}{more}; forecast {document.forecast}")
+    names = tables.names_words([market.name for market in document.markets])
+    screen.print(f"{document.jobs:,} jobs on {names}; forecast {document.forecast}")
     table = tables.new_table(
-        *("policy", "mean utility", "of optimum", "gap closed", "mean cost", "on time", "on spot"),
+        *(
+            "policy",
+            "mean utility",
+            "% of optimum",
+            "gap closed",
+            "mean cost",
+            "on time",
+            "on spot",
+        ),
         left=("policy",),
     )
     if document.mean_optimum is not None:
@@ -138,9 +147,11 @@ def _show(document: PolicyRanking, top: int, written: list[Path]) -> None:
     screen.print()
     screen.print(table)
     screen.print()
-    screen.print("Per job. Gap closed: how much of the way from the best baseline to the optimum.")
+    screen.print(
+        "Means per job. Gap closed: share of the distance from the best baseline to the optimum. "
+        "On spot: share of the GPU-slots that were spot."
+    )
     hidden = len(document.standings) - len(shown)
     if hidden:
-        screen.print(f"{hidden} more policies: --top 0 shows all, --csv writes every job.")
-    for path in written:
-        click.echo(f"{'Plot' if path.suffix != '.csv' else 'Rows'}: {path}")
+        screen.print(f"{hidden} policies are not shown: --top 0 shows all, --csv writes every job.")
+    tables.print_written(*written)

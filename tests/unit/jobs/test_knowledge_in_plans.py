@@ -200,7 +200,7 @@ def test_how_sure_the_pace_is_and_what_it_rests_on_is_told():
     text = shown(plan)
     low, high = plan.step_s_quick[1], plan.step_s_slow[1]
     assert f"({low:.2g} to {high:.2g})" in text
-    assert "fits: 99%" in text
+    assert "fits with 99%" in text
     assert "12 measured runs near it" in text
     assert "weights 15" in text
     assert msgspec.json.decode(msgspec.json.encode(plan), type=TrainingPlan) == plan

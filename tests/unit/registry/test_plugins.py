@@ -283,7 +283,7 @@ class TestFleets:
         (home / "config.toml").write_text('[site]\nfleet = "mine"\nfeed = "prices:8"\n')
         monkeypatch.setenv("DUETUNE_HOME", str(home))
         assert main(["fleet", "status"]) == 0
-        assert "on demand $8.00 per GPU and hour" in capsys.readouterr().out
+        assert "on demand $8.00 per GPU-hour" in capsys.readouterr().out
         assert main(["fleet", "start", "--speed", "2"]) == 2
         assert "site.fleet is 'mine'" in capsys.readouterr().err
         assert main(["fleet", "stop"]) == 2
