@@ -29,7 +29,7 @@ from duetune.knowledge.facts.prices import prices_for
 from duetune.knowledge.listed_space import Listing
 from duetune.knowledge.sources.knowledge_source import Limits, Objective
 from duetune.training.dataset_rows import check_dataset
-from duetune.training.task import Method
+from duetune.training.task import TrainingMethod
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -208,7 +208,7 @@ class _Asking:
         self, method: str, sites: dict[str, Site], counts: list[int]
     ) -> list[Configuration]:
         """All that the trainer can do, or what was asked for of another one."""
-        own = method in set(Method)
+        own = method in set(TrainingMethod)
         wish = self.wanted.sharding or (Sharding.DDP.value if own else ANY)
         ways: tuple[str | None, ...] = (None if wish == Sharding.DDP else wish,)
         if wish == ANY:
@@ -243,7 +243,7 @@ class _Asking:
         step = self.step
         if self.asked.checkpointing is not None:
             self._set("grad_checkpoint", self.asked.checkpointing)
-        if method != Method.FULL:
+        if method != TrainingMethod.FULL:
             self._set("lora_rank", *self.asked.rank())
             self._set("lora_targets", *self.asked.layers())
         kept = [self.asked.kept_in(method, site) for site in sites.values()]

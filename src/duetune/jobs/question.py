@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from duetune.errors import InvalidInput
-from duetune.jobs.spec.job_spec import Method as Asked
+from duetune.jobs.spec.job_spec import MethodChoice
 from duetune.jobs.trainer_facts import (
     ATTENTION,
     NO_RANK,
@@ -104,7 +104,7 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
         training = spec.training
         names = ("lora_r", "lora_alpha", "lora_dropout", "lora_target_modules")
         return cls(
-            method=None if spec.method is Asked.AUTO else spec.method.value,
+            method=None if spec.method is MethodChoice.AUTO else spec.method.value,
             max_length=training.max_length,
             microbatch=training.per_device_train_batch_size,
             accumulation=training.gradient_accumulation_steps,

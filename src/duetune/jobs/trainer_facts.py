@@ -17,16 +17,16 @@ from duetune.knowledge.configurations.configuration import (
     Configuration,
     Configurations,
     Interconnect,
+    Method,
     Optimiser,
     Precision,
     Sharding,
 )
-from duetune.knowledge.configurations.configuration import Method as Known
 from duetune.knowledge.measure.worker_messages import PACKAGES, installed_software
 from duetune.knowledge.ranking import exceeding
 from duetune.knowledge.sources.decorators import Decorator
 from duetune.knowledge.sources.merge import MEMORY, RULE
-from duetune.training.task import Method, TrainingTask
+from duetune.training.task import TrainingMethod, TrainingTask
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -50,7 +50,7 @@ NO_RANK = 8
 _FROZEN = {"bf16": Precision.BF16, "fp16": Precision.FP16, "fp32": Precision.FP32}
 _TRAINED = {"bf16": Precision.BF16_MIXED, "fp16": Precision.FP16_MIXED, "fp32": Precision.FP32}
 _OPTIONS: dict[str, tuple[str, ...]] = {
-    "method": tuple(Method),
+    "method": tuple(TrainingMethod),
     "sharding": (Sharding.NONE, Sharding.DDP),
     "optimiser": (Optimiser.ADAMW,),
     "attention": (Attention.SDPA,),
@@ -77,7 +77,7 @@ def precision_kept(method: str, computed: str) -> Precision:
     """Return how weights are kept that are computed with in bf16, fp16 or fp32: what is trained in
     32 bits, the frozen weights beside adapters as they are computed with.
     """
-    return (_TRAINED if method == Known.FULL else _FROZEN)[computed]
+    return (_TRAINED if method == Method.FULL else _FROZEN)[computed]
 
 
 def adapted_layers(modules: str | Sequence[str] | None) -> str:
@@ -117,7 +117,7 @@ def foreign_fields(configuration: Configuration) -> tuple[str, ...]:
     """Return what duetune's trainer does not do of a configuration, as "field value"; empty if it
     can be launched.
     """
-    precisions = (_TRAINED if configuration.method == Known.FULL else _FROZEN).values()
+    precisions = (_TRAINED if configuration.method == Method.FULL else _FROZEN).values()
     options = {**_OPTIONS, "precision": tuple(precisions)}
     return tuple(
         f"{field} {getattr(configuration, field)}"
@@ -171,7 +171,7 @@ class TrainerKnowledge(Decorator):
         found: NDArray[np.bool_] = rows.is_("software", self._software)
         for field, words in _OPTIONS.items():
             found &= rows.is_(field, *words)
-        full = rows.is_("method", Known.FULL)
+        full = rows.is_("method", Method.FULL)
         found &= np.where(
             full,
             rows.is_("precision", *_TRAINED.values()),
@@ -184,7 +184,7 @@ class TrainerKnowledge(Decorator):
 def _alone(rows: Configurations) -> Configurations:
     """One GPU of each, as if it were the only one, with its gradients."""
     one, first = np.ones(len(rows)), np.zeros(len(rows), np.int64)
-    full = rows.is_("method", Known.FULL)
+    full = rows.is_("method", Method.FULL)
     columns = {
         "num_gpus": one,
         "num_nodes": one,

@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 TASK_FILE = "task.json"
 
 
-class Method(StrEnum):
+class TrainingMethod(StrEnum):
+    """Which weights a worker trains: low-rank adapters, or all of them."""
+
     LORA = "lora"
     FULL = "full"
 
@@ -65,7 +67,7 @@ class TrainingTask(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     eval_dataset: str | None = None
     eval_fraction: float = 0.05
     eval_rows: int = 256
-    method: Method = Method.LORA
+    method: TrainingMethod = TrainingMethod.LORA
     num_train_epochs: float = 3.0
     max_steps: int | None = None
     per_device_train_batch_size: int = 8

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from duetune.jobs.spec.conversion_notes import OWN_LINES
-from duetune.jobs.spec.job_spec import Method
+from duetune.jobs.spec.job_spec import MethodChoice
 
 if TYPE_CHECKING:
     from duetune.jobs.spec.job_spec import JobSpec
@@ -107,7 +107,7 @@ def shell_path(path: str) -> str:
 def task_document(spec: JobSpec, dataset: str | None = None) -> dict[str, object]:
     """The trainer's task file; what it does not say is the trainer's default."""
     task: dict[str, object] = {"model": spec.model, "dataset": dataset or spec.dataset}
-    if spec.method is not Method.AUTO:
+    if spec.method is not MethodChoice.AUTO:
         task["method"] = str(spec.method)
     task |= spec.training.given
     if spec.checkpoint.every != "auto":

@@ -55,7 +55,7 @@ _NAME = f"^{NAME}$"
 _PROJECT = f"^(?:{NAME})?$"
 
 
-class Method(StrEnum):
+class MethodChoice(StrEnum):
     """How the weights are trained."""
 
     AUTO = "auto"
@@ -79,12 +79,12 @@ def _spot(value: object) -> Spot:
     raise refusal("auto, only (or true), never (or false)")
 
 
-def _method(value: object) -> Method:
-    if isinstance(value, str) and value in set(Method):
-        return Method(value)
+def _method(value: object) -> MethodChoice:
+    if isinstance(value, str) and value in set(MethodChoice):
+        return MethodChoice(value)
     if isinstance(value, str) and value in {"qlora", "dora", "freeze"}:
-        raise refusal(f"one of {', '.join(Method)}; {value} is not supported")
-    raise refusal(f"one of {', '.join(Method)}")
+        raise refusal(f"one of {', '.join(MethodChoice)}; {value} is not supported")
+    raise refusal(f"one of {', '.join(MethodChoice)}")
 
 
 def _script(value: object) -> str:
@@ -185,12 +185,12 @@ class JobSpec(BaseModel):
     ] = None
     method: Annotated[
         Annotated[
-            Method,
+            MethodChoice,
             BeforeValidator(_method),
-            WithJsonSchema({"enum": [str(each) for each in Method]}),
+            WithJsonSchema({"enum": [str(each) for each in MethodChoice]}),
         ],
-        Meaning("All weights, or low-rank adapters.", f"one of {', '.join(Method)}"),
-    ] = Method.AUTO
+        Meaning("All weights, or low-rank adapters.", f"one of {', '.join(MethodChoice)}"),
+    ] = MethodChoice.AUTO
     resources: Annotated[
         Resources,
         Meaning("On which GPUs.", "a mapping with accelerators and spot"),
@@ -266,7 +266,7 @@ class JobSpec(BaseModel):
                         "nothing: the own command (run) sets it; only max_steps counts here",
                         f"training.{field}",
                     )
-            if self.method is not Method.AUTO:
+            if self.method is not MethodChoice.AUTO:
                 raise refusal("nothing: the own command (run) decides it", "method")
         both = sorted(set(self.envs) & set(self.secrets))
         if both:

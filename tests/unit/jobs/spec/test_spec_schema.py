@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from duetune.errors import InvalidInput
-from duetune.jobs.spec.job_spec import JobSpec, Method, Spot, spec_json_schema
+from duetune.jobs.spec.job_spec import JobSpec, MethodChoice, Spot, spec_json_schema
 from duetune.jobs.spec.load import load_text
 
 
@@ -31,7 +31,7 @@ class TestDefaults:
     def test_three_fields_are_enough(self):
         spec = job()
         assert spec.deadline == timedelta(hours=8)
-        assert (spec.method, spec.policy, spec.priority) == (Method.AUTO, "auto", 0)
+        assert (spec.method, spec.policy, spec.priority) == (MethodChoice.AUTO, "auto", 0)
         assert spec.resources.spot is Spot.AUTO
         assert spec.gpus == (None, 1, None)
         assert spec.training.given == {}
