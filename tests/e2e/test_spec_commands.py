@@ -307,7 +307,13 @@ class TestScripts:
         assert json.loads((folder / "task.json").read_text()) == {
             "model": "Qwen/Qwen3-0.6B",
             "dataset": "data.jsonl",
+            "method": "full",
             "max_steps": 3,
+            "per_device_train_batch_size": 4,
+            "gradient_accumulation_steps": 4,
+            "bf16": True,
+            "gradient_checkpointing": True,
+            "max_length": 1024,
         }
 
     def test_the_gpus_that_were_given_are_used(self, duetune, machine, monkeypatch):
@@ -363,4 +369,3 @@ class TestScripts:
 
 def wait_for(*paths):
     until(lambda: all(path.exists() for path in paths), paths)
-    pytest.fail(f"not there after a minute: {paths}")

@@ -181,13 +181,7 @@ class _Asking:
         sites = {gpu: Site(accelerator=gpu, software=software) for gpu in inventory}
         if self.site is not None and self.wanted.gpus is None and self.site.gpu_model in sites:
             sites[self.site.gpu_model] = msgspec.structs.replace(self.site, software=software)
-        if not self.asked.bf16 or self.asked.precision is not None:
-            return sites
-        able = {gpu: site for gpu, site in sites.items() if site.gpu is None or site.gpu.bf16}
-        if not able:
-            allowed = f"fp16: {' and '.join(sites)} cannot compute in bfloat16"
-            raise InvalidInput("training.bf16", True, allowed)
-        return able
+        return {site.gpu_model: site for site in self.asked.usable(list(sites.values()))}
 
     def _counts(self, inventory: dict[str, int]) -> list[int]:
         """Numbers of GPUs to choose from."""

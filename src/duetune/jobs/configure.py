@@ -75,6 +75,8 @@ class TrainingPlan(msgspec.Struct, frozen=True, kw_only=True):
     total_steps: int
     parameters: int | None
     memory_gb: float | None
+    memory_gb_low: float | None = None
+    memory_gb_high: float | None = None
     memory_terms: dict[str, float]
     p_fits: float | None
     step_s: tuple[float, ...]
@@ -114,7 +116,7 @@ def configure(
     _, least, most = spec.gpus
     wanted = min(site.max_gpus, most or max(least, USUAL_GPUS))
     trained = None if rows is None else rows - held_out_rows(spec, rows)
-    asked = source() if site.measurable else AnalyticSource()
+    asked = AnalyticSource() if site.gpu is None else source()
     prospects = Prospects(TrainerKnowledge(asked, site.software, ran_out), tokens_per_row)
     one, prospect, reasons = choose_recipe(spec, site, model, wanted, trained, prospects)
     microbatch, accumulation = one.batch_size, one.grad_accum
@@ -140,6 +142,7 @@ def configure(
     reasons |= _other_reasons(spec, model, max_gpus)
     reasons["step_s"] = _pace_reason(spec, site, model, pace, prospect, len(alike))
     reasons["step_s"] += _length_reason(pace.basis, length, known=tokens_per_row is not None)
+    memory = prospect.memory_gb if model is not None and known(prospect.memory_gb) else None
     rests = pace.basis in {Basis.KNOWLEDGE, Basis.PHYSICS}
     return TrainingPlan(
         accelerator=site.accelerator,
@@ -157,9 +160,9 @@ def configure(
         epochs=epochs,
         total_steps=total_steps,
         parameters=None if model is None else model.parameters,
-        memory_gb=(
-            None if model is None or not known(prospect.memory_gb) else prospect.memory_gb.middle
-        ),
+        memory_gb=None if memory is None else memory.middle,
+        memory_gb_low=None if memory is None else memory.low,
+        memory_gb_high=None if memory is None else memory.high,
         memory_terms={} if model is None else prospects.memory_terms(one),
         p_fits=None if model is None or site.memory is None else prospect.p_valid,
         step_s=pace.step_s[: max_gpus + 1],

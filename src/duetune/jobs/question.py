@@ -26,7 +26,7 @@ from duetune.knowledge.configurations.configuration import Configuration, Method
 from duetune.knowledge.facts.model_registry import model_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     from duetune.jobs.site import Site
     from duetune.jobs.spec.job_spec import JobSpec
@@ -157,6 +157,19 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
         if not any(map(fits, wholes)):
             return Method.LORA.value, "adapters: all weights would need more than the GPU's memory"
         return Method.FULL.value, "the model is small: all weights are trained"
+
+    def usable(self, sites: Sequence[Site]) -> list[Site]:
+        """Return the sites whose GPU can compute in the precision that was asked for. Refuses the
+        question if there is none. Both ``plan`` and ``recommend`` call it before they choose.
+        """
+        if not self.bf16 or self.precision is not None:
+            return list(sites)
+        able = [site for site in sites if site.gpu is None or site.gpu.bf16]
+        if not able:
+            names = " and ".join(site.accelerator for site in sites)
+            allowed = f"false, or fp16: true instead, because {names} cannot compute in bfloat16"
+            raise InvalidInput("training.bf16", True, allowed)
+        return able
 
     def computed_in(self, site: Site) -> tuple[str, str]:
         """Return bf16, fp16 or fp32."""

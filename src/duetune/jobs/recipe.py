@@ -9,16 +9,18 @@ import numpy as np
 
 from duetune.errors import InvalidInput
 from duetune.jobs.question import Question
-from duetune.jobs.recipe_estimates import known
+from duetune.jobs.recipe_estimates import Prospects, known
+from duetune.jobs.site import Site
+from duetune.jobs.trainer_facts import TrainerKnowledge, trainer_software
 from duetune.knowledge.advice import GIVEN
 from duetune.knowledge.configurations.configuration import Method
 from duetune.knowledge.estimate import FITS
+from duetune.knowledge.facts.model_facts import model_facts
+from duetune.knowledge.sources.analytic import AnalyticSource
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from duetune.jobs.recipe_estimates import Prospects
-    from duetune.jobs.site import Site
     from duetune.jobs.spec.job_spec import JobSpec
     from duetune.knowledge.configurations.configuration import Configuration
     from duetune.knowledge.estimate import Estimate
@@ -52,6 +54,17 @@ def choose_recipe(
     return _Choice(spec, site, model, gpus, rows, prospects).made()
 
 
+def recipe_by_data_sheet(spec: JobSpec, accelerator: str, gpus: int) -> Configuration:
+    """Return the recipe for ``gpus`` GPUs of one kind, from data sheets and physics alone.
+
+    Exports call it: they know no fleet, no dataset and no measured runs.
+    """
+    site = Site(accelerator=accelerator, max_gpus=gpus, software=trainer_software())
+    prospects = Prospects(TrainerKnowledge(AnalyticSource(), site.software))
+    model = None if spec.model is None else model_facts(spec.model)
+    return choose_recipe(spec, site, model, gpus, None, prospects).one
+
+
 class _Choice:
     def __init__(
         self,
@@ -71,6 +84,7 @@ class _Choice:
 
     def made(self) -> Chosen:
         asked, reasons, name = self.asked, self.reasons, self.spec.model or ""
+        asked.usable([self.site])
         _, reasons["precision"] = asked.computed_in(self.site)
         _, reasons["max_length"] = asked.length(self.model)
         fits = self.prospects.fits if self.limited else None

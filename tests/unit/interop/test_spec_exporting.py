@@ -14,7 +14,11 @@ from duetune.interop.export_jobs.machines import Machines, machines_of
 from duetune.interop.export_jobs.sbatch import slurm_time
 from duetune.interop.export_jobs.script import install_command, shell_path
 from duetune.interop.export_jobs.writing import Target, export_job
+from duetune.jobs.configure import configure
+from duetune.jobs.site import Site
 from duetune.jobs.spec.job_spec import JobSpec
+from duetune.jobs.trainer_facts import trainer_software
+from duetune.knowledge.facts.model_facts import model_facts
 
 
 def job(**fields):
@@ -400,3 +404,41 @@ def test_tags_are_annotations():
 )
 def test_paths_are_quoted_for_the_shell(path, quoted):
     assert shell_path(path) == quoted
+
+
+class TestPlannedRecipe:
+    def test_open_fields_are_those_that_plan_would_choose(self):
+        spec = job(resources={"accelerators": "H100:4"}, training={"max_steps": 5})
+        plan = configure(
+            spec,
+            Site(accelerator="H100", max_gpus=4, software=trainer_software()),
+            None,
+            model_facts(spec.model),
+        )
+        for target in Target:
+            text = export_job(spec, target).text
+            assert f'"method": "{plan.method}"' in text
+            assert f'"per_device_train_batch_size": {plan.microbatch}' in text
+            assert f'"gradient_accumulation_steps": {plan.accumulation}' in text
+            assert '"bf16": true' in text
+            note = f"{plan.method}, bf16, {plan.accumulation} x {plan.microbatch} examples per step"
+            assert f"#   training: {note}, planned for 4 x H100 from data sheets" in text
+
+    def test_given_fields_stay(self):
+        training = {"per_device_train_batch_size": 3, "gradient_accumulation_steps": 2}
+        spec = job(resources={"accelerators": "H100"}, training={**training, "fp16": True})
+        text = export_job(spec, Target.SBATCH).text
+        assert '"per_device_train_batch_size": 3' in text
+        assert '"gradient_accumulation_steps": 2' in text
+        assert '"fp16": true' in text
+        assert "bf16" not in text
+
+    def test_a_gpu_that_is_not_named_is_said_to_be_unknown(self):
+        assert "planned for an unknown GPU" in export_job(job(), Target.SBATCH).text
+        assert "planned for 1 x A100-80GB" in export_job(job(), Target.SKYPILOT).text
+
+    def test_a_job_that_does_not_fit_is_exported_with_a_note(self):
+        spec = job(model="org/model-70b", resources={"accelerators": "L4"}, method="full")
+        (note,) = [each for each in notes(spec, "sbatch") if each.startswith("training: ")]
+        assert note.startswith("training: not planned, the job may not run: ")
+        assert "24 GB of L4" in note

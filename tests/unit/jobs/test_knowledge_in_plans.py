@@ -19,6 +19,7 @@ from duetune.jobs.step_time import STEP_S, Basis
 from duetune.jobs.terms import job_terms
 from duetune.knowledge.estimate import EXTRAPOLATED, FITS, Estimates
 from duetune.knowledge.facts.model_facts import model_facts
+from duetune.knowledge.sources.analytic import AnalyticSource
 from duetune.knowledge.sources.estimating import Source
 from duetune.knowledge.sources.knowledge_source import Term
 
@@ -262,8 +263,6 @@ def test_what_ran_out_of_memory_is_not_tried_again():
 @pytest.mark.parametrize(
     "site",
     [
-        Site(accelerator="H200", emulated_microbatch_s=0.5),
-        Site(accelerator="H200", memory_gb=48.0, emulated_microbatch_s=0.5),
         Site(),
         Site(accelerator="Abacus"),
         Site(accelerator="Abacus", memory_gb=64.0),
@@ -285,7 +284,7 @@ def test_where_it_could_know_nothing_the_source_is_never_got(site, run):
 
 
 def test_without_paces_the_largest_that_fits_without_recomputing_is_chosen():
-    plan = planned(Told(), Site(accelerator="H100", emulated_microbatch_s=0.5))
+    plan = planned(AnalyticSource(), Site(accelerator="H100", emulated_microbatch_s=0.5))
     assert (plan.microbatch, plan.gradient_checkpointing) == (2, False)
     assert plan.reasons["microbatch"] == "the most that fits in the GPU's memory"
 
@@ -293,4 +292,24 @@ def test_without_paces_the_largest_that_fits_without_recomputing_is_chosen():
 def test_an_emulated_gpu_still_has_no_more_memory_than_it_has():
     site = Site(accelerator="L4", emulated_microbatch_s=0.5)
     with pytest.raises(InvalidInput, match=r"^model.*in the 24 GB of L4"):
-        planned(Told(), site, model="org/model-70b")
+        planned(AnalyticSource(), site, model="org/model-70b")
+
+
+def test_an_emulated_gpu_asks_the_source_for_memory_and_not_for_its_pace():
+    source = Told()
+    plan = planned(source, Site(accelerator="H200", emulated_microbatch_s=0.5))
+    assert source.asked
+    assert plan.p_fits == 0.99
+    assert plan.basis is Basis.EMULATED
+    assert plan.tokens_per_s is None
+
+
+def test_a_plan_has_the_interval_of_its_memory_and_older_plans_have_none():
+    plan = planned(AnalyticSource())
+    assert plan.memory_gb_low < plan.memory_gb < plan.memory_gb_high
+    assert f"({plan.memory_gb_low:.1f} to {plan.memory_gb_high:.1f})" in shown(plan)
+    fields = msgspec.to_builtins(plan)
+    del fields["memory_gb_low"], fields["memory_gb_high"]
+    old = msgspec.convert(fields, TrainingPlan)
+    assert old.memory_gb_low is None
+    assert "(" not in shown(old).split("memory")[1].split("fits")[0]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from duetune.jobs.spec.conversion_notes import Note, one_line
 from duetune.jobs.spec.durations import written_deadline, written_duration
-from duetune.jobs.spec.job_spec import AUTO, CheckpointSpec, MethodChoice
+from duetune.jobs.spec.job_spec import AUTO, CheckpointSpec
 
 if TYPE_CHECKING:
     from duetune.interop.export_jobs.machines import Machines
@@ -51,8 +51,6 @@ class Notes:
             )
         if spec.checkpoint.keep != CheckpointSpec().keep:
             self.add("checkpoint.keep", f"{spec.checkpoint.keep} is not carried over")
-        if spec.run is None and spec.method is MethodChoice.AUTO:
-            self.add("method", "auto is lora there")
         if spec.run is not None:
             self.add("run", "started once per machine there, not once per GPU")
             if spec.training.max_steps is not None:

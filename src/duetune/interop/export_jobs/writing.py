@@ -12,11 +12,14 @@ from duetune.interop.export_jobs.comments import Notes
 from duetune.interop.export_jobs.machines import machines_of
 from duetune.interop.export_jobs.rayjob import to_rayjob
 from duetune.interop.export_jobs.sbatch import to_sbatch
-from duetune.interop.export_jobs.to_skypilot import to_skypilot
+from duetune.interop.export_jobs.to_skypilot import ANY, to_skypilot
 from duetune.interop.export_jobs.trainjob import to_trainjob
+from duetune.jobs.recipe import recipe_by_data_sheet
+from duetune.jobs.site import CPU
 from duetune.jobs.spec.conversion_notes import Note
 
 if TYPE_CHECKING:
+    from duetune.interop.export_jobs.machines import Machines
     from duetune.jobs.spec.job_spec import JobSpec
 
 
@@ -50,6 +53,7 @@ def export_job(
     notes.common(spec, machines, has_limit=target is not Target.SKYPILOT)
     if image is not None and target in {Target.SKYPILOT, Target.SBATCH}:
         raise InvalidInput("--image", image, f"nothing: {target} runs in no container")
+    spec = _planned(spec, machines, target, notes)
     match target:
         case Target.SKYPILOT:
             text = to_skypilot(spec, machines, notes)
@@ -63,3 +67,37 @@ def export_job(
             assert_never(target)
     first = "#!/bin/bash\n" if target is Target.SBATCH else ""
     return Exported(target, first + notes.comment() + text, tuple(notes.how), tuple(notes.all))
+
+
+def _planned(spec: JobSpec, machines: Machines, target: Target, notes: Notes) -> JobSpec:
+    """Return the spec with the recipe that ``duetune plan`` would choose for these GPUs.
+
+    Fields that the spec gives stay as they are. A job that does not fit by the data sheet is
+    exported as it is, with a note: the other site may know its GPUs better.
+    """
+    if spec.run is not None:
+        return spec
+    any_gpu = ANY[0] if target is Target.SKYPILOT else CPU
+    accelerator = machines.accelerator or any_gpu
+    try:
+        recipe = recipe_by_data_sheet(spec, accelerator, machines.total)
+    except InvalidInput as error:
+        notes.add("training", f"not planned, the job may not run: {error}")
+        return spec
+    given = spec.training.given
+    chosen: dict[str, object] = {
+        "per_device_train_batch_size": recipe.batch_size,
+        "gradient_accumulation_steps": recipe.grad_accum,
+        "gradient_checkpointing": recipe.grad_checkpoint,
+        "max_length": recipe.tokens_per_sample,
+    }
+    precision = recipe.precision.removesuffix("-mixed")
+    if precision != "fp32" and not (given.get("bf16") or given.get("fp16")):
+        chosen[precision] = True
+    gpu = f"{machines.total} x {accelerator}" if accelerator != CPU else "an unknown GPU"
+    notes.add(
+        "training",
+        f"{recipe.method}, {precision}, {recipe.grad_accum} x {recipe.batch_size} examples per "
+        f"step, planned for {gpu} from data sheets, without measured runs",
+    )
+    return spec.amended(method=recipe.method.value, training=chosen | given)
