@@ -11,7 +11,7 @@ from duetune.cli.context import Answer, Home, json_option, print_answer
 from duetune.errors import InvalidInput
 
 if TYPE_CHECKING:
-    from duetune.interop.import_measurements import Taken
+    from duetune.interop.measurement_files import Taken
     from duetune.knowledge.history import History
 
 
@@ -75,7 +75,7 @@ def import_(paths: tuple[str, ...], given: tuple[str, ...], as_json: bool) -> in
     """Take measurements in: tables (CSV, Parquet), runs of MLflow, W&B or the HF Trainer, and what
     'duetune profile' wrote. All of it, or nothing if a file cannot be read.
     """
-    from duetune.interop.import_measurements import read_places, take_in
+    from duetune.interop.measurement_files import read_places, take_in
 
     fields = _fields(given)
     home = Home()
@@ -122,7 +122,7 @@ def _status(taken: tuple[Taken, ...]) -> int:
 @json_option
 def export(file: str, everything: bool, as_json: bool) -> None:
     """Write what was measured or imported here as CSV, or as Parquet if FILE ends so."""
-    from duetune.interop.history_files_in import export_measurements
+    from duetune.interop.measurement_files import export_measurements
 
     found = _known(everything=everything)
     export_measurements(file, found)

@@ -14,9 +14,8 @@ import msgspec
 
 from duetune.errors import InvalidInput
 from duetune.jobs.question import USUAL_GPUS
-from duetune.jobs.recipe import choose_recipe
-from duetune.jobs.recipe_estimates import Prospects, known
-from duetune.jobs.spec.durations import written_deadline
+from duetune.jobs.recipe import Prospects, choose_recipe, known
+from duetune.jobs.spec.amounts import written_deadline
 from duetune.jobs.step_time import Basis, step_seconds
 from duetune.jobs.trainer_facts import USUAL, TrainerKnowledge
 from duetune.knowledge.advice import GIVEN

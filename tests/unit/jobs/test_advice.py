@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from duetune.errors import InvalidInput
-from duetune.interop.import_measurements import take_in
+from duetune.interop.measurement_files import take_in
 from duetune.jobs.advice_request import Wanted, request
 from duetune.jobs.inventory import parsed_amount, parsed_inventory, parsed_prices
 from duetune.jobs.next_run_file import probe_text, write_probe

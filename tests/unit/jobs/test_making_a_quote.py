@@ -15,9 +15,9 @@ from duetune.core.job import (
 )
 from duetune.core.market import MarketTrace, Slot
 from duetune.errors import InvalidInput
+from duetune.jobs.market_futures import settled
 from duetune.jobs.quote import make_quote
 from duetune.jobs.quote_document import LineRole, QuoteDocument
-from duetune.jobs.quote_lines import settled
 from duetune.jobs.terms import Terms
 from duetune.market.forecast.outlook import outlook_at
 from duetune.market.synthetic import MarketKind, synthetic_market

@@ -1,15 +1,20 @@
-"""What objects of Kubernetes share: names, environments, and dollars."""
+"""Kubernetes."""
 
 from __future__ import annotations
 
 import re
 from typing import TYPE_CHECKING
 
+from duetune.errors import InvalidInput
+from duetune.interop.export_jobs.script import install_command, run_script
 from duetune.jobs.spec.places import is_path
+from duetune.jobs.spec.yaml_document import written_yaml
 
 if TYPE_CHECKING:
-    from duetune.interop.export_jobs.comments import Notes
+    from duetune.interop.export_jobs.machines import Machines
+    from duetune.interop.export_jobs.writing import Notes
     from duetune.jobs.spec.job_spec import JobSpec
+
 
 # Controllers add their own endings to a name, and a pod's name has room for 63.
 LONGEST_NAME = 45
@@ -73,3 +78,122 @@ def launch_notes(spec: JobSpec, notes: Notes) -> None:
     ):
         if place is not None and is_path(place):
             notes.add(field, f"{place} {mounted}")
+
+
+RUNTIME = "torch-distributed"
+
+
+def to_trainjob(spec: JobSpec, machines: Machines, notes: Notes, image: str | None) -> str:
+    launch_notes(spec, notes)
+    script = pod_script(spec, machines, installed=image is not None)
+    gpus: dict[str, object] = {"nvidia.com/gpu": machines.gpus}
+    trainer: dict[str, object] = {} if image is None else {"image": image}
+    trainer |= {
+        "numNodes": machines.count,
+        "command": ["bash", "-c", literal(script)],
+        "resourcesPerNode": {"requests": gpus, "limits": dict(gpus)},
+    }
+    if variables := environment(spec):
+        trainer["env"] = variables
+    metadata: dict[str, object] = {"name": object_name(spec)}
+    if spec.tags:
+        metadata["annotations"] = tag_annotations(spec)
+    body: dict[str, object] = {
+        "runtimeRef": {
+            "apiGroup": "trainer.kubeflow.org",
+            "kind": "ClusterTrainingRuntime",
+            "name": RUNTIME,
+        },
+        "trainer": trainer,
+    }
+    if spec.max_duration is not None:
+        body["activeDeadlineSeconds"] = max(1, round(spec.max_duration.total_seconds()))
+    return written_yaml(
+        {
+            "apiVersion": "trainer.kubeflow.org/v1alpha1",
+            "kind": "TrainJob",
+            "metadata": metadata,
+            "spec": body,
+        }
+    )
+
+
+def pod_script(spec: JobSpec, machines: Machines, *, installed: bool) -> str:
+    """With all that comes before the command: a pod has no setup of its own."""
+    lines = ""
+    if spec.run is None and not installed:
+        lines = f"{install_command()}\n"
+    elif spec.setup is not None:
+        lines = f"{spec.setup.rstrip()}\n"
+    return lines + run_script(spec, machines.gpus)
+
+
+RAY = "2.46.0"
+IMAGE = f"rayproject/ray:{RAY}-py311-gpu"
+RETRIES = 3
+_FOLDER = "/duetune"
+_SCRIPT = "run.sh"
+
+
+def to_rayjob(spec: JobSpec, machines: Machines, notes: Notes, image: str | None) -> str:
+    if machines.count > 1:
+        allowed = "at most 8: Ray starts the command once, on one machine"
+        raise InvalidInput("resources.accelerators", machines.total, allowed)
+    launch_notes(spec, notes)
+    name = object_name(spec)
+    script = pod_script(spec, machines, installed=image is not None)
+    # Not as the entrypoint itself: that one passes through several shells.
+    scripts = {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": f"{name}-script"},
+        "data": {_SCRIPT: script},
+    }
+    metadata: dict[str, object] = {"name": name}
+    if spec.tags:
+        metadata["annotations"] = tag_annotations(spec)
+    body: dict[str, object] = {
+        "entrypoint": f"bash {_FOLDER}/{_SCRIPT}",
+        "entrypointNumGpus": machines.gpus,
+        "shutdownAfterJobFinishes": True,
+        "backoffLimit": RETRIES,
+    }
+    if spec.max_duration is not None:
+        body["activeDeadlineSeconds"] = max(1, round(spec.max_duration.total_seconds()))
+    head = _pod(spec, "ray-head", image or IMAGE, {"cpu": "2", "memory": "8Gi"})
+    worker = _pod(spec, "ray-worker", image or IMAGE, {"nvidia.com/gpu": machines.gpus})
+    body["rayClusterSpec"] = {
+        "rayVersion": RAY,
+        "headGroupSpec": {"rayStartParams": {"num-gpus": "0"}, "template": head},
+        "workerGroupSpecs": [
+            {
+                "groupName": "gpu",
+                "replicas": 1,
+                "minReplicas": 1,
+                "maxReplicas": 1,
+                "rayStartParams": {},
+                "template": worker,
+            }
+        ],
+    }
+    notes.add("image", f"{image or IMAGE}; its Ray must be the rayVersion {RAY}")
+    job = {"apiVersion": "ray.io/v1", "kind": "RayJob", "metadata": metadata, "spec": body}
+    return f"{written_yaml(scripts)}---\n{written_yaml(job)}"
+
+
+def _pod(spec: JobSpec, name: str, image: str, limits: dict[str, object]) -> dict[str, object]:
+    container: dict[str, object] = {
+        "name": name,
+        "image": image,
+        "resources": {"requests": dict(limits), "limits": limits},
+        "volumeMounts": [{"name": "script", "mountPath": _FOLDER}],
+    }
+    if variables := environment(spec):
+        container["env"] = variables
+    scripts = {"name": f"{object_name(spec)}-script"}
+    return {
+        "spec": {
+            "containers": [container],
+            "volumes": [{"name": "script", "configMap": scripts}],
+        }
+    }

@@ -11,8 +11,8 @@ from duetune.interop.export_jobs.script import install_command, run_script, shel
 if TYPE_CHECKING:
     from datetime import timedelta
 
-    from duetune.interop.export_jobs.comments import Notes
     from duetune.interop.export_jobs.machines import Machines
+    from duetune.interop.export_jobs.writing import Notes
     from duetune.jobs.spec.job_spec import JobSpec
 
 # Seconds that a job has to save and leave, before its time is up.

@@ -12,8 +12,8 @@ from duetune.jobs.spec.places import is_path
 from duetune.jobs.spec.yaml_document import written_yaml
 
 if TYPE_CHECKING:
-    from duetune.interop.export_jobs.comments import Notes
     from duetune.interop.export_jobs.machines import Machines
+    from duetune.interop.export_jobs.writing import Notes
     from duetune.jobs.spec.job_spec import JobSpec
 
 INPUTS = "/tmp/duetune-inputs"  # noqa: S108 - a folder on the machine that SkyPilot makes

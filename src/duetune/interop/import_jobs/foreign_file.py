@@ -1,4 +1,4 @@
-"""A file of another tool, read so that nothing in it is overlooked."""
+"""A file of another tool."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING
 
 from duetune.errors import InvalidInput, shown
 from duetune.jobs.spec.conversion_notes import Note
+from duetune.jobs.spec.variables import is_variable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
     from duetune.jobs.spec.yaml_document import Document
+
 
 # YAML 1.1, which these tools read, has these as booleans; our reader leaves them as text.
 _YES = frozenset(("yes", "on", "y", "true"))
@@ -131,3 +133,31 @@ def _number(value: object) -> float | None:
     except (ValueError, OverflowError):
         return None
     return number if math.isfinite(number) else None
+
+
+# A node says which GPU its process has; a fixed number would give all of them the same.
+_OURS = frozenset(("CUDA_VISIBLE_DEVICES",))
+
+
+def variables(
+    source: ForeignFile, given: dict[str, object], secrets: list[str], field: str = "envs"
+) -> dict[str, object]:
+    """``envs`` and ``secrets`` of a spec. A value that looks secret is left out, its name kept."""
+    envs: dict[str, object] = {}
+    names = list(secrets)
+    for name, value in given.items():
+        if name in _OURS:
+            source.note(f"{field}.{name}", "is not carried over: every node sets its own")
+        elif is_variable(name) and is_secret_name(name):
+            names.append(name)
+            source.note(f"{field}.{name}", "is among the secrets here, without its value")
+        elif is_variable(name):
+            envs[name] = value
+        else:
+            source.note(f"{field}.{name}", "the name is reserved or cannot be used")
+    for name in names:
+        if not is_variable(name):
+            source.note(f"secrets.{name}", "the name is reserved or cannot be used")
+    kept = [name for name in dict.fromkeys(names) if is_variable(name)]
+    fields: dict[str, object] = {"envs": envs} if envs else {}
+    return fields | ({"secrets": kept} if kept else {})

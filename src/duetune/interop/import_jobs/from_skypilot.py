@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 from duetune.core.job import MAX_GPUS
 from duetune.core.names import NAME
-from duetune.interop.import_jobs.foreign_file import masked, truth
-from duetune.interop.import_jobs.foreign_variables import variables
+from duetune.interop.import_jobs.foreign_file import masked, truth, variables
 from duetune.jobs.spec.conversion_notes import OWN_LINES
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from duetune.interop.import_jobs.axolotl import is_file_format
-from duetune.interop.import_jobs.foreign_variables import variables
+from duetune.interop.import_jobs.foreign_file import variables
 from duetune.interop.import_jobs.hyperparameters import REASONS, Hyperparameters
 
 if TYPE_CHECKING:

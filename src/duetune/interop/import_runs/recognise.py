@@ -9,11 +9,16 @@ from duetune.errors import InvalidInput
 from duetune.interop.import_runs import fms_acceleration, llm_foundry, sft_trainer
 from duetune.interop.import_runs.fms_acceleration import fms_acceleration_history
 from duetune.interop.import_runs.llm_foundry import llm_foundry_history
-from duetune.interop.import_runs.mlflow_runs import mlflow_folders, mlflow_run
+from duetune.interop.import_runs.run_folders import (
+    STATE,
+    mlflow_folders,
+    mlflow_run,
+    trainer_run,
+    wandb_folders,
+    wandb_run,
+)
 from duetune.interop.import_runs.sft_trainer import sft_trainer_history
 from duetune.interop.import_runs.tracked_run import observed_run
-from duetune.interop.import_runs.trainer_state import STATE, trainer_run
-from duetune.interop.import_runs.wandb_runs import wandb_folders, wandb_run
 from duetune.knowledge import history_files
 from duetune.knowledge.history import History
 from duetune.knowledge.measurement_checks import check_memory, check_row, given_fields

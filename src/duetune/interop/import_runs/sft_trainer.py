@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from duetune.interop.import_runs.run_documents import moment_of
+from duetune.interop.import_runs.tracked_run import moment_of
 from duetune.interop.import_runs.vocabulary import (
     MIXED,
     known_gpu,

@@ -1,12 +1,8 @@
-"""One training run as its settings and last numbers tell it: what trackers and trainers keep.
-
-Settings go by the names that transformers, trl, axolotl and LLaMA-Factory have for them. Throughput
-is that of the tokens that were counted; else samples times the length they were cut to, which is
-too much where they are shorter: such runs are flagged.
-"""
+"""One training run."""
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -35,6 +31,29 @@ from duetune.knowledge.text_tables import TableRow
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
+    from pathlib import Path
+
+
+def read_document(path: Path) -> dict[str, object]:
+    try:
+        if path.suffix == ".json":
+            return msgspec.json.decode(path.read_bytes(), type=dict[str, object])
+        return msgspec.yaml.decode(path.read_bytes(), type=dict[str, object])
+    except OSError as error:
+        raise InvalidInput("history", path.name, f"a readable file ({error.strerror})") from None
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        reason = " ".join(str(error).split())[:120]
+        raise InvalidInput("history", path.name, f"a document of settings ({reason})") from None
+
+
+def moment_of(text: object) -> float:
+    """Seconds since 1970; 0 if it is not a moment: a run is no worse for that."""
+    try:
+        moment = datetime.fromisoformat(str(text))
+    except ValueError:
+        return 0.0
+    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+
 
 _MODEL = (
     *("model_name_or_path", "base_model_name_or_path", "base_model", "model_name", "model_id"),

@@ -9,7 +9,7 @@ import msgspec
 from pydantic import PlainSerializer, PlainValidator, WithJsonSchema
 
 from duetune.core.job import MAX_GPUS
-from duetune.jobs.spec.meaning import refusal
+from duetune.jobs.spec.problems import refusal
 
 AUTO = "auto"
 ALLOWED = (

@@ -26,9 +26,16 @@ from duetune.errors import InvalidInput
 from duetune.jobs.spec import accelerators as accelerator_words
 from duetune.jobs.spec import variables as environment_words
 from duetune.jobs.spec.accelerators import AcceleratorChoice, Accelerators
-from duetune.jobs.spec.amounts import Dollars, PositiveDollars
-from duetune.jobs.spec.durations import DEADLINE, DURATION, INTERVAL, Deadline, Duration, Interval
-from duetune.jobs.spec.meaning import Meaning, refusal
+from duetune.jobs.spec.amounts import (
+    DEADLINE,
+    DURATION,
+    INTERVAL,
+    Deadline,
+    Dollars,
+    Duration,
+    Interval,
+    PositiveDollars,
+)
 from duetune.jobs.spec.places import (
     DATASET,
     MODEL,
@@ -39,7 +46,7 @@ from duetune.jobs.spec.places import (
     resolved_path,
     resolved_place,
 )
-from duetune.jobs.spec.problems import InvalidSpec, problems_of
+from duetune.jobs.spec.problems import InvalidSpec, Meaning, problems_of, refusal
 from duetune.jobs.spec.training_fields import Training
 from duetune.jobs.spec.variables import Envs, Secrets, Tags
 from duetune.jobs.spec.yaml_document import written_yaml

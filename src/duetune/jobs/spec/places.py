@@ -9,7 +9,7 @@ from typing import Annotated
 
 from pydantic import PlainValidator, WithJsonSchema
 
-from duetune.jobs.spec.meaning import refusal
+from duetune.jobs.spec.problems import refusal
 
 MODEL = "a folder, or a name on the Hugging Face hub such as Qwen/Qwen3-0.6B"
 DATASET = "a file or folder, or a name on the Hugging Face hub such as trl-lib/Capybara"

@@ -1,4 +1,4 @@
-"""What is wrong with a spec, in words: the field, its value and what is allowed instead."""
+"""What a spec field means, and what is wrong with a spec."""
 
 from __future__ import annotations
 
@@ -6,17 +6,50 @@ import difflib
 from typing import TYPE_CHECKING
 
 import msgspec
+from pydantic_core import PydanticCustomError
 
 from duetune.errors import InvalidInput
 from duetune.jobs.spec.conversion_notes import one_line
-from duetune.jobs.spec.meaning import HIDDEN, REFUSED, Meaning
 from duetune.jobs.spec.training_names import UNSUPPORTED
 
 if TYPE_CHECKING:
-    from pydantic import BaseModel, ValidationError
-    from pydantic_core import ErrorDetails
+    from pydantic import BaseModel, GetJsonSchemaHandler, ValidationError
+    from pydantic.json_schema import JsonSchemaValue
+    from pydantic_core import CoreSchema, ErrorDetails
 
     Path = tuple[str, ...]
+
+
+REFUSED = "refused"
+HIDDEN = "hidden"
+
+
+class Meaning(msgspec.Struct, frozen=True):
+    """``allowed`` completes the sentence "expected ..."; ``says`` is what the value does."""
+
+    says: str
+    allowed: str
+
+    def __get_pydantic_json_schema__(
+        self, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        described = handler(schema)
+        described["description"] = f"{self.says} Expected: {self.allowed}."
+        return described
+
+
+def refusal(allowed: str, field: str = "") -> PydanticCustomError:
+    """To raise where only the parser of a value knows what is wrong with it.
+
+    ``field`` is a path below the value, for what only shows when several fields are compared.
+    """
+    return PydanticCustomError(REFUSED, "{allowed}", {"allowed": allowed, "field": field})
+
+
+def hidden_refusal(allowed: str) -> PydanticCustomError:
+    """The same for a value that must not stand in any message."""
+    return PydanticCustomError(HIDDEN, "{allowed}", {"allowed": allowed, "field": ""})
+
 
 _MOST_NAMED = 8
 

@@ -9,7 +9,7 @@ from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
 from duetune.jobs.spec.job_spec import JobSpec, spec_json_schema
-from duetune.jobs.spec.meaning import Meaning
+from duetune.jobs.spec.problems import Meaning
 
 if TYPE_CHECKING:
     from pydantic.fields import FieldInfo

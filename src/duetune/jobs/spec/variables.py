@@ -8,7 +8,7 @@ from typing import Annotated
 
 from pydantic import BeforeValidator, PlainValidator, WithJsonSchema
 
-from duetune.jobs.spec.meaning import hidden_refusal, refusal
+from duetune.jobs.spec.problems import hidden_refusal, refusal
 
 RESERVED = "DUETUNE_"
 MOST_ENTRIES = 1000

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta, timezone
 import pytest
 from pydantic_core import PydanticCustomError
 
-from duetune.jobs.spec.durations import (
+from duetune.jobs.spec.amounts import (
     DEADLINE,
     DURATION,
     parse_deadline,

@@ -6,7 +6,7 @@ import pytest
 
 from duetune.errors import InvalidInput
 from duetune.jobs.spec.accelerators import ALLOWED
-from duetune.jobs.spec.durations import DEADLINE, DURATION
+from duetune.jobs.spec.amounts import DEADLINE, DURATION
 from duetune.jobs.spec.job_spec import JobSpec
 from duetune.jobs.spec.load import check_paths, load_checked, load_spec, load_text
 from duetune.jobs.spec.places import DATASET, MODEL
