@@ -27,7 +27,7 @@ class DuetuneError(Exception):
 
 
 class InvalidInput(DuetuneError):
-    """What the user gave cannot be used."""
+    """A value the user gave cannot be used, or a required one (None) is missing."""
 
     code = "invalid_input"
     exit_code = 2
@@ -36,7 +36,10 @@ class InvalidInput(DuetuneError):
         self.field = field
         self.value = value
         self.allowed = allowed
-        super().__init__(f"{field}: {shown(value)} is not allowed; expected {allowed}")
+        if value is None:
+            super().__init__(f"{field} is required; expected {allowed}")
+        else:
+            super().__init__(f"{field}: {shown(value)} is not allowed; expected {allowed}")
 
 
 class OutOfMemory(InvalidInput):

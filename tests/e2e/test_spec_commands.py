@@ -123,7 +123,7 @@ class TestImport:
             "yet, or --force"
         )
         assert refused("import", "sky.yaml", "--from", "axolotl") == (
-            "duetune: sky.yaml base_model: None is not allowed; expected the model to fine-tune"
+            "duetune: sky.yaml base_model is required; expected the model to fine-tune"
         )
         assert "is not one of 'auto', 'skypilot'" in refused("import", "sky.yaml", "--from", "x")
         assert refused("import").startswith("duetune: Missing argument 'FILE'.")

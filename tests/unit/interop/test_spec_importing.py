@@ -116,6 +116,11 @@ def refused(text, tool=None, **options):
     return str(error.value)
 
 
+def problem(where, shown, allowed):
+    wrong = " is required" if shown == "None" else f": {shown} is not allowed"
+    return f"standard input{where}{wrong}; expected {allowed}"
+
+
 class TestRecognised:
     @pytest.mark.parametrize(
         ("text", "tool"),
@@ -138,7 +143,8 @@ class TestRecognised:
 
     def test_a_pipeline_of_tasks_is_refused(self):
         assert refused("name: pipeline\n---\nrun: x\n") == (
-            "standard input:3: 'a second document (---)' is not allowed; expected one per file"
+            "standard input:3: 'a second document (---)' is not allowed; expected one document "
+            "per file"
         )
 
     def test_the_name_of_the_file_is_in_errors(self, tmp_path):
@@ -349,12 +355,12 @@ class TestAxolotl:
                 "base_model: m\ndatasets: [{path: 's3://b/x'}]",
                 " -> dataset",
                 "'s3://b/x'",
-                f"{DATASET}; no address: fetch it first",
+                f"{DATASET}; web addresses are not supported, so download it first",
             ),
         ],
     )
     def test_what_cannot_be_a_job_is_refused(self, text, where, shown, allowed):
-        message = f"standard input{where}: {shown} is not allowed; expected {allowed}"
+        message = problem(where, shown, allowed)
         assert refused(text, Tool.AXOLOTL) == message
 
 
@@ -456,7 +462,7 @@ class TestLlamaFactory:
         ],
     )
     def test_what_cannot_be_a_job_is_refused(self, text, where, shown, allowed):
-        message = f"standard input{where}: {shown} is not allowed; expected {allowed}"
+        message = problem(where, shown, allowed)
         assert refused(text, Tool.LLAMAFACTORY) == message
 
 
@@ -538,7 +544,7 @@ class TestTrl:
         ],
     )
     def test_what_cannot_be_a_job_is_refused(self, text, where, shown, allowed):
-        message = f"standard input{where}: {shown} is not allowed; expected {allowed}"
+        message = problem(where, shown, allowed)
         assert refused(text, Tool.TRL) == message
 
 
@@ -667,7 +673,7 @@ class TestSkyPilot:
         ],
     )
     def test_what_cannot_be_a_job_is_refused(self, text, where, shown, allowed):
-        message = f"standard input{where}: {shown} is not allowed; expected {allowed}"
+        message = problem(where, shown, allowed)
         assert refused(text, Tool.SKYPILOT) == message
 
     @pytest.mark.parametrize(

@@ -1,4 +1,8 @@
-"""Durations, deadlines and dollar amounts as people write them."""
+"""Durations, deadlines and dollar amounts as people write them in a spec.
+
+``parse_...`` reads a value and raises a refusal that says what is allowed; ``written_...`` writes
+it back in a form that parses to the same value.
+"""
 
 from __future__ import annotations
 
@@ -36,11 +40,14 @@ _UNITS = (("d", 86_400), ("h", 3600), ("m", 60))
 
 
 def parse_duration(value: object) -> timedelta:
+    """Return the duration that was written, such as ``8h``, ``2d4h`` or ``PT8H``."""
     return _parse(value, DURATION)
 
 
 def parse_deadline(value: object) -> timedelta | datetime:
-    """A duration counts from the submission. A moment without a zone is local time."""
+    """Return a duration, which counts from submission, or a moment. A moment without a time zone is
+    local time.
+    """
     if isinstance(value, datetime):
         return value if value.tzinfo is not None else value.astimezone()
     if isinstance(value, str) and _DATE.match(value.strip()):
@@ -49,11 +56,12 @@ def parse_deadline(value: object) -> timedelta | datetime:
 
 
 def parse_interval(value: object) -> timedelta | Literal["auto"]:
+    """Return a duration, or "auto"."""
     return "auto" if value == "auto" else _parse(value, INTERVAL)
 
 
 def written_duration(duration: timedelta) -> str:
-    """``parse_duration`` gives the same duration back."""
+    """Return text that ``parse_duration`` reads back to the same duration."""
     seconds, rest = divmod(duration, timedelta(seconds=1))
     text = ""
     for unit, length in _UNITS:
@@ -66,12 +74,14 @@ def written_duration(duration: timedelta) -> str:
 
 
 def written_deadline(deadline: timedelta | datetime) -> str:
+    """Return text that ``parse_deadline`` reads back to the same deadline."""
     if isinstance(deadline, timedelta):
         return written_duration(deadline)
     return deadline.isoformat(timespec="auto")
 
 
 def written_interval(interval: timedelta | Literal["auto"]) -> str:
+    """Return text that ``parse_interval`` reads back to the same interval."""
     return "auto" if interval == "auto" else written_duration(interval)
 
 
@@ -79,9 +89,9 @@ def _parse(value: object, allowed: str) -> timedelta:
     if isinstance(value, timedelta):
         duration: timedelta | None = value
     elif isinstance(value, (int, float)) and not isinstance(value, bool):
-        raise refusal(f"{allowed}; a bare number has no unit: {value:g} hours are {value:g}h")
+        raise refusal(f"{allowed}; a number needs a unit: write {value:g}h for {value:g} hours")
     elif isinstance(value, str) and _CLOCK.fullmatch(value.strip()):
-        raise refusal(f"{allowed}; hours and minutes are written 1h30m")
+        raise refusal(f"{allowed}; write hours and minutes as 1h30m")
     else:
         duration = _read(value.strip()) if isinstance(value, str) else None
     if duration is None or not timedelta(0) < duration <= LONGEST:
@@ -104,7 +114,7 @@ def _read(text: str) -> timedelta | None:
 
 def _moment(text: str) -> datetime:
     if not _MOMENT.match(text):
-        raise refusal(f"{DEADLINE}; a day alone does not say when: add the time")
+        raise refusal(f"{DEADLINE}; a date needs a time of day")
     try:
         moment = datetime.fromisoformat(re.sub(r"\s*UTC$", "Z", text))
         return moment if moment.tzinfo is not None else moment.astimezone()
