@@ -61,8 +61,8 @@ class TestImport:
         assert status == 0
         assert out == (
             "# Imported from skypilot (sky.yaml).\n"
-            "# Not the same here:\n"
-            "#   run: runs on one GPU here; SKYPILOT_* are not set\n"
+            "# Differences:\n"
+            "#   run: runs on one GPU here; SKYPILOT_* variables are not set\n"
             "deadline: 8h\n"
             "name: t\n"
             "resources:\n"
@@ -154,7 +154,7 @@ class TestExport:
         assert document["target"] == "sbatch"
         assert document["launch"] == ["sbatch FILE"]
         assert document["text"].startswith("#!/bin/bash\n")
-        assert {"field": "deadline", "says": "8h is not watched there"} in document["notes"]
+        assert {"field": "deadline", "says": "8h is not enforced there"} in document["notes"]
 
     def test_a_file_and_how_to_launch_it(self, duetune):
         Path("job.yaml").write_text(JOB + "secrets: [TOKEN]\n")

@@ -1,4 +1,7 @@
-"""Measurements."""
+"""Files of measurements for the command line: read, take into the store, and export.
+
+Besides what ``import_runs`` reads, these may be Parquet files and what ``duetune profile`` writes.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,7 @@ PARQUET = ".parquet"
 
 
 def import_measurements(place: Path | str, given: Mapping[str, str] | None = None) -> ImportedRuns:
-    """As ``import_history``; the tables it knows may be Parquet files, too."""
+    """Return the measurements of a file, as ``import_history``; tables may also be Parquet."""
     path = Path(place)
     if path.suffix.casefold() != PARQUET or not path.is_file():
         return import_history(path, given)
@@ -48,7 +51,7 @@ def import_measurements(place: Path | str, given: Mapping[str, str] | None = Non
 
 
 def export_measurements(path: Path | str, history: History) -> None:
-    """As ``write_history``, or as Parquet if the name ends so."""
+    """Write a history to a file; as Parquet if its name ends so."""
     target = output_file("history", path)
     if Path(path).suffix.casefold() != PARQUET:
         write_history(path, history)
@@ -68,6 +71,7 @@ def export_measurements(path: Path | str, history: History) -> None:
 
 
 def _text(cell: object) -> str:
+    """Return a cell of a Parquet table as text."""
     if cell is None:
         return ""
     return str(cell).lower() if isinstance(cell, bool) else str(cell)
@@ -78,9 +82,14 @@ CONTRADICTION = 3.0
 
 
 class Taken(msgspec.Struct, frozen=True, kw_only=True):
-    """Of what was read, ``new`` rows were not known; ``quarantined`` are kept but not learnt from,
-    ``left_out`` could not be understood: how many, and the first reasons. ``contradicting`` are
-    configurations of which some run was several times as fast as another.
+    """What was taken from one file or folder.
+
+    - ``new`` of the ``read`` rows were not in the store before.
+    - ``quarantined`` rows are stored but not learnt from; ``quarantine_reasons`` counts them by
+      reason.
+    - ``left_out`` rows could not be understood; the first reasons are given.
+    - ``contradicting`` counts configurations whose fastest run is several times as fast as the
+      slowest.
     """
 
     place: str
@@ -94,7 +103,7 @@ class Taken(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_measurements(place: str, given: Mapping[str, str] | None = None) -> ImportedRuns:
-    """All that is imported, and what ``duetune profile`` writes."""
+    """Return the measurements of any file or folder that duetune can read."""
     given_fields(given or {})
     if Path(place).suffix.casefold() not in {".jsonl", ".ndjson"}:
         return import_measurements(place, given)
@@ -105,14 +114,15 @@ def read_measurements(place: str, given: Mapping[str, str] | None = None) -> Imp
 def read_places(
     places: Sequence[str], given: Mapping[str, str] | None = None
 ) -> tuple[tuple[str, ImportedRuns], ...]:
+    """Return the measurements of each place, before anything is stored."""
     return tuple((place, read_measurements(place, given)) for place in places)
 
 
 def take_in(store: Store, read: Sequence[tuple[str, ImportedRuns]]) -> tuple[Taken, ...]:
-    """All is written, or nothing."""
+    """Store all new measurements, or none, and return what was taken from each place."""
     before = store.observations.history()
     known = set(before.keys)
-    told = []
+    taken = []
     new = []
     for place, (history, left_out) in read:
         fresh = [each for each in history if each.key not in known]
@@ -124,7 +134,7 @@ def take_in(store: Store, read: Sequence[tuple[str, ImportedRuns]]) -> tuple[Tak
         for each in odd:
             reason = each.reason.split(":")[0]
             reasons[reason] = reasons.get(reason, 0) + 1
-        told.append(
+        taken.append(
             Taken(
                 place=place,
                 read=len(history),
@@ -139,11 +149,11 @@ def take_in(store: Store, read: Sequence[tuple[str, ImportedRuns]]) -> tuple[Tak
             )
         )
     store.observations.record_all(new)
-    return tuple(told)
+    return tuple(taken)
 
 
 def _contradicting(read: History, known: Iterable[Observation]) -> int:
-    """How many configurations of what was read have paces too far apart to be both true."""
+    """Return how many read configurations have throughputs too far apart to be both true."""
     paces: dict[Configuration, list[float]] = {each.configuration: [] for each in read}
     for each in (*read, *known):
         if each.tokens_per_s is not None and each.configuration in paces:

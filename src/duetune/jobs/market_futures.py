@@ -1,4 +1,4 @@
-"""The futures of the market that a quote rests on, and how one policy does on them."""
+"""The market futures that a quote rests on, the result of a policy on them, and their optimum."""
 
 from __future__ import annotations
 
@@ -39,15 +39,17 @@ if TYPE_CHECKING:
 
 
 class Settled(NamedTuple):
-    """``elapsed`` is in slots, and infinite where the job is never finished."""
+    """What a simulated run is billed. ``elapsed`` is in slots, infinite if the job never
+    finishes.
+    """
 
     cost: float
     elapsed: float
 
 
 def settled(job: Job, outcome: Outcome) -> Settled:
-    """A simulated run as it will be billed: GPUs are given back when the work is done, not when
-    the slot is over.
+    """Return a simulated run as it will be billed: GPUs are released when the work is done, not at
+    the end of the slot.
     """
     if outcome.finished is None:
         return Settled(outcome.cost, math.inf)
@@ -57,11 +59,12 @@ def settled(job: Job, outcome: Outcome) -> Settled:
 
 
 def unused_share(job: Job, progress: float, gpus: int) -> float:
-    """Of the slot in which ``gpus`` GPUs finished the work and went beyond."""
+    """Return the share of the last slot in which the work was already done."""
     return max(0.0, progress - job.work) / job.throughput[gpus]
 
 
 def line_of(terms: Terms, role: LineRole, outcomes: Sequence[Outcome]) -> QuoteLine:
+    """Return one line of a quote: the outcomes of one policy over all scenarios."""
     runs = [settled(terms.job, outcome) for outcome in outcomes]
     costs = np.array([run.cost for run in runs])
     low, high = np.quantile(costs, [0.1, 0.9])
@@ -89,20 +92,22 @@ def line_of(terms: Terms, role: LineRole, outcomes: Sequence[Outcome]) -> QuoteL
 
 
 def _quantile(elapsed: NDArray[np.float64], share: float) -> float | None:
-    """One that occurs, so that never is later than any slot and nothing is between the two."""
+    """Return a quantile that occurs in the data, so that "never" stays later than any slot; None
+    for never.
+    """
     value = float(np.quantile(elapsed, share, method="inverted_cdf"))
     return value if math.isfinite(value) else None
 
 
 LONGEST = 150
 STEPS = 500
-"""Slots to the hard deadline, and steps of the grid on which the optimum is found. On a longer job
-so coarse a grid would mislead, and a finer one would take longer than all the rest.
+"""The optimum is computed for jobs of at most LONGEST slots, on a grid of STEPS steps. On a longer
+job this grid would be too coarse, and a finer one too slow.
 """
 
 
 class Futures(msgspec.Struct, frozen=True, eq=False):
-    """The scenarios that a quote rests on: markets in which the present slot is ``start``."""
+    """The scenarios of a quote: markets in which the present slot has index ``start``."""
 
     terms: Terms
     markets: tuple[MarketTrace, ...]
@@ -111,12 +116,13 @@ class Futures(msgspec.Struct, frozen=True, eq=False):
     source: ForecastSource
 
     def play(self, policies: Sequence[Policy]) -> Tournament:
+        """Return the tournament of the policies on all scenarios."""
         cases = [Case(self.terms.job, place, self.start) for place in range(len(self.markets))]
         return run_tournament(policies, cases, self.markets, self.source)
 
     def line(self, role: LineRole, policy: Policy) -> QuoteLine:
-        """One policy on every scenario, slot by slot."""
-        # Who does not look at the spot market fares the same in all of them.
+        """Return the line of one policy, simulated slot by slot on every scenario."""
+        # A policy without spot has the same result in all scenarios.
         markets = self.markets[:1] if policy.name == OnDemandOnly().name else self.markets
         outcomes = [
             simulate(self.terms.job, market, policy, self.source, start=self.start)
@@ -133,7 +139,9 @@ def draw_futures(
     seed: int,
     source: ForecastSource,
 ) -> Futures:
-    """Scenarios to the hard deadline, each after the same last week, which policies have seen."""
+    """Return ``count`` scenarios up to the hard deadline. Each begins with the same last week of
+    history, which policies may see.
+    """
     hours = now.slot_s / 3600
     past = None if history is None else history.pool()
     drawn = scenarios(
@@ -153,7 +161,9 @@ def draw_futures(
 def _joined(
     past: MarketTrace | None, slots: int, future: MarketTrace, highest: float
 ) -> MarketTrace:
-    """The last slots of the past, then a future; spot above the highest price is not there."""
+    """Return the last ``slots`` of the past followed by a future. Spot above the highest price
+    counts as unavailable.
+    """
     price, available = future.spot_price[0], future.available[0]
     on_demand = future.on_demand_price[0]
     if past is not None and slots:
@@ -169,13 +179,13 @@ def _joined(
     )
 
 
-def hindsight(chances: Futures) -> Bound | None:
-    """The offline optimum where only the number of GPUs counts and there is no budget; None for a
-    job that is too long.
+def hindsight(futures: Futures) -> Bound | None:
+    """Return the offline optimum where only the number of GPUs counts and there is no budget; None
+    if the job is too long.
 
-    No change costs more work than in the job's own physics, so nothing can do better.
+    No change costs more work than in the job's own physics, so no policy can do better.
     """
-    job, start = chances.terms.job, chances.start
+    job, start = futures.terms.job, futures.start
     if job.hard_deadline > LONGEST:
         return None
     rule = job.reconfiguration
@@ -187,7 +197,7 @@ def hindsight(chances: Futures) -> Bound | None:
         budget=None,
     )
     costs, utilities = [], []
-    for market in chances.markets:
+    for market in futures.markets:
         window = market.window(start, job.hard_deadline)
         best = offline_optimum(freer, window, max_steps=STEPS)
         utilities.append(best.upper_bound)
@@ -196,7 +206,7 @@ def hindsight(chances: Futures) -> Bound | None:
 
 
 def _unused(job: Job, window: MarketWindow, best: Optimum) -> float:
-    """Dollars for the part of the last slot in which the work is already done."""
+    """Return the dollars for the part of the last slot in which the work is already done."""
     if best.finished is None:
         return 0.0
     spot = np.array([held.spot for held in best.plan], dtype=np.int64)

@@ -139,7 +139,7 @@ def test_the_protocol_of_the_extract_tells_the_same(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "outcome", "error"),
     [
-        ({}, RunOutcome.OOM, "does not tell which"),
+        ({}, RunOutcome.OOM, "does not say which"),
         ({"batch_size": "6"}, RunOutcome.REJECTED, "every GPU has the same number of sequences"),
         ({"number_nodes": "3"}, RunOutcome.REJECTED, "every node has the same number of GPUs"),
         ({"fast_moe": "8"}, RunOutcome.REJECTED, "divides the number of GPUs"),
@@ -148,7 +148,7 @@ def test_the_protocol_of_the_extract_tells_the_same(tmp_path):
             RunOutcome.REJECTED,
             "divides the number of experts",
         ),
-        ({"fast_moe": "4", "model_name": "mixtral-8x7b"}, RunOutcome.OOM, "does not tell which"),
+        ({"fast_moe": "4", "model_name": "mixtral-8x7b"}, RunOutcome.OOM, "does not say which"),
         ({"is_valid": ""}, RunOutcome.FAILED, ""),
     ],
 )

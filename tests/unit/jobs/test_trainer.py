@@ -140,7 +140,7 @@ def test_where_nothing_is_said_it_is_what_the_trainer_does():
 )
 def test_another_trainer_is_said_plainly(fields, words):
     _, told = single(**fields)
-    assert told == (f"another trainer than duetune's: {words}",)
+    assert told == (f"a trainer other than duetune's: {words}",)
 
 
 def test_a_field_that_cannot_be_is_refused():

@@ -1,4 +1,8 @@
-"""Kubernetes."""
+"""Kubernetes objects: a TrainJob of Kubeflow Trainer 2 and a RayJob of KubeRay.
+
+The TrainJob is ``trainer.kubeflow.org/v1alpha1``. The RayJob is ``ray.io/v1``; its script is in a
+ConfigMap and runs on one machine with GPUs.
+"""
 
 from __future__ import annotations
 
@@ -16,28 +20,31 @@ if TYPE_CHECKING:
     from duetune.jobs.spec.job_spec import JobSpec
 
 
-# Controllers add their own endings to a name, and a pod's name has room for 63.
+# Controllers append to the name, and the name of a pod has at most 63 characters.
 LONGEST_NAME = 45
 
 
 def object_name(spec: JobSpec) -> str:
-    """A name as RFC 1035 allows it."""
+    """Return the job's name as RFC 1035 allows it."""
     name = re.sub(r"[^a-z0-9-]+", "-", spec.name.lower()).strip("-")
     name = name if name[:1].isalpha() else f"job-{name}"
     return name[:LONGEST_NAME].strip("-")
 
 
 def tag_annotations(spec: JobSpec) -> dict[str, str]:
+    """Return the tags of a job as annotations."""
     return {f"duetune/{tag.replace('/', '.').strip('.')}": text for tag, text in spec.tags.items()}
 
 
 def literal(text: str) -> str:
-    """Kubernetes expands ``$(NAME)`` and ``$$`` in commands and environments; this undoes it."""
+    """Return ``text`` escaped: Kubernetes would expand ``$(NAME)`` and ``$$`` in it."""
     return re.sub(r"\$(?=[$(])", "$$", text)
 
 
 def environment(spec: JobSpec) -> list[dict[str, object]]:
-    """Secrets, and what only the submitter's environment knows, come from a Secret by name."""
+    """Return the container's environment. Secrets and variables without a value come from a Secret
+    by name.
+    """
     found: list[dict[str, object]] = []
     for name, value in (dict.fromkeys(spec.secrets) | spec.envs).items():
         if value is None:
@@ -49,10 +56,12 @@ def environment(spec: JobSpec) -> list[dict[str, object]]:
 
 
 def secret_name(spec: JobSpec) -> str:
+    """Return the name of the job's Secret."""
     return f"{object_name(spec)}-secrets"
 
 
 def launch_notes(spec: JobSpec, notes: Notes) -> None:
+    """Add the launch commands and the notes that both objects share."""
     names = [*spec.secrets, *(name for name, value in spec.envs.items() if value is None)]
     if names:
         literals = " ".join(f'--from-literal={name}="${name}"' for name in names)
@@ -60,13 +69,13 @@ def launch_notes(spec: JobSpec, notes: Notes) -> None:
     notes.launch(f"kubectl apply -f {notes.file}")
     notes.add(
         "checkpoint.dir",
-        "mount a volume and set DUETUNE_JOB_DIR to it, or a lost pod takes its checkpoints along",
+        "mount a volume and set DUETUNE_JOB_DIR to it; otherwise checkpoints are lost with the pod",
     )
     accelerator, _, _ = spec.gpus
     notes.add(
         "resources",
-        f"{accelerator or 'the kind of GPU'} and spot {spec.resources.spot} are said by node "
-        "selectors, which differ from cluster to cluster: add them",
+        f"add node selectors for {accelerator or 'the kind of GPU'} and spot "
+        f"{spec.resources.spot}; they differ between clusters",
     )
     mounted = "must be in the image or on a volume"
     if spec.run is not None:
@@ -84,6 +93,7 @@ RUNTIME = "torch-distributed"
 
 
 def to_trainjob(spec: JobSpec, machines: Machines, notes: Notes, image: str | None) -> str:
+    """Return the TrainJob as YAML; ``image`` None uses that of the runtime."""
     launch_notes(spec, notes)
     script = pod_script(spec, machines, installed=image is not None)
     gpus: dict[str, object] = {"nvidia.com/gpu": machines.gpus}
@@ -119,7 +129,7 @@ def to_trainjob(spec: JobSpec, machines: Machines, notes: Notes, image: str | No
 
 
 def pod_script(spec: JobSpec, machines: Machines, *, installed: bool) -> str:
-    """With all that comes before the command: a pod has no setup of its own."""
+    """Return the script of a pod, including the setup: a pod has no setup of its own."""
     lines = ""
     if spec.run is None and not installed:
         lines = f"{install_command()}\n"
@@ -136,13 +146,14 @@ _SCRIPT = "run.sh"
 
 
 def to_rayjob(spec: JobSpec, machines: Machines, notes: Notes, image: str | None) -> str:
+    """Return the RayJob and the ConfigMap with its script, as YAML."""
     if machines.count > 1:
-        allowed = "at most 8: Ray starts the command once, on one machine"
+        allowed = "at most 8: Ray runs the command once, on one machine"
         raise InvalidInput("resources.accelerators", machines.total, allowed)
     launch_notes(spec, notes)
     name = object_name(spec)
     script = pod_script(spec, machines, installed=image is not None)
-    # Not as the entrypoint itself: that one passes through several shells.
+    # The script is in a ConfigMap, because the entrypoint passes through several shells.
     scripts = {
         "apiVersion": "v1",
         "kind": "ConfigMap",
@@ -176,12 +187,13 @@ def to_rayjob(spec: JobSpec, machines: Machines, notes: Notes, image: str | None
             }
         ],
     }
-    notes.add("image", f"{image or IMAGE}; its Ray must be the rayVersion {RAY}")
+    notes.add("image", f"{image or IMAGE}; its Ray version must be {RAY}, as in rayVersion")
     job = {"apiVersion": "ray.io/v1", "kind": "RayJob", "metadata": metadata, "spec": body}
     return f"{written_yaml(scripts)}---\n{written_yaml(job)}"
 
 
 def _pod(spec: JobSpec, name: str, image: str, limits: dict[str, object]) -> dict[str, object]:
+    """Return the pod template of the Ray head or worker."""
     container: dict[str, object] = {
         "name": name,
         "image": image,

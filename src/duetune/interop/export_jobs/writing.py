@@ -1,4 +1,8 @@
-"""From a job spec to the file of another tool."""
+"""Export a job spec as a file of another tool.
+
+``export_job`` completes the spec with the recipe that duetune would choose and writes the file for
+SkyPilot, Kubeflow, KubeRay or Slurm. Differences are listed as comments in its first lines.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +29,10 @@ if TYPE_CHECKING:
 
 
 class Notes:
-    """Collected while a file is made."""
+    """Collects notes and launch commands while a file is made.
+
+    ``all`` are fields that differ there, ``how`` are the commands that start the job.
+    """
 
     def __init__(self, file: str) -> None:
         self.file = shlex.quote(file)
@@ -33,49 +40,54 @@ class Notes:
         self.how: list[str] = []
 
     def add(self, field: str, says: str) -> None:
+        """Note what is different about ``field`` in the other tool."""
         self.all.append(Note(field, says))
 
     def launch(self, command: str) -> None:
-        """A line that the user runs, to begin with."""
+        """Add a command that the user runs to start the job."""
         self.how.append(command)
 
     def common(self, spec: JobSpec, machines: Machines, *, has_limit: bool) -> None:
-        """What none of the tools knows: deadlines, money, and GPUs that come and go."""
-        self.add("deadline", f"{written_deadline(spec.deadline)} is not watched there")
+        """Note what none of the tools has: deadlines, budgets and GPUs that come and go."""
+        self.add("deadline", f"{written_deadline(spec.deadline)} is not enforced there")
         for field in ("budget", "value", "max_price"):
             amount = getattr(spec, field)
             if amount is not None:
-                self.add(field, f"${amount:g} is not watched there")
+                self.add(field, f"${amount:g} is not enforced there")
         if spec.max_duration is not None and not has_limit:
-            self.add("max_duration", f"{written_duration(spec.max_duration)} is not watched there")
+            self.add("max_duration", f"{written_duration(spec.max_duration)} is not enforced there")
         if spec.policy != AUTO:
-            self.add("policy", f"{spec.policy} decides nothing there")
+            self.add("policy", f"{spec.policy} is not used there")
         if spec.priority:
-            self.add("priority", f"{spec.priority} is not carried over")
+            self.add("priority", f"{spec.priority} is not exported")
         if spec.project:
             self.add("project", f"{spec.project} has no quota there")
         _, least, most = spec.gpus
         if most != least:
             self.add(
-                "resources.accelerators", f"{machines.total} GPUs for good; --gpus chooses others"
+                "resources.accelerators",
+                f"{machines.total} GPUs all the time; choose another number with --gpus",
             )
         if spec.checkpoint.keep != CheckpointSpec().keep:
-            self.add("checkpoint.keep", f"{spec.checkpoint.keep} is not carried over")
+            self.add("checkpoint.keep", f"{spec.checkpoint.keep} is not exported")
         if spec.run is not None:
-            self.add("run", "started once per machine there, not once per GPU")
+            self.add("run", "runs once per machine there, not once per GPU")
             if spec.training.max_steps is not None:
-                self.add("training.max_steps", "nobody there reads it")
+                self.add("training.max_steps", "not used there")
 
     def comment(self) -> str:
+        """Return launch commands and notes as the comment at the top of the file."""
         lines = ["Exported by duetune. To launch:"]
         lines += [f"  {one_line(line)}" for line in self.how]
         if self.all:
-            lines.append("Not the same there:")
+            lines.append("Differences:")
             lines += [f"  {note}" for note in self.all]
         return "".join(f"# {line}\n" for line in lines)
 
 
 class Target(StrEnum):
+    """The tools to which a job can be exported."""
+
     SKYPILOT = "skypilot"
     TRAINJOB = "trainjob"
     RAYJOB = "rayjob"
@@ -83,7 +95,7 @@ class Target(StrEnum):
 
 
 class Exported(msgspec.Struct, frozen=True):
-    """``text`` is the file; its first lines are the notes as comments."""
+    """An exported job: ``text`` is the file, ``launch`` the commands that start it."""
 
     target: Target
     text: str
@@ -99,12 +111,15 @@ def export_job(
     image: str | None = None,
     file: str = "FILE",
 ) -> Exported:
-    """Secrets are named in the file, their values never are. ``file``: how it will be called."""
+    """Return the job as a file of ``target``. ``duetune export`` calls it.
+
+    Secrets are named in the file; their values never are. ``file`` is the name the file will have.
+    """
     machines = machines_of(spec, gpus)
     notes = Notes(file)
     notes.common(spec, machines, has_limit=target is not Target.SKYPILOT)
     if image is not None and target in {Target.SKYPILOT, Target.SBATCH}:
-        raise InvalidInput("--image", image, f"nothing: {target} runs in no container")
+        raise InvalidInput("--image", image, f"no value: {target} does not use containers")
     spec = _planned(spec, machines, target, notes)
     match target:
         case Target.SKYPILOT:

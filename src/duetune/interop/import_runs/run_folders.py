@@ -1,4 +1,12 @@
-"""Run folders."""
+"""Run folders of the transformers Trainer, MLflow and Weights & Biases, each read as a ``Run``.
+
+- Trainer: ``trainer_state.json``. Settings come from ``training_args.json`` (or ``.yaml``,
+  ``args.json``) if there is one, ``adapter_config.json`` and ``config.json``. ``training_args.bin``
+  is never opened: it is a pickle, which could run any code.
+- MLflow's file store (``mlruns``): ``meta.yaml``, ``params`` and ``metrics``.
+- Weights & Biases: ``config.yaml``, ``wandb-summary.json``, and ``wandb-metadata.json`` if it is
+  there.
+"""
 
 from __future__ import annotations
 
@@ -24,6 +32,8 @@ _OF_THE_MODEL = (
 
 
 class _State(msgspec.Struct, frozen=True):
+    """The fields of ``trainer_state.json`` that are used."""
+
     global_step: int = 0
     max_steps: int = 0
     num_input_tokens_seen: float | None = None
@@ -32,7 +42,7 @@ class _State(msgspec.Struct, frozen=True):
 
 
 def trainer_run(place: Path) -> Run:
-    """Of such a file, or of the folder it is in."""
+    """Return the run of a ``trainer_state.json``, or of the folder it is in."""
     path = place / STATE if place.is_dir() else place
     try:
         state = msgspec.convert(read_document(path), _State, strict=False)
@@ -42,8 +52,8 @@ def trainer_run(place: Path) -> Run:
     settings: dict[str, str] = {}
     model = folder / "config.json"
     if model.is_file():
-        said = read_document(model)
-        settings |= flattened({name: said[name] for name in _OF_THE_MODEL if name in said})
+        config = read_document(model)
+        settings |= flattened({name: config[name] for name in _OF_THE_MODEL if name in config})
     for name in ("adapter_config.json", *_ARGUMENTS):
         if (folder / name).is_file():
             settings |= flattened(read_document(folder / name))
@@ -70,7 +80,7 @@ _OUT_OF_MEMORY = ("outofmemory", "out of memory")
 
 
 def mlflow_folders(place: Path) -> list[Path]:
-    """The runs in a run folder, in that of an experiment, or in all of ``mlruns``."""
+    """Return the run folders in a run, an experiment or all of ``mlruns``."""
     return sorted(
         path.parent
         for pattern in (META, f"*/{META}", f"*/*/{META}")
@@ -80,6 +90,7 @@ def mlflow_folders(place: Path) -> list[Path]:
 
 
 def mlflow_run(folder: Path) -> Run:
+    """Return the run of one MLflow run folder."""
     meta = read_document(folder / META)
     tags = dict(_texts(folder / "tags"))
     settings = {name.rsplit("/", 1)[-1]: text for name, text in _texts(folder / "params")}
@@ -88,8 +99,8 @@ def mlflow_run(folder: Path) -> Run:
     numbers |= {"global_step": numbers["step"]} if "step" in numbers else {}
     peaks = [max(values) for name, values in metrics.items() if name.endswith(_MEMORY)]
     outcome = _OUTCOMES.get(str(meta.get("status", "")))
-    told = " ".join(tags.values()).casefold()
-    if outcome is RunOutcome.FAILED and any(words in told for words in _OUT_OF_MEMORY):
+    texts = " ".join(tags.values()).casefold()
+    if outcome is RunOutcome.FAILED and any(words in texts for words in _OUT_OF_MEMORY):
         outcome = RunOutcome.OOM
     started = meta.get("start_time")
     return Run(
@@ -105,6 +116,7 @@ def mlflow_run(folder: Path) -> Run:
 
 
 def _texts(folder: Path) -> Iterator[tuple[str, str]]:
+    """Yield the name and text of each file below a folder."""
     for path in sorted(folder.rglob("*")) if folder.is_dir() else ():
         if path.is_file():
             try:
@@ -114,7 +126,7 @@ def _texts(folder: Path) -> Iterator[tuple[str, str]]:
 
 
 def _metrics(folder: Path) -> Iterator[tuple[str, list[float]]]:
-    """The values of each, in the order they were logged: a line is moment, value, step."""
+    """Yield the values of each metric in the order they were logged."""
     for name, text in _texts(folder):
         try:
             values = [float(line.split()[1]) for line in text.splitlines() if line.strip()]
@@ -127,7 +139,7 @@ def _metrics(folder: Path) -> Iterator[tuple[str, list[float]]]:
 
 
 def _mean(metrics: dict[str, list[float]], ending: str) -> float | None:
-    """Over all GPUs and moments."""
+    """Return the mean of a GPU metric over all GPUs and moments; None if there is none."""
     values = [
         value
         for name, found in metrics.items()
@@ -143,12 +155,13 @@ _TAIL = 65_536
 
 
 def wandb_folders(place: Path) -> list[Path]:
-    """Those with a summary: a run, its ``files``, or all runs of a ``wandb`` folder."""
+    """Return the folders with a summary: of one run, or of all runs in ``wandb``."""
     patterns = (SUMMARY, f"files/{SUMMARY}", f"*/{SUMMARY}", f"*/files/{SUMMARY}")
     return sorted({path.parent.resolve() for each in patterns for path in place.glob(each)})
 
 
 def wandb_run(folder: Path) -> Run:
+    """Return the run of one Weights & Biases folder."""
     config, metadata = folder / _CONFIG, folder / "wandb-metadata.json"
     settings: dict[str, str] = {}
     about = read_document(metadata) if metadata.is_file() else {}
@@ -174,7 +187,7 @@ def wandb_run(folder: Path) -> Run:
 
 
 def _values(config: Mapping[str, object]) -> dict[str, object]:
-    """Each setting is ``{value: ..., desc: ...}``; what is of the tracker itself is left out."""
+    """Return the settings, without those of the tracker; each is ``{value: ..., desc: ...}``."""
     return {
         name: each.get("value") if isinstance(each, dict) else each
         for name, each in config.items()
@@ -183,6 +196,7 @@ def _values(config: Mapping[str, object]) -> dict[str, object]:
 
 
 def _ran_out(log: Path) -> bool:
+    """Return whether the end of a log says that memory ran out."""
     if not log.is_file():
         return False
     with log.open("rb") as file:
