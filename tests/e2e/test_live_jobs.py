@@ -178,7 +178,7 @@ def test_secrets_reach_the_job_and_nothing_else(home):
         secrets="[TOKEN]",
     )
     refused = home.run("launch", spec, "--yes", status=2)
-    assert refused.stderr.startswith("duetune: secrets.TOKEN: 'not set' is not allowed")
+    assert refused.stderr.startswith("duetune: secrets: 'TOKEN' is not allowed")
     job = home.launch(spec, TOKEN="s3cr3t-value")  # noqa: S106 - made up
     assert home.until_over(job).status == "SUCCEEDED"
     for path in home.path.rglob("*"):

@@ -61,34 +61,35 @@ class TrainingPlan(msgspec.Struct, frozen=True, kw_only=True):
       empty) if the size of the model or GPU is unknown; plans from before the interval was added
       have no low and high.
     - ``reasons`` says for each field whether it was given, or why it was chosen.
+    - The defaults are those of a user's own command, for which most fields mean nothing.
     """
 
     accelerator: str
     min_gpus: int
     max_gpus: int
     method: str
-    microbatch: int
-    accumulation: int
-    global_batch: int
-    precision: str
-    gradient_checkpointing: bool
-    max_length: int
-    lora_r: int
-    lora_alpha: float
-    epochs: float | None
+    microbatch: int = 1
+    accumulation: int = 1
+    global_batch: int = 1
+    precision: str = ""
+    gradient_checkpointing: bool = False
+    max_length: int = 0
+    lora_r: int = 0
+    lora_alpha: float = 0.0
+    epochs: float | None = None
     total_steps: int
-    parameters: int | None
-    memory_gb: float | None
+    parameters: int | None = None
+    memory_gb: float | None = None
     memory_gb_low: float | None = None
     memory_gb_high: float | None = None
-    memory_terms: dict[str, float]
-    p_fits: float | None
+    memory_terms: dict[str, float] = {}
+    p_fits: float | None = None
     step_s: tuple[float, ...]
     step_s_quick: tuple[float, ...]
     step_s_slow: tuple[float, ...]
-    tokens_per_s: Interval | None
-    support: int
-    extrapolated: tuple[str, ...]
+    tokens_per_s: Interval | None = None
+    support: int = 0
+    extrapolated: tuple[str, ...] = ()
     basis: Basis
     emulated_microbatch_s: float | None
     reasons: dict[str, str]
@@ -327,26 +328,10 @@ def _own_command(
         min_gpus=1,
         max_gpus=1,
         method=OWN_COMMAND,
-        microbatch=1,
-        accumulation=1,
-        global_batch=1,
-        precision="",
-        gradient_checkpointing=False,
-        max_length=0,
-        lora_r=0,
-        lora_alpha=0.0,
-        epochs=None,
         total_steps=total_steps,
-        parameters=None,
-        memory_gb=None,
-        memory_terms={},
-        p_fits=None,
         step_s=(0.0, step),
         step_s_quick=(0.0, step),
         step_s_slow=(0.0, step),
-        tokens_per_s=None,
-        support=0,
-        extrapolated=(),
         basis=basis,
         emulated_microbatch_s=site.emulated_microbatch_s,
         reasons={

@@ -105,7 +105,8 @@ def prepare(spec: JobSpec, submitter: Submitter, store: Store, *, seed: int = 0)
     """Return the planned and quoted job. ``plan`` and ``launch`` call it; everything that can be
     wrong with a job is refused here, before anything is spent.
     """
-    _check_environment(spec, os.environ)
+    spec.environment(os.environ)  # refuses variables and secrets that are not set
+    spec.secret_values(os.environ)
     _check_model(spec)
     summary = _dataset(spec)
     rows = None if summary is None else summary.rows
@@ -310,9 +311,7 @@ def _identifier(name: str) -> str:
 
 def _node_task(spec: JobSpec, folder: Path) -> Task:
     """Return what each node of the job runs, with its environment."""
-    environment = {
-        name: os.environ[name] if value is None else value for name, value in spec.envs.items()
-    }
+    environment = spec.environment(os.environ)
     if spec.checkpoint.dir is not None:
         # One folder per job, so that two jobs never read each other's checkpoints.
         environment[CHECKPOINT_DIR] = str(Path(spec.checkpoint.dir) / folder.name)
@@ -325,22 +324,11 @@ def _node_task(spec: JobSpec, folder: Path) -> Task:
     return Task(folder=str(folder), command=("bash", "-c", script), environment=environment)
 
 
-def _check_environment(spec: JobSpec, environ: Mapping[str, str]) -> None:
-    """Refuse variables and secrets that are not set."""
-    for name, value in spec.envs.items():
-        if value is None and name not in environ:
-            raise InvalidInput(f"envs.{name}", None, "a value, or a value in your environment")
-    for name in spec.secrets:
-        if name not in environ:
-            raise InvalidInput(f"secrets.{name}", "not set", "a value in your environment")
-
-
 def _write_secrets(folder: Path, spec: JobSpec, environ: Mapping[str, str]) -> None:
     """Write the secrets beside the job, readable by the owner only. They are never in the journal
     or a log.
     """
     if not spec.secrets:
         return
-    path = folder / SECRETS_FILE
     secrets = msgspec.json.encode({name: environ[name] for name in spec.secrets})
-    write_whole(path, secrets, mode=OWNER)
+    write_whole(folder / SECRETS_FILE, secrets, mode=OWNER)

@@ -244,8 +244,8 @@ def _method(settings: TableRow) -> Method:
         settings.text("load_in_4bit").casefold() == "true"
         or settings.text("quantization_bit") == "4"
     )
-    named = "'load_in_4bit': true" in quantised or "qlora" in kind
-    return Method.QLORA if four or named else Method.LORA
+    by_name = "'load_in_4bit': true" in quantised or "qlora" in kind
+    return Method.QLORA if four or by_name else Method.LORA
 
 
 def _precision(settings: TableRow, method: Method) -> Precision:
