@@ -69,7 +69,7 @@ def refusal(
     if problem.startswith("Object missing required field"):
         declared = getattr(_fields(kind, path)[name], "__name__", "")
         words = described.get(name, _WORDS.get(declared, "a value"))
-        return Refusal((*path, name), None, f"{words}; it is required")
+        return Refusal((*path, name), None, words)
     wanted = re.match(r"Expected `([^`]+)`( of [^,]+)?", problem)
     types = [each for each in wanted[1].split(" | ") if each != "null"] if wanted else []
     if place.endswith("[...]`"):

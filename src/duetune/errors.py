@@ -31,7 +31,7 @@ class DuetuneError(Exception):
 
 
 class InvalidInput(DuetuneError):
-    """A value that the user gave cannot be used.
+    """A value that the user gave cannot be used, or a required one (None) is missing.
 
     ``field`` says where it is, ``value`` what it is, and ``allowed`` what is expected instead.
     """
@@ -43,7 +43,10 @@ class InvalidInput(DuetuneError):
         self.field = field
         self.value = value
         self.allowed = allowed
-        super().__init__(f"{field}: {shown(value)} is not allowed; expected {allowed}")
+        if value is None:
+            super().__init__(f"{field} is required; expected {allowed}")
+        else:
+            super().__init__(f"{field}: {shown(value)} is not allowed; expected {allowed}")
 
 
 class OutOfMemory(InvalidInput):

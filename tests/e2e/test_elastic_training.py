@@ -16,7 +16,7 @@ import pytest
 from duetune.core.node_contract import DONE, HOPELESS, LEFT
 from duetune.core.progress import Phase
 from duetune.training.checkpoint import CheckpointStore
-from duetune.training.task import Method, TrainingTask
+from duetune.training.task import TrainingMethod, TrainingTask
 from support.elastic_job import ElasticJob, Nursery
 from support.later import later
 from support.patience import slowness, until
@@ -136,7 +136,7 @@ def test_a_member_that_wakes_after_the_end_changes_nothing(job):
 
 
 def test_all_weights_are_trained_together_too(job):
-    full = job(method=Method.FULL, max_steps=8, learning_rate=1e-3)
+    full = job(method=TrainingMethod.FULL, max_steps=8, learning_rate=1e-3)
     full.coordinate()
     full.launch("n1", "n2")
     assert [full.code("n1"), full.code("n2")] == [DONE, DONE]

@@ -396,7 +396,7 @@ def test_the_same_fleet_is_found_and_another_one_is_refused(home):
 
 
 def test_a_fleet_without_a_market_is_refused(home):
-    with pytest.raises(InvalidInput, match="market: None is not allowed"):
+    with pytest.raises(InvalidInput, match="market is required"):
         start_provider(home.place, QUICK)
     with pytest.raises(FleetError, match="no fleet is running"):
         EmbeddedFleet(home.place)

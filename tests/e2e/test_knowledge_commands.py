@@ -226,7 +226,9 @@ def test_recommend_fills_in_a_job(duetune, tmp_path):
     assert "due in 8h" in out
     for line in ("tokens_per_sample  512", "grad_checkpoint", "on time", "Time of a micro-step"):
         assert line in out
-    assert "190 examples of about 2 tokens each, by their characters" in " ".join(out.split())
+    assert "190 examples of about 2 tokens each, estimated from their characters" in " ".join(
+        out.split()
+    )
     assert "no run was measured, so physics with default constants is used" in out
     assert max(len(line) for line in out.splitlines()) <= 100
 

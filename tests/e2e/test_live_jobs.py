@@ -132,14 +132,14 @@ def test_cancel_pause_resume_and_amend_are_kept(home):
     assert row.budget == 50
     assert earliest <= row.deadline_at <= latest
     assert (
-        "at least what was spent" in home.run("amend", job, "--budget", "0.000001", status=2).stderr
+        "which is already spent" in home.run("amend", job, "--budget", "0.000001", status=2).stderr
     )
     home.run("cancel", job)
     assert home.until_over(job).status == "CANCELLED"
     accounted(home, job)
     over = home.run("cancel", job, status=2)
     assert over.stderr == (
-        f"duetune: job: '{job}' is not allowed; expected a job that is not over; "
+        f"duetune: job: '{job}' is not allowed; expected a job that is still active; "
         "this one is CANCELLED\n"
     )
 
@@ -178,7 +178,7 @@ def test_secrets_reach_the_job_and_nothing_else(home):
         secrets="[TOKEN]",
     )
     refused = home.run("launch", spec, "--yes", status=2)
-    assert refused.stderr.startswith("duetune: secrets.TOKEN: 'not set' is not allowed")
+    assert refused.stderr.startswith("duetune: secrets: 'TOKEN' is not allowed")
     job = home.launch(spec, TOKEN="s3cr3t-value")  # noqa: S106 - made up
     assert home.until_over(job).status == "SUCCEEDED"
     for path in home.path.rglob("*"):

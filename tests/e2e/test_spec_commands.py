@@ -61,8 +61,8 @@ class TestImport:
         assert status == 0
         assert out == (
             "# Imported from skypilot (sky.yaml).\n"
-            "# Not the same here:\n"
-            "#   run: runs on one GPU here; SKYPILOT_* are not set\n"
+            "# Differences:\n"
+            "#   run: runs on one GPU here; SKYPILOT_* variables are not set\n"
             "deadline: 8h\n"
             "name: t\n"
             "resources:\n"
@@ -123,7 +123,7 @@ class TestImport:
             "yet, or --force"
         )
         assert refused("import", "sky.yaml", "--from", "axolotl") == (
-            "duetune: sky.yaml base_model: None is not allowed; expected the model to fine-tune"
+            "duetune: sky.yaml base_model is required; expected the model to fine-tune"
         )
         assert "is not one of 'auto', 'skypilot'" in refused("import", "sky.yaml", "--from", "x")
         assert refused("import").startswith("duetune: Missing argument 'FILE'.")
@@ -154,7 +154,7 @@ class TestExport:
         assert document["target"] == "sbatch"
         assert document["launch"] == ["sbatch FILE"]
         assert document["text"].startswith("#!/bin/bash\n")
-        assert {"field": "deadline", "says": "8h is not watched there"} in document["notes"]
+        assert {"field": "deadline", "says": "8h is not enforced there"} in document["notes"]
 
     def test_a_file_and_how_to_launch_it(self, duetune):
         Path("job.yaml").write_text(JOB + "secrets: [TOKEN]\n")
@@ -307,7 +307,13 @@ class TestScripts:
         assert json.loads((folder / "task.json").read_text()) == {
             "model": "Qwen/Qwen3-0.6B",
             "dataset": "data.jsonl",
+            "method": "full",
             "max_steps": 3,
+            "per_device_train_batch_size": 4,
+            "gradient_accumulation_steps": 4,
+            "bf16": True,
+            "gradient_checkpointing": True,
+            "max_length": 1024,
         }
 
     def test_the_gpus_that_were_given_are_used(self, duetune, machine, monkeypatch):

@@ -12,8 +12,6 @@ from duetune.errors import InvalidInput
 from duetune.jobs.advice_request import Wanted, request
 from duetune.jobs.configure import configure
 from duetune.jobs.fit_question import FitQuestion, asked_configuration
-from duetune.jobs.recipe import choose_recipe
-from duetune.jobs.recipe_estimates import Prospects
 from duetune.jobs.site import Site
 from duetune.jobs.spec.job_spec import JobSpec
 from duetune.jobs.trainer_facts import (
@@ -63,6 +61,7 @@ def cases(draw):
         "targets": draw(st.sampled_from([None, "attention", "all-linear"])),
         "fp16": draw(st.booleans()),
         "memory_gb": draw(st.sampled_from([None, 8.0, 12.0])),
+        "emulated": draw(st.booleans()),
     }
 
 
@@ -94,11 +93,14 @@ def site_of(case):
         accelerator=case["gpu"],
         max_gpus=case["gpus"],
         memory_gb=case["memory_gb"],
+        emulated_microbatch_s=0.01 if case["emulated"] else None,
         software=trainer_software(),
     )
 
 
 def fit_by_fits(case, advisor, method):
+    # An emulated GPU computes in 32 bits; `fits` is asked about real ones.
+    computed = "fp16" if case["fp16"] else "fp32" if case["emulated"] else None
     wish = FitQuestion(
         model=case["model"],
         gpu=case["gpu"],
@@ -109,7 +111,7 @@ def fit_by_fits(case, advisor, method):
         checkpointing=case["checkpointing"],
         rank=case["rank"],
         targets=case["targets"],
-        precision=precision_kept(method, "fp16").value if case["fp16"] else None,
+        precision=precision_kept(method, computed).value if computed else None,
         memory_gb=case["memory_gb"] or 0.0,
     )
     configuration, _ = asked_configuration(wish, advisor.fits)
@@ -146,7 +148,7 @@ def test_fits_recommend_and_plan_say_the_same(case):
     plan, refused = planned(case, known)
     if plan is None:
         assert fit.verdict is not Verdict.YES
-        needs = f"need {middle:.1f} GB, {high:.1f} GB at the worst"
+        needs = f"need {middle:.1f} GB, up to {high:.1f} GB"
         assert needs in refused or case["length"] is None  # shorter examples were tried as well
         return
     if plan.max_length < fit.configuration.tokens_per_sample:
@@ -155,11 +157,8 @@ def test_fits_recommend_and_plan_say_the_same(case):
         return
     assert fit.verdict is Verdict.YES
     assert plan.method == fit.configuration.method
-    assert (plan.memory_gb, plan.p_fits) == (middle, fit.estimate.p_valid)
-    prospects = Prospects(TrainerKnowledge(known, trainer_software()))
-    facts = model_facts(case["model"])
-    chosen = choose_recipe(told(case), site_of(case), facts, case["gpus"], None, prospects)
-    assert chosen.estimate.memory_gb == (low, middle, high)
+    assert plan.p_fits == fit.estimate.p_valid
+    assert (plan.memory_gb_low, plan.memory_gb, plan.memory_gb_high) == (low, middle, high)
 
 
 @settings(max_examples=30, deadline=None)
@@ -204,6 +203,7 @@ def test_an_8b_full_fine_tune_does_not_fit_on_80_gb_whoever_is_asked(name):
         "targets": None,
         "fp16": False,
         "memory_gb": None,
+        "emulated": False,
     }
     advisor = Advisor(TrainerKnowledge(source(name), trainer_software()), History.empty())
     fit = fit_by_fits(case, advisor, "full")
@@ -215,3 +215,24 @@ def test_an_8b_full_fine_tune_does_not_fit_on_80_gb_whoever_is_asked(name):
     plan, refused = planned(case, source(name))
     assert plan is None
     assert f"need {fit.estimate.memory_gb.middle:.1f} GB" in refused
+
+
+@pytest.mark.parametrize("gpu", ["V100", "T4"])
+def test_plan_and_recommend_refuse_bfloat16_on_a_gpu_without_it_alike(gpu):
+    spec = JobSpec.model_validate(
+        {
+            "model": MODELS[0],
+            "dataset": "org/data",
+            "deadline": "8h",
+            "resources": {"accelerators": gpu},
+            "training": {"bf16": True, "max_steps": 10},
+        }
+    )
+    site = Site(accelerator=gpu, software=trainer_software())
+    with pytest.raises(InvalidInput) as by_recommend:
+        request(Wanted(), spec, site, 1.0, lambda _: True)
+    with pytest.raises(InvalidInput) as by_plan:
+        configure(spec, site, None, model_facts(MODELS[0]))
+    assert str(by_plan.value) == str(by_recommend.value)
+    assert "training.bf16: True is not allowed" in str(by_plan.value)
+    assert f"{gpu} cannot compute in bfloat16" in str(by_plan.value)

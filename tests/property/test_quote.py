@@ -12,9 +12,9 @@ from duetune.core.job import Job, Reconfiguration, ReconfigurationKey, linear_th
 from duetune.core.market import MarketTrace
 from duetune.errors import InvalidInput
 from duetune.jobs.configure import configure
+from duetune.jobs.market_futures import settled
 from duetune.jobs.quote import Quote, make_quote
 from duetune.jobs.quote_document import LineRole, QuoteDocument
-from duetune.jobs.quote_lines import settled
 from duetune.jobs.site import Site
 from duetune.jobs.spec.job_spec import JobSpec
 from duetune.jobs.terms import Terms, job_terms

@@ -12,7 +12,7 @@ from duetune.errors import InvalidInput
 from duetune.home import Home
 
 if TYPE_CHECKING:
-    from duetune.interop.import_measurements import Taken
+    from duetune.interop.measurement_files import Taken
     from duetune.knowledge.history import History
 
 
@@ -85,7 +85,7 @@ def import_(paths: tuple[str, ...], given: tuple[str, ...], as_json: bool) -> in
     PATH is a table (CSV or Parquet), a run of MLflow, W&B or the Hugging Face Trainer, or the
     output of 'duetune profile'. If one file cannot be read, nothing is imported.
     """
-    from duetune.interop.import_measurements import read_places, take_in
+    from duetune.interop.measurement_files import read_places, take_in
 
     fields = _fields(given)
     home = Home()
@@ -131,7 +131,7 @@ def _status(taken: tuple[Taken, ...]) -> int:
 @json_option
 def export(file: str, everything: bool, as_json: bool) -> None:
     """Write the runs measured or imported here to FILE, as .csv or .parquet."""
-    from duetune.interop.history_files_in import export_measurements
+    from duetune.interop.measurement_files import export_measurements
 
     found = _known(everything=everything)
     export_measurements(file, found)

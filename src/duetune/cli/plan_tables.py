@@ -97,7 +97,9 @@ def _grounds(chosen: TrainingPlan) -> str:
 
 
 def _memory(chosen: TrainingPlan) -> str:
-    size = f"{chosen.memory_gb:.2g} GB per GPU"
+    size = f"{chosen.memory_gb:.1f} GB per GPU"
+    if chosen.memory_gb_low is not None and chosen.memory_gb_high is not None:
+        size += f" ({chosen.memory_gb_low:.1f} to {chosen.memory_gb_high:.1f})"
     # Rounded down: 100% would promise that it fits.
     return (
         size if chosen.p_fits is None else f"{size}, fits with {math.floor(100 * chosen.p_fits)}%"

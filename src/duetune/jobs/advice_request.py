@@ -1,4 +1,8 @@
-"""What a user asks the advisor, from a job spec and options."""
+"""What ``duetune recommend`` asks the advisor, made from a job spec and command-line options.
+
+The request lists every configuration to compare. The advisor, which ranks them, is in
+``knowledge``; the defaults come from ``Question``, as in ``plan``.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +33,7 @@ from duetune.knowledge.facts.model_facts import model_facts
 from duetune.knowledge.listed_space import Listing
 from duetune.knowledge.sources.knowledge_source import Limits, Objective
 from duetune.training.dataset_rows import check_dataset
-from duetune.training.task import Method
+from duetune.training.task import TrainingMethod
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -39,12 +43,14 @@ if TYPE_CHECKING:
     Fits = Callable[[Configuration], bool]
 
 ANY = "any"
-_OWN = "what duetune's trainer does"
+_OWN = "duetune's trainer works this way"
 
 
 class Wanted(msgspec.Struct, frozen=True, kw_only=True):
-    """What was typed; None is what was not. ``gpus`` is an inventory such as ``H100:8,L40S:4``,
-    ``price`` such as ``H100=2.5``; ``batch`` the sequences of one step of the optimiser.
+    """The options as typed; None is what was not typed.
+
+    ``gpus`` is an inventory such as ``H100:8,L40S:4``, ``price`` is such as ``H100=2.5``, ``batch``
+    is the number of sequences per optimiser step.
     """
 
     model: str | None = None
@@ -62,15 +68,15 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     top: int = 5
 
     def question(self, spec: JobSpec | None) -> Question:
-        """Return what the spec says, with what was typed in its place."""
+        """Return what the spec says, overridden by what was typed."""
         typed = {
             "method": self.method,
             "max_length": self.seq,
             "batch": self.batch,
             "precision": self.precision,
         }
-        said = {field: value for field, value in typed.items() if value is not None}
-        return msgspec.structs.replace(Question() if spec is None else Question.of(spec), **said)
+        given = {field: value for field, value in typed.items() if value is not None}
+        return msgspec.structs.replace(Question() if spec is None else Question.of(spec), **given)
 
 
 def request(
@@ -80,15 +86,17 @@ def request(
     price: float | None = None,
     fits: Fits | None = None,
 ) -> Request:
-    """Return what the advisor is asked; what is wrong is refused here, before anything is computed.
+    """Return the request to the advisor; wrong options are refused before anything is computed.
 
-    ``site`` is where jobs run, if it names its GPU, at ``price`` dollars per GPU and hour on
-    demand. ``fits`` is only asked whether all weights of a small model could be trained.
+    ``site`` is where jobs run, if it names its GPU; ``price`` is its on-demand price in dollars per
+    GPU and hour. ``fits`` is called only to find out whether all weights of a small model fit.
     """
     return _Asking(wanted, spec, site, price, fits).request()
 
 
 class _Asking:
+    """One request in the making: given fields, reasons and assumptions are collected here."""
+
     def __init__(
         self,
         wanted: Wanted,
@@ -98,7 +106,8 @@ class _Asking:
         fits: Fits | None,
     ) -> None:
         if spec is not None and spec.run is not None:
-            raise InvalidInput("run", spec.run, "a job of the built-in trainer, to advise on")
+            allowed = "no value: recommend works for jobs of the built-in trainer only"
+            raise InvalidInput("run", spec.run, allowed)
         for field, number in (("top", wanted.top), ("seq", wanted.seq), ("batch", wanted.batch)):
             if number is not None and number < 1:
                 raise InvalidInput(field, number, "a whole number, one or more")
@@ -127,13 +136,13 @@ class _Asking:
             tuple(inventory), {**self.site_price, **parsed_prices(self.wanted.price)}
         )
         if usual:
-            self.assumptions.append("usual prices on demand; --price says what you pay")
+            self.assumptions.append("list prices on demand; set yours with --price")
         rows = self._rows()
         self.step = self.asked.step(max(inventory.values()), rows)
         tokens = self._tokens(rows)
         if self.wanted.deadline is not None and self.spec is None and tokens is None:
             raise InvalidInput(
-                "deadline", self.wanted.deadline, "also --tokens: how much is to be done by then"
+                "deadline", self.wanted.deadline, "--tokens as well: the amount of work until then"
             )
         counts = self._counts(inventory)
         method, reason = self.asked.chosen_method(place, self.facts, sites.values(), self.fits)
@@ -157,11 +166,13 @@ class _Asking:
         )
 
     def _set(self, field: str, value: Value, reason: str = GIVEN) -> None:
+        """Record a field that is the same for all configurations, and its reason."""
         self.given[field] = value
         if reason != GIVEN:
             self.reasons[field] = reason
 
     def _inventory(self) -> dict[str, int]:
+        """Return the GPUs to choose from, with the number of each."""
         if self.wanted.gpus is not None:
             return parsed_inventory(self.wanted.gpus)
         name, _, most = (None, 1, None) if self.spec is None else self.spec.gpus
@@ -170,33 +181,33 @@ class _Asking:
             return {site.gpu_model: min(most or site.max_gpus, site.max_gpus)}
         if name is not None:
             return {asked_gpu(name, "resources.accelerators"): most or USUAL_GPUS}
-        self.assumptions.append(f"up to {most or USUAL_GPUS} of any usual GPU; --gpus says yours")
+        self.assumptions.append(
+            f"up to {most or USUAL_GPUS} GPUs of any common kind; set yours with --gpus"
+        )
         values = default_space().values["gpu_model"]
         return {str(gpu): most or USUAL_GPUS for gpu in values}
 
     def _sites(self, inventory: dict[str, int]) -> dict[str, Site]:
-        """What is known of each GPU that computes as was asked; of the site's own, its settings."""
+        """Return the sites whose GPU can compute as asked; the home's own GPU keeps its
+        settings.
+        """
         software = self.wanted.software or trainer_software()
         sites = {gpu: Site(accelerator=gpu, software=software) for gpu in inventory}
         if self.site is not None and self.wanted.gpus is None and self.site.gpu_model in sites:
             sites[self.site.gpu_model] = msgspec.structs.replace(self.site, software=software)
-        if not self.asked.bf16 or self.asked.precision is not None:
-            return sites
-        able = {gpu: site for gpu, site in sites.items() if site.gpu is None or site.gpu.bf16}
-        if not able:
-            allowed = f"fp16: {' and '.join(sites)} cannot compute in bfloat16"
-            raise InvalidInput("training.bf16", True, allowed)
-        return able
+        return {site.gpu_model: site for site in self.asked.usable(list(sites.values()))}
 
     def _counts(self, inventory: dict[str, int]) -> list[int]:
-        """Numbers of GPUs to choose from."""
+        """Return the numbers of GPUs to choose from."""
         least = 1 if self.spec is None else self.spec.gpus[1]
         most = max(inventory.values())
         if least > most:
-            raise InvalidInput("resources.accelerators", least, f"at most {most}, all there are")
+            raise InvalidInput(
+                "resources.accelerators", least, f"at most {most}, the number of GPUs there are"
+            )
         counts = [count for count in gpu_counts(most) if count >= least] or [most]
         named = self.wanted.gpus is not None or (self.spec is not None and self.spec.gpus[0])
-        why = GIVEN if named else "what the site has"
+        why = GIVEN if named else "the GPUs of the site"
         if len(inventory) == 1:
             self._set("gpu_model", next(iter(inventory)), why)
         if len(counts) == 1:
@@ -206,15 +217,17 @@ class _Asking:
     def _points(
         self, method: str, sites: dict[str, Site], counts: list[int]
     ) -> list[Configuration]:
-        """All that the trainer can do, or what was asked for of another one."""
-        own = method in set(Method)
-        wish = self.wanted.sharding or (Sharding.DDP.value if own else ANY)
-        ways: tuple[str | None, ...] = (None if wish == Sharding.DDP else wish,)
-        if wish == ANY:
+        """Return all configurations that the trainer can run, or those of another trainer if one
+        was asked for.
+        """
+        own = method in set(TrainingMethod)
+        sharding = self.wanted.sharding or (Sharding.DDP.value if own else ANY)
+        ways: tuple[str | None, ...] = (None if sharding == Sharding.DDP else sharding,)
+        if sharding == ANY:
             ways = (Sharding.FSDP, Sharding.DDP)
         else:
             self.reasons["sharding"] = GIVEN if self.wanted.sharding else _OWN
-        said = self.asked.checkpointing
+        given = self.asked.checkpointing
         points = [
             self.asked.configuration(
                 method,
@@ -229,36 +242,36 @@ class _Asking:
             for site in sites.values()
             for count in counts
             for microbatch, accumulation in self.step.cuts(count)
-            for checkpointing in ((True, False) if said is None else (said,))
+            for checkpointing in ((True, False) if given is None else (given,))
             for way in (ways if count > 1 else ways[:1])
         ]
         if not points:
-            allowed = f"at least {counts[0]} microbatches: each GPU needs a share of a step"
+            allowed = f"at least {counts[0]} microbatches, one per GPU"
             raise InvalidInput("batch", self.step.batch, allowed)
         return points
 
     def _say(self, method: str, sites: dict[str, Site]) -> None:
-        """Why fields are what they are that are the same for all."""
+        """Record the reasons for fields that are the same for all configurations."""
         step = self.step
         if self.asked.checkpointing is not None:
             self._set("grad_checkpoint", self.asked.checkpointing)
-        if method != Method.FULL:
+        if method != TrainingMethod.FULL:
             self._set("lora_rank", *self.asked.rank())
             self._set("lora_targets", *self.asked.layers())
         kept = [self.asked.kept_in(method, site) for site in sites.values()]
         if len({precision for precision, _ in kept}) == len(kept) == 1 or kept[0][1] == GIVEN:
             self._set("precision", *kept[0])
         else:
-            self.reasons["precision"] = "bfloat16 where the GPU has it, else float16"
+            self.reasons["precision"] = "bfloat16 if the GPU supports it, else float16"
         self.reasons |= dict.fromkeys(("num_nodes", "interconnect"), _OWN)
         self.reasons["software"] = GIVEN if self.wanted.software else _OWN
         if step.exact and step.microbatch and step.batch % step.microbatch:
             allowed = f"a multiple of {step.microbatch}, the batch of one GPU"
             raise InvalidInput("batch", step.batch, allowed)
-        whole = f"{step.batch} sequences a step"
+        whole = f"{step.batch} sequences per step"
         if step.microbatch is None and step.accumulation is None and not step.exact:
-            self.assumptions.append(f"{whole}, as launch takes; --batch says how many")
-        self.reasons["grad_accum"] = "so that GPUs share a step of the optimiser"
+            self.assumptions.append(f"{whole}, as in launch; set it with --batch")
+        self.reasons["grad_accum"] = "the GPUs share the sequences of a step"
 
     def _deadline(self) -> float | None:
         if self.wanted.deadline is not None:
@@ -267,17 +280,19 @@ class _Asking:
         return None if self.spec is None else seconds_until(self.spec.deadline, 1.0)
 
     def _objective(self, deadline_s: float | None) -> Objective:
-        wish = self.wanted.objective
-        if wish is None:
+        name = self.wanted.objective
+        if name is None:
             return Objective.GPU_HOURS if deadline_s is None else Objective.DEADLINE
-        if wish not in set(Objective):
-            raise InvalidInput("objective", wish, f"one of {', '.join(Objective)}")
-        if wish == Objective.DEADLINE and deadline_s is None:
-            raise InvalidInput("deadline", None, "a time such as 6h, for the objective deadline")
-        return Objective(wish)
+        if name not in set(Objective):
+            raise InvalidInput("objective", name, f"one of {', '.join(Objective)}")
+        if name == Objective.DEADLINE and deadline_s is None:
+            raise InvalidInput(
+                "deadline", None, "a time such as 6h, because the objective is deadline"
+            )
+        return Objective(name)
 
     def _rows(self) -> int | None:
-        """Examples that are trained on, and how long they are, if the dataset is here."""
+        """Return the number of training examples if the dataset is on this machine."""
         self.tokens_per_row = 0.0
         place = None if self.spec is None else self.spec.dataset
         if self.spec is None or place is None or not is_path(place):
@@ -287,6 +302,7 @@ class _Asking:
         return dataset.rows - held_out_rows(self.spec, dataset.rows)
 
     def _tokens(self, rows: int | None) -> float | None:
+        """Return the tokens to train on in total; None if unknown."""
         if self.wanted.tokens is not None:
             return parsed_amount("tokens", self.wanted.tokens)
         if self.spec is None:
@@ -295,18 +311,19 @@ class _Asking:
         if training.max_steps is not None:
             microbatch = self.step.microbatches[0]
             batch = microbatch * self.step.accumulated(microbatch)
-            told = f"{training.max_steps:,} steps of {batch} sequences of {length:,} tokens"
-            self.assumptions.append(told)
+            self.assumptions.append(
+                f"{training.max_steps:,} steps of {batch} sequences of {length:,} tokens"
+            )
             return float(training.max_steps * batch * length)
         if rows is None:
             self.assumptions.append(
-                f"how much there is to do in {self.spec.dataset} is not known: --tokens"
+                f"the size of {self.spec.dataset} is unknown; set the work with --tokens"
             )
             return None
         epochs = training.num_train_epochs or USUAL.num_train_epochs
         usual = min(float(length), self.tokens_per_row)
         self.assumptions.append(
-            f"{epochs:g} passes over {rows:,} examples of about {usual:,.0f} tokens each,"
-            " by their characters"
+            f"{epochs:g} epochs of {rows:,} examples of about {usual:,.0f} tokens each,"
+            " estimated from their characters"
         )
         return float(max(1, math.ceil(rows * epochs)) * usual)

@@ -1,4 +1,4 @@
-"""The controller's process: one per home, started when there is something to do."""
+"""The controller process: one per home, started when there is a job to run."""
 
 from __future__ import annotations
 
@@ -26,9 +26,10 @@ START_S = 20.0
 
 @contextmanager
 def sole_controller(settings: Settings) -> Iterator[bool]:
-    """Whether this process is the home's controller; the kernel frees the place when it dies.
+    """Yield whether this process is the home's only controller. The kernel frees the lock when the
+    process dies.
 
-    A courtesy that saves work: what keeps two controllers apart is the journal.
+    The lock only saves work; the journal is what keeps two controllers apart.
     """
     settings.home.mkdir(parents=True, exist_ok=True, mode=0o700)
     with (settings.home / LOCK_FILE).open("a+") as file:
@@ -43,7 +44,7 @@ def sole_controller(settings: Settings) -> Iterator[bool]:
 
 
 def controller_pid(settings: Settings) -> int | None:
-    """The controller that runs, if one does."""
+    """Return the process id of the running controller; None if there is none."""
     path = settings.home / LOCK_FILE
     try:
         with path.open("r+") as file:
@@ -56,7 +57,7 @@ def controller_pid(settings: Settings) -> int | None:
 
 
 def start_controller(settings: Settings) -> int:
-    """The process id of a controller that runs, a new one if there was none."""
+    """Return the process id of the running controller; start one if there is none."""
     settings.home.mkdir(parents=True, exist_ok=True, mode=0o700)
     log = settings.home / LOG_FILE
     child = None
@@ -68,11 +69,11 @@ def start_controller(settings: Settings) -> int:
         if child is None or child.poll() is not None:
             child = _spawned(settings, log)
         time.sleep(0.05)
-    raise FleetError(f"the controller does not start; see {log}", retry=False)
+    raise FleetError(f"the controller did not start within {START_S:g} s; see {log}", retry=False)
 
 
 def stop_controller(settings: Settings) -> None:
-    """Ends the controller; what it was doing goes on with the next one."""
+    """Stop the controller; the next one continues its work."""
     pid = controller_pid(settings)
     if pid is None:
         return

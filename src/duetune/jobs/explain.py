@@ -1,5 +1,5 @@
-"""Why a job held what it held: what was seen, what was expected, what was decided, what else
-could have been, and what that would have cost.
+"""Why a job held the GPUs it held: what it saw and expected, what it decided, and what other
+policies would have decided and cost.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SHOWN_AHEAD = 6
 
 
 class Alternative(msgspec.Struct, frozen=True):
-    """What another policy would have held in the same place, and what that costs for the slot."""
+    """What another policy would have held in the same slot, and its cost for the slot."""
 
     policy: str
     allocation: Allocation
@@ -37,9 +37,12 @@ class Alternative(msgspec.Struct, frozen=True):
 
 
 class SlotExplained(msgspec.Struct, frozen=True):
-    """One decision. Prices are dollars per GPU and hour; ``expected`` are (price, available) of
-    the next slots. ``charge`` is what the decision costs if held for the whole slot. ``share`` of
-    the ``wish`` GPUs that it would have held alone are what the queue left it, for that reason.
+    """One decision. Prices are in dollars per GPU and hour.
+
+    - ``expected`` are (price, available) of the next slots.
+    - ``charge`` is what the decision costs if it is held for the whole slot.
+    - ``wish`` is how many GPUs the job would hold alone, ``share`` how many the queue left it, and
+      ``share_reason`` why.
     """
 
     slot: int
@@ -63,7 +66,7 @@ class SlotExplained(msgspec.Struct, frozen=True):
 
 
 class WholeRun(msgspec.Struct, frozen=True):
-    """A policy on the whole of the job's market, by simulation."""
+    """A policy simulated on the whole market that the job saw."""
 
     policy: str
     cost: float
@@ -73,6 +76,8 @@ class WholeRun(msgspec.Struct, frozen=True):
 
 
 class Explanation(msgspec.Struct, frozen=True):
+    """All explained slots of a job; ``cost`` is None while it runs."""
+
     job: str
     policy: str
     chosen: str
@@ -107,7 +112,9 @@ def explained(
     *,
     slot: int | None = None,
 ) -> Explanation:
-    """All decisions in short, or one slot in full with what others would have done there."""
+    """Return all decisions in short, or one ``slot`` in full with what other policies would have
+    done. ``duetune explain`` calls it.
+    """
     engine = Engine(job, policy_named)
     found: list[SlotExplained] = []
     seen: Observed | None = None
@@ -141,6 +148,7 @@ def explained(
 def _explained(
     engine: Engine, seen: Observed, decided: Decided, others: tuple[Alternative, ...]
 ) -> SlotExplained:
+    """Return one decision with what was observed before it."""
     state, market = engine.state, seen.market
     hours = state.submitted.slot_s / 3600
     ahead = zip(seen.forecast_price, seen.forecast_available, strict=True)
@@ -169,9 +177,10 @@ def _explained(
 def _others(
     engine: Engine, seen: Observed, policy_named: Callable[[str], Policy]
 ) -> tuple[Alternative, ...]:
+    """Return what other policies would have decided from the same view."""
     if engine.state.waits:
-        return ()  # whoever decides, there are no GPUs
-    # A policy's memo is its own: the others begin without one.
+        return ()  # no policy has GPUs to decide about
+    # A memo belongs to its own policy, so the others start without one.
     view = msgspec.structs.replace(engine.view(seen), memo=())
     rows = []
     for name in OTHERS:
@@ -184,6 +193,7 @@ def _others(
 
 
 def _charge(allocation: Allocation, seen: Observed) -> float:
+    """Return the dollars of an allocation for one slot at the observed prices."""
     market = seen.market
     return float(
         charge(allocation.spot, allocation.on_demand, market.spot_price, market.on_demand_price)
@@ -193,6 +203,7 @@ def _charge(allocation: Allocation, seen: Observed) -> float:
 def _whole_runs(
     story: Sequence[Recorded], policy_named: Callable[[str], Policy]
 ) -> tuple[WholeRun, ...]:
+    """Return the other policies simulated on the whole run."""
     deadline = job_lived(story).deadline
     runs: Sequence[Outcome] = alternatives(story, [policy_named(name) for name in OTHERS])
     return tuple(

@@ -1,4 +1,4 @@
-"""One configuration to ask about, as ``duetune fits`` is asked."""
+"""The one configuration that ``duetune fits`` asks about, made from its options."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class FitQuestion(msgspec.Struct, frozen=True, kw_only=True):
-    """What was typed; None is what was not. ``batch`` are the sequences of all GPUs at once."""
+    """The options as typed; None is what was not typed. ``batch`` counts all GPUs together."""
 
     model: str
     gpu: str
@@ -46,47 +46,50 @@ class FitQuestion(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def asked_configuration(
-    wish: FitQuestion, fits: Callable[[Configuration], bool]
+    question: FitQuestion, fits: Callable[[Configuration], bool]
 ) -> tuple[Configuration, tuple[str, ...]]:
-    """Return the configuration that is meant, and what was assumed: where nothing is said it is
-    what duetune's trainer would do, with the least memory. ``fits`` is only asked whether all
-    weights of a small model could be trained.
+    """Return the configuration that is meant, and what was assumed.
+
+    Options that were not typed are as duetune's trainer does it, with the least memory. ``fits`` is
+    called only to find out whether all weights of a small model fit.
     """
     for option in ("seq", "batch", "gpus", "rank"):
-        count = getattr(wish, option)
+        count = getattr(question, option)
         if count is not None and count < 1:
             raise InvalidInput(option, count, "a whole number, one or more")
-    if wish.targets not in {None, *LORA_TARGETS}:
-        raise InvalidInput("targets", wish.targets, " or ".join(LORA_TARGETS))
-    memory = field_value("memory_cap_gb", wish.memory_gb)
-    software = wish.software or trainer_software()
-    site = Site(accelerator=asked_gpu(wish.gpu), memory_gb=float(memory) or None, software=software)
-    asked = Question(
-        method=wish.method,
-        max_length=wish.seq,
-        precision=wish.precision,
-        lora_r=wish.rank,
-        lora_targets=wish.targets,
-        adapters=wish.rank is not None or wish.targets is not None,
+    if question.targets not in {None, *LORA_TARGETS}:
+        raise InvalidInput("targets", question.targets, " or ".join(LORA_TARGETS))
+    memory = field_value("memory_cap_gb", question.memory_gb)
+    software = question.software or trainer_software()
+    site = Site(
+        accelerator=asked_gpu(question.gpu), memory_gb=float(memory) or None, software=software
     )
-    model, facts = asked_model(wish.model), model_facts(wish.model)
+    asked = Question(
+        method=question.method,
+        max_length=question.seq,
+        precision=question.precision,
+        lora_r=question.rank,
+        lora_targets=question.targets,
+        adapters=question.rank is not None or question.targets is not None,
+    )
+    model, facts = asked_model(question.model), model_facts(question.model)
     method, _ = asked.chosen_method(model, facts, [site], fits)
     found = asked.configuration(
-        method, model, facts, site, gpus=wish.gpus, checkpointing=wish.checkpointing
+        method, model, facts, site, gpus=question.gpus, checkpointing=question.checkpointing
     )
     changes: dict[str, object] = {
-        "batch_size": wish.batch or wish.gpus,
-        "optimiser": wish.optimiser,
-        "attention": wish.attention,
+        "batch_size": question.batch or question.gpus,
+        "optimiser": question.optimiser,
+        "attention": question.attention,
         "lora_rank": asked.rank()[0],
         "lora_targets": asked.layers()[0],
-        **placement(wish.gpus, None if wish.sharding == "ddp" else wish.sharding),
+        **placement(question.gpus, None if question.sharding == "ddp" else question.sharding),
     }
     found = found.replace(**{field: field_value(field, each) for field, each in changes.items()})
-    told = []
-    if site.gpu is not None and not site.gpu.bf16 and wish.precision is None:
-        told.append(f"{found.precision}: a {site.accelerator} cannot compute in bfloat16")
-    other = (*foreign_fields(found), *((f"software {software}",) if wish.software else ()))
+    assumed = []
+    if site.gpu is not None and not site.gpu.bf16 and question.precision is None:
+        assumed.append(f"{found.precision}: a {site.accelerator} cannot compute in bfloat16")
+    other = (*foreign_fields(found), *((f"software {software}",) if question.software else ()))
     if other:
-        told.append(f"another trainer than duetune's: {', '.join(other)}")
-    return found, tuple(told)
+        assumed.append(f"a trainer other than duetune's: {', '.join(other)}")
+    return found, tuple(assumed)

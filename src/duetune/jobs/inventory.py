@@ -1,4 +1,4 @@
-"""Amounts, GPUs and prices as people type them."""
+"""Amounts, GPU inventories and prices as people type them in options."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _UNITS = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
 
 
 def parsed_amount(field: str, text: str) -> float:
-    """``2e8``, ``200M``, ``1.5B``."""
+    """Return the number in ``2e8``, ``200M`` or ``1.5B``; ``field`` names the option in errors."""
     found = _AMOUNT.fullmatch(text.strip().replace(",", "").replace("_", ""))
     number = float(found[1]) * _UNITS[found[2].casefold()] if found else 0.0
     if not 0 < number < 1e18:
@@ -24,7 +24,7 @@ def parsed_amount(field: str, text: str) -> float:
 
 
 def parsed_inventory(text: str) -> dict[str, int]:
-    """``A100-80GB:8,L40S:4``; without a number there are eight."""
+    """Return GPUs and counts of ``A100-80GB:8,L40S:4``; without a count there are eight."""
     found: dict[str, int] = {}
     for part in filter(None, (each.strip() for each in text.split(","))):
         name, _, count = part.partition(":")
@@ -37,7 +37,7 @@ def parsed_inventory(text: str) -> dict[str, int]:
 
 
 def parsed_prices(text: str | None) -> dict[str, float]:
-    """``A100-80GB=1.2,L40S=0.8``: dollars per GPU and hour."""
+    """Return the prices of ``A100-80GB=1.2,L40S=0.8`` in dollars per GPU and hour."""
     found: dict[str, float] = {}
     for part in filter(None, (each.strip() for each in (text or "").split(","))):
         name, _, amount = part.partition("=")
@@ -52,7 +52,7 @@ def parsed_prices(text: str | None) -> dict[str, float]:
 
 
 def gpu_counts(most: int) -> list[int]:
-    """Powers of two and all there are, in a node; whole nodes beyond."""
+    """Return the GPU counts to try up to ``most``: powers of two in a node, then whole nodes."""
     inside = min(most, NODE)
     counts = {2**power for power in range(inside.bit_length()) if 2**power <= inside} | {inside}
     nodes = 2

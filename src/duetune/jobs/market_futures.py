@@ -1,10 +1,10 @@
-"""The futures that a quote rests on, and the best that could be made of them."""
+"""The market futures that a quote rests on, the result of a policy on them, and their optimum."""
 
 from __future__ import annotations
 
 import math
 from statistics import mean
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 import numpy as np
@@ -12,8 +12,7 @@ import numpy as np
 from duetune.core.job import Reconfiguration
 from duetune.core.market import MarketTrace
 from duetune.core.physics import charge, job_physics, play
-from duetune.jobs.quote_document import Bound
-from duetune.jobs.quote_lines import line_of, unused_share
+from duetune.jobs.quote_document import Bound, LineRole, QuoteLine
 from duetune.jobs.terms import Terms
 from duetune.market.forecast.forecast_source import ForecastSource
 from duetune.market.forecast.simple import WEEK_HOURS
@@ -27,23 +26,88 @@ from duetune.simulate.tournament import run_tournament
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from numpy.typing import NDArray
+
     from duetune.core.fleet import MarketReport
     from duetune.core.job import Job
+    from duetune.core.ledger import Outcome
     from duetune.core.market import MarketWindow
     from duetune.core.ports import Policy
-    from duetune.jobs.quote_document import LineRole, QuoteLine
+    from duetune.jobs.quote_document import LineRole
     from duetune.policies.solve.optimum import Optimum
     from duetune.simulate.tournament import Tournament
 
+
+class Settled(NamedTuple):
+    """What a simulated run is billed. ``elapsed`` is in slots, infinite if the job never
+    finishes.
+    """
+
+    cost: float
+    elapsed: float
+
+
+def settled(job: Job, outcome: Outcome) -> Settled:
+    """Return a simulated run as it will be billed: GPUs are released when the work is done, not at
+    the end of the slot.
+    """
+    if outcome.finished is None:
+        return Settled(outcome.cost, math.inf)
+    last = outcome.entries[-1]
+    unused = unused_share(job, outcome.progress, last.allocation.total)
+    return Settled(outcome.cost - unused * last.charge, outcome.finished - unused)
+
+
+def unused_share(job: Job, progress: float, gpus: int) -> float:
+    """Return the share of the last slot in which the work was already done."""
+    return max(0.0, progress - job.work) / job.throughput[gpus]
+
+
+def line_of(terms: Terms, role: LineRole, outcomes: Sequence[Outcome]) -> QuoteLine:
+    """Return one line of a quote: the outcomes of one policy over all scenarios."""
+    runs = [settled(terms.job, outcome) for outcome in outcomes]
+    costs = np.array([run.cost for run in runs])
+    low, high = np.quantile(costs, [0.1, 0.9])
+    elapsed = np.array([run.elapsed for run in runs])
+    middle, late = (_quantile(elapsed, share) for share in (0.5, 0.9))
+    entries = [entry for outcome in outcomes for entry in outcome.entries]
+    spot = sum(entry.allocation.spot for entry in entries)
+    held = sum(entry.allocation.total for entry in entries)
+    return QuoteLine(
+        role=role,
+        policy=outcomes[0].policy,
+        cost=float(costs.mean()),
+        cost_low=float(low),
+        cost_high=float(high),
+        finish_slot=None if middle is None else math.ceil(middle),
+        finish_slot_late=None if late is None else math.ceil(late),
+        finish_at=None if middle is None else terms.moment(middle) + terms.late_s,
+        finish_late_at=None if late is None else terms.moment(late) + terms.late_s,
+        on_time=float(np.mean([outcome.on_time for outcome in outcomes])),
+        finished=float(np.isfinite(elapsed).mean()),
+        gpus=held / len(entries),
+        spot_share=spot / held if held else 0.0,
+        utility=float(np.mean([outcome.value for outcome in outcomes]) - costs.mean()),
+    )
+
+
+def _quantile(elapsed: NDArray[np.float64], share: float) -> float | None:
+    """Return a quantile that occurs in the data, so that "never" stays later than any slot; None
+    for never.
+    """
+    value = float(np.quantile(elapsed, share, method="inverted_cdf"))
+    return value if math.isfinite(value) else None
+
+
 LONGEST = 150
 STEPS = 500
-"""Slots to the hard deadline, and steps of the grid on which the optimum is found. On a longer job
-so coarse a grid would mislead, and a finer one would take longer than all the rest.
+"""The optimum is computed for jobs of at most LONGEST slots, on a grid of STEPS steps. On a longer
+job this grid would be too coarse, and a finer one too slow.
 """
 
 
 class Futures(msgspec.Struct, frozen=True, eq=False):
-    """The scenarios that a quote rests on: markets in which the present slot is ``start``."""
+    """The scenarios of a quote: markets in which the present slot has index ``start``."""
 
     terms: Terms
     markets: tuple[MarketTrace, ...]
@@ -52,12 +116,13 @@ class Futures(msgspec.Struct, frozen=True, eq=False):
     source: ForecastSource
 
     def play(self, policies: Sequence[Policy]) -> Tournament:
+        """Return the tournament of the policies on all scenarios."""
         cases = [Case(self.terms.job, place, self.start) for place in range(len(self.markets))]
         return run_tournament(policies, cases, self.markets, self.source)
 
     def line(self, role: LineRole, policy: Policy) -> QuoteLine:
-        """One policy on every scenario, slot by slot."""
-        # Who does not look at the spot market fares the same in all of them.
+        """Return the line of one policy, simulated slot by slot on every scenario."""
+        # A policy without spot has the same result in all scenarios.
         markets = self.markets[:1] if policy.name == OnDemandOnly().name else self.markets
         outcomes = [
             simulate(self.terms.job, market, policy, self.source, start=self.start)
@@ -74,7 +139,9 @@ def draw_futures(
     seed: int,
     source: ForecastSource,
 ) -> Futures:
-    """Scenarios to the hard deadline, each after the same last week, which policies have seen."""
+    """Return ``count`` scenarios up to the hard deadline. Each begins with the same last week of
+    history, which policies may see.
+    """
     hours = now.slot_s / 3600
     past = None if history is None else history.pool()
     drawn = scenarios(
@@ -94,7 +161,9 @@ def draw_futures(
 def _joined(
     past: MarketTrace | None, slots: int, future: MarketTrace, highest: float
 ) -> MarketTrace:
-    """The last slots of the past, then a future; spot above the highest price is not there."""
+    """Return the last ``slots`` of the past followed by a future. Spot above the highest price
+    counts as unavailable.
+    """
     price, available = future.spot_price[0], future.available[0]
     on_demand = future.on_demand_price[0]
     if past is not None and slots:
@@ -110,13 +179,13 @@ def _joined(
     )
 
 
-def hindsight(chances: Futures) -> Bound | None:
-    """The offline optimum where only the number of GPUs counts and there is no budget; None for a
-    job that is too long.
+def hindsight(futures: Futures) -> Bound | None:
+    """Return the offline optimum where only the number of GPUs counts and there is no budget; None
+    if the job is too long.
 
-    No change costs more work than in the job's own physics, so nothing can do better.
+    No change costs more work than in the job's own physics, so no policy can do better.
     """
-    job, start = chances.terms.job, chances.start
+    job, start = futures.terms.job, futures.start
     if job.hard_deadline > LONGEST:
         return None
     rule = job.reconfiguration
@@ -128,7 +197,7 @@ def hindsight(chances: Futures) -> Bound | None:
         budget=None,
     )
     costs, utilities = [], []
-    for market in chances.markets:
+    for market in futures.markets:
         window = market.window(start, job.hard_deadline)
         best = offline_optimum(freer, window, max_steps=STEPS)
         utilities.append(best.upper_bound)
@@ -137,7 +206,7 @@ def hindsight(chances: Futures) -> Bound | None:
 
 
 def _unused(job: Job, window: MarketWindow, best: Optimum) -> float:
-    """Dollars for the part of the last slot in which the work is already done."""
+    """Return the dollars for the part of the last slot in which the work is already done."""
     if best.finished is None:
         return 0.0
     spot = np.array([held.spot for held in best.plan], dtype=np.int64)

@@ -1,4 +1,4 @@
-"""How fast training really was: written down for the configurations to come, and read for them."""
+"""How fast jobs really trained: written as observations when a job ends, and read for new plans."""
 
 from __future__ import annotations
 
@@ -32,8 +32,11 @@ if TYPE_CHECKING:
 def record_observations(
     store: Store, site: SiteSettings, job: str, story: Sequence[Recorded]
 ) -> None:
-    """One observation for each number of GPUs the job was measured at, and one if it ran out of
-    memory. Own commands have none: what their steps are only they know. A job is recorded once.
+    """Store one observation per number of GPUs the job was measured at, and one if it ran out of
+    memory.
+
+    The controller calls it when a job is over; a job is recorded only once. Users' own commands
+    have no observations, because only they know what their steps are.
     """
     state = state_of(story, stream=job)
     try:
@@ -64,39 +67,39 @@ def record_observations(
 
 
 def measured_paces(observations: Iterable[Observation], spec: JobSpec) -> tuple[MeasuredPace, ...]:
-    """What jobs have shown of the spec's model."""
+    """Return the measured speeds of earlier jobs with the model of ``spec``."""
     if spec.model is None:
         return ()
     wanted = model_name(spec.model)
     paces = []
-    for each in observations:
-        told = each.configuration
+    for observation in observations:
+        run = observation.configuration
         if (
-            each.origin is not Origin.PRODUCTION
-            or not each.step_s
-            or model_name(told.model) != wanted
+            observation.origin is not Origin.PRODUCTION
+            or not observation.step_s
+            or model_name(run.model) != wanted
         ):
             continue
-        microbatch = max(1, told.batch_size // told.num_gpus)
-        rows = each.step_rows or told.batch_size * told.grad_accum
+        microbatch = max(1, run.batch_size // run.num_gpus)
+        rows = observation.step_rows or run.batch_size * run.grad_accum
         paces.append(
             MeasuredPace(
                 subject=spec.model,
-                accelerator=told.gpu_model,
-                gpus=told.num_gpus,
-                step_s=each.step_s * told.grad_accum,
-                method=told.method.value,
+                accelerator=run.gpu_model,
+                gpus=run.num_gpus,
+                step_s=observation.step_s * run.grad_accum,
+                method=run.method.value,
                 microbatch=microbatch,
                 accumulation=-(-rows // microbatch),
-                max_length=told.tokens_per_sample,
-                gradient_checkpointing=told.grad_checkpoint,
+                max_length=run.tokens_per_sample,
+                gradient_checkpointing=run.grad_checkpoint,
             )
         )
     return tuple(paces)
 
 
 def ran_out_of_memory(observations: Iterable[Observation]) -> tuple[Configuration, ...]:
-    """Return the configurations that jobs ran out of memory with."""
+    """Return the configurations with which jobs ran out of memory."""
     return tuple(
         each.configuration
         for each in observations
@@ -112,6 +115,7 @@ def _measured(
     steps_per_s: float,
     provenance: str,
 ) -> Observation:
+    """Return the observation of a job at one number of GPUs."""
     progress = state.progress
     counted = progress.tokens / progress.step if progress.step else 0.0
     configuration = _configuration(task, site, gpus)
@@ -131,7 +135,9 @@ def _measured(
 
 
 def _configuration(task: TrainingTask, site: SiteSettings, gpus: int) -> Configuration:
-    """An emulated GPU is told as such: its speed is made up."""
+    """Return the configuration of a task. An emulated GPU is recorded as such, because its speed is
+    made up.
+    """
     asked = Question(
         max_length=task.max_length,
         bf16=task.bf16,

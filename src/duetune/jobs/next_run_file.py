@@ -1,4 +1,4 @@
-"""The one run that would teach most, as a space that ``duetune profile`` reads."""
+"""The measurement that would teach most, as a space file that ``duetune profile`` reads."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ if TYPE_CHECKING:
 
 
 def probe_text(configuration: Configuration) -> str:
-    """Without the software: it is what is installed where it runs."""
+    """Return the space file of one configuration. The software is left out, because it is whatever
+    is installed where the profiler runs.
+    """
     values = msgspec.to_builtins(configuration)
     del values["software"]
     fields = {field: {"role": "given", "values": [value]} for field, value in values.items()}
-    document = {"description": "one run, to decide between candidates", "fields": fields}
+    document = {"description": "one run that helps to decide between candidates", "fields": fields}
     return yaml.safe_dump(document, sort_keys=False, default_flow_style=None)
 
 
 def write_probe(place: str, text: str) -> None:
-    """The file appears whole or not at all."""
-    target = output_file("probe", place)
-    write_whole(target, text, "probe")
+    """Write the file to ``place``, whole or not at all."""
+    write_whole(output_file("probe", place), text, "probe")

@@ -1,8 +1,8 @@
-"""What somebody says about how to train, and what the trainer does where it is left open.
+"""What a user says about how to train, and the trainer's default for everything left open.
 
-A job spec, the options of ``fits`` and those of ``recommend`` all become a ``Question``, so that a
-field that nobody names has the same value for each of them. Every method returns a value and the
-reason for it.
+A job spec, the options of ``fits`` and those of ``recommend`` all become a ``Question``, so a field
+that nobody names gets the same value in all of them. Most methods return a value and the reason for
+it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from duetune.errors import InvalidInput
-from duetune.jobs.spec.job_spec import Method as Asked
+from duetune.jobs.spec.job_spec import MethodChoice
 from duetune.jobs.trainer_facts import (
     ATTENTION,
     NO_RANK,
@@ -26,7 +26,7 @@ from duetune.knowledge.configurations.configuration import Configuration, Method
 from duetune.knowledge.facts.model_registry import model_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     from duetune.jobs.site import Site
     from duetune.jobs.spec.job_spec import JobSpec
@@ -36,12 +36,15 @@ USUAL_BATCH = 16
 LARGEST_USUAL_BATCH = 64
 SMALL_MODEL = 1e9
 USUAL_GPUS = 8
-"""A job that does not say how many GPUs it may have is taken to want at most so many."""
+"""Most GPUs of a job that does not say how many it may use."""
 
 
 class Step(msgspec.Struct, frozen=True):
-    """How one step of the optimiser may be cut: ``batch`` sequences on up to ``gpus`` GPUs.
-    ``microbatch`` and ``accumulation`` are those that were said; with ``exact``, ``batch`` was.
+    """How the examples of one optimiser step can be divided: ``batch`` examples on up to ``gpus``
+    GPUs.
+
+    ``microbatch`` and ``accumulation`` are the values that were given. ``exact`` says that
+    ``batch`` was given.
     """
 
     batch: int
@@ -52,7 +55,7 @@ class Step(msgspec.Struct, frozen=True):
 
     @property
     def microbatches(self) -> list[int]:
-        """Sequences of one GPU at once that may be tried, the most first."""
+        """The microbatch sizes of one GPU that may be tried, largest first."""
         if self.microbatch is not None:
             return [self.microbatch]
         if self.exact:
@@ -62,15 +65,15 @@ class Step(msgspec.Struct, frozen=True):
         return [2**power for power in range(size.bit_length() - 1, -1, -1)]
 
     def cuts(self, gpus: int) -> list[tuple[int, int]]:
-        """Return microbatches, with how many there are in a step, for exactly so many GPUs; where
-        they cannot share a step evenly, some of them wait in its last round.
+        """Return pairs of microbatch size and microbatches per step, for exactly ``gpus`` GPUs.
+        Where the GPUs cannot share a step evenly, some of them wait in its last round.
         """
         sizes = msgspec.structs.replace(self, gpus=gpus).microbatches
         found = [(size, count) for size in sizes if (count := self.accumulated(size)) >= gpus]
         return [cut for cut in found if cut[1] % gpus == 0] or found
 
     def accumulated(self, microbatch: int) -> int:
-        """Return the microbatches of a step over all GPUs."""
+        """Return the number of microbatches of a step over all GPUs."""
         if self.accumulation is not None:
             return self.accumulation
         least = -(-self.batch // microbatch)
@@ -80,9 +83,13 @@ class Step(msgspec.Struct, frozen=True):
 
 
 class Question(msgspec.Struct, frozen=True, kw_only=True):
-    """None is what was left open. ``batch`` are the sequences of a step, ``microbatch`` those of
-    one GPU at once, ``accumulation`` the microbatches of a step over all GPUs. ``precision`` is how
-    weights are kept; a job says only what is computed in. ``adapters``: something is said of them.
+    """What was said about training; None is what was left open.
+
+    - ``batch`` is the number of examples per step, ``microbatch`` per GPU and forward pass,
+      ``accumulation`` the microbatches of a step over all GPUs.
+    - ``precision`` is how weights are stored; a job spec only says what is computed in (``bf16``,
+      ``fp16``).
+    - ``adapters`` says that some LoRA setting was given.
     """
 
     method: str | None = None
@@ -104,7 +111,7 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
         training = spec.training
         names = ("lora_r", "lora_alpha", "lora_dropout", "lora_target_modules")
         return cls(
-            method=None if spec.method is Asked.AUTO else spec.method.value,
+            method=None if spec.method is MethodChoice.AUTO else spec.method.value,
             max_length=training.max_length,
             microbatch=training.per_device_train_batch_size,
             accumulation=training.gradient_accumulation_steps,
@@ -117,21 +124,23 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def length(self, model: ModelFacts | None) -> tuple[int, str]:
-        """Return the tokens of the longest example."""
+        """Return the tokens of the longest example, and why."""
         context = None if model is None else model.context
         if self.max_length is not None:
             return self.max_length, GIVEN
         if context is not None and context < USUAL.max_length:
-            return context, "all that the model can take"
-        return USUAL.max_length, "the usual length"
+            return context, "the model's context length"
+        return USUAL.max_length, "the default length"
 
     def rank(self) -> tuple[int, str]:
-        """Return the rank of adapters."""
-        return (USUAL.lora_r, "the usual rank") if self.lora_r is None else (self.lora_r, GIVEN)
+        """Return the LoRA rank, and why."""
+        return (USUAL.lora_r, "the default rank") if self.lora_r is None else (self.lora_r, GIVEN)
 
     def layers(self) -> tuple[str, str]:
-        """Return which layers are adapted."""
-        return adapted_layers(self.lora_targets), GIVEN if self.lora_targets else "the usual ones"
+        """Return which layers LoRA adapts, and why."""
+        return adapted_layers(
+            self.lora_targets
+        ), GIVEN if self.lora_targets else "the default layers"
 
     def chosen_method(
         self,
@@ -140,26 +149,50 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
         sites: Iterable[Site],
         fits: Callable[[Configuration], bool] | None,
     ) -> tuple[str, str]:
-        """Return what is trained. ``fits`` is asked only whether all weights of a small model could
-        be on one of the ``sites``; it is None where the memory of a GPU is not known.
+        """Return the training method, and why.
+
+        ``fits`` is called only to find out whether all weights of a small model fit on one of the
+        ``sites``. It is None if the memory of a GPU is unknown.
         """
         if self.method is not None:
             if self.method not in set(Method):
                 raise InvalidInput("method", self.method, f"one of {', '.join(Method)}")
             return self.method, GIVEN
         if self.adapters:
-            return Method.LORA.value, "the spec says how to adapt"
+            return Method.LORA.value, "the spec has LoRA settings"
         if facts is None or fits is None:
-            return Method.LORA.value, "adapters need the least memory, and it is not known"
+            return (
+                Method.LORA.value,
+                "adapters need the least memory, and the memory need is unknown",
+            )
         if facts.parameters >= SMALL_MODEL:
-            return Method.LORA.value, "adapters: the model has a billion parameters or more"
-        wholes = (self.configuration(Method.FULL, model, facts, site) for site in sites)
-        if not any(map(fits, wholes)):
-            return Method.LORA.value, "adapters: all weights would need more than the GPU's memory"
-        return Method.FULL.value, "the model is small: all weights are trained"
+            return (
+                Method.LORA.value,
+                "the model has a billion parameters or more, so adapters are trained",
+            )
+        full = (self.configuration(Method.FULL, model, facts, site) for site in sites)
+        if not any(map(fits, full)):
+            return Method.LORA.value, "training all weights needs more than the GPU's memory"
+        return (
+            Method.FULL.value,
+            "the model has fewer than a billion parameters, so all weights are trained",
+        )
+
+    def usable(self, sites: Sequence[Site]) -> list[Site]:
+        """Return the sites whose GPU can compute in the precision that was asked for; refuse the
+        question if there is none. ``plan`` and ``recommend`` call it before they choose.
+        """
+        if not self.bf16 or self.precision is not None:
+            return list(sites)
+        able = [site for site in sites if site.gpu is None or site.gpu.bf16]
+        if not able:
+            names = " and ".join(site.accelerator for site in sites)
+            allowed = f"false, or fp16: true instead, because {names} cannot compute in bfloat16"
+            raise InvalidInput("training.bf16", True, allowed)
+        return able
 
     def computed_in(self, site: Site) -> tuple[str, str]:
-        """Return bf16, fp16 or fp32."""
+        """Return the precision to compute in (bf16, fp16 or fp32), and why."""
         gpu, name = site.gpu, site.accelerator
         if self.bf16 or self.fp16:
             return "bf16" if self.bf16 else "fp16", GIVEN
@@ -168,7 +201,7 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
         if site.emulated_microbatch_s is not None:
             return "fp32", "the GPU is emulated"
         if gpu is None:
-            return "fp32", f"nothing is known of {name}"
+            return "fp32", f"no data sheet of {name}"
         if gpu.bf16 and self.bf16 is None:
             return "bf16", f"{name} computes in bfloat16"
         if self.fp16 is None:
@@ -176,7 +209,7 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
         return "fp32", GIVEN
 
     def kept_in(self, method: str, site: Site) -> tuple[str, str]:
-        """Return the precision that a configuration of the method has."""
+        """Return the precision in which the weights are stored, and why."""
         if self.precision is not None:
             if self.precision not in set(Precision):
                 raise InvalidInput("precision", self.precision, f"one of {', '.join(Precision)}")
@@ -196,7 +229,7 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
         accumulation: int = 1,
         checkpointing: bool = False,
     ) -> Configuration:
-        """Return the configuration that is asked about, of any method; ``accumulation`` counts the
+        """Return the configuration that is asked about, for any method. ``accumulation`` counts the
         microbatches of a step over all GPUs.
         """
         whole = method == Method.FULL
@@ -217,7 +250,7 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
         return one if gpus == 1 else on_gpus(one, gpus)
 
     def step(self, gpus: int, rows: int | None = None) -> Step:
-        """Return how a step on up to ``gpus`` GPUs may be cut, with ``rows`` training examples."""
+        """Return how a step on up to ``gpus`` GPUs can be divided, with ``rows`` examples."""
         if self.batch is not None:
             return Step(self.batch, gpus, self.microbatch, exact=True)
         usual = _power_up(max(USUAL_BATCH, gpus))

@@ -1,4 +1,7 @@
-"""The quote: the pool of policies played on many futures of the market, before anything runs."""
+"""The quote: every policy is simulated on many possible futures of the market before anything runs.
+
+The document that is shown is in ``quote_document``, the futures are in ``market_futures``.
+"""
 
 from __future__ import annotations
 
@@ -31,11 +34,11 @@ if TYPE_CHECKING:
 
 MOST_SLOTS, LEAST_SCENARIOS = 15_000, 20
 NEARLY = 1e-3
-"""Utilities that differ by less than this share of the value are taken for equal."""
+"""Utilities that differ by less than this share of the value count as equal."""
 
 
 class Quote(msgspec.Struct, frozen=True, eq=False):
-    """What every policy of the pool came to on the scenarios, and the one that was chosen.
+    """The result of every policy on the scenarios, and the chosen policy.
 
     ``utilities`` has one row per scenario and one column per policy of the pool.
     """
@@ -51,12 +54,12 @@ class Quote(msgspec.Struct, frozen=True, eq=False):
         return self.document.chosen.policy
 
     def with_policy(self, policy: Policy) -> Quote:
-        """The same quote for another policy, in the pool or not."""
+        """Return the same quote for another policy, which need not be in the pool."""
         if policy.name == self.policy:
             return self
         line = self.futures.line(LineRole.CHOSEN, policy)
-        others = tuple(other for other in self.document.lines if other.role is not LineRole.CHOSEN)
-        document = _with_lines(self.futures, self.document, (line, *others))
+        rest = tuple(row for row in self.document.lines if row.role is not LineRole.CHOSEN)
+        document = _with_lines(self.futures, self.document, (line, *rest))
         return msgspec.structs.replace(self, document=document)
 
 
@@ -70,26 +73,26 @@ def make_quote(
     seed: int = 0,
     source: ForecastSource = LAST_VALUE,
 ) -> Quote:
-    """Play every policy of the pool on so many futures of the market, and choose the best.
+    """Simulate every policy on ``scenarios`` futures of the market and choose the best.
 
-    ``market_history`` ends with the slot before ``now``. Of policies with nearly the same mean
-    utility the one that is most often on time is chosen. Where the terms leave only one policy,
-    that one is. A job of more than 150 slots or so is played on fewer scenarios, to be answered in
-    seconds. Refuses a budget that no plan could keep to.
+    ``market_history`` ends with the slot before ``now``. Among policies with nearly the same mean
+    utility the one that is most often on time is chosen. If the terms leave only one policy, that
+    one is chosen. Jobs of more than about 150 slots are simulated on fewer scenarios, so that the
+    answer takes seconds. Refuses a budget that no plan could keep.
     """
     if not policies:
         raise InvalidInput("policies", "none", "at least one policy")
     count = min(scenarios, max(LEAST_SCENARIOS, MOST_SLOTS // terms.job.hard_deadline))
-    chances = draw_futures(terms, market_history, now, count, seed, source)
-    bound = hindsight(chances)
-    _check_budget(terms, chances, bound)
-    played = chances.play(policies)
+    futures = draw_futures(terms, market_history, now, count, seed, source)
+    bound = hindsight(futures)
+    _check_budget(terms, futures, bound)
+    played = futures.play(policies)
     only: dict[str, Policy] = {ON_DEMAND: OnDemandOnly(), SPOT_ONLY: SpotOnly()}
     chosen = policies[_best(terms, played)] if terms.policy is None else only[terms.policy]
     lines = (
-        chances.line(LineRole.CHOSEN, chosen),
-        chances.line(LineRole.ON_DEMAND_ONLY, OnDemandOnly()),
-        chances.line(LineRole.SPOT_ONLY, SpotOnly()),
+        futures.line(LineRole.CHOSEN, chosen),
+        futures.line(LineRole.ON_DEMAND_ONLY, OnDemandOnly()),
+        futures.line(LineRole.SPOT_ONLY, SpotOnly()),
     )
     job = terms.job
     document = QuoteDocument(
@@ -104,19 +107,20 @@ def make_quote(
         hard_deadline_slot=job.hard_deadline,
         hard_deadline_at=terms.moment(job.hard_deadline),
         scenarios=count,
-        history_slots=chances.history_slots,
-        outlook=outlook_at(chances.markets[0], chances.start),
+        history_slots=futures.history_slots,
+        outlook=outlook_at(futures.markets[0], futures.start),
         bound=bound,
     )
     return Quote(
-        futures=chances,
+        futures=futures,
         pool=played.policies,
         utilities=played.utility,
-        document=_with_lines(chances, document, lines),
+        document=_with_lines(futures, document, lines),
     )
 
 
 def _best(terms: Terms, played: Tournament) -> int:
+    """Return the index of the best policy in the pool."""
     means, on_time = played.utility.mean(axis=0), played.on_time.mean(axis=0)
     best = float(means.max())
     nearly = best - NEARLY * max(terms.job.value, abs(best))
@@ -124,56 +128,59 @@ def _best(terms: Terms, played: Tournament) -> int:
     return int(max(eligible, key=lambda place: (on_time[place], means[place])))
 
 
-def _check_budget(terms: Terms, chances: Futures, bound: Bound | None) -> None:
-    """No plan is cheaper than all the work at the best number of GPUs and the lowest price."""
+def _check_budget(terms: Terms, futures: Futures, bound: Bound | None) -> None:
+    """Refuse a budget below the cheapest possible plan: all work at the most efficient number of
+    GPUs and the lowest price.
+    """
     job = terms.job
     if job.budget is None:
         return
-    lowest = min(float(market.on_demand_price.min()) for market in chances.markets)
+    lowest = min(float(market.on_demand_price.min()) for market in futures.markets)
     if terms.policy != ON_DEMAND:
-        lowest = min(lowest, *(float(market.spot_price.min()) for market in chances.markets))
+        lowest = min(lowest, *(float(market.spot_price.min()) for market in futures.markets))
     gpu_slots = min(
         gpus * job.work / job.throughput[gpus] for gpus in range(job.min_gpus, job.max_gpus + 1)
     )
     least = gpu_slots * lowest
     if job.budget < least:
-        likely = "" if bound is None else f"; about ${bound.cost:.2f} is likely to be needed"
+        likely = "" if bound is None else f"; about ${bound.cost:.2f} is needed"
         raise InvalidInput(
             "budget",
             job.budget,
-            f"at least ${math.ceil(100 * least) / 100:.2f}, the work at the lowest price "
+            f"at least ${math.ceil(100 * least) / 100:.2f}, the cost at the lowest price "
             f"seen{likely}",
         )
 
 
 def _with_lines(
-    chances: Futures, document: QuoteDocument, lines: tuple[QuoteLine, ...]
+    futures: Futures, document: QuoteDocument, lines: tuple[QuoteLine, ...]
 ) -> QuoteDocument:
-    """Whatever follows from the lines, anew."""
+    """Return the document with other lines, and everything that follows from them."""
     chosen = next(line for line in lines if line.role is LineRole.CHOSEN)
     on_demand = next(line for line in lines if line.role is LineRole.ON_DEMAND_ONLY)
     return msgspec.structs.replace(
         document,
         lines=lines,
         saving=1 - chosen.cost / on_demand.cost if on_demand.cost > 0 else 0.0,
-        notes=_notes(chances, chosen),
+        notes=_notes(futures, chosen),
     )
 
 
-def _notes(chances: Futures, chosen: QuoteLine) -> tuple[str, ...]:
-    job, notes = chances.terms.job, [*chances.terms.notes]
-    hours = chances.history_slots * chances.terms.slot_s / 3600
+def _notes(futures: Futures, chosen: QuoteLine) -> tuple[str, ...]:
+    """Return remarks for the reader of the quote."""
+    job, notes = futures.terms.job, [*futures.terms.notes]
+    hours = futures.history_slots * futures.terms.slot_s / 3600
     if hours < ENOUGH_HOURS:
         notes.append(
-            f"only {hours:g} hours of the market's past are known: the forecast is a wide one"
+            f"only {hours:g} hours of market history are known, so the forecast is uncertain"
         )
-    if chances.terms.policy_reason:
-        notes.append(f"the policy is {chosen.policy}, since {chances.terms.policy_reason}")
+    if futures.terms.policy_reason:
+        notes.append(f"the policy is {chosen.policy}, because {futures.terms.policy_reason}")
     if chosen.finished < 1:
         why = "the budget or the hard deadline" if job.budget is not None else "the hard deadline"
-        notes.append(f"in {1 - chosen.finished:.0%} of the scenarios {why} ends it unfinished")
+        notes.append(f"in {1 - chosen.finished:.0%} of the scenarios {why} ends the job unfinished")
     if chosen.on_time < 0.9:
-        notes.append(f"on time in {chosen.on_time:.0%} of the scenarios only")
+        notes.append(f"on time in only {chosen.on_time:.0%} of the scenarios")
     if chosen.utility < 0:
-        notes.append("it costs more than finishing it is worth")
+        notes.append("the job costs more than finishing it is worth")
     return tuple(notes)

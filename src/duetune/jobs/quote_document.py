@@ -1,4 +1,4 @@
-"""A quote as it is shown and sent: plain numbers and words."""
+"""A quote as it is shown and sent as JSON: plain numbers and words. ``quote`` computes it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from duetune.core.decision import Outlook
 
 
 class LineRole(StrEnum):
-    """What a line of a quote is about: our choice, and what one would do without us."""
+    """What a line of a quote is about: the chosen policy, or one of two simple alternatives."""
 
     CHOSEN = "chosen"
     ON_DEMAND_ONLY = "on_demand_only"
@@ -18,13 +18,15 @@ class LineRole(StrEnum):
 
 
 class QuoteLine(msgspec.Struct, frozen=True, kw_only=True):
-    """One way to run the job, over all scenarios.
+    """One policy over all scenarios.
 
-    ``cost`` is the mean, ``cost_low`` to ``cost_high`` what 80% of the scenarios lie between; GPUs
-    are paid until the work is done. ``finish_slot`` is the median and ``finish_slot_late`` what it
-    is not later than in 90%, beside their moments (market seconds since the epoch); None where the
-    job is not finished by then.
-    ``on_time`` and ``finished`` are probabilities; ``gpus`` the mean number while it runs.
+    - ``cost`` is the mean in dollars; 80% of the scenarios lie between ``cost_low`` and
+      ``cost_high``. GPUs are paid until the work is done.
+    - ``finish_slot`` is the median and ``finish_slot_late`` the 90% quantile; ``finish_at`` and
+      ``finish_late_at`` are their moments in market seconds since 1970. None if the job is not
+      finished.
+    - ``on_time`` and ``finished`` are probabilities; ``gpus`` is the mean number while the job
+      runs.
     """
 
     role: LineRole
@@ -44,9 +46,10 @@ class QuoteLine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Bound(msgspec.Struct, frozen=True, kw_only=True):
-    """Had the market been known: what the best plan would cost, and the utility that no policy
-    exceeds as long as whole slots are paid (as in the utilities of the pool); means over the
-    scenarios. Swaps of spot and on-demand are free here and a budget does not bind.
+    """The best plan if the market were known in advance; means over the scenarios.
+
+    No policy exceeds ``utility`` as long as whole slots are paid, as in the utilities of the pool.
+    Swaps between spot and on-demand are free here, and the budget is ignored.
     """
 
     cost: float
@@ -54,12 +57,12 @@ class Bound(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class QuoteDocument(msgspec.Struct, frozen=True, kw_only=True):
-    """What a job will cost and when it will be done, as far as that can be known before.
+    """What a job is expected to cost and when it is expected to finish.
 
-    ``saving`` is the share of the cost on demand only that the chosen policy saves. ``outlook`` is
-    what the policies were told to be typical. ``history_slots`` is how much of the market's past
-    the scenarios rest on. ``bound`` is None for long jobs. ``notes`` is what the reader should know
-    besides.
+    - ``saving`` is the share of the on-demand-only cost that the chosen policy saves.
+    - ``outlook`` is the typical market that the policies were given.
+    - ``history_slots`` is how much market history the scenarios rest on.
+    - ``bound`` is None for long jobs. ``notes`` are remarks for the reader.
     """
 
     at: float
@@ -82,7 +85,9 @@ class QuoteDocument(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def chosen(self) -> QuoteLine:
+        """The line of the chosen policy."""
         return self.line(LineRole.CHOSEN)
 
     def line(self, role: LineRole) -> QuoteLine:
+        """Return the line with this role."""
         return next(line for line in self.lines if line.role == role)

@@ -1,4 +1,8 @@
-"""How to train: method, precision, batch and length that fit and are fast, each with a reason."""
+"""The recipe of one job: method, precision, microbatch, checkpointing and length.
+
+``choose_recipe`` takes the fastest recipe that fits in GPU memory and gives a reason for each
+choice. ``Prospects`` asks configuration knowledge whether a recipe fits and how fast it is.
+"""
 
 from __future__ import annotations
 
@@ -9,27 +13,109 @@ import numpy as np
 
 from duetune.errors import InvalidInput
 from duetune.jobs.question import Question
-from duetune.jobs.recipe_estimates import known
+from duetune.jobs.site import Site
+from duetune.jobs.trainer_facts import TrainerKnowledge, trainer_software
 from duetune.knowledge.advice import GIVEN
-from duetune.knowledge.configurations.configuration import Method
+from duetune.knowledge.configurations.configuration import Configurations, Method
 from duetune.knowledge.estimate import FITS
+from duetune.knowledge.facts.model_facts import model_facts
+from duetune.knowledge.ranking import rank
+from duetune.knowledge.sources.analytic import AnalyticSource
+from duetune.knowledge.sources.knowledge_source import Limits, Objective
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
-    from duetune.jobs.recipe_estimates import Prospects
-    from duetune.jobs.site import Site
     from duetune.jobs.spec.job_spec import JobSpec
     from duetune.knowledge.configurations.configuration import Configuration
-    from duetune.knowledge.estimate import Estimate
+    from duetune.knowledge.estimate import Estimate, Estimates, Interval
     from duetune.knowledge.facts.model_facts import ModelFacts
+
+
+FILL = 0.5
+"""Mean length of examples as a share of the longest allowed, if their length is unknown."""
+
+NEARLY = 0.02
+"""Paces that differ by less than this share count as equal; the least memory then decides."""
+
+_SIZES = 300
+_SMALLEST = 1e7
+
+
+class Prospects:
+    """Asks ``source`` about configurations of one GPU: every GPU of duetune's trainer holds the
+    whole model. ``tokens_per_row`` is the mean length of an example, if known.
+    """
+
+    def __init__(self, source: TrainerKnowledge, tokens_per_row: float | None = None) -> None:
+        self.source = source
+        self.tokens_per_row = tokens_per_row
+
+    def usual_length(self, one: Configuration) -> int:
+        """Return the expected tokens of an example, at most what the configuration allows."""
+        longest = one.tokens_per_sample
+        return round(min(self.tokens_per_row or 0.0, longest)) or max(1, round(FILL * longest))
+
+    def of(self, tried: Sequence[Configuration]) -> Estimates:
+        """Return estimates for the configurations: whether their longest examples fit, and the pace
+        of one GPU with examples of the usual length.
+        """
+        usual = [each.replace(tokens_per_sample=self.usual_length(each)) for each in tried]
+        asked = self.source.query(Configurations.of([*tried, *usual]))
+        count = len(tried)
+        found, pace = asked.take(np.arange(count)), asked.take(np.arange(count, 2 * count))
+        for name in ("tokens_per_s", "support", "extrapolated"):
+            setattr(found, name, getattr(pace, name))
+        return found
+
+    def one(self, configuration: Configuration) -> Estimate:
+        """Return the estimate for one configuration."""
+        return self.of([configuration])[0]
+
+    def fits(self, configuration: Configuration) -> bool:
+        """Return whether a configuration is likely enough to fit."""
+        return self.one(configuration).p_valid >= FITS
+
+    def fastest(self, tried: Sequence[Configuration], estimates: Estimates) -> int | None:
+        """Return the index of the fastest configuration; among nearly equal ones that with the
+        least memory. None if no pace is known.
+        """
+        limits = Limits(min_p_valid=0.0, top=len(tried))
+        ranking = rank(Configurations.of(tried), estimates, Objective.FASTEST, limits)
+        if not ranking.candidates:
+            return None
+        enough = (1 - NEARLY) * ranking.candidates[0].score
+        best = min(
+            (each for each in ranking.candidates if each.score >= enough),
+            key=lambda each: np.nan_to_num(each.estimate.memory_gb.middle, nan=math.inf),
+        )
+        return tried.index(best.configuration)
+
+    def memory_terms(self, one: Configuration) -> dict[str, float]:
+        """Return gigabytes by purpose; not all of them are needed at the same time."""
+        return {term.name: term.value for term in self.source.explain(one).memory}
+
+    def largest_model(self, one: Configuration, parameters: int) -> float:
+        """Return about how many parameters would fit, up to ``parameters``, for a model of the
+        usual shape; 0.0 if none do.
+        """
+        sizes = np.geomspace(_SMALLEST, max(parameters, 2 * _SMALLEST), _SIZES)
+        asked = [one.replace(model=f"model-{size / 1e9:.3f}b") for size in sizes.tolist()]
+        fitting = sizes[self.source.query(Configurations.of(asked)).p_valid >= FITS]
+        return float(fitting.max()) if len(fitting) else 0.0
+
+
+def known(interval: Interval) -> bool:
+    """Return whether an interval has a known middle."""
+    return math.isfinite(interval.middle)
+
 
 SHORTEST = 128
 
 
 class Chosen(NamedTuple):
-    """How to train, as one GPU does it with all microbatches of a step; what is known of that, and
-    why each field is what it is.
+    """A recipe as one GPU runs it with all microbatches of a step, the estimate for it, and the
+    reason for each field.
     """
 
     one: Configuration
@@ -45,14 +131,28 @@ def choose_recipe(
     rows: int | None,
     prospects: Prospects,
 ) -> Chosen:
-    """For a group of up to ``gpus`` GPUs and ``rows`` training examples, if they are known.
+    """Return the recipe for up to ``gpus`` GPUs and ``rows`` training examples (None: unknown).
 
-    A model of which nothing is known is taken to fit.
+    ``configure`` and exports call it. A model of unknown size is assumed to fit. Refuses a job that
+    fits in no way, and says which field to change.
     """
     return _Choice(spec, site, model, gpus, rows, prospects).made()
 
 
+def recipe_by_data_sheet(spec: JobSpec, accelerator: str, gpus: int) -> Configuration:
+    """Return the recipe for ``gpus`` GPUs of one kind, from data sheets and physics alone.
+
+    Exports call it: they know no fleet, no dataset and no measured runs.
+    """
+    site = Site(accelerator=accelerator, max_gpus=gpus, software=trainer_software())
+    prospects = Prospects(TrainerKnowledge(AnalyticSource(), site.software))
+    model = None if spec.model is None else model_facts(spec.model)
+    return choose_recipe(spec, site, model, gpus, None, prospects).one
+
+
 class _Choice:
+    """One choice of a recipe; ``reasons`` fills up while it is made."""
+
     def __init__(
         self,
         spec: JobSpec,
@@ -71,6 +171,7 @@ class _Choice:
 
     def made(self) -> Chosen:
         asked, reasons, name = self.asked, self.reasons, self.spec.model or ""
+        asked.usable([self.site])
         _, reasons["precision"] = asked.computed_in(self.site)
         _, reasons["max_length"] = asked.length(self.model)
         fits = self.prospects.fits if self.limited else None
@@ -85,7 +186,7 @@ class _Choice:
         return self.asked.configuration(method, self.spec.model or "", self.model, self.site)
 
     def _best(self, first: Configuration) -> tuple[Configuration, Estimate]:
-        """The fastest that fits; cutting examples is the last resort."""
+        """Return the fastest configuration that fits; shorter examples are the last resort."""
         lengths = [first.tokens_per_sample]
         while self.asked.max_length is None and lengths[-1] // 2 >= SHORTEST:
             lengths.append(lengths[-1] // 2)
@@ -102,8 +203,8 @@ class _Choice:
         raise self._refusal(first)
 
     def _candidates(self, first: Configuration) -> list[Configuration]:
-        """In the order of preference where nothing is known of their paces: recomputing is dearer
-        than a small microbatch.
+        """Return configurations to try, best first where their paces are unknown: a smaller
+        microbatch costs less than recomputing activations.
         """
         given = self.asked.checkpointing
         return [
@@ -120,24 +221,26 @@ class _Choice:
     ) -> None:
         reasons, asked = self.reasons, self.asked
         if one.tokens_per_sample < first.tokens_per_sample:
-            reasons["max_length"] = "the longest that fits in the GPU's memory"
-        sizes = {each.batch_size for each in fitting if each.grad_checkpoint == one.grad_checkpoint}
+            reasons["max_length"] = "the longest that fits in GPU memory"
+        sizes = {
+            tried.batch_size for tried in fitting if tried.grad_checkpoint == one.grad_checkpoint
+        }
         if asked.microbatch is not None:
             reasons["microbatch"] = GIVEN
         elif one.batch_size < max(sizes):
             reasons["microbatch"] = "the fastest of those that fit"
         elif one.batch_size < self.step.microbatches[0]:
-            reasons["microbatch"] = "the most that fits in the GPU's memory"
+            reasons["microbatch"] = "the largest that fits in GPU memory"
         else:
-            reasons["microbatch"] = "so many that every GPU has its share of a step"
+            reasons["microbatch"] = "every GPU gets a share of a step"
         if asked.checkpointing is not None:
             reasons["gradient_checkpointing"] = GIVEN
         elif not one.grad_checkpoint:
-            reasons["gradient_checkpointing"] = "the GPU's memory is large enough without"
+            reasons["gradient_checkpointing"] = "not needed: GPU memory is large enough"
         elif all(each.grad_checkpoint for each in fitting):
-            reasons["gradient_checkpointing"] = "without it the GPU's memory is too small"
+            reasons["gradient_checkpointing"] = "needed: GPU memory is too small without it"
         else:
-            reasons["gradient_checkpointing"] = "faster: there is room for a larger microbatch"
+            reasons["gradient_checkpointing"] = "faster: it makes room for a larger microbatch"
 
     def _with(self, one: Configuration, **changes: object) -> Configuration:
         changed = one.replace(**changes)
@@ -149,12 +252,12 @@ class _Choice:
         elif self.asked.microbatch is None:
             self.reasons["accumulation"] = f"for {self.step.batch} examples per step"
         else:
-            self.reasons["accumulation"] = "so many that every GPU has its share of a step"
+            self.reasons["accumulation"] = "every GPU gets a share of a step"
 
     def _refusal(self, first: Configuration) -> InvalidInput:
-        """The field that could be changed so that it fits, and to what."""
+        """Return the error that names the field to change so that the job fits, and its limit."""
         model, memory = self.model, self.site.memory
-        assert model is not None  # else everything fits
+        assert model is not None  # an unknown model is never refused
         assert memory is not None
         where = f"in the {memory:g} GB of {self.site.accelerator}"
         given = self.step.microbatches[-1]
@@ -200,14 +303,14 @@ class _Choice:
             return "ran out of memory in an earlier job"
         estimate = self.prospects.one(one)
         if not known(estimate.memory_gb):
-            return f"fit with a probability of {estimate.p_valid:.0%} only"
+            return f"fit with a probability of only {estimate.p_valid:.0%}"
         likely = f"need {estimate.memory_gb.middle:.1f} GB"
         high = estimate.memory_gb.high
-        return f"{likely}, {high:.1f} GB at the worst" if math.isfinite(high) else likely
+        return f"{likely}, up to {high:.1f} GB" if math.isfinite(high) else likely
 
 
 def _largest(below: int, fits: Callable[[int], bool]) -> int:
-    """The largest number below that fits, 0 if none does."""
+    """Return the largest number below ``below`` that fits; 0 if none does."""
     low, high = 0, below
     while high - low > 1:
         middle = (low + high) // 2

@@ -1,4 +1,4 @@
-"""What a fleet sells, and what it is like to train there."""
+"""What GPUs a fleet has, and what it costs in time to train there."""
 
 from __future__ import annotations
 
@@ -18,15 +18,16 @@ CPU = "CPU"
 
 
 class Site(msgspec.Struct, frozen=True, kw_only=True):
-    """Where jobs run. All GPUs are alike, one to a node. Times here are wall seconds.
+    """Where jobs run. All GPUs are the same, one per node. Times are wall seconds.
 
-    ``speed`` is market seconds per wall second. A change of the group costs all of it ``grow_s``,
-    ``shrink_s`` or, after a loss, ``preempted_s``; the first start of a job takes ``startup_s``.
-    ``emulated_microbatch_s``: every microbatch takes so long, whatever runs it.
-    ``memory_gb`` overrides the data sheet; what neither knows is not checked.
-    ``network_gb_s``: gigabytes per second between two nodes. ``software`` is what trains there, in
-    the words of the configurations that were measured with it. ``limit`` is the setting that keeps
-    ``max_gpus`` below what the fleet has, if one does.
+    - ``speed`` is market seconds per wall second.
+    - ``grow_s``, ``shrink_s`` and ``preempted_s`` are what a change of the group costs all its
+      GPUs; ``startup_s`` is the first start of a job.
+    - ``emulated_microbatch_s`` makes every microbatch take this long, on any hardware.
+    - ``memory_gb`` overrides the data sheet. Memory that is unknown is not checked.
+    - ``network_gb_s`` is gigabytes per second between two nodes.
+    - ``software`` is what trains there, as written in measured configurations.
+    - ``limit`` names the setting that keeps ``max_gpus`` below what the fleet has, if any.
     """
 
     accelerator: str = CPU
@@ -44,7 +45,7 @@ class Site(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, settings: SiteSettings, software: str = "") -> Site:
-        """As it is set up."""
+        """Return the site that the settings describe."""
         return cls(
             accelerator=settings.accelerator or CPU,
             memory_gb=settings.memory_gb,
@@ -71,41 +72,42 @@ class Site(msgspec.Struct, frozen=True, kw_only=True):
                 raise InvalidInput(f"site.{field}", seconds, "seconds, zero or more")
 
     def within(self, gpus: int, limit: str) -> Site:
-        """With no more than ``gpus``, since the setting ``limit`` says so."""
+        """Return the site with at most ``gpus`` GPUs, because the setting ``limit`` says so."""
         if gpus >= self.max_gpus:
             return self
         return msgspec.structs.replace(self, max_gpus=gpus, limit=limit)
 
     @property
     def gpu(self) -> Gpu | None:
+        """The data sheet of the GPU; None if there is none."""
         return gpu_named(self.accelerator)
 
     @property
     def gpu_model(self) -> str:
-        """The name that knowledge has for the GPU; its own if it has none."""
+        """The name of the GPU in configuration knowledge; its own name if it has none there."""
         return gpu_name(self.accelerator) or self.accelerator
 
     @property
     def measurable(self) -> bool:
-        """Whether what was measured elsewhere says anything of the pace here."""
+        """Whether measurements from elsewhere say anything about the speed here."""
         return self.gpu is not None and self.emulated_microbatch_s is None
 
     @property
     def memory(self) -> float | None:
-        """Gigabytes of one GPU, if they are known."""
+        """Gigabytes of one GPU; None if unknown."""
         if self.memory_gb is not None:
             return self.memory_gb
         return None if self.gpu is None else self.gpu.memory_gb
 
     @property
     def memory_cap_gb(self) -> float:
-        """Where less of a GPU may be used than it has, or its name says nothing of it; else 0."""
+        """The memory limit in GB, if it is below the data sheet or there is none; else 0."""
         gpu = self.gpu
         if self.memory_gb is None or (gpu is not None and self.memory_gb >= gpu.memory_gb):
             return 0.0
         return self.memory_gb
 
     def sells(self, name: str) -> bool:
-        """Whether a wish for ``name`` is met: ``A100`` is by an A100-80GB, too."""
-        wish, have = name.casefold(), self.accelerator.casefold()
-        return have == wish or have.startswith(f"{wish}-")
+        """Return whether the site has the GPU ``name``; an A100-80GB also counts as an A100."""
+        asked, here = name.casefold(), self.accelerator.casefold()
+        return here == asked or here.startswith(f"{asked}-")

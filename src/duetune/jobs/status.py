@@ -1,4 +1,6 @@
-"""A job as it is at this moment: the journal's word, and the fleet's and the workers' newer one."""
+"""The status of a job at this moment: the journal's state, with newer facts from fleet and
+workers.
+"""
 
 from __future__ import annotations
 
@@ -23,19 +25,21 @@ if TYPE_CHECKING:
 
 
 class MarketNow(msgspec.Struct, frozen=True):
-    """Dollars per GPU and hour."""
+    """The market now; prices in dollars per GPU and hour."""
 
     spot_price: float
     available: int
     on_demand_price: float
 
 
-class Look(msgspec.Struct, frozen=True):
-    """``now`` and all moments are of the fleet's clock; None: no fleet is running to ask.
+class JobStatus(msgspec.Struct, frozen=True):
+    """The status of one job. ``now`` and all moments are of the fleet's clock; None if no fleet is
+    running.
 
-    ``projected_finish`` is when the job is done if it keeps what it has. ``slot`` of
-    ``deadline_slot`` is the present one. ``share_reason`` says why the job may hold no more, as it
-    was in ``share_slot``; ``holders`` are the GPUs that other jobs have now.
+    - ``projected_finish`` is when the job finishes if it keeps the GPUs it has.
+    - ``slot`` is the present slot and ``deadline_slot`` the last one that is on time.
+    - ``share_reason`` says why the queue gives the job no more GPUs, as of ``share_slot``;
+      ``holders`` are the GPUs that other jobs hold now.
     """
 
     job: JobRow
@@ -73,21 +77,21 @@ class Look(msgspec.Struct, frozen=True):
         )
 
 
-def look_at(
+def job_status(
     job: JobRow,
     settings: Settings,
     store: Store,
     fleet: Connected | None,
     *,
     controller: int | None = None,
-) -> Look:
+) -> JobStatus:
+    """Return the status of a job; ``duetune status`` and ``launch`` call it again and again."""
     state = state_of(store.journal.read(job.id), stream=job.id)
     progress = state.progress
     nodes = tuple(state.nodes.values())
     now = market = None
     if not job.status.final:
-        told = read_progress(settings.folder(job.id) / PROGRESS)
-        progress = told or progress
+        progress = read_progress(settings.folder(job.id) / PROGRESS) or progress
         try:
             if fleet is not None:
                 nodes = fleet.fleet.observe(job.id).nodes or nodes
@@ -108,7 +112,7 @@ def look_at(
         pace = curve[min(running, len(curve) - 1)]
         left = max(0, progress.total_steps - progress.step)
         finish = now + left / pace * state.submitted.slot_s if pace > 0 else None
-    return Look(
+    return JobStatus(
         job=job,
         progress=progress,
         nodes=nodes,
@@ -129,6 +133,12 @@ def look_at(
 
 
 def _holders(job: JobRow, store: Store) -> dict[str, int]:
+    """Return the GPUs that other active jobs hold."""
     rows = store.jobs(status=[each for each in Status if not each.final])
     held = {row.id: row.spot + row.on_demand for row in rows if row.id != job.id}
     return {name: gpus for name, gpus in held.items() if gpus}
+
+
+# The names that cli/launch.py and cli/status.py still use.
+Look = JobStatus
+look_at = job_status

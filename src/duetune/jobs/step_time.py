@@ -1,4 +1,8 @@
-"""How long an optimiser step takes with so many GPUs: measured, emulated, known, or by a rule."""
+"""How long an optimiser step takes with 1, 2, ... GPUs.
+
+The time comes from the best source there is: measured runs, the emulation, configuration knowledge,
+or a rule of thumb.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from duetune.jobs.recipe_estimates import known
+from duetune.jobs.recipe import known
 from duetune.jobs.trainer_facts import rounds
 from duetune.knowledge.configurations.configuration import Method
 from duetune.knowledge.estimate import Interval
@@ -23,20 +27,20 @@ if TYPE_CHECKING:
     from duetune.knowledge.facts.model_facts import ModelFacts
 
 UTILISATION = 0.35
-"""Of a GPU's arithmetic by its data sheet, this share is usual in fine-tuning."""
+"""Share of a GPU's data-sheet arithmetic that fine-tuning usually reaches."""
 
 LAYER_S = 0.001
-"""A layer takes at least so long, forth and back, however small it is."""
+"""Least seconds of one layer, forward and backward, however small it is."""
 
 STEP_S = 0.02
-"""Per optimiser step, beside its microbatches: the optimiser and the vote to commit."""
+"""Seconds of the optimiser and the commit vote, per optimiser step."""
 
 CPU_TFLOPS = 0.05
 
 
 class Basis(StrEnum):
-    """What a pace is based on, the surest first. ``physics`` is knowledge of GPUs of which nothing
-    was measured, a rule of thumb that of what has no data sheet.
+    """What a step time rests on, the surest first. PHYSICS is knowledge of GPUs on which nothing
+    was measured; RULE is for GPUs without a data sheet.
     """
 
     MEASURED = "measured"
@@ -49,7 +53,7 @@ class Basis(StrEnum):
 
 class MeasuredPace(msgspec.Struct, frozen=True, kw_only=True):
     """An earlier run: ``step_s`` wall seconds per optimiser step of ``accumulation`` microbatches
-    with ``gpus`` GPUs. ``subject`` is the model, or the text of the own command.
+    on ``gpus`` GPUs. ``subject`` is the model, or the text of the user's command.
     """
 
     subject: str
@@ -64,8 +68,8 @@ class MeasuredPace(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Pace(NamedTuple):
-    """Wall seconds per step with 0 (none: 0.0), 1, ... GPUs: ``step_s`` as believed, ``quick_s``
-    and ``slow_s`` as they may well be, all the same where nothing is said of that.
+    """Wall seconds per step with 0 (none: 0.0), 1, ... GPUs. ``quick_s`` and ``slow_s`` bound
+    ``step_s`` with 90% probability; all are equal where no interval is known.
     """
 
     step_s: tuple[float, ...]
@@ -75,25 +79,25 @@ class Pace(NamedTuple):
 
 
 def trainable(model: ModelFacts, method: Method, lora_r: int) -> int:
-    """Parameters that are trained; with LoRA on all linear layers."""
+    """Return how many parameters are trained; LoRA adapts all linear layers."""
     if method is Method.FULL:
         return model.parameters
     return lora_r * model.layers * model.linear_widths
 
 
 def reduction_s(trained: int, accumulation: int, gpus: int, network_gb_s: float) -> float:
-    """To add up gradients over all GPUs: a ring, twice round."""
+    """Return the seconds to add up gradients over all GPUs, by a ring all-reduce."""
     if gpus == 1:
         return 0.0
     size = 4.0 * trained
     if size * accumulation <= EXACT_BYTES:
-        size *= accumulation  # small enough that every microbatch's gradient travels by itself
+        size *= accumulation  # each microbatch's gradient is sent by itself
     return 2 * (gpus - 1) / gpus * size / (network_gb_s * 1e9)
 
 
 def rule_of_thumb_s(model: ModelFacts, one: Configuration, length: int, tflops: float) -> float:
-    """Seconds per microbatch: arithmetic at the usual utilisation."""
-    # Forth 2, back 2 for activations and 2 for weights that are trained, 2 more to recompute.
+    """Return the seconds of a microbatch by its arithmetic at the usual utilisation."""
+    # Forward 2, backward 2 for activations and 2 for trained weights; 2 more to recompute.
     per_token = 6 if one.method is Method.FULL else 4
     per_token += 2 if one.grad_checkpoint else 0
     tokens = one.batch_size * length
@@ -110,13 +114,15 @@ def step_seconds(
     measured: Sequence[MeasuredPace],
     prospect: Estimate | None = None,
 ) -> Pace:
-    """``measured`` are runs of the same model, method and length on the same GPU, ``prospect`` what
-    is known of the configuration where nothing was measured here.
+    """Return the step times with up to ``max_gpus`` GPUs; ``configure`` calls it.
+
+    ``measured`` are runs of the same model, method and length on the same GPU. ``prospect`` is the
+    estimate for the configuration; it is used if nothing was measured here.
     """
     trained = trainable(model, one.method, one.lora_rank)
     accumulation, microbatch = one.grad_accum, one.batch_size
 
-    def beside(count: int, gpus: int) -> float:
+    def overhead(count: int, gpus: int) -> float:
         return STEP_S + reduction_s(trained, count, gpus, site.network_gb_s)
 
     def steps(microbatch_s: float) -> tuple[float, ...]:
@@ -127,33 +133,34 @@ def step_seconds(
                 for run in measured
                 if (run.gpus, run.accumulation, run.microbatch) == (gpus, accumulation, microbatch)
             ]
-            derived = rounds(accumulation, gpus) * microbatch_s + beside(accumulation, gpus)
+            derived = rounds(accumulation, gpus) * microbatch_s + overhead(accumulation, gpus)
             found.append(median(same) if same else derived)
         return tuple(found)
 
     if measured:
         microbatch_s = median(
-            max(run.step_s - beside(run.accumulation, run.gpus), 0.1 * run.step_s)
+            max(run.step_s - overhead(run.accumulation, run.gpus), 0.1 * run.step_s)
             / rounds(run.accumulation, run.gpus)
             * (microbatch / run.microbatch if site.emulated_microbatch_s is None else 1.0)
             for run in measured
         )
-        return _sure(steps(microbatch_s), Basis.MEASURED)
+        return _exact(steps(microbatch_s), Basis.MEASURED)
     if site.emulated_microbatch_s is not None:
-        return _sure(steps(site.emulated_microbatch_s), Basis.EMULATED)
+        return _exact(steps(site.emulated_microbatch_s), Basis.EMULATED)
     if prospect is not None and known(prospect.tokens_per_s):
         quick, middle, slow = microbatch_seconds(microbatch * length, prospect)
         basis = Basis.PHYSICS if "gpu_model" in prospect.extrapolated else Basis.KNOWLEDGE
         return Pace(steps(middle), steps(quick), steps(slow), basis)
     tflops = CPU_TFLOPS if site.gpu is None else site.gpu.tflops
-    return _sure(steps(rule_of_thumb_s(model, one, length, tflops)), Basis.RULE)
+    return _exact(steps(rule_of_thumb_s(model, one, length, tflops)), Basis.RULE)
 
 
 def microbatch_seconds(tokens: int, prospect: Estimate) -> Interval:
-    """Of so many tokens, on one GPU."""
+    """Return the seconds of a microbatch of ``tokens`` tokens on one GPU."""
     slow, middle, quick = prospect.tokens_per_s
     return Interval(tokens / quick, tokens / middle, tokens / slow)
 
 
-def _sure(step_s: tuple[float, ...], basis: Basis) -> Pace:
+def _exact(step_s: tuple[float, ...], basis: Basis) -> Pace:
+    """Return a pace without an interval."""
     return Pace(step_s, step_s, step_s, basis)

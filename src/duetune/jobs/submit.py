@@ -1,4 +1,7 @@
-"""From a spec to a job in the journal: plan, quote, choose a policy, write it all down."""
+"""From a spec to a job in the journal: plan, quote, choose a policy, and write it down.
+
+``prepare`` changes nothing and finds everything that is wrong; ``submit`` writes the job.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +55,7 @@ if TYPE_CHECKING:
     from duetune.training.dataset_rows import DatasetSummary
 
 TRUST = 0.9
-"""How much the scenarios of the quote count before any job was learnt from."""
+"""Weight of the quote's scenarios before any finished job was learnt from."""
 
 SCENARIOS = 100
 TRAINER = "duetune.training.worker"
@@ -61,8 +64,10 @@ _LETTERS = "bcdfghjkmnpqrstvwxz23456789"
 
 
 class PreparedJob(msgspec.Struct, frozen=True):
-    """A job that could be submitted: nothing has been written or spent. The deadline in ``terms``
-    counts from when it was prepared; ``submit`` counts anew.
+    """A job that could be submitted; nothing has been written or spent.
+
+    The deadline in ``terms`` counts from when the job was prepared; ``submit`` computes it again.
+    ``chosen`` says why ``policy`` was chosen.
     """
 
     spec: JobSpec
@@ -95,9 +100,14 @@ class PreparedJob(msgspec.Struct, frozen=True):
 
 
 class Submitter(msgspec.Struct, frozen=True):
-    """What is needed to prepare a job: the site, its market now and before, the pool. ``knowledge``
-    of configurations may take seconds to get, and is only got where it is needed. ``queue`` says
-    how many GPUs a job can hold beside what the site has.
+    """Everything ``prepare`` needs besides the spec: the site, its market and the policies.
+
+    - ``market`` is the market now, ``history`` its past (None: unknown).
+    - ``pool`` are the policies to choose from; ``policy_named`` makes one by name.
+    - ``learner`` makes a selector for a number of policies.
+    - ``knowledge`` returns configuration knowledge. It takes seconds, so it is called only if
+      needed.
+    - ``queue`` limits how many GPUs one job can hold.
     """
 
     site: Site
@@ -110,14 +120,17 @@ class Submitter(msgspec.Struct, frozen=True):
     queue: QueueSettings = QueueSettings()
 
 
-def prepare(spec: JobSpec, desk: Submitter, store: Store, *, seed: int = 0) -> PreparedJob:
-    """All that can be wrong with a job is found here, before anything is spent."""
-    _check_environment(spec, os.environ)
+def prepare(spec: JobSpec, submitter: Submitter, store: Store, *, seed: int = 0) -> PreparedJob:
+    """Return the planned and quoted job. ``plan`` and ``launch`` call it; everything that can be
+    wrong with a job is refused here, before anything is spent.
+    """
+    spec.environment(os.environ)  # refuses variables and secrets that are not set
+    spec.secret_values(os.environ)
     _check_model(spec)
     summary = _dataset(spec)
     rows = None if summary is None else summary.rows
     facts = None if spec.model is None else model_facts(spec.model)
-    site = _site(spec, desk)
+    site = _site(spec, submitter)
     earlier = store.observations.history(origin=Origin.PRODUCTION)
     plan = configure(
         spec,
@@ -125,39 +138,40 @@ def prepare(spec: JobSpec, desk: Submitter, store: Store, *, seed: int = 0) -> P
         rows,
         facts,
         measured_paces(earlier, spec),
-        source=lambda: desk.knowledge(store),
+        source=lambda: submitter.knowledge(store),
         ran_out=ran_out_of_memory(earlier),
         tokens_per_row=None if summary is None else summary.tokens_per_row,
     )
-    terms = _terms(spec, plan, site, desk.market)
+    terms = _terms(spec, plan, site, submitter.market)
     quote = make_quote(
         terms,
-        desk.pool,
-        market_history=desk.history,
-        now=desk.market,
+        submitter.pool,
+        market_history=submitter.history,
+        now=submitter.market,
         scenarios=SCENARIOS,
         seed=seed,
     )
     _check_finishable(spec, quote)
-    policy, chosen = _chosen(spec, terms, desk, quote.utilities, store)
+    policy, chosen = _chosen(spec, terms, submitter, quote.utilities, store)
     return PreparedJob(
         spec=spec,
         plan=plan,
         terms=terms,
-        quote=quote.with_policy(desk.policy_named(policy)),
+        quote=quote.with_policy(submitter.policy_named(policy)),
         policy=policy,
         chosen=chosen,
         rows=rows,
-        outlook=_outlook(desk),
-        past=_past(desk),
+        outlook=_outlook(submitter),
+        past=_past(submitter),
     )
 
 
 def submit(
     prepared: PreparedJob, settings: Settings, store: Store, *, site: Site, market: MarketReport
 ) -> str:
-    """The id of the new job. Its folder is there before the journal knows of it, so that no
-    controller can find a job without one.
+    """Write the job to its folder and to the journal, and return its id.
+
+    The folder is written before the journal, so that no controller finds a job without one.
     """
     terms = _terms(prepared.spec, prepared.plan, site, market)
     job = _identifier(prepared.spec.name)
@@ -191,24 +205,27 @@ def submit(
     return job
 
 
-def _site(spec: JobSpec, desk: Submitter) -> Site:
-    """With no more GPUs than a job of its project can ever hold."""
-    limit = desk.queue.limit(spec.project)
+def _site(spec: JobSpec, submitter: Submitter) -> Site:
+    """Return the site with no more GPUs than a job of this project can ever hold."""
+    limit = submitter.queue.limit(spec.project)
     if limit is None:
-        return desk.site
+        return submitter.site
     if limit[0] < 1:
-        raise InvalidInput("project", spec.project, f"one with a quota; {limit[1]} is 0")
-    return desk.site.within(*limit)
+        raise InvalidInput(
+            "project", spec.project, f"a project with a quota above 0; {limit[1]} is 0"
+        )
+    return submitter.site.within(*limit)
 
 
 def _terms(spec: JobSpec, plan: TrainingPlan, site: Site, market: MarketReport) -> Terms:
-    """The deadline counts from now, by the market's clock."""
+    """Return the terms of the job, with the deadline counted from now by the market's clock."""
     left = timedelta(seconds=seconds_until(spec.deadline, site.speed))
     relative = spec.model_copy(update={"deadline": left})
     return job_terms(relative, plan, site, market, market.at)
 
 
 def training_task(prepared: PreparedJob) -> TrainingTask:
+    """Return the task file of the built-in trainer for a prepared job."""
     spec, chosen = prepared.spec, prepared.plan
     given = dict(spec.training.given)
     for field in (
@@ -239,28 +256,29 @@ def training_task(prepared: PreparedJob) -> TrainingTask:
 
 
 def _check_finishable(spec: JobSpec, quote: Quote) -> None:
-    """A job that ends unfinished in every scenario only costs money."""
+    """Refuse a job that ends unfinished in every scenario."""
     document = quote.document
     if document.chosen.finished > 0:
         return
     if spec.budget is not None:
-        likely = "" if document.bound is None else f"; about ${document.bound.cost:.2f} is likely"
-        allowed = f"more: it is spent before the work is done in every scenario{likely}"
+        likely = "" if document.bound is None else f"; about ${document.bound.cost:.2f} is needed"
+        allowed = f"more: in every scenario it is spent before the work is done{likely}"
         raise InvalidInput("budget", spec.budget, allowed)
     if spec.max_price is not None:
-        allowed = "more: in no scenario is there enough spot at that price"
+        allowed = "more: no scenario has enough spot capacity at that price"
         raise InvalidInput("max_price", spec.max_price, allowed)
 
 
 def _check_model(spec: JobSpec) -> None:
+    """Refuse a model folder without a configuration."""
     if spec.model is None or not is_path(spec.model):
         return
     if not (Path(spec.model) / "config.json").is_file():
-        raise InvalidInput("model", spec.model, "a folder with a config.json, as models are saved")
+        raise InvalidInput("model", spec.model, "a folder with a config.json")
 
 
 def _dataset(spec: JobSpec) -> DatasetSummary | None:
-    """None where it is not on this machine."""
+    """Return a summary of the dataset; None if it is not on this machine."""
     if spec.training.eval_dataset is not None and is_path(spec.training.eval_dataset):
         check_dataset(spec.training.eval_dataset)
     if spec.dataset is None or not is_path(spec.dataset):
@@ -269,75 +287,67 @@ def _dataset(spec: JobSpec) -> DatasetSummary | None:
 
 
 def _chosen(
-    spec: JobSpec, terms: Terms, desk: Submitter, scenarios: NDArray[np.float64], store: Store
+    spec: JobSpec, terms: Terms, submitter: Submitter, scenarios: NDArray[np.float64], store: Store
 ) -> tuple[str, str]:
-    """The policy and how it came to be chosen."""
+    """Return the policy and why it was chosen."""
     if terms.policy is not None:
         return terms.policy, terms.policy_reason
     if spec.policy != "auto":
-        return desk.policy_named(spec.policy).name, "named in the spec"
-    names = [policy.name for policy in desk.pool]
+        return submitter.policy_named(spec.policy).name, "given in the spec"
+    names = [policy.name for policy in submitter.pool]
     learnt = learnt_utilities(store.selector, names)
-    learner = desk.learner(len(names))
+    learner = submitter.learner(len(names))
     learner.warm_start(scenarios, trust=TRUST)
     for row in learnt:
         learner.learn(row)
     best = int(learner.weights.argmax())
-    jobs = "no job yet" if not len(learnt) else f"{len(learnt)} finished jobs"
-    return names[best], f"best of {len(names)} on {len(scenarios)} scenarios and {jobs}"
+    jobs = f"{len(learnt) or 'no'} finished jobs"
+    return names[best], f"best of {len(names)} policies on {len(scenarios)} scenarios and {jobs}"
 
 
-def _outlook(desk: Submitter) -> Outlook:
-    from duetune.core.decision import Outlook  # noqa: PLC0415
+def _outlook(submitter: Submitter) -> Outlook:
+    """Return the typical spot price and availability, from the history if there is one."""
+    if submitter.history is None:
+        return Outlook(float(submitter.market.slot.available), submitter.market.slot.spot_price)
+    return outlook_at(submitter.history, submitter.history.slots - 1)
 
-    if desk.history is None:
-        return Outlook(float(desk.market.slot.available), desk.market.slot.spot_price)
-    return outlook_at(desk.history, desk.history.slots - 1)
 
-
-def _past(desk: Submitter) -> Past:
-    if desk.history is None:
+def _past(submitter: Submitter) -> Past:
+    """Return the market history that the journal keeps with the job."""
+    if submitter.history is None:
         return Past()
     return Past(
-        spot_price=tuple(desk.history.spot_price[0].tolist()),
-        available=tuple(desk.history.available[0].tolist()),
+        spot_price=tuple(submitter.history.spot_price[0].tolist()),
+        available=tuple(submitter.history.available[0].tolist()),
     )
 
 
 def _identifier(name: str) -> str:
+    """Return a new job id: the name and five random letters."""
     suffix = "".join(randomness.choice(_LETTERS) for _ in range(5))
     return f"{name[:40].lower().strip('-._')}-{suffix}"
 
 
 def _node_task(spec: JobSpec, folder: Path) -> Task:
-    environment = {
-        name: os.environ[name] if value is None else value for name, value in spec.envs.items()
-    }
+    """Return what each node of the job runs, with its environment."""
+    environment = spec.environment(os.environ)
     if spec.checkpoint.dir is not None:
-        # A folder of its own: two jobs must not take each other's checkpoints for theirs.
+        # One folder per job, so that two jobs never read each other's checkpoints.
         environment[CHECKPOINT_DIR] = str(Path(spec.checkpoint.dir) / folder.name)
     environment[CHECKPOINT_KEEP] = str(spec.checkpoint.keep)
     if spec.run is None:
         return Task(folder=str(folder), module=TRAINER, environment=environment, coordinated=True)
     start = f"cd {shlex.quote(spec.workdir)}\n" if spec.workdir else ""
-    # Without the trap a notice would end the shell before the command has said that it left.
+    # Without the trap, SIGTERM would end the shell before the command has reported its exit.
     script = f"set -e\ntrap : TERM\n{start}{spec.setup or ''}\n{spec.run}\n"
     return Task(folder=str(folder), command=("bash", "-c", script), environment=environment)
 
 
-def _check_environment(spec: JobSpec, environ: Mapping[str, str]) -> None:
-    for name, value in spec.envs.items():
-        if value is None and name not in environ:
-            raise InvalidInput(f"envs.{name}", None, "a value, or one in your environment")
-    for name in spec.secrets:
-        if name not in environ:
-            raise InvalidInput(f"secrets.{name}", "not set", "a value in your environment")
-
-
 def _write_secrets(folder: Path, spec: JobSpec, environ: Mapping[str, str]) -> None:
-    """Beside the job, for its owner alone; neither the journal nor a log ever has them."""
+    """Write the secrets beside the job, readable by the owner only. They are never in the journal
+    or a log.
+    """
     if not spec.secrets:
         return
-    path = folder / SECRETS_FILE
     secrets = msgspec.json.encode({name: environ[name] for name in spec.secrets})
-    write_whole(path, secrets, mode=OWNER)
+    write_whole(folder / SECRETS_FILE, secrets, mode=OWNER)

@@ -11,7 +11,7 @@ import msgspec
 
 from duetune.core.job import MAX_SLOTS, Job, Reconfiguration, ReconfigurationKey
 from duetune.errors import InvalidInput
-from duetune.jobs.spec.durations import written_deadline, written_duration
+from duetune.jobs.spec.amounts import written_deadline, written_duration
 from duetune.jobs.spec.job_spec import AUTO, Spot
 
 if TYPE_CHECKING:
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from duetune.jobs.spec.job_spec import JobSpec
 
 MARGIN = 1.02
-"""More work than steps: evaluation and saving take time, too."""
+"""Work per step, above 1 because evaluation and saving take time as well."""
 
 HARD_DEADLINE_FACTOR = 1.5
 VALUE_FACTOR = 3.0
-"""A job whose value was not told is worth so many times what it costs on demand alone."""
+"""Default value of a job, as a multiple of its cost on demand only."""
 
 ON_DEMAND = "on_demand"
 SPOT_ONLY = "spot_only"
@@ -35,13 +35,18 @@ _LONGEST = math.floor(MAX_SLOTS / HARD_DEADLINE_FACTOR)
 
 
 class Terms(msgspec.Struct, frozen=True, kw_only=True):
-    """``job`` counts work in optimiser steps and time in slots of ``slot_s`` market seconds, the
-    first of which began at ``origin``. ``deadline_at`` is the moment that was asked for; the job's
-    own deadline is the end of the last slot before it, and before ``stop_at``, at which the job
-    ends whatever its state. ``late_s``: so much later than by its slots the job will be done, since
-    part of the first one has passed. ``max_price`` is for a GPU and hour. ``policy`` is the name of
-    the only policy that the spec's other fields allow, and ``policy_reason`` which; None, and "",
-    where it is free. ``notes`` is what the reader of a quote should know besides.
+    """A job as the simulator and the policies see it, and the moments behind its slots.
+
+    - ``job`` counts work in optimiser steps and time in slots of ``slot_s`` market seconds. The
+      first slot began at ``origin``.
+    - ``deadline_at`` is the moment the user asked for. The job's own deadline is the end of the
+      last slot before it and before ``stop_at``, when the job ends in any case.
+    - ``late_s`` is how much later than its slots say the job finishes, because part of the first
+      slot has passed.
+    - ``max_price`` is in dollars per GPU and hour.
+    - ``policy`` is set if the spec's other fields allow only one policy; ``policy_reason`` says
+      why.
+    - ``notes`` are remarks for the reader of the quote.
     """
 
     job: Job
@@ -56,18 +61,19 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...] = ()
 
     def moment(self, slot: float) -> float:
-        """When slot ``slot`` ends."""
+        """Return the moment at which slot ``slot`` ends."""
         return self.origin + slot * self.slot_s
 
 
 def job_terms(
     spec: JobSpec, plan: TrainingPlan, site: Site, market: MarketReport, now: float
 ) -> Terms:
-    """Refuses a deadline that cannot be met even with all GPUs on demand from now on, by the pace
-    as it is believed to be; if it may be too slow for that, a note says so.
+    """Return the terms of a job that is submitted at ``now``.
 
-    The present slot of the market is slot 1, though part of it has passed. Where the deadline, cut
-    to whole slots, leaves less room than that part, the difference is work to be made up for.
+    Refuses a deadline that cannot be met even with all GPUs on demand from now on, at the expected
+    speed. A note says so if only the slowest likely speed is too slow. The present slot of the
+    market is slot 1, although part of it has passed. If the deadline, cut to whole slots, leaves
+    less room than that part, the difference is added to the work.
     """
     slot_s = market.slot_s
     policy, policy_reason = _policy(spec, market)
@@ -76,14 +82,14 @@ def job_terms(
     deadline_at = spec.deadline_at(now)
     stop_at = None if spec.max_duration_s is None else now + spec.max_duration_s
     due_at = deadline_at if stop_at is None else min(deadline_at, stop_at)
-    wish = _Wish(spec, "deadline" if due_at == deadline_at else "max_duration", now)
+    limit = _TimeLimit(spec, "deadline" if due_at == deadline_at else "max_duration", now)
     length = (due_at - market.slot_began) / slot_s
     slots = math.floor(length + 1e-9)
     if slots < 1:
-        raise wish.refused(market.slot_began + slot_s, f"one slot takes {_duration(slot_s)}")
+        raise limit.too_soon(market.slot_began + slot_s, f"one slot takes {_duration(slot_s)}")
     if slots > _LONGEST:
         allowed = f"at most {_duration(_LONGEST * slot_s)}, {_LONGEST} slots"
-        raise InvalidInput(wish.field, wish.written, allowed)
+        raise InvalidInput(limit.field, limit.written, allowed)
     work = MARGIN * plan.total_steps + 1
     gone = max(0.0, now - market.slot_began) / slot_s
     late = gone + max(0.0, site.startup_s - site.grow_s) * site.speed / slot_s
@@ -100,9 +106,9 @@ def job_terms(
     if gpus is None:
         needed = work / curve[-1] + 1 - rule.grow + late
         earliest = market.slot_began + math.ceil(needed - 1e-9) * slot_s
-        raise wish.refused(earliest, _why(plan))
+        raise limit.too_soon(earliest, _why(plan))
     slowest = throughput(plan.step_s_slow, site, slot_s)[-1]
-    notes = [] if effective * slowest >= work else [_slow_note(plan, wish.field)]
+    notes = [] if effective * slowest >= work else [_slow_note(plan, limit.field)]
     notes += _limit_notes(spec, plan, site)
     work += lost * curve[gpus]
     held = math.ceil(work / curve[gpus] + 1 - rule.grow - 1e-9)
@@ -132,18 +138,21 @@ def job_terms(
 
 
 def throughput(step_s: Sequence[float], site: Site, slot_s: float) -> tuple[float, ...]:
-    """Steps per slot with 0, 1, ... GPUs; more GPUs never do less, since some may stay idle."""
+    """Return steps per slot with 0, 1, ... GPUs. More GPUs never do less, because some may stay
+    idle.
+    """
     wall_s = slot_s / site.speed
     paces = (wall_s / step if step > 0 else 0.0 for step in step_s)
     return tuple(itertools.accumulate(paces, max))
 
 
 def _reconfiguration(site: Site, slot_s: float) -> Reconfiguration:
+    """Return what a change of the group costs; refuse a clock too fast for slots."""
     longest = max(site.startup_s, site.grow_s, site.shrink_s, site.preempted_s)
     if longest * site.speed >= slot_s:
         allowed = (
-            f"below {slot_s / longest:g}: GPUs need up to {longest:g} s to start, "
-            f"and a slot of {_duration(slot_s)} would be over by then"
+            f"below {slot_s / longest:g}: GPUs need up to {longest:g} s to start, which would be "
+            f"longer than a slot of {_duration(slot_s)}"
         )
         raise InvalidInput("speed", site.speed, allowed)
     return Reconfiguration.from_delays(
@@ -156,14 +165,17 @@ def _reconfiguration(site: Site, slot_s: float) -> Reconfiguration:
 
 
 def _policy(spec: JobSpec, market: MarketReport) -> tuple[str | None, str]:
-    """The policy that is left, if only one is, and why."""
+    """Return the only policy that the spec allows and why; None if it is free."""
     hourly = market.slot.on_demand_price / market.slot_s * 3600
     if spec.resources.spot is Spot.NEVER:
         forced, why = ON_DEMAND, "resources.spot is never"
     elif spec.resources.spot is Spot.ONLY:
         forced, why = SPOT_ONLY, "resources.spot is only"
     elif spec.max_price is not None and spec.max_price < hourly:
-        forced, why = SPOT_ONLY, f"on-demand costs ${hourly:.2f} an hour, above max_price"
+        forced, why = (
+            SPOT_ONLY,
+            f"on-demand costs ${hourly:.2f} per GPU and hour, more than max_price",
+        )
     else:
         return None, ""
     if spec.policy not in {AUTO, forced}:
@@ -171,8 +183,8 @@ def _policy(spec: JobSpec, market: MarketReport) -> tuple[str | None, str]:
     return forced, why
 
 
-class _Wish(NamedTuple):
-    """What the user said about time, to say it back."""
+class _TimeLimit(NamedTuple):
+    """The field with which the user limits time, for messages about it."""
 
     spec: JobSpec
     field: str
@@ -180,13 +192,14 @@ class _Wish(NamedTuple):
 
     @property
     def written(self) -> str:
+        """The limit as the user could write it."""
         if self.field == "deadline":
             return written_deadline(self.spec.deadline)
         assert self.spec.max_duration is not None
         return written_duration(self.spec.max_duration)
 
-    def refused(self, earliest: float, why: str) -> InvalidInput:
-        """Too soon: in the form the user chose, what would be enough."""
+    def too_soon(self, earliest: float, why: str) -> InvalidInput:
+        """Return the error for a limit that is too soon, with the earliest possible one."""
         if self.field == "deadline" and isinstance(self.spec.deadline, datetime):
             allowed = f"{_moment(earliest)} or later"
         else:
@@ -195,33 +208,32 @@ class _Wish(NamedTuple):
 
 
 def _why(plan: TrainingPlan) -> str:
+    """Return why no earlier moment is possible."""
     gpus = plan.max_gpus
-    group = f"all {gpus} GPUs" if gpus > 1 else "the one GPU"
-    return (
-        f"{group} on demand from now on need until then for {plan.total_steps} steps "
-        f"(pace: {plan.basis})"
-    )
+    group = f"all {gpus} GPUs need" if gpus > 1 else "the one GPU needs"
+    return f"{group} that long on demand for {plan.total_steps} steps (speed from {plan.basis})"
 
 
 def _slow_note(plan: TrainingPlan, field: str) -> str:
+    """Return the note that the slowest likely speed misses the deadline."""
     slow = plan.step_s_slow[-1]
     return (
-        f"the pace is not sure: a step with {plan.max_gpus} GPUs may take {slow:.2g} s instead of "
-        f"{plan.step_s[-1]:.2g} s, too long for the {field.replace('_', ' ')} even on demand"
+        f"the speed is uncertain: a step with {plan.max_gpus} GPUs may take {slow:.2g} s instead "
+        f"of {plan.step_s[-1]:.2g} s, too long for the {field.replace('_', ' ')} even on demand"
     )
 
 
 def _limit_notes(spec: JobSpec, plan: TrainingPlan, site: Site) -> list[str]:
-    """Where the job would use more GPUs than it can ever hold here."""
+    """Return a note if the job would use more GPUs than it can ever hold here."""
     _, _, most = spec.gpus
     if not site.limit or plan.max_gpus < site.max_gpus or (most or math.inf) <= site.max_gpus:
         return []
     held = f"{plan.max_gpus} GPU{'s' if plan.max_gpus > 1 else ''}"
-    return [f"no more than {held} at once by {site.limit}, which other jobs may be using, too"]
+    return [f"{site.limit} allows at most {held} at once, shared with other jobs"]
 
 
 def _factor(market: MarketReport, slots: int, stop_at: float | None) -> float:
-    """Of the hard deadline: never after the moment at which the job is stopped."""
+    """Return the hard deadline as a multiple of the deadline; never after ``stop_at``."""
     if stop_at is None:
         return HARD_DEADLINE_FACTOR
     last = math.floor((stop_at - market.slot_began) / market.slot_s + 1e-9)
@@ -229,7 +241,7 @@ def _factor(market: MarketReport, slots: int, stop_at: float | None) -> float:
 
 
 def _duration(seconds: float) -> str:
-    """Rounded up to the second, so that what is named is enough."""
+    """Return the duration as text, rounded up to the second."""
     return written_duration(timedelta(seconds=math.ceil(seconds - 1e-6)))
 
 

@@ -1,8 +1,8 @@
-"""What duetune's own trainer does, in the words of configuration knowledge.
+"""What duetune's own trainer does, in terms of configuration knowledge.
 
-This is the one place that says it: the defaults of every field, how weights and optimiser are kept,
-and how the GPUs of a job share the work. ``fits``, ``recommend``, ``plan`` and ``launch`` all ask
-``TrainerKnowledge`` about configurations that are made here, so that they give the same answer.
+This is the only place that states it: the default of every field, how weights and optimiser state
+are stored, and how GPUs share the work. ``fits``, ``recommend``, ``plan`` and ``launch`` all ask
+``TrainerKnowledge``, so they give the same answer.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from duetune.knowledge.configurations.configuration import (
     Configuration,
     Configurations,
     Interconnect,
+    Method,
     Optimiser,
     Precision,
     Sharding,
 )
-from duetune.knowledge.configurations.configuration import Method as Known
 from duetune.knowledge.estimate import MEMORY, RULE
 from duetune.knowledge.measure.worker_messages import PACKAGES, installed_software
 from duetune.knowledge.ranking import exceeding
 from duetune.knowledge.sources.decorators import Decorator
-from duetune.training.task import Method, TrainingTask
+from duetune.training.task import TrainingMethod, TrainingTask
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -37,64 +37,66 @@ if TYPE_CHECKING:
     from duetune.knowledge.sources.knowledge_source import KnowledgeSource
 
 USUAL = TrainingTask(model="", dataset="")
-"""The defaults of everything that a job may say about training."""
+"""The trainer's default of every field."""
 
 NODE = 8
-"""GPUs of one machine, where other trainers run."""
+"""GPUs per machine with other trainers."""
 
 ATTENTION, ALL_LINEAR = LORA_TARGETS
 _ATTENTION_LAYERS = frozenset(("q_proj", "k_proj", "v_proj", "o_proj", "qkv_proj", "c_attn"))
 NO_RANK = 8
-"""Where nothing is adapted: one value, so that equal configurations are equal."""
+"""LoRA rank in configurations without LoRA: one value, so that equal ones compare equal."""
 
 _FROZEN = {"bf16": Precision.BF16, "fp16": Precision.FP16, "fp32": Precision.FP32}
 _TRAINED = {"bf16": Precision.BF16_MIXED, "fp16": Precision.FP16_MIXED, "fp32": Precision.FP32}
 _OPTIONS: dict[str, tuple[str, ...]] = {
-    "method": tuple(Method),
+    "method": tuple(TrainingMethod),
     "sharding": (Sharding.NONE, Sharding.DDP),
     "optimiser": (Optimiser.ADAMW,),
     "attention": (Attention.SDPA,),
 }
-"""All that the trainer can do, of the words that configurations may have."""
+"""The values of configuration fields that the trainer supports."""
 
 _GRADIENTS_HELD = 2
-"""Microbatches of a step, where gradients are there from its beginning."""
+"""Microbatches per step at which gradients are held during the whole step."""
 
 _SMALL_RANK = 64
-"""Gradients of adapters up to this rank, the largest that was measured, are too small to matter:
-what was measured without them counts.
+"""Largest measured LoRA rank. Up to it, adapter gradients are too small to matter, so runs that
+were measured without holding them count.
 """
 
 
 def trainer_software() -> str:
-    """Return what the trainer runs with here; its packages without versions where it is not
+    """Return the packages and versions the trainer runs with here; without versions if they are not
     installed.
     """
     return installed_software() or ", ".join(PACKAGES)
 
 
 def precision_kept(method: str, computed: str) -> Precision:
-    """Return how weights are kept that are computed with in bf16, fp16 or fp32: what is trained in
-    32 bits, the frozen weights beside adapters as they are computed with.
+    """Return how weights are stored that compute in bf16, fp16 or fp32. Trained weights are stored
+    in 32 bits, frozen weights beside adapters in the precision they compute in.
     """
-    return (_TRAINED if method == Known.FULL else _FROZEN)[computed]
+    return (_TRAINED if method == Method.FULL else _FROZEN)[computed]
 
 
 def adapted_layers(modules: str | Sequence[str] | None) -> str:
-    """Return "attention" if only layers of attention are adapted, else "all-linear"."""
+    """Return "attention" if LoRA adapts only attention layers, else "all-linear"."""
     chosen = modules or USUAL.lora_target_modules
     names = {chosen} if isinstance(chosen, str) else set(chosen)
     return ATTENTION if names <= {*_ATTENTION_LAYERS, ATTENTION} else ALL_LINEAR
 
 
 def rounds(accumulation: int, gpus: int) -> int:
-    """Microbatches one after the other in a step: the busiest GPU's share."""
+    """Return the microbatches that the busiest GPU computes one after the other in a step."""
     return -(-accumulation // gpus)
 
 
 def placement(gpus: int, sharding: str | None = None) -> dict[str, str | int]:
-    """Return the fields that say how GPUs share the work: as the trainer does it, one to a node and
-    each with all of the model, or in another way and in nodes of eight.
+    """Return the configuration fields that say how GPUs share the work.
+
+    Without ``sharding`` it is duetune's way: one GPU per node, each with the whole model. Other
+    trainers use nodes of eight GPUs.
     """
     own, several = sharding is None, gpus > 1
     return {
@@ -106,18 +108,18 @@ def placement(gpus: int, sharding: str | None = None) -> dict[str, str | int]:
 
 
 def on_gpus(one: Configuration, gpus: int) -> Configuration:
-    """Return what a configuration of one GPU is on so many, with the same microbatch; those of a
-    step are shared out in rounds.
+    """Return a configuration of one GPU as it is on ``gpus`` GPUs, with the same microbatch. The
+    microbatches of a step are shared out in rounds.
     """
     size, count = one.batch_size * gpus, rounds(one.grad_accum, gpus)
     return one.replace(batch_size=size, grad_accum=count, **placement(gpus))
 
 
 def foreign_fields(configuration: Configuration) -> tuple[str, ...]:
-    """Return what duetune's trainer does not do of a configuration, as "field value"; empty if it
-    can be launched.
+    """Return the settings that duetune's trainer does not support, as "field value"; empty if the
+    configuration can be launched.
     """
-    precisions = (_TRAINED if configuration.method == Known.FULL else _FROZEN).values()
+    precisions = (_TRAINED if configuration.method == Method.FULL else _FROZEN).values()
     options = {**_OPTIONS, "precision": tuple(precisions)}
     return tuple(
         f"{field} {getattr(configuration, field)}"
@@ -127,11 +129,12 @@ def foreign_fields(configuration: Configuration) -> tuple[str, ...]:
 
 
 class TrainerKnowledge(Decorator):
-    """Asks ``source`` whether configurations fit as the trainer runs them: each GPU holds all of
-    the model, and the gradients of what is trained from the first microbatch on, so one GPU needs
-    the same memory in a group of any size. ``ran_out`` are configurations that ran out of memory
-    here; what needs as much does not fit. Rows that are not the trainer's, by what they do or by
-    ``software``, are answered as they are.
+    """Configuration knowledge for duetune's own trainer; it decorates ``source``.
+
+    Each GPU holds the whole model and, from the first microbatch on, the gradients of what is
+    trained. So one GPU needs the same memory in a group of any size. ``ran_out`` are configurations
+    that ran out of memory here; a configuration that needs as much does not fit. Rows of other
+    trainers are answered by ``source`` unchanged.
     """
 
     def __init__(
@@ -143,9 +146,11 @@ class TrainerKnowledge(Decorator):
 
     @property
     def name(self) -> str:
+        """The name of the source behind it."""
         return self.source.name
 
     def query(self, configurations: Configurations) -> Estimates:
+        """Return the estimates, with memory as the trainer needs it on one GPU."""
         found = self.source.query(configurations)
         own = np.flatnonzero(self._own(configurations) & (found.cause != RULE))
         if not len(own):
@@ -161,17 +166,18 @@ class TrainerKnowledge(Decorator):
         return result
 
     def asked(self, configurations: Configurations) -> Configurations:
+        """Return the configurations whose memory is looked up: those of one GPU."""
         return _alone(configurations) if self._own(configurations).all() else configurations
 
     def ran_out(self, configuration: Configuration) -> bool:
-        """Whether a run that needed no more memory ran out of it."""
+        """Return whether a run that needed no more memory ran out of it."""
         return bool(exceeding(_alone(Configurations.of([configuration])), self._ran_out)[0])
 
     def _own(self, rows: Configurations) -> NDArray[np.bool_]:
         found: NDArray[np.bool_] = rows.is_("software", self._software)
         for field, words in _OPTIONS.items():
             found &= rows.is_(field, *words)
-        full = rows.is_("method", Known.FULL)
+        full = rows.is_("method", Method.FULL)
         found &= np.where(
             full,
             rows.is_("precision", *_TRAINED.values()),
@@ -182,9 +188,9 @@ class TrainerKnowledge(Decorator):
 
 
 def _alone(rows: Configurations) -> Configurations:
-    """One GPU of each, as if it were the only one, with its gradients."""
+    """Return each configuration as one GPU alone runs it, with its gradients held."""
     one, first = np.ones(len(rows)), np.zeros(len(rows), np.int64)
-    full = rows.is_("method", Known.FULL)
+    full = rows.is_("method", Method.FULL)
     columns = {
         "num_gpus": one,
         "num_nodes": one,

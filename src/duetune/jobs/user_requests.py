@@ -1,4 +1,4 @@
-"""Wishes about running jobs, checked before they are written down."""
+"""Requests of users about running jobs (cancel, pause, amend), checked before they are stored."""
 
 from __future__ import annotations
 
@@ -19,35 +19,41 @@ if TYPE_CHECKING:
     from duetune.store.store import Store
 
 
-def asked(store: Store, name: str, wish: UserRequest) -> tuple[JobRow, int]:
-    """The job meant and the wish's number; a job that is over grants none."""
+def asked(store: Store, name: str, request: UserRequest) -> tuple[JobRow, int]:
+    """Store a request and return the job and the request's number; refuses a finished job."""
     row = store.job(name)
     if row.status.final:
-        raise InvalidInput("job", row.id, f"a job that is not over; this one is {row.status}")
-    return row, store.requests.ask(row.id, wish)
+        raise InvalidInput("job", row.id, f"a job that is still active; this one is {row.status}")
+    return row, store.requests.ask(row.id, request)
 
 
 def amended_terms(
     row: JobRow, fleet: Connected | None, deadline: str | None, budget: str | None
 ) -> Amend:
-    """Read as a spec's fields are. Durations count from now, by the fleet's clock."""
+    """Return the amendment, with fields read as in a spec. Durations count from now by the fleet's
+    clock.
+    """
     given = {"deadline": deadline or "1h", "run": "true"}
     spec = JobSpec.model_validate(given if budget is None else {**given, "budget": budget})
     moment = None
     if deadline is not None:
         if fleet is None:
-            raise FleetError("no fleet is running to tell the time", retry=False)
+            raise FleetError(
+                "a deadline needs a running fleet, because its clock counts", retry=False
+            )
         moment = fleet.clock.now() + seconds_until(spec.deadline, fleet.speed)
     if spec.budget is not None and spec.budget < row.spent:
-        raise InvalidInput("budget", budget, f"at least what was spent, ${row.spent:.2f}")
+        raise InvalidInput("budget", budget, f"at least ${row.spent:.2f}, which is already spent")
     return Amend(deadline=moment, budget=spec.budget)
 
 
 def seconds_until(deadline: timedelta | datetime, speed: float) -> float:
-    """From now, by a clock that runs ``speed`` times as fast as the wall's, whose moments are."""
+    """Return the market seconds from now to a deadline. A moment is wall time; the market's clock
+    runs ``speed`` times as fast.
+    """
     if isinstance(deadline, timedelta):
         return deadline.total_seconds()
     left = (deadline.timestamp() - time.time()) * speed
     if left <= 0:
-        raise InvalidInput("deadline", deadline.isoformat(), "a moment to come")
+        raise InvalidInput("deadline", deadline.isoformat(), "a moment in the future")
     return left

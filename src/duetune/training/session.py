@@ -25,7 +25,7 @@ from duetune.training.group import ElasticGroup, GroupSettings, SoloGroup
 from duetune.training.publication import PublishedResult, only_publisher, publish, published
 from duetune.training.saver import Saver
 from duetune.training.shared_state import SharedState
-from duetune.training.task import Method
+from duetune.training.task import TrainingMethod
 from duetune.training.tokens import tokenized_dataset
 from duetune.training.trained_model import (
     load_base,
@@ -222,7 +222,7 @@ class Session:
         batches = [rows[begin : begin + size] for begin in range(0, len(rows), size)]
         model, device, dtype = self._learner.model, self._device, precision(self._task)
         tuned = mean_loss(model, data, batches, device, dtype)
-        if self._task.method is Method.LORA:
+        if self._task.method is TrainingMethod.LORA:
             with model.disable_adapter():
                 base = mean_loss(model, data, batches, device, dtype)
         else:

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 TASK_FILE = "task.json"
 
 
-class Method(StrEnum):
-    """What is trained: a LoRA adapter, or all weights."""
+class TrainingMethod(StrEnum):
+    """Which weights a worker trains: low-rank adapters, or all of them."""
 
     LORA = "lora"
     FULL = "full"
@@ -70,7 +70,7 @@ class TrainingTask(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     eval_dataset: str | None = None
     eval_fraction: float = 0.05
     eval_rows: int = 256
-    method: Method = Method.LORA
+    method: TrainingMethod = TrainingMethod.LORA
     num_train_epochs: float = 3.0
     max_steps: int | None = None
     per_device_train_batch_size: int = 8

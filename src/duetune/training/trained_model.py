@@ -12,7 +12,7 @@ import transformers
 from torch.nn import functional
 
 from duetune.errors import InvalidInput
-from duetune.training.task import Method
+from duetune.training.task import TrainingMethod
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -59,21 +59,21 @@ def load_model(task: TrainingTask, device: torch.device) -> LanguageModel:
     base = load_base(task, device)
     # The random weights of an adapter must be the same on every member.
     with seeded(task.seed, device):
-        model = base if task.method is Method.FULL else _with_adapter(task, base)
+        model = base if task.method is TrainingMethod.FULL else _with_adapter(task, base)
     for parameter in model.parameters():
         if parameter.requires_grad:
             parameter.data = parameter.data.float()
     model.train()
     if task.gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-        if task.method is Method.LORA:
+        if task.method is TrainingMethod.LORA:
             model.enable_input_require_grads()
     return model
 
 
 def load_base(task: TrainingTask, device: torch.device) -> LanguageModel:
     """Load the base model; a folder without weights gets random ones from the task's seed."""
-    frozen = task.method is Method.LORA
+    frozen = task.method is TrainingMethod.LORA
     dtype = precision(task) if frozen and precision(task) is not None else torch.float32
     folder = Path(task.model)
     try:

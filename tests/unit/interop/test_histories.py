@@ -5,7 +5,7 @@ import csv
 import pytest
 
 from duetune.errors import InvalidInput
-from duetune.interop.history_files_in import export_measurements, import_measurements
+from duetune.interop.measurement_files import export_measurements, import_measurements
 from duetune.knowledge.configurations.configuration import Configuration
 from duetune.knowledge.history import History
 from duetune.knowledge.observation import Observation, RunOutcome

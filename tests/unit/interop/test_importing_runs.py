@@ -111,8 +111,13 @@ def test_a_run_that_stopped_early_did_less_than_was_planned(tmp_path):
 @pytest.mark.parametrize(
     ("state", "arguments", "given", "reason"),
     [
-        (STATE, ARGUMENTS, {}, "gpu_model: None .* the run does not tell, so give it"),
-        (STATE | {"log_history": []}, ARGUMENTS, A100, "train_runtime: None .* the end of a run"),
+        (STATE, ARGUMENTS, {}, "gpu_model is required; .* which the run does not record"),
+        (
+            STATE | {"log_history": []},
+            ARGUMENTS,
+            A100,
+            "train_runtime is required; .* a finished run",
+        ),
         (STATE, ARGUMENTS | {"bf16": True, "torch_dtype": "int8"}, A100, "torch_dtype: 'int8'"),
         (STATE, ARGUMENTS | {"gradient_accumulation_steps": "x"}, A100, "gradient_accumulation_s"),
         (
@@ -120,7 +125,7 @@ def test_a_run_that_stopped_early_did_less_than_was_planned(tmp_path):
             # What transformers writes into each configuration says nothing.
             ARGUMENTS | {"max_length": 20},
             A100,
-            "tokens_per_sample: None",
+            "tokens_per_sample is required",
         ),
     ],
 )

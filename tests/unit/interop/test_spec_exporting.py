@@ -14,7 +14,11 @@ from duetune.interop.export_jobs.machines import Machines, machines_of
 from duetune.interop.export_jobs.sbatch import slurm_time
 from duetune.interop.export_jobs.script import install_command, shell_path
 from duetune.interop.export_jobs.writing import Target, export_job
+from duetune.jobs.configure import configure
+from duetune.jobs.site import Site
 from duetune.jobs.spec.job_spec import JobSpec
+from duetune.jobs.trainer_facts import trainer_software
+from duetune.knowledge.facts.model_facts import model_facts
 
 
 def job(**fields):
@@ -65,18 +69,18 @@ class TestMachines:
     @pytest.mark.parametrize(
         ("accelerators", "gpus", "message"),
         [
-            ("L4:2..4", 1, ("--gpus: 1 is not allowed; expected 2 to 4, as resources.accelerators "
-             "says")),
-            ("L4:2..4", 5, ("--gpus: 5 is not allowed; expected 2 to 4, as resources.accelerators "
-             "says")),
-            ("L4:2..", 1, ("--gpus: 1 is not allowed; expected 2 to as many as you like, as "
-             "resources.accelerators says")),
-            ("L4", 0, ("--gpus: 0 is not allowed; expected 1 to as many as you like, as "
-             "resources.accelerators says")),
-            ("L4", 9, ("--gpus: 9 is not allowed; expected at most 8: an exported job of the "
-             "built-in trainer has one machine")),
-            ("L4:16", None, ("resources.accelerators: 16 is not allowed; expected at most 8: an "
-             "exported job of the built-in trainer has one machine")),
+            ("L4:2..4", 1, ("--gpus: 1 is not allowed; expected 2 to 4, as in "
+             "resources.accelerators")),
+            ("L4:2..4", 5, ("--gpus: 5 is not allowed; expected 2 to 4, as in "
+             "resources.accelerators")),
+            ("L4:2..", 1, ("--gpus: 1 is not allowed; expected 2 to any number, as in "
+             "resources.accelerators")),
+            ("L4", 0, ("--gpus: 0 is not allowed; expected 1 to any number, as in "
+             "resources.accelerators")),
+            ("L4", 9, ("--gpus: 9 is not allowed; expected at most 8: the built-in trainer is "
+             "exported to one machine")),
+            ("L4:16", None, ("resources.accelerators: 16 is not allowed; expected at most 8: the "
+             "built-in trainer is exported to one machine")),
         ],
     )  # fmt: skip
     def test_numbers_that_do_not_fit(self, accelerators, gpus, message):
@@ -255,7 +259,7 @@ class TestRayJob:
 
     def test_one_machine_is_all_there_is(self):
         assert refused(own(resources={"accelerators": "H100:16"}), "rayjob") == (
-            "resources.accelerators: 16 is not allowed; expected at most 8: Ray starts the command "
+            "resources.accelerators: 16 is not allowed; expected at most 8: Ray runs the command "
             "once, on one machine"
         )
 
@@ -290,7 +294,7 @@ class TestSbatch:
         text = self.text(job())
         assert "#SBATCH --gres=gpu:1\n" in text
         assert "--time" not in re.findall(r"^#SBATCH.*$", text, re.MULTILINE)[-1]
-        assert "max_duration: not said: the time limit of the partition holds" in text
+        assert "max_duration: not given: the time limit of the partition applies" in text
 
     def test_secrets_come_from_the_environment(self):
         text = self.text(own(envs={"A": "it's"}, secrets=["TOKEN"]))
@@ -322,22 +326,22 @@ class TestNotes:
             resources={"accelerators": "L4:1..4"},
         )
         assert notes(spec, "skypilot")[:9] == [
-            "deadline: 8h is not watched there",
-            "budget: $20 is not watched there",
-            "value: $3 is not watched there",
-            "max_price: $2.5 is not watched there",
-            "max_duration: 9h is not watched there",
-            "policy: ahap decides nothing there",
-            "priority: 3 is not carried over",
-            "resources.accelerators: 4 GPUs for good; --gpus chooses others",
-            "checkpoint.keep: 5 is not carried over",
+            "deadline: 8h is not enforced there",
+            "budget: $20 is not enforced there",
+            "value: $3 is not enforced there",
+            "max_price: $2.5 is not enforced there",
+            "max_duration: 9h is not enforced there",
+            "policy: ahap is not used there",
+            "priority: 3 is not exported",
+            "resources.accelerators: 4 GPUs all the time; choose another number with --gpus",
+            "checkpoint.keep: 5 is not exported",
         ]
-        assert "max_duration: 9h is not watched there" not in notes(spec, "trainjob")
+        assert "max_duration: 9h is not enforced there" not in notes(spec, "trainjob")
 
     def test_an_own_command(self):
         found = notes(own(training={"max_steps": 5}), "sbatch")
-        assert "run: started once per machine there, not once per GPU" in found
-        assert "training.max_steps: nobody there reads it" in found
+        assert "run: runs once per machine there, not once per GPU" in found
+        assert "training.max_steps: not used there" in found
 
     def test_they_are_comments(self):
         for target in Target:
@@ -348,7 +352,7 @@ class TestNotes:
 
     def test_an_image_goes_with_containers(self):
         assert refused(job(), "sbatch", image="x") == (
-            "--image: 'x' is not allowed; expected nothing: sbatch runs in no container"
+            "--image: 'x' is not allowed; expected no value: sbatch does not use containers"
         )
 
 
@@ -400,3 +404,41 @@ def test_tags_are_annotations():
 )
 def test_paths_are_quoted_for_the_shell(path, quoted):
     assert shell_path(path) == quoted
+
+
+class TestPlannedRecipe:
+    def test_open_fields_are_those_that_plan_would_choose(self):
+        spec = job(resources={"accelerators": "H100:4"}, training={"max_steps": 5})
+        plan = configure(
+            spec,
+            Site(accelerator="H100", max_gpus=4, software=trainer_software()),
+            None,
+            model_facts(spec.model),
+        )
+        for target in Target:
+            text = export_job(spec, target).text
+            assert f'"method": "{plan.method}"' in text
+            assert f'"per_device_train_batch_size": {plan.microbatch}' in text
+            assert f'"gradient_accumulation_steps": {plan.accumulation}' in text
+            assert '"bf16": true' in text
+            note = f"{plan.method}, bf16, {plan.accumulation} x {plan.microbatch} examples per step"
+            assert f"#   training: {note}, planned for 4 x H100 from data sheets" in text
+
+    def test_given_fields_stay(self):
+        training = {"per_device_train_batch_size": 3, "gradient_accumulation_steps": 2}
+        spec = job(resources={"accelerators": "H100"}, training={**training, "fp16": True})
+        text = export_job(spec, Target.SBATCH).text
+        assert '"per_device_train_batch_size": 3' in text
+        assert '"gradient_accumulation_steps": 2' in text
+        assert '"fp16": true' in text
+        assert "bf16" not in text
+
+    def test_a_gpu_that_is_not_named_is_said_to_be_unknown(self):
+        assert "planned for an unknown GPU" in export_job(job(), Target.SBATCH).text
+        assert "planned for 1 x A100-80GB" in export_job(job(), Target.SKYPILOT).text
+
+    def test_a_job_that_does_not_fit_is_exported_with_a_note(self):
+        spec = job(model="org/model-70b", resources={"accelerators": "L4"}, method="full")
+        (note,) = [each for each in notes(spec, "sbatch") if each.startswith("training: ")]
+        assert note.startswith("training: not planned, the job may not run: ")
+        assert "24 GB of L4" in note

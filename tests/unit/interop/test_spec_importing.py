@@ -14,7 +14,7 @@ from duetune.jobs.spec.job_spec import JobSpec, Spot
 from duetune.jobs.spec.load import load_text
 from duetune.jobs.spec.places import DATASET
 
-REST_OF_AXOLOTL = "for the rest keep axolotl: a spec with 'run: axolotl train FILE'"
+REST_OF_AXOLOTL = "otherwise keep axolotl, with a spec that has 'run: axolotl train FILE'"
 AXOLOTL = """
 base_model: NousResearch/Llama-3.2-1B
 load_in_8bit: false
@@ -116,6 +116,11 @@ def refused(text, tool=None, **options):
     return str(error.value)
 
 
+def problem(where, shown, allowed):
+    wrong = " is required" if shown == "None" else f": {shown} is not allowed"
+    return f"standard input{where}{wrong}; expected {allowed}"
+
+
 class TestRecognised:
     @pytest.mark.parametrize(
         ("text", "tool"),
@@ -133,12 +138,13 @@ class TestRecognised:
     def test_unknown_fields_are_shown(self):
         assert refused("b: 1\na: 2") == (
             "standard input: 'the fields a, b' is not allowed; expected a file of skypilot, "
-            "axolotl, llamafactory, trl; say which with --from"
+            "axolotl, llamafactory, trl; name the tool with --from"
         )
 
     def test_a_pipeline_of_tasks_is_refused(self):
         assert refused("name: pipeline\n---\nrun: x\n") == (
-            "standard input:3: 'a second document (---)' is not allowed; expected one per file"
+            "standard input:3: 'a second document (---)' is not allowed; expected one document "
+            "per file"
         )
 
     def test_the_name_of_the_file_is_in_errors(self, tmp_path):
@@ -159,7 +165,7 @@ class TestDeadline:
     def test_a_day_is_assumed_and_said(self):
         found = import_job(TRL)
         assert found.spec.deadline == timedelta(days=1)
-        assert notes(found)["deadline"] == "1d is assumed; write when you need the result"
+        assert notes(found)["deadline"] == "1d is assumed; set it to when you need the result"
 
     def test_a_given_one_needs_no_note(self):
         assert "deadline" not in notes(imported(TRL))
@@ -198,21 +204,22 @@ class TestAxolotl:
 
     def test_everything_else_is_noted(self):
         assert notes(imported(AXOLOTL)) == {
-            "datasets.0": "type alpaca: rows need text, prompt and completion, or messages here; "
+            "datasets.0": "type alpaca: rows need the columns text, prompt and completion, or "
+            "messages; "
             "convert others first",
-            "bf16": "auto is taken for true",
-            "optimizer": "adamw_8bit is not supported; its states stay whole",
-            "gradient_accumulation_steps": "a step takes 2 x 2 = 4 examples here on any number of "
-            "GPUs; there it took as many for each GPU",
-            "dataset_prepared_path": "'last_run_prepared' is not carried over; the data are "
-            "prepared in the job's own folder",
-            "output_dir": "'./outputs/lora-out' is not carried over; results go to the job's own "
+            "bf16": "auto is read as true",
+            "optimizer": "adamw_8bit is not supported; AdamW in 32 bits is used",
+            "gradient_accumulation_steps": "a step has 2 x 2 = 4 examples here, on any number of "
+            "GPUs; there each GPU had as many",
+            "dataset_prepared_path": "'last_run_prepared' is not imported; the data is prepared "
+            "in the job's own folder",
+            "output_dir": "'./outputs/lora-out' is not imported; results go to the job's own "
             "folder",
-            "sample_packing": "True is not carried over; examples are padded, not packed: steps "
+            "sample_packing": "True is not imported; examples are padded, not packed, so steps "
             "differ in length",
-            "saves_per_epoch": "1 is not carried over; checkpoints follow the rate of "
+            "saves_per_epoch": "1 is not imported; checkpoints follow the rate of "
             "preemptions; see checkpoint.every",
-            "special_tokens": "the mapping is not carried over",
+            "special_tokens": "the mapping is not imported",
             "strict, tf32": "switched off there, and left out here",
         }
 
@@ -234,7 +241,7 @@ class TestAxolotl:
         found = imported(text)
         assert found.spec.method == "lora"
         assert notes(found)["adapter, load_in_4bit"] == (
-            "the base model is not quantised here: LoRA on full weights, which need more memory"
+            "the base model is not quantised here, so it needs more memory"
         )
 
     @pytest.mark.parametrize(
@@ -266,12 +273,12 @@ class TestAxolotl:
         text = "base_model: m\ndatasets: [{path: d}]\nwarmup_steps: 5\nwarmup_ratio: 0.1"
         found = imported(text)
         assert found.spec.training.warmup_steps == 5
-        assert notes(found)["warmup_ratio"] == "0.1: warmup_steps goes before it"
+        assert notes(found)["warmup_ratio"] == "0.1 is not imported: warmup_steps overrides it"
 
     def test_lora_options_without_an_adapter_are_noted(self):
         found = imported("base_model: m\ndatasets: [{path: d}]\nlora_r: 8")
         assert found.spec.training.lora_r is None
-        assert notes(found)["lora_r"] == "8: all weights are trained, without LoRA"
+        assert notes(found)["lora_r"] == "8 is not imported: all weights are trained, without LoRA"
 
     def test_a_file_behind_a_format_is_the_dataset(self):
         found = imported("base_model: m\ndatasets: [{path: json, data_files: [x.jsonl]}]")
@@ -281,8 +288,8 @@ class TestAxolotl:
         found = imported("base_model: m\ndatasets: [{path: a}, {path: b}, {path: c}]")
         assert found.spec.dataset == "a"
         assert [note.says for note in found.notes if note.field == "datasets"] == [
-            "b is not carried over: a job has one dataset; join the files",
-            "c is not carried over: a job has one dataset; join the files",
+            "b is not imported: a job has one dataset; join the files",
+            "c is not imported: a job has one dataset; join the files",
         ]
 
     @pytest.mark.parametrize(
@@ -349,12 +356,12 @@ class TestAxolotl:
                 "base_model: m\ndatasets: [{path: 's3://b/x'}]",
                 " -> dataset",
                 "'s3://b/x'",
-                f"{DATASET}; no address: fetch it first",
+                f"{DATASET}; web addresses are not supported, so download it first",
             ),
         ],
     )
     def test_what_cannot_be_a_job_is_refused(self, text, where, shown, allowed):
-        message = f"standard input{where}: {shown} is not allowed; expected {allowed}"
+        message = problem(where, shown, allowed)
         assert refused(text, Tool.AXOLOTL) == message
 
 
@@ -384,17 +391,17 @@ class TestLlamaFactory:
             "eval_fraction": 0.0,
         }
         assert notes(found) == {
-            "dataset": "alpaca_en_demo is not carried over: a job has one dataset; join the files",
-            "dataset identity": "formatting alpaca, columns prompt q: rows need text, prompt and "
-            "completion, or messages here; convert others first",
-            "gradient_accumulation_steps": "a step takes 1 x 8 = 8 examples here on any number of "
-            "GPUs; there it took as many for each GPU",
-            "trust_remote_code": "True is not carried over; code from the hub is never run",
-            "template": "'llama3' is not carried over; the model's own chat template is used",
-            "max_samples": "1000 is not carried over; the whole dataset is trained on",
-            "output_dir": "'saves/x' is not carried over; results go to the job's own folder",
-            "ddp_timeout": "180000000 is not carried over; where and on how many GPUs a job runs "
-            "is planned here",
+            "dataset": "alpaca_en_demo is not imported: a job has one dataset; join the files",
+            "dataset identity": "formatting alpaca, columns prompt q: rows need the columns "
+            "text, prompt and completion, or messages; convert others first",
+            "gradient_accumulation_steps": "a step has 1 x 8 = 8 examples here, on any number of "
+            "GPUs; there each GPU had as many",
+            "trust_remote_code": "True is not imported; code from the hub is never run",
+            "template": "'llama3' is not imported; the model's own chat template is used",
+            "max_samples": "1000 is not imported; duetune trains on the whole dataset",
+            "output_dir": "'saves/x' is not imported; results go to the job's own folder",
+            "ddp_timeout": "180000000 is not imported; duetune plans where and on how many GPUs "
+            "a job runs",
         }
 
     def test_a_dataset_on_the_hub(self, tmp_path):
@@ -416,7 +423,7 @@ class TestLlamaFactory:
     def test_a_quantised_base_is_noted(self):
         found = imported("model_name_or_path: m\nstage: sft\ndataset: a\nquantization_bit: 4")
         assert notes(found)["quantization_bit"] == (
-            "4: the base model is not quantised here: LoRA on full weights, which need more memory"
+            "4: the base model is not quantised here, so it needs more memory"
         )
 
     def test_an_own_dataset_for_evaluation(self):
@@ -437,13 +444,19 @@ class TestLlamaFactory:
                 "model_name_or_path: m\nstage: dpo",
                 ":2 stage",
                 "'dpo'",
-                "sft; for the rest keep LLaMA-Factory: 'run: llamafactory-cli train FILE'",
+                (
+                    "sft; otherwise keep LLaMA-Factory, with a spec that has 'run: "
+                    "llamafactory-cli train FILE'"
+                ),
             ),
             (
                 "model_name_or_path: m\nfinetuning_type: oft",
                 ":2 finetuning_type",
                 "'oft'",
-                "lora or full; for the rest keep LLaMA-Factory: 'run: llamafactory-cli train FILE'",
+                (
+                    "lora or full; otherwise keep LLaMA-Factory, with a spec that has 'run: "
+                    "llamafactory-cli train FILE'"
+                ),
             ),
             ("stage: sft", " model_name_or_path", "None", "the model to fine-tune"),
             ("model_name_or_path: m", " dataset", "None", "a name that dataset_info.json explains"),
@@ -456,7 +469,7 @@ class TestLlamaFactory:
         ],
     )
     def test_what_cannot_be_a_job_is_refused(self, text, where, shown, allowed):
-        message = f"standard input{where}: {shown} is not allowed; expected {allowed}"
+        message = problem(where, shown, allowed)
         assert refused(text, Tool.LLAMAFACTORY) == message
 
 
@@ -482,10 +495,10 @@ class TestTrl:
             "eval_fraction": 0.0,
         }
         assert notes(found) == {
-            "gradient_accumulation_steps": "a step takes 8 x 1 = 8 examples here on any number of "
-            "GPUs; there it took as many for each GPU",
-            "env.CUDA_VISIBLE_DEVICES": "is not carried over: every node sets its own",
-            "report_to": "'none' is not carried over; see 'duetune logs' for the loss",
+            "gradient_accumulation_steps": "a step has 8 x 1 = 8 examples here, on any number of "
+            "GPUs; there each GPU had as many",
+            "env.CUDA_VISIBLE_DEVICES": "is not imported: every node sets its own",
+            "report_to": "'none' is not imported; see 'duetune logs' for the loss",
         }
 
     def test_without_peft_all_weights_are_trained(self):
@@ -501,8 +514,8 @@ class TestTrl:
             "datasets: [{path: json, data_files: a.jsonl, split: train}, {path: b}]"
         )
         assert found.spec.dataset == "a.jsonl"
-        assert notes(found)["datasets.0"] == "split train is not carried over"
-        assert notes(found)["datasets"] == "b is not carried over: a job has one dataset"
+        assert notes(found)["datasets.0"] == "split train is not imported"
+        assert notes(found)["datasets"] == "b is not imported: a job has one dataset"
 
     def test_older_names_and_shares_of_warmup(self):
         text = "model_name_or_path: m\ndataset_name: d\nmax_seq_length: 77\nwarmup_steps: 0.05"
@@ -524,7 +537,10 @@ class TestTrl:
                 "model_name_or_path: m\nbeta: 0.1",
                 ":2 beta",
                 "'an option of trl dpo'",
-                "a file for trl sft; for others keep TRL: 'run: trl dpo --config FILE'",
+                (
+                    "a file for trl sft; otherwise keep TRL, with a spec that has 'run: trl dpo "
+                    "--config FILE'"
+                ),
             ),
             ("dataset_name: d", " model_name_or_path", "None", "the model to fine-tune"),
             ("model_name_or_path: m", " dataset_name", "None", "the dataset to train on"),
@@ -538,7 +554,7 @@ class TestTrl:
         ],
     )
     def test_what_cannot_be_a_job_is_refused(self, text, where, shown, allowed):
-        message = f"standard input{where}: {shown} is not allowed; expected {allowed}"
+        message = problem(where, shown, allowed)
         assert refused(text, Tool.TRL) == message
 
 
@@ -557,10 +573,10 @@ class TestSkyPilot:
             tags={"team": "research"},
         )
         assert notes(found) == {
-            "run": "runs on one GPU here; SKYPILOT_* are not set",
-            "resources.infra": "'aws' is not carried over; where a job runs is planned here",
-            "envs.WANDB_API_KEY": "is among the secrets here, without its value",
-            "file_mounts": "the mapping is not carried over; put what it mounts into workdir, or "
+            "run": "runs on one GPU here; SKYPILOT_* variables are not set",
+            "resources.infra": "'aws' is not imported; duetune plans where a job runs",
+            "envs.WANDB_API_KEY": "is listed under secrets, without its value",
+            "file_mounts": "the mapping is not imported; put what it mounts into workdir, or "
             "fetch it in setup",
         }
 
@@ -589,7 +605,7 @@ class TestSkyPilot:
     def test_other_kinds_are_noted(self):
         found = imported("run: x\nresources: {accelerators: ['L4:2', 'H100:1']}")
         assert [note.says for note in found.notes if note.field == "resources.accelerators"] == [
-            "H100:1 is not carried over: a job has one kind of GPU"
+            "H100:1 is not imported: a job has one kind of GPU"
         ]
 
     @pytest.mark.parametrize(
@@ -609,7 +625,7 @@ class TestSkyPilot:
 
     def test_spot_that_is_not_said_is_noted(self):
         assert notes(imported("run: x"))["resources.use_spot"] == (
-            "not said: spot and on-demand are mixed here; see resources.spot"
+            "not given: spot and on-demand are mixed here; see resources.spot"
         )
 
     def test_choices_give_their_first_gpu(self):
@@ -617,7 +633,7 @@ class TestSkyPilot:
             "run: x\nresources: {any_of: [{accelerators: L4:2, infra: aws}, {accelerators: T4:2}]}"
         )
         assert str(found.spec.resources.accelerators) == "L4:2"
-        assert notes(found)["resources.any_of"] == "infra aws is not carried over"
+        assert notes(found)["resources.any_of"] == "infra aws is not imported"
 
     @pytest.mark.parametrize(
         ("text", "where", "shown", "allowed"),
@@ -626,7 +642,7 @@ class TestSkyPilot:
                 "run: x\nservice: {replicas: 2}",
                 ":2 service",
                 "'a service'",
-                "a job that ends: duetune does not serve",
+                "a job that ends: duetune does not run services",
             ),
             ("num_nodes: 2", " run", "None", "the command that trains"),
             ("run: ' '", ":1 run", "' '", "the command that trains"),
@@ -667,18 +683,19 @@ class TestSkyPilot:
         ],
     )
     def test_what_cannot_be_a_job_is_refused(self, text, where, shown, allowed):
-        message = f"standard input{where}: {shown} is not allowed; expected {allowed}"
+        message = problem(where, shown, allowed)
         assert refused(text, Tool.SKYPILOT) == message
 
     @pytest.mark.parametrize(
         ("line", "field", "says"),
         [
-            ("name: my task", "name", ("'my task' is not carried over: letters, digits, '.', '_', "
+            ("name: my task", "name", ("'my task' is not imported: letters, digits, '.', '_', "
              "'-' only")),
             ("workdir: {url: x}", "workdir", "a repository; fetch it in setup"),
-            ("envs: {1A: x}", "envs.1A", "the name is reserved or cannot be used"),
-            ("envs: {DUETUNE_X: x}", "envs.DUETUNE_X", "the name is reserved or cannot be used"),
-            ("resources: {disk_size: 256}", "resources.disk_size", "256 is not carried over"),
+            ("envs: {1A: x}", "envs.1A", "is not imported: the name is reserved or not valid"),
+            ("envs: {DUETUNE_X: x}", "envs.DUETUNE_X", ("is not imported: the name is reserved or "
+            "not valid")),
+            ("resources: {disk_size: 256}", "resources.disk_size", "256 is not imported"),
         ],
     )  # fmt: skip
     def test_what_does_not_fit_is_noted(self, line, field, says):
@@ -690,7 +707,7 @@ class TestFile:
         found = imported(SKYPILOT)
         text = found.to_yaml("sky\n.yaml")
         lines = text.splitlines()
-        assert lines[:2] == ["# Imported from skypilot (sky .yaml).", "# Not the same here:"]
+        assert lines[:2] == ["# Imported from skypilot (sky .yaml).", "# Differences:"]
         assert sum(line.startswith("#   ") for line in lines) == len(found.notes)
         assert load_text(text) == found.spec
 

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from duetune.errors import InvalidInput
-from duetune.interop.import_measurements import take_in
+from duetune.interop.measurement_files import take_in
 from duetune.jobs.advice_request import Wanted, request
 from duetune.jobs.inventory import parsed_amount, parsed_inventory, parsed_prices
 from duetune.jobs.next_run_file import probe_text, write_probe
@@ -54,7 +54,7 @@ def test_what_a_spec_says_is_given_and_the_rest_is_chosen(tmp_path):
     assert asked.given["precision"] == "bf16"
     assert asked.given["lora_rank"] == 32
     assert not {"tokens_per_sample", "grad_checkpoint", "precision", "method"} & set(asked.reasons)
-    assert asked.reasons["lora_targets"] == "the usual ones"
+    assert asked.reasons["lora_targets"] == "the default layers"
     assert asked.objective is Objective.DEADLINE
     assert asked.limits.deadline_s == 8 * 3600
     assert {"num_gpus", "batch_size", "gpu_model"} <= set(asked.space.free)
@@ -99,7 +99,7 @@ def test_gpus_come_from_the_options_then_the_spec_then_the_site(tmp_path):
     from_site = request(Wanted(), spec(tmp_path), site, 0.7)
     assert from_site.limits.inventory == {"L40S": 3}
     assert from_site.limits.price == {"L40S": 0.7}
-    assert from_site.reasons["gpu_model"] == "what the site has"
+    assert from_site.reasons["gpu_model"] == "the GPUs of the site"
     anything = request(Wanted(), spec(tmp_path))
     assert len(anything.limits.inventory) > 5
     assert any("--gpus" in each for each in anything.assumptions)

@@ -19,6 +19,7 @@ from duetune.jobs.step_time import STEP_S, Basis
 from duetune.jobs.terms import job_terms
 from duetune.knowledge.estimate import EXTRAPOLATED, FITS, Estimates
 from duetune.knowledge.facts.model_facts import model_facts
+from duetune.knowledge.sources.analytic import AnalyticSource
 from duetune.knowledge.sources.estimating import Source
 from duetune.knowledge.sources.knowledge_source import Term
 
@@ -130,10 +131,10 @@ def test_what_the_source_says_does_not_fit_is_not_planned_with():
     assert small.accumulation == 16
     frugal = planned(Told(fits=lambda each: each.grad_checkpoint))
     assert frugal.gradient_checkpointing
-    assert frugal.reasons["gradient_checkpointing"] == "without it the GPU's memory is too small"
+    assert frugal.reasons["gradient_checkpointing"] == "needed: GPU memory is too small without it"
     short = planned(Told(fits=lambda each: each.tokens_per_sample <= 256))
     assert short.max_length == 256
-    assert short.reasons["max_length"] == "the longest that fits in the GPU's memory"
+    assert short.reasons["max_length"] == "the longest that fits in GPU memory"
 
 
 def test_a_small_model_is_trained_whole_only_if_the_source_lets_it():
@@ -171,7 +172,7 @@ def test_recomputing_is_chosen_where_it_is_faster_in_the_end():
 
     plan = planned(Told(fits=fits))
     assert (plan.microbatch, plan.gradient_checkpointing) == (4, True)
-    assert plan.reasons["gradient_checkpointing"] == "faster: there is room for a larger microbatch"
+    assert plan.reasons["gradient_checkpointing"] == "faster: it makes room for a larger microbatch"
     slow = planned(Told(fits=fits, pace=lambda each: 1.0 if each.grad_checkpoint else 100.0))
     assert (slow.microbatch, slow.gradient_checkpointing) == (1, False)
 
@@ -193,7 +194,7 @@ def test_how_sure_the_pace_is_and_what_it_rests_on_is_told():
     assert plan.tokens_per_s == pytest.approx((6400.0, 8000.0, 10_000.0))
     assert plan.reasons["step_s"] == (
         "H200: 8,000 tokens/s (6,400 to 10,000), 12 measured runs near it; "
-        "examples of about 512 tokens, half of what they may have"
+        "examples of about 512 tokens, assumed to be half of max_length"
     )
     assert plan.p_fits == 0.99
     assert plan.memory_terms["weights"] == 15.2
@@ -217,11 +218,11 @@ def shown(plan):
 def test_what_nothing_was_measured_of_is_said_to_be_by_physics():
     plan = planned(Told(unseen=("gpu_model",)))
     assert plan.basis is Basis.PHYSICS
-    assert "; nothing of H200 was measured: by physics; " in plan.reasons["step_s"]
+    assert "; nothing was measured on H200: physics alone; " in plan.reasons["step_s"]
     other = planned(Told(unseen=("model",), support=0))
     assert other.basis is Basis.KNOWLEDGE
     reason = other.reasons["step_s"]
-    assert f"no measured run near it; nothing was measured of {MODEL}; " in reason
+    assert f"no measured run near it; nothing was measured for {MODEL}; " in reason
 
 
 def test_a_pace_that_may_be_too_slow_for_the_deadline_is_noted():
@@ -234,7 +235,7 @@ def test_a_pace_that_may_be_too_slow_for_the_deadline_is_noted():
     spec = spec_with(deadline=f"{hours * 3600:.0f}s")
     terms = job_terms(spec, plan, SITE, market, 0.0)
     (note,) = terms.notes
-    assert note.startswith("the pace is not sure: a step with 4 GPUs may take")
+    assert note.startswith("the speed is uncertain: a step with 4 GPUs may take")
     assert job_terms(spec, planned(sure), SITE, market, 0.0).notes == ()
 
 
@@ -262,8 +263,6 @@ def test_what_ran_out_of_memory_is_not_tried_again():
 @pytest.mark.parametrize(
     "site",
     [
-        Site(accelerator="H200", emulated_microbatch_s=0.5),
-        Site(accelerator="H200", memory_gb=48.0, emulated_microbatch_s=0.5),
         Site(),
         Site(accelerator="Abacus"),
         Site(accelerator="Abacus", memory_gb=64.0),
@@ -285,12 +284,32 @@ def test_where_it_could_know_nothing_the_source_is_never_got(site, run):
 
 
 def test_without_paces_the_largest_that_fits_without_recomputing_is_chosen():
-    plan = planned(Told(), Site(accelerator="H100", emulated_microbatch_s=0.5))
+    plan = planned(AnalyticSource(), Site(accelerator="H100", emulated_microbatch_s=0.5))
     assert (plan.microbatch, plan.gradient_checkpointing) == (2, False)
-    assert plan.reasons["microbatch"] == "the most that fits in the GPU's memory"
+    assert plan.reasons["microbatch"] == "the largest that fits in GPU memory"
 
 
 def test_an_emulated_gpu_still_has_no_more_memory_than_it_has():
     site = Site(accelerator="L4", emulated_microbatch_s=0.5)
     with pytest.raises(InvalidInput, match=r"^model.*in the 24 GB of L4"):
-        planned(Told(), site, model="org/model-70b")
+        planned(AnalyticSource(), site, model="org/model-70b")
+
+
+def test_an_emulated_gpu_asks_the_source_for_memory_and_not_for_its_pace():
+    source = Told()
+    plan = planned(source, Site(accelerator="H200", emulated_microbatch_s=0.5))
+    assert source.asked
+    assert plan.p_fits == 0.99
+    assert plan.basis is Basis.EMULATED
+    assert plan.tokens_per_s is None
+
+
+def test_a_plan_has_the_interval_of_its_memory_and_older_plans_have_none():
+    plan = planned(AnalyticSource())
+    assert plan.memory_gb_low < plan.memory_gb < plan.memory_gb_high
+    assert f"({plan.memory_gb_low:.1f} to {plan.memory_gb_high:.1f})" in shown(plan)
+    fields = msgspec.to_builtins(plan)
+    del fields["memory_gb_low"], fields["memory_gb_high"]
+    old = msgspec.convert(fields, TrainingPlan)
+    assert old.memory_gb_low is None
+    assert "(" not in shown(old).split("memory")[1].split("fits")[0]

@@ -15,9 +15,9 @@ from duetune.core.job import (
 )
 from duetune.core.market import MarketTrace, Slot
 from duetune.errors import InvalidInput
+from duetune.jobs.market_futures import settled
 from duetune.jobs.quote import make_quote
 from duetune.jobs.quote_document import LineRole, QuoteDocument
-from duetune.jobs.quote_lines import settled
 from duetune.jobs.terms import Terms
 from duetune.market.forecast.simple import outlook_at
 from duetune.market.synthetic import MarketKind, synthetic_market
@@ -215,7 +215,9 @@ def test_spot_above_the_highest_price_is_not_there():
 
 
 def test_a_budget_that_no_plan_can_keep_is_refused_with_what_is_likely_enough():
-    with pytest.raises(InvalidInput, match=r"^budget: 10.*at least \$24\.00.*\$2\d\.\d\d is like"):
+    with pytest.raises(
+        InvalidInput, match=r"^budget: 10.*at least \$24\.00.*\$2\d\.\d\d is needed"
+    ):
         quote_for(terms_with(budget=10.0), STILL)
     with pytest.raises(InvalidInput, match=r"^budget.*at least \$60\.00"):
         quote_for(terms_with(budget=30.0, policy="on_demand"), STILL)
@@ -245,7 +247,7 @@ def test_without_history_there_is_a_quote_that_says_so():
     now = report(MARKET.slot(0))
     quote = make_quote(terms_with(), POOL, market_history=None, now=now, scenarios=10, seed=0)
     assert quote.document.history_slots == 0
-    assert any("hours of the market's past" in note for note in quote.document.notes)
+    assert any("hours of market history" in note for note in quote.document.notes)
 
 
 def test_the_seed_fixes_the_quote():

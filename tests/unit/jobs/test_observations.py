@@ -33,8 +33,7 @@ from duetune.knowledge.sources.past_runs import HistorySource
 from duetune.settings import SiteSettings
 from duetune.store.store import open_store
 from duetune.testing.sample_events import submission
-from duetune.training.task import Method as Trained
-from duetune.training.task import TrainingTask, write_task
+from duetune.training.task import TrainingMethod, TrainingTask, write_task
 
 SITE = SiteSettings(accelerator="A100-80GB", speed=60.0)
 TASK = TrainingTask(
@@ -235,7 +234,7 @@ def task_of(plan):
     )
 
 
-@pytest.mark.parametrize("method", list(Trained))
+@pytest.mark.parametrize("method", list(TrainingMethod))
 def test_what_ran_is_found_again_by_whoever_plans_the_same(store, tmp_path, method):
     task = msgspec.structs.replace(TASK, method=method)
     record_observations(store, SITE, "tuning-1", lived(tmp_path / "job", task=task))
@@ -249,7 +248,9 @@ def test_what_ran_is_found_again_by_whoever_plans_the_same(store, tmp_path, meth
         accumulation=task.microbatches,
         checkpointing=task.gradient_checkpointing,
     )
-    assert asked.precision is (Precision.BF16 if method is Trained.LORA else Precision.BF16_MIXED)
+    assert asked.precision is (
+        Precision.BF16 if method is TrainingMethod.LORA else Precision.BF16_MIXED
+    )
     found = source.query(Configurations.of([asked]))[0]
     assert found.measured
     assert found.tokens_per_s.middle == pytest.approx(4000)

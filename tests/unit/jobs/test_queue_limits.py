@@ -26,7 +26,7 @@ def test_a_job_that_could_use_more_is_planned_for_what_there_is_and_told():
     assert wide.job.max_gpus > cut.job.max_gpus == 2
     assert not wide.notes
     (note,) = cut.notes
-    assert note.startswith("no more than 2 GPUs at once by queue.quotas.vision, ")
+    assert note.startswith("queue.quotas.vision allows at most 2 GPUs at once")
     enough = terms_of(spec_with(resources={"accelerators": "auto:1..2"}), site=site)
     assert not enough.notes
     assert SITE.within(SITE.max_gpus, "queue.gpus") == SITE
@@ -34,7 +34,7 @@ def test_a_job_that_could_use_more_is_planned_for_what_there_is_and_told():
 
 def test_a_job_that_needs_more_is_refused():
     spec = spec_with(resources={"accelerators": "auto:3"})
-    with pytest.raises(InvalidInput, match=r"at most 2: more is not held by queue\.quotas\.vision"):
+    with pytest.raises(InvalidInput, match=r"at most 2: queue\.quotas\.vision allows no more"):
         configure(spec, SITE.within(*QUEUE.limit("vision")))
 
 

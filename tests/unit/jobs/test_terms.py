@@ -9,7 +9,7 @@ import pytest
 from duetune.core.job import ReconfigurationKey
 from duetune.core.physics import job_physics
 from duetune.errors import InvalidInput
-from duetune.jobs.spec.durations import parse_duration
+from duetune.jobs.spec.amounts import parse_duration
 from duetune.policies.baselines import OnDemandOnly
 from duetune.simulate.episode import simulate
 from duetune.testing.small_markets import constant_market
@@ -142,7 +142,7 @@ def test_an_impossible_deadline_is_refused_with_the_earliest_that_is_possible(
     market = market_at(gone_s)
     with pytest.raises(InvalidInput, match=r"^deadline") as caught:
         terms_of(spec_with(deadline="35m", training={"max_steps": 2000}), market, site)
-    assert "all 4 GPUs on demand" in caught.value.allowed
+    assert "all 4 GPUs need that long on demand" in caught.value.allowed
     with pytest.raises(InvalidInput, match=r"^deadline") as caught:
         terms_of(spec_with(deadline="31m", training={"max_steps": steps}), market, site)
     enough = parse_duration(caught.value.allowed.split()[2].rstrip(":"))

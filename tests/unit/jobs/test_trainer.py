@@ -21,14 +21,14 @@ from duetune.knowledge.configurations.configuration import Configuration, Config
 from duetune.knowledge.facts.model_facts import model_facts
 from duetune.knowledge.measure import worker_messages
 from duetune.knowledge.sources.analytic import AnalyticSource
-from duetune.training.task import Method
+from duetune.training.task import TrainingMethod
 
 SITE = Site(accelerator="A100-80GB", max_gpus=8, software="torch 9")
 MODEL = "meta-llama/Llama-3.1-8B"
 KNOWN = TrainerKnowledge(AnalyticSource(), "torch 9")
 
 
-def made(method=Method.LORA, gpus=1, accumulation=8, microbatch=2):
+def made(method=TrainingMethod.LORA, gpus=1, accumulation=8, microbatch=2):
     return Question().configuration(
         method,
         MODEL,
@@ -45,7 +45,7 @@ def asked(source, *rows):
     return source.query(Configurations.of(rows))
 
 
-@pytest.mark.parametrize("method", Method)
+@pytest.mark.parametrize("method", TrainingMethod)
 def test_a_gpu_needs_the_same_memory_in_a_group_of_any_size(method):
     rows = [made(method, gpus, accumulation) for gpus, accumulation in ((1, 1), (1, 8), (4, 8))]
     found = asked(KNOWN, *rows)
@@ -56,15 +56,15 @@ def test_a_gpu_needs_the_same_memory_in_a_group_of_any_size(method):
 
 
 def test_all_weights_have_their_gradients_from_the_first_microbatch_on():
-    alone = asked(AnalyticSource(), made(Method.FULL, accumulation=1))
-    held = asked(KNOWN, made(Method.FULL, accumulation=1))
+    alone = asked(AnalyticSource(), made(TrainingMethod.FULL, accumulation=1))
+    held = asked(KNOWN, made(TrainingMethod.FULL, accumulation=1))
     gradients = 4 * model_facts(MODEL).parameters / 1e9
     assert 0 < held.memory_gb[0, 1] - alone.memory_gb[0, 1] <= gradients * 1.001
 
 
 def test_what_another_trainer_does_is_answered_as_it_is():
     for change in ({"software": "other 1"}, {"optimiser": "sgd"}, {"precision": "bf16"}):
-        one = made(Method.FULL, accumulation=1).replace(**change)
+        one = made(TrainingMethod.FULL, accumulation=1).replace(**change)
         mine, plain = asked(KNOWN, one), asked(AnalyticSource(), one)
         assert (mine.memory_gb == plain.memory_gb).all()
 
@@ -83,10 +83,12 @@ def test_what_needs_as_much_as_a_run_that_ran_out_does_not_fit_on_any_number_of_
 
 
 def test_options_that_the_trainer_does_not_have_are_named():
-    assert foreign_fields(made(Method.FULL)) == foreign_fields(made(gpus=4)) == ()
+    assert foreign_fields(made(TrainingMethod.FULL)) == foreign_fields(made(gpus=4)) == ()
     other = made().replace(method="qlora", optimiser="adamw-8bit", num_gpus=2, sharding="fsdp")
     assert foreign_fields(other) == ("method qlora", "sharding fsdp", "optimiser adamw-8bit")
-    assert foreign_fields(made(Method.FULL).replace(precision="bf16")) == ("precision bf16",)
+    assert foreign_fields(made(TrainingMethod.FULL).replace(precision="bf16")) == (
+        "precision bf16",
+    )
 
 
 def test_what_is_trained_is_kept_in_32_bits():
@@ -141,7 +143,7 @@ def test_where_nothing_is_said_it_is_what_the_trainer_does():
 )
 def test_another_trainer_is_said_plainly(fields, words):
     _, told = single(**fields)
-    assert told == (f"another trainer than duetune's: {words}",)
+    assert told == (f"a trainer other than duetune's: {words}",)
 
 
 def test_a_field_that_cannot_be_is_refused():

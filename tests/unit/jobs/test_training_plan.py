@@ -164,7 +164,7 @@ def test_recomputing_and_shorter_examples_come_in_only_where_memory_is_short():
         except InvalidInput:
             break
         lengths.append(smaller.max_length)
-        cut = smaller.reasons["max_length"] == "the longest that fits in the GPU's memory"
+        cut = smaller.reasons["max_length"] == "the longest that fits in GPU memory"
         assert cut == (smaller.max_length < 1024)
     assert lengths == sorted(lengths, reverse=True)
     assert (lengths[0], lengths[-1] < 1024) == (1024, True)
@@ -256,7 +256,7 @@ def test_of_an_unknown_model_no_memory_is_claimed():
     assert plan.parameters is None
     assert plan.memory_gb is None
     assert plan.memory_terms == {}
-    assert plan.reasons["parameters"] == "not known"
+    assert plan.reasons["parameters"] == "unknown"
     assert "7 billion" in plan.reasons["step_s"]
 
 

@@ -148,7 +148,7 @@ def test_a_short_file_is_enough(tmp_path):
         ("m,L4,valid,fast", r"^tokens_per_s in row 2 of h.csv: 'fast' is not allowed"),
         ("m,L4,valid,-5", r"^tokens_per_s in row 2 of h.csv: -5.0 .*above 0"),
         ("m,L4,valid,inf", r"^tokens_per_s in row 2 of h.csv: inf .*above 0"),
-        ("m,L4,valid,", r"^tokens_per_s in row 2 of h.csv: None .*the run was valid"),
+        ("m,L4,valid,", r"^tokens_per_s in row 2 of h.csv is required; .*the run was valid"),
         ("m,L4,well,1", r"^outcome in row 2 of h.csv: 'well' .*one of valid, rejected, oom"),
         (",L4,valid,1", r"^model in row 2 of h.csv"),
         ("m,L4,valid", r"^row in row 2 of h.csv: '3 fields'.*4, as in the header"),

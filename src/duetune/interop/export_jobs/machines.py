@@ -1,4 +1,4 @@
-"""How many machines with how many GPUs, for tools that ask for machines."""
+"""How many machines with how many GPUs an exported job needs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PER_MACHINE = 8
 
 
 class Machines(msgspec.Struct, frozen=True):
-    """``accelerator`` None: any. All machines have the same number of GPUs."""
+    """The machines of a job, all with ``gpus`` GPUs. ``accelerator`` None means any GPU."""
 
     accelerator: str | None
     count: int
@@ -23,20 +23,22 @@ class Machines(msgspec.Struct, frozen=True):
 
     @property
     def total(self) -> int:
+        """GPUs of all machines together."""
         return self.count * self.gpus
 
 
 def machines_of(spec: JobSpec, gpus: int | None = None) -> Machines:
-    """The number that is asked for; of a range its upper end, which is the surest to be on time.
+    """Return the machines for ``gpus`` GPUs; by default the upper end of the spec's range, because
+    it is most likely to be on time.
 
     The built-in trainer forms its group on one machine, so it gets at most one.
     """
     accelerator, least, most = spec.gpus
     if gpus is not None and not least <= gpus <= (gpus if most is None else most):
-        upper = "as many as you like" if most is None else most
-        raise InvalidInput("--gpus", gpus, f"{least} to {upper}, as resources.accelerators says")
+        upper = "any number" if most is None else most
+        raise InvalidInput("--gpus", gpus, f"{least} to {upper}, as in resources.accelerators")
     if spec.run is None and max(gpus or 0, least) > PER_MACHINE:
-        allowed = f"at most {PER_MACHINE}: an exported job of the built-in trainer has one machine"
+        allowed = f"at most {PER_MACHINE}: the built-in trainer is exported to one machine"
         field = "resources.accelerators" if gpus is None else "--gpus"
         raise InvalidInput(field, max(gpus or 0, least), allowed)
     wanted = gpus or most or least

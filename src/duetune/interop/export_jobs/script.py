@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from duetune.jobs.spec.conversion_notes import OWN_LINES
-from duetune.jobs.spec.job_spec import Method
+from duetune.jobs.spec.job_spec import MethodChoice
 
 if TYPE_CHECKING:
     from duetune.jobs.spec.job_spec import JobSpec
 
-# SIGTERM is passed on to every worker, and the script ends when all have; bash returns from wait
-# at the signal, so it waits again.
+# SIGTERM is passed on to every worker, and the script ends when all workers have ended. At the
+# signal bash returns from wait, so the script waits again.
 _WORKERS = """\
 rm -f "$DUETUNE_JOB_DIR/coordinator.port"
 python -m duetune.training.coordinator --port-file "$DUETUNE_JOB_DIR/coordinator.port" &
@@ -47,14 +47,15 @@ exit "$status"
 
 
 def install_command() -> str:
+    """Return the command that installs this version of duetune with the trainer."""
     package = f"duetune[train]=={metadata.version('duetune')}"
     return f"python -m pip install --quiet {shlex.quote(package)}"
 
 
 def environment_lines(spec: JobSpec, folder: str = '"$HOME"/duetune') -> str:
-    """What a node of duetune sets for whatever it runs, for a machine that is none.
+    """Return shell lines that set the variables which a duetune node would set.
 
-    Set from outside, DUETUNE_JOB_DIR says where the job's folder is; it should outlive the machine.
+    If DUETUNE_JOB_DIR is set outside, it is the job's folder. It should outlive the machine.
     """
     name = shlex.quote(spec.name)
     checkpoints = '"$DUETUNE_JOB_DIR"/checkpoints'
@@ -69,7 +70,7 @@ def environment_lines(spec: JobSpec, folder: str = '"$HOME"/duetune') -> str:
             'DUETUNE_OUTPUT_DIR="$DUETUNE_JOB_DIR"/output',
             'DUETUNE_PROGRESS_FILE="$DUETUNE_JOB_DIR"/progress.json',
             'DUETUNE_NODE_ID="$(hostname)"',
-            # Seconds grow from launch to launch, which is all that an epoch must do.
+            # An epoch must only grow from launch to launch, as seconds do.
             'DUETUNE_EPOCH="$(date +%s)"',
             "export DUETUNE_JOB_DIR DUETUNE_CHECKPOINT_DIR DUETUNE_OUTPUT_DIR",
             "export DUETUNE_PROGRESS_FILE DUETUNE_NODE_ID DUETUNE_EPOCH",
@@ -81,9 +82,9 @@ def environment_lines(spec: JobSpec, folder: str = '"$HOME"/duetune') -> str:
 
 
 def run_script(spec: JobSpec, gpus: int, *, dataset: str | None = None) -> str:
-    """The own command, or one worker of the built-in trainer on each of ``gpus``.
+    """Return the user's own command, or one worker of the built-in trainer per GPU.
 
-    ``dataset``: where the data are on that machine, if not where the spec says.
+    ``dataset`` is where the data is on that machine, if not where the spec says.
     """
     if spec.run is not None:
         return environment_lines(spec) + spec.run
@@ -98,16 +99,16 @@ def run_script(spec: JobSpec, gpus: int, *, dataset: str | None = None) -> str:
 
 
 def shell_path(path: str) -> str:
-    """A path of the spec, quoted, with what only the machine knows left to its shell."""
+    """Return a path quoted for the shell, with ``~`` and relative paths resolved there."""
     if path == "~" or path.startswith("~/"):
         return f'"$HOME"{shlex.quote(path[1:])}' if path[1:] else '"$HOME"'
     return shlex.quote(path) if path.startswith("/") else f'"$PWD"/{shlex.quote(path)}'
 
 
 def task_document(spec: JobSpec, dataset: str | None = None) -> dict[str, object]:
-    """The trainer's task file; what it does not say is the trainer's default."""
+    """Return the trainer's task file; fields it leaves out get the trainer's defaults."""
     task: dict[str, object] = {"model": spec.model, "dataset": dataset or spec.dataset}
-    if spec.method is not Method.AUTO:
+    if spec.method is not MethodChoice.AUTO:
         task["method"] = str(spec.method)
     task |= spec.training.given
     if spec.checkpoint.every != "auto":

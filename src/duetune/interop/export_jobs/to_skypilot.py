@@ -1,4 +1,4 @@
-"""A SkyPilot task, for ``sky jobs launch``."""
+"""Export a job as a SkyPilot task, for ``sky jobs launch``."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ from duetune.jobs.spec.places import is_path
 from duetune.jobs.spec.yaml_document import written_yaml
 
 if TYPE_CHECKING:
-    from duetune.interop.export_jobs.comments import Notes
     from duetune.interop.export_jobs.machines import Machines
+    from duetune.interop.export_jobs.writing import Notes
     from duetune.jobs.spec.job_spec import JobSpec
 
 INPUTS = "/tmp/duetune-inputs"  # noqa: S108 - a folder on the machine that SkyPilot makes
-# Where any GPU will do, SkyPilot must still be told which: these train most models there are.
+# SkyPilot needs a GPU name even if any GPU will do; these two can train most models.
 ANY = ("A100-80GB", "H100")
 
 
 def to_skypilot(spec: JobSpec, machines: Machines, notes: Notes) -> str:
+    """Return the task as YAML, and add notes on what SkyPilot does differently."""
     fields: dict[str, object] = {"name": spec.name}
     if machines.count > 1:
         fields["num_nodes"] = machines.count
@@ -41,23 +42,24 @@ def to_skypilot(spec: JobSpec, machines: Machines, notes: Notes) -> str:
     notes.launch(" ".join(("sky jobs launch", notes.file, *asked)))
     notes.add(
         "checkpoint.dir",
-        "mount a bucket (file_mounts) and set DUETUNE_JOB_DIR to it, or a lost machine takes its "
-        "checkpoints along",
+        "mount a bucket (file_mounts) and set DUETUNE_JOB_DIR to it; otherwise checkpoints are "
+        "lost with the machine",
     )
     return written_yaml(fields)
 
 
 def _resources(spec: JobSpec, machines: Machines, notes: Notes) -> dict[str, object]:
+    """Return the section ``resources`` of the task."""
     resources: dict[str, object] = {}
     choices: list[dict[str, object]] = [{}]
     if machines.accelerator is not None:
         resources["accelerators"] = f"{machines.accelerator}:{machines.gpus}"
     else:
         choices = [{"accelerators": f"{name}:{machines.gpus}"} for name in ANY]
-        notes.add("resources.accelerators", f"auto is one of {', '.join(ANY)}")
+        notes.add("resources.accelerators", f"auto becomes one of {', '.join(ANY)}")
     if spec.resources.spot is Spot.AUTO:
         choices = [each | {"use_spot": spot} for spot in (True, False) for each in choices]
-        notes.add("resources.spot", "auto is spot or on-demand at each launch, never a mix")
+        notes.add("resources.spot", "auto becomes spot or on-demand at each launch, not a mix")
     else:
         resources["use_spot"] = spec.resources.spot is Spot.ONLY
     if choices != [{}]:
@@ -69,7 +71,7 @@ def _resources(spec: JobSpec, machines: Machines, notes: Notes) -> dict[str, obj
 
 
 def _inputs(spec: JobSpec, fields: dict[str, object], notes: Notes) -> str | None:
-    """What must be on the machine: the folder of the spec, and data from elsewhere.
+    """Add the folder of the spec and data from elsewhere to the task's files.
 
     Returns where the dataset will be, if not where the spec says.
     """

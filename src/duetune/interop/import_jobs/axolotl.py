@@ -1,4 +1,4 @@
-"""axolotl's configuration files."""
+"""Import configuration files of axolotl."""
 
 from __future__ import annotations
 
@@ -24,16 +24,17 @@ _DEFAULTS: dict[str, object] = {
     "max_length": 512,
 }
 _REASONS = REASONS | {
-    "sample_packing": "examples are padded, not packed: steps differ in length",
+    "sample_packing": "examples are padded, not packed, so steps differ in length",
     "eval_sample_packing": "examples are padded, not packed",
     "pad_to_sequence_len": "examples are padded to the longest of their batch",
-    "flash_attention": "the attention is chosen by the trainer",
-    "dataset_prepared_path": "the data are prepared in the job's own folder",
+    "flash_attention": "the trainer chooses the attention",
+    "dataset_prepared_path": "the data is prepared in the job's own folder",
     "chat_template": "the model's own chat template is used",
 }
 
 
 def from_axolotl(source: ForeignFile) -> dict[str, object]:
+    """Return the spec fields of an axolotl file; refuses what is not supervised fine-tuning."""
     goal = source.take("rl")
     if goal:
         raise source.wrong("rl", goal, _only("supervised fine-tuning, without rl"))
@@ -47,7 +48,7 @@ def from_axolotl(source: ForeignFile) -> dict[str, object]:
     if adapter == "qlora" or quantised:
         source.note(
             ", ".join(["adapter"] * (adapter == "qlora") + quantised),
-            "the base model is not quantised here: LoRA on full weights, which need more memory",
+            "the base model is not quantised here, so it needs more memory",
         )
     datasets = _datasets(source, "datasets")
     if not datasets:
@@ -78,16 +79,16 @@ def from_axolotl(source: ForeignFile) -> dict[str, object]:
 
 
 def is_file_format(place: object) -> bool:
-    """What ``datasets`` calls a way to read files, which then stand in ``data_files``."""
+    """Return whether ``place`` is a format name of the datasets library, not a place."""
     return isinstance(place, str) and place in {"json", "csv", "parquet", "text", "arrow"}
 
 
 def _only(what: str) -> str:
-    return f"{what}; for the rest keep axolotl: a spec with 'run: axolotl train FILE'"
+    return f"{what}; otherwise keep axolotl, with a spec that has 'run: axolotl train FILE'"
 
 
 def _datasets(source: ForeignFile, name: str) -> list[str]:
-    """The places of the datasets: one file, where data_files names one, or the path."""
+    """Return the places of the datasets: the file in data_files, or the path."""
     value = source.take(name)
     if value is None:
         return []
@@ -102,7 +103,7 @@ def _datasets(source: ForeignFile, name: str) -> list[str]:
         if isinstance(files, str) and (place is None or is_file_format(place)):
             place = files
         elif files is not None:
-            source.note(f"{name}.{number}.data_files", f"{files} is not carried over")
+            source.note(f"{name}.{number}.data_files", f"{files} is not imported")
         if not isinstance(place, str):
             raise source.wrong(f"{name}.{number}.path", place, "a file, folder or name on the hub")
         places.append(place)
@@ -111,13 +112,14 @@ def _datasets(source: ForeignFile, name: str) -> list[str]:
             words = ", ".join(f"{key} {each}" for key, each in details.items())
             source.note(f"{name}.{number}", f"{words}: {ROWS}; convert others first")
     for place in places[1:]:
-        source.note(name, f"{place} is not carried over: a job has one dataset; join the files")
+        source.note(name, f"{place} is not imported: a job has one dataset; join the files")
     return places
 
 
 def _checkpointing(source: ForeignFile, training: Hyperparameters) -> None:
+    """Take gradient checkpointing; a word such as ``offload`` is read as true."""
     value = source.mode("gradient_checkpointing")
     if isinstance(value, str):
-        source.note("gradient_checkpointing", f"{value} is taken for true")
+        source.note("gradient_checkpointing", f"{value} is read as true")
         value = True
     training.values["gradient_checkpointing"] = value

@@ -1,4 +1,4 @@
-"""SkyPilot's task files: own commands on so many GPUs."""
+"""Import SkyPilot task files as jobs with the user's own command."""
 
 from __future__ import annotations
 
@@ -6,30 +6,32 @@ import re
 from typing import TYPE_CHECKING
 
 from duetune.core.job import MAX_GPUS, NAME
-from duetune.interop.import_jobs.foreign_file import masked, truth
-from duetune.interop.import_jobs.foreign_variables import variables
+from duetune.interop.import_jobs.foreign_file import masked, truth, variables
 from duetune.jobs.spec.conversion_notes import OWN_LINES
 
 if TYPE_CHECKING:
     from duetune.interop.import_jobs.foreign_file import ForeignFile
 
 _OWN = re.compile(rf"{OWN_LINES[0]}\n.*?\n{OWN_LINES[1]}\n", re.DOTALL)
+_PLANNED = "duetune plans where a job runs"
+_MOUNTS = "put what it mounts into workdir, or fetch it in setup"
 _REASONS = {
-    "file_mounts": "put what it mounts into workdir, or fetch it in setup",
-    "volumes": "put what it mounts into workdir, or fetch it in setup",
-    "config": "where a job runs is planned here",
-    "resources.infra": "where a job runs is planned here",
-    "resources.cloud": "where a job runs is planned here",
-    "resources.region": "where a job runs is planned here",
-    "resources.zone": "where a job runs is planned here",
-    "resources.job_recovery": "a job is always recovered",
-    "resources.autostop": "GPUs are given back as soon as they are not needed",
+    "file_mounts": _MOUNTS,
+    "volumes": _MOUNTS,
+    "config": _PLANNED,
+    "resources.infra": _PLANNED,
+    "resources.cloud": _PLANNED,
+    "resources.region": _PLANNED,
+    "resources.zone": _PLANNED,
+    "resources.job_recovery": "duetune always recovers a job",
+    "resources.autostop": "duetune releases GPUs as soon as they are not needed",
 }
 
 
 def from_skypilot(source: ForeignFile) -> dict[str, object]:
+    """Return the spec fields of a SkyPilot task; refuses services."""
     if "service" in source:
-        raise source.wrong("service", "a service", "a job that ends: duetune does not serve")
+        raise source.wrong("service", "a service", "a job that ends: duetune does not run services")
     run = source.text("run")
     if run is None or not run.strip():
         raise source.wrong("run", run, "the command that trains")
@@ -38,7 +40,7 @@ def from_skypilot(source: ForeignFile) -> dict[str, object]:
     if name is not None and re.fullmatch(NAME, name):
         fields["name"] = name
     elif name is not None:
-        source.note("name", f"{name!r} is not carried over: letters, digits, '.', '_', '-' only")
+        source.note("name", f"{name!r} is not imported: letters, digits, '.', '_', '-' only")
     nodes = source.whole("num_nodes") or 1
     resources, labels, priority = _resources(source, nodes)
     if resources:
@@ -64,6 +66,7 @@ def from_skypilot(source: ForeignFile) -> dict[str, object]:
 def _resources(
     source: ForeignFile, nodes: int
 ) -> tuple[dict[str, object], dict[str, object], int | None]:
+    """Return the section ``resources``, the labels and the priority of a task."""
     given = {key: value for key, value in source.mapping("resources").items() if value is not None}
     wanted: dict[str, object] = {}
     accelerators = given.pop("accelerators", given.pop("gpus", None))
@@ -80,7 +83,7 @@ def _resources(
         rest = [each for each in choices if each]
         if rest:
             words = "; ".join(", ".join(f"{key} {each[key]}" for key in each) for each in rest)
-            source.note(f"resources.{kind}", f"{words} is not carried over")
+            source.note(f"resources.{kind}", f"{words} is not imported")
     chosen = _accelerators(source, accelerators, nodes)
     if chosen is not None:
         wanted["accelerators"] = chosen
@@ -90,7 +93,7 @@ def _resources(
         wanted["spot"] = "never"
     elif spot == {None}:
         source.note(
-            "resources.use_spot", "not said: spot and on-demand are mixed here; see resources.spot"
+            "resources.use_spot", "not given: spot and on-demand are mixed here; see resources.spot"
         )
     labels = given.pop("labels", {})
     priority = given.pop("priority", None)
@@ -98,7 +101,7 @@ def _resources(
         raise source.wrong("resources.labels", labels, "a mapping")
     for key, value in given.items():
         reason = _REASONS.get(f"resources.{key}")
-        says = f"{masked(key, value)} is not carried over"
+        says = f"{masked(key, value)} is not imported"
         source.note(f"resources.{key}", says + (f"; {reason}" if reason else ""))
     if priority is not None and (isinstance(priority, bool) or not isinstance(priority, int)):
         raise source.wrong("resources.priority", priority, "a whole number")
@@ -106,6 +109,7 @@ def _resources(
 
 
 def _use_spot(source: ForeignFile, given: dict[str, object], default: bool | None) -> bool | None:
+    """Take ``use_spot`` from a mapping; ``default`` if it is not there."""
     value = truth(given.pop("use_spot", None))
     if value is None:
         return default
@@ -115,7 +119,7 @@ def _use_spot(source: ForeignFile, given: dict[str, object], default: bool | Non
 
 
 def _accelerators(source: ForeignFile, value: object, nodes: int) -> str | None:
-    """One kind of GPU, all machines together: ``H100:8`` on two nodes are ``H100:16``."""
+    """Return one kind of GPU for all machines together: ``H100:8`` on two nodes is ``H100:16``."""
     if value is None:
         return None
     kinds: list[tuple[str, object]] = []
@@ -127,17 +131,18 @@ def _accelerators(source: ForeignFile, value: object, nodes: int) -> str | None:
         if (other, number) != (name, count):
             source.note(
                 "resources.accelerators",
-                f"{other}:{number} is not carried over: a job has one kind of GPU",
+                f"{other}:{number} is not imported: a job has one kind of GPU",
             )
     total = int(str(count)) * nodes
     if total > MAX_GPUS:
         raise source.wrong("resources.accelerators", total, f"at most {MAX_GPUS} GPUs")
     if total > 1:
-        source.note("run", "runs on one GPU here; SKYPILOT_* are not set")
+        source.note("run", "runs on one GPU here; SKYPILOT_* variables are not set")
     return f"{name}:{total}"
 
 
 def _kind(source: ForeignFile, name: object, count: object) -> tuple[str, object]:
+    """Return the name and the number of one kind of GPU."""
     if isinstance(name, str) and count is None:
         name, _, number = name.partition(":")
         count = number.strip() or 1

@@ -1,4 +1,4 @@
-"""What the tools for fine-tuning share: Hugging Face's arguments under more or less other names."""
+"""Training arguments that the fine-tuning tools share, under more or less different names."""
 
 from __future__ import annotations
 
@@ -9,25 +9,28 @@ from duetune.jobs.spec.training_fields import SCHEDULES, Training
 if TYPE_CHECKING:
     from duetune.interop.import_jobs.foreign_file import ForeignFile
 
-_PLANNED = "where and on how many GPUs a job runs is planned here"
+_PLANNED = "duetune plans where and on how many GPUs a job runs"
+_RESUMED = "a job always resumes from its last checkpoint"
+_EVALUATED = "duetune measures the evaluation loss before and after training"
+_FOLDER = "results go to the job's own folder"
 _CHECKPOINTS = "checkpoints follow the rate of preemptions; see checkpoint.every"
 REASONS = {
-    "output_dir": "results go to the job's own folder",
-    "overwrite_output_dir": "results go to the job's own folder",
+    "output_dir": _FOLDER,
+    "overwrite_output_dir": _FOLDER,
     "save_steps": _CHECKPOINTS,
     "save_strategy": _CHECKPOINTS,
     "saves_per_epoch": _CHECKPOINTS,
     "save_only_model": _CHECKPOINTS,
-    "resume_from_checkpoint": "a job always goes on from its last checkpoint",
-    "auto_resume_from_checkpoints": "a job always goes on from its last checkpoint",
+    "resume_from_checkpoint": _RESUMED,
+    "auto_resume_from_checkpoints": _RESUMED,
     "deepspeed": _PLANNED,
     "fsdp": _PLANNED,
     "fsdp_config": _PLANNED,
     "ddp_timeout": _PLANNED,
     "local_rank": _PLANNED,
-    "eval_strategy": "the loss on held-out data is measured before and after",
-    "eval_steps": "the loss on held-out data is measured before and after",
-    "evals_per_epoch": "the loss on held-out data is measured before and after",
+    "eval_strategy": _EVALUATED,
+    "eval_steps": _EVALUATED,
+    "evals_per_epoch": _EVALUATED,
     "trust_remote_code": "code from the hub is never run",
     "hub_token": "list HF_TOKEN under secrets",
 }
@@ -53,14 +56,14 @@ _NUMBERS = (
 )
 
 
-ROWS = "rows need text, prompt and completion, or messages here"
+ROWS = "rows need the columns text, prompt and completion, or messages"
 
 
 class Hyperparameters:
-    """Collects ``training`` from a source; ``names`` says what the tool calls things.
+    """Collects the section ``training`` of a spec from a file of another tool.
 
-    ``defaults`` are what the tool does when nothing is said and duetune would do otherwise: they
-    are written out, so that the job stays the same job.
+    ``names`` maps our field names to the tool's. ``defaults`` are the tool's defaults where
+    duetune's differ; they are written out, so that the job stays the same.
     """
 
     def __init__(
@@ -72,12 +75,13 @@ class Hyperparameters:
         self.values: dict[str, object] = {}
 
     def collect(self, *, lora: bool) -> dict[str, object]:
+        """Take all fields from the file and return the section ``training``."""
         source, values = self._source, self.values
         for field in _WHOLE:
             values[field] = source.whole(self._names.get(field, field))
         for field in _NUMBERS:
             values[field] = source.number(self._names.get(field, field))
-        if values["max_steps"] in {-1, 0}:  # Their way to say: count epochs.
+        if values["max_steps"] in {-1, 0}:  # In these tools it means: train by epochs.
             values["max_steps"] = None
         for field, default in self._defaults.items():
             if values.get(field) is None:
@@ -93,18 +97,18 @@ class Hyperparameters:
         return {field: given[field] for field in Training.model_fields if field in given}
 
     def precision(self) -> None:
-        """bf16 and fp16, each of which may also be ``auto`` or ``full``."""
+        """Take bf16 and fp16, each of which may also be ``auto`` or ``full``."""
         bf16, fp16 = self._source.mode("bf16"), self._source.mode("fp16")
         if isinstance(bf16, str) and fp16:
             bf16 = False
         for name, value in (("bf16", bf16), ("fp16", fp16)):
             if isinstance(value, str):
-                self._source.note(name, f"{value} is taken for true")
+                self._source.note(name, f"{value} is read as true")
         self.values["bf16"] = True if bf16 else None
         self.values["fp16"] = True if fp16 else None
 
     def modules(self, name: str, every: frozenset[str]) -> None:
-        """Which layers LoRA adapts; ``every`` are the tool's words for all linear ones."""
+        """Take the LoRA layers; ``every`` are the tool's words for all linear layers."""
         value = self._source.take(name)
         if isinstance(value, str):
             words = [word.strip() for word in value.split(",") if word.strip()]
@@ -113,14 +117,17 @@ class Hyperparameters:
             self.values["lora_target_modules"] = value
 
     def held_out(self, name: str) -> None:
-        """A share of the data to measure on; a number of rows cannot be carried over."""
+        """Take the share of data for evaluation; a number of rows becomes a note."""
         size = self._source.number(name) or 0.0
         if size < 1:
             self.values["eval_fraction"] = size
         else:
-            self._source.note(name, f"{size:g} rows; write eval_fraction, the share of the data")
+            self._source.note(
+                name, f"{size:g} rows are not imported; set eval_fraction, a share of the data"
+            )
 
     def _schedule(self) -> None:
+        """Take the learning-rate schedule; an unsupported one is replaced, with a note."""
         name = self._names.get("lr_scheduler_type", "lr_scheduler_type")
         asked = self._source.text(name) or self._defaults.get("lr_scheduler_type")
         chosen = asked
@@ -130,38 +137,44 @@ class Hyperparameters:
         self.values["lr_scheduler_type"] = chosen
 
     def _warmup(self) -> None:
+        """Take the warm-up; ``warmup_steps`` overrides ``warmup_ratio``."""
         steps, ratio = self._source.number("warmup_steps"), self._source.number("warmup_ratio")
-        if steps is not None and 0 < steps < 1:  # As transformers 5 has it: a share.
+        if steps is not None and 0 < steps < 1:  # A share, as transformers 5 allows.
             steps, ratio = None, steps
         if steps:
             if ratio:
-                self._source.note("warmup_ratio", f"{ratio:g}: warmup_steps goes before it")
+                self._source.note(
+                    "warmup_ratio", f"{ratio:g} is not imported: warmup_steps overrides it"
+                )
             self.values["warmup_steps"] = round(steps)
         elif ratio:
             self.values["warmup_ratio"] = ratio
 
     def _optimiser(self) -> None:
+        """Note an optimiser other than AdamW."""
         name = self._names.get("optim", "optim")
         chosen = self._source.text(name)
         if chosen is not None and chosen not in {"adamw_torch", "adamw_torch_fused", "adamw_hf"}:
-            kind = "its states stay whole" if "adamw" in chosen else "AdamW is used"
+            kind = "AdamW in 32 bits is used" if "adamw" in chosen else "AdamW is used"
             self._source.note(name, f"{chosen} is not supported; {kind}")
 
     def _without_lora(self) -> None:
+        """Drop LoRA settings of a job that trains all weights, with notes."""
         for field in ("lora_r", "lora_alpha", "lora_dropout", "lora_target_modules"):
             value = self.values.pop(field, None)
             if value is not None and value != self._defaults.get(field):
                 name = self._names.get(field, field)
-                self._source.note(name, f"{value}: all weights are trained, without LoRA")
+                self._source.note(
+                    name, f"{value} is not imported: all weights are trained, without LoRA"
+                )
 
     def _batch_note(self, given: dict[str, object]) -> None:
-        each, times = (
-            given.get("per_device_train_batch_size"),
-            given.get("gradient_accumulation_steps"),
-        )
-        if isinstance(each, int) and isinstance(times, int):
+        """Note that the batch here counts all GPUs together."""
+        size = given.get("per_device_train_batch_size")
+        times = given.get("gradient_accumulation_steps")
+        if isinstance(size, int) and isinstance(times, int):
             self._source.note(
                 self._names.get("gradient_accumulation_steps", "gradient_accumulation_steps"),
-                f"a step takes {each} x {times} = {each * times} examples here on any number of "
-                "GPUs; there it took as many for each GPU",
+                f"a step has {size} x {times} = {size * times} examples here, on any number of "
+                "GPUs; there each GPU had as many",
             )

@@ -1,4 +1,4 @@
-"""LLaMA-Factory's training files. Datasets are names that ``dataset_info.json`` explains."""
+"""Import configuration files of LLaMA-Factory."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ _DEFAULTS: dict[str, object] = {
 }
 _REASONS = REASONS | {
     "template": "the model's own chat template is used",
-    "packing": "examples are padded, not packed: steps differ in length",
-    "neat_packing": "examples are padded, not packed: steps differ in length",
-    "max_samples": "the whole dataset is trained on",
-    "overwrite_cache": "the data are prepared in the job's own folder",
-    "preprocessing_num_workers": "the data are prepared by the trainer",
+    "packing": "examples are padded, not packed, so steps differ in length",
+    "neat_packing": "examples are padded, not packed, so steps differ in length",
+    "max_samples": "duetune trains on the whole dataset",
+    "overwrite_cache": "the data is prepared in the job's own folder",
+    "preprocessing_num_workers": "the trainer prepares the data",
 }
 _INFO = "dataset_info.json"
 _LEVELS_UP = 4
 
 
 class _Dataset(msgspec.Struct):
-    """An entry of ``dataset_info.json``, as far as it says where the data are."""
+    """An entry of ``dataset_info.json``: where the data is."""
 
     hf_hub_url: str = ""
     file_name: str = ""
@@ -48,6 +48,7 @@ class _Dataset(msgspec.Struct):
 
 
 def from_llamafactory(source: ForeignFile) -> dict[str, object]:
+    """Return the spec fields of a LLaMA-Factory file; refuses stages other than sft."""
     stage = source.text("stage") or "sft"
     if stage != "sft":
         raise source.wrong("stage", stage, _only("sft"))
@@ -62,8 +63,7 @@ def from_llamafactory(source: ForeignFile) -> dict[str, object]:
     if bits:
         source.note(
             "quantization_bit",
-            f"{bits:g}: the base model is not quantised here: LoRA on full weights, which need "
-            "more memory",
+            f"{bits:g}: the base model is not quantised here, so it needs more memory",
         )
     training = Hyperparameters(source, _NAMES, _DEFAULTS)
     training.precision()
@@ -97,10 +97,12 @@ def from_llamafactory(source: ForeignFile) -> dict[str, object]:
 
 
 def _only(what: str) -> str:
-    return f"{what}; for the rest keep LLaMA-Factory: 'run: llamafactory-cli train FILE'"
+    command = "run: llamafactory-cli train FILE"
+    return f"{what}; otherwise keep LLaMA-Factory, with a spec that has '{command}'"
 
 
 def _places(source: ForeignFile, field: str, folder: str) -> list[str]:
+    """Return the place of the first dataset, and note the others."""
     value = source.take(field)
     names = value.split(",") if isinstance(value, str) else value
     if names is None:
@@ -110,13 +112,14 @@ def _places(source: ForeignFile, field: str, folder: str) -> list[str]:
     names = [name.strip() for name in names if name.strip()]
     known = _known(source, folder)
     for name in names[1:]:
-        source.note(field, f"{name} is not carried over: a job has one dataset; join the files")
+        source.note(field, f"{name} is not imported: a job has one dataset; join the files")
     return [_place(source, field, name, folder, known) for name in names[:1]]
 
 
 def _place(
     source: ForeignFile, field: str, name: str, folder: str, known: tuple[Path, dict[str, _Dataset]]
 ) -> str:
+    """Return the place of one dataset; a guess, with a note, if it is not in the list."""
     home, datasets = known
     if name not in datasets:
         guess = name if "/" in name or "." in name else f"{folder}/{name}.json"
@@ -125,7 +128,7 @@ def _place(
     entry = datasets[name]
     for detail in ("subset", "split"):
         if getattr(entry, detail):
-            source.note(f"{field} {name}", f"{detail} {getattr(entry, detail)} is not carried over")
+            source.note(f"{field} {name}", f"{detail} {getattr(entry, detail)} is not imported")
     columns = ", ".join(f"{role} {column}" for role, column in entry.columns.items())
     words = f"formatting {entry.formatting}" + (f", columns {columns}" if columns else "")
     source.note(f"{field} {name}", f"{words}: {ROWS}; convert others first")
@@ -137,7 +140,7 @@ def _place(
 
 
 def _known(source: ForeignFile, folder: str) -> tuple[Path, dict[str, _Dataset]]:
-    """The nearest ``dataset_info.json``: beside the file or above it, as it lies in examples."""
+    """Return the nearest ``dataset_info.json``, beside the file or above it, and its folder."""
     for up in (source.folder, *source.folder.parents[:_LEVELS_UP]):
         path = up / folder / _INFO
         if not path.is_file():

@@ -1,4 +1,7 @@
-"""From a file of another tool to a job spec, with notes on all that did not come along."""
+"""Import a file of another tool as a job spec, with notes on everything that differs.
+
+Each tool has its own module; this one recognises the tool and makes the spec.
+"""
 
 from __future__ import annotations
 
@@ -28,6 +31,8 @@ ASSUMED_DEADLINE = "1d"
 
 
 class Tool(StrEnum):
+    """The tools whose files can be imported."""
+
     SKYPILOT = "skypilot"
     AXOLOTL = "axolotl"
     LLAMAFACTORY = "llamafactory"
@@ -43,17 +48,17 @@ _READERS: dict[Tool, Callable[[ForeignFile], dict[str, object]]] = {
 
 
 class Imported(msgspec.Struct, frozen=True):
-    """A spec and what could not be taken over as it was."""
+    """A spec, and notes on the fields that could not be imported as they were."""
 
     tool: Tool
     spec: JobSpec
     notes: tuple[Note, ...]
 
     def to_yaml(self, file: str) -> str:
-        """The spec as a file, with the notes as its first lines."""
+        """Return the spec as a file, with the notes as comments in its first lines."""
         lines = [f"# Imported from {self.tool} ({one_line(file)})."]
         if self.notes:
-            lines.append("# Not the same here:")
+            lines.append("# Differences:")
             lines += [f"#   {note}" for note in self.notes]
         return "\n".join(lines) + "\n" + self.spec.to_yaml()
 
@@ -61,7 +66,11 @@ class Imported(msgspec.Struct, frozen=True):
 def import_job(
     path_or_text: Path | str, tool: Tool | None = None, *, deadline: str | None = None
 ) -> Imported:
-    """``tool`` None: told by the fields of the file. Other tools have no deadline."""
+    """Return the spec of another tool's file. ``duetune import`` calls it.
+
+    Without ``tool`` the fields of the file tell which it is. Without ``deadline`` one day is
+    assumed, because other tools have none.
+    """
     if isinstance(path_or_text, Path):
         document = read_document(path_or_text, "task")
         folder = path_or_text.absolute().parent
@@ -71,7 +80,9 @@ def import_job(
     source = ForeignFile(document, folder)
     chosen = recognised(document) if tool is None else tool
     if deadline is None:
-        source.note("deadline", f"{ASSUMED_DEADLINE} is assumed; write when you need the result")
+        source.note(
+            "deadline", f"{ASSUMED_DEADLINE} is assumed; set it to when you need the result"
+        )
     fields = _READERS[chosen](source)
     try:
         spec = JobSpec.model_validate(fields | {"deadline": deadline or ASSUMED_DEADLINE})
@@ -82,7 +93,7 @@ def import_job(
 
 
 def recognised(document: Document) -> Tool:
-    """By the fields that only one of the tools has."""
+    """Return the tool, by fields that only one of the tools has."""
     names = set(document.fields)
     if "deadline" in names and names & {"model", "run"}:
         raise InvalidInput(document.source, "a job spec", "a file of another tool")
@@ -93,14 +104,13 @@ def recognised(document: Document) -> Tool:
         return Tool.LLAMAFACTORY if names & (factory | {"dataset"}) else Tool.TRL
     if names & {"run", "resources", "num_nodes", "file_mounts", "setup"}:
         return Tool.SKYPILOT
-    allowed = f"a file of {', '.join(Tool)}; say which with --from"
+    allowed = f"a file of {', '.join(Tool)}; name the tool with --from"
     raise InvalidInput(document.source, f"the fields {', '.join(sorted(names)[:5])}", allowed)
 
 
 def relocated(spec: JobSpec, source: Path, target: Path) -> JobSpec:
-    """With paths relative to the folder ``target`` that were relative to ``source``.
-
-    What is no path, but a name on the hub, stays as it is.
+    """Return the spec with paths relative to the folder ``target`` instead of ``source``. Names on
+    the hub stay as they are.
     """
     if source.absolute() == target.absolute():
         return spec

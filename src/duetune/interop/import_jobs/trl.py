@@ -1,11 +1,11 @@
-"""Configuration files of TRL's command line: ``trl sft --config FILE``."""
+"""Import configuration files of TRL's command line: ``trl sft --config FILE``."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from duetune.interop.import_jobs.axolotl import is_file_format
-from duetune.interop.import_jobs.foreign_variables import variables
+from duetune.interop.import_jobs.foreign_file import variables
 from duetune.interop.import_jobs.hyperparameters import REASONS, Hyperparameters
 
 if TYPE_CHECKING:
@@ -23,10 +23,10 @@ _DEFAULTS: dict[str, object] = {
     "lora_dropout": 0.05,
 }
 _REASONS = REASONS | {
-    "packing": "examples are padded, not packed: steps differ in length",
+    "packing": "examples are padded, not packed, so steps differ in length",
     "dtype": "the weights are loaded as the trainer needs them; see bf16",
     "torch_dtype": "the weights are loaded as the trainer needs them; see bf16",
-    "attn_implementation": "the attention is chosen by the trainer",
+    "attn_implementation": "the trainer chooses the attention",
     "report_to": "see 'duetune logs' for the loss",
     "run_name": "write name",
 }
@@ -42,9 +42,11 @@ _OTHER_TRAINERS = {
 
 
 def from_trl(source: ForeignFile) -> dict[str, object]:
+    """Return the spec fields of a TRL file; refuses files for trainers other than sft."""
     for name, trainer in _OTHER_TRAINERS.items():
         if name in source:
-            allowed = f"a file for trl sft; for others keep TRL: 'run: trl {trainer} --config FILE'"
+            command = f"run: trl {trainer} --config FILE"
+            allowed = f"a file for trl sft; otherwise keep TRL, with a spec that has '{command}'"
             raise source.wrong(name, f"an option of trl {trainer}", allowed)
     model = source.text("model_name_or_path")
     if model is None:
@@ -52,9 +54,7 @@ def from_trl(source: ForeignFile) -> dict[str, object]:
     lora = bool(source.flag("use_peft"))
     for name in ("load_in_4bit", "load_in_8bit"):
         if source.flag(name):
-            source.note(
-                name, "the base model is not quantised here, and full weights need more memory"
-            )
+            source.note(name, "the base model is not quantised here, so it needs more memory")
     names = {"max_length": "max_seq_length"} if "max_seq_length" in source else {}
     training = Hyperparameters(source, names, _DEFAULTS)
     bf16_said = "bf16" in source or "fp16" in source
@@ -81,6 +81,7 @@ def from_trl(source: ForeignFile) -> dict[str, object]:
 
 
 def _dataset(source: ForeignFile) -> str:
+    """Return the place of the dataset; of a mixture the first, with notes on the others."""
     mixture = source.take("datasets")
     if mixture is None:
         name = source.text("dataset_name")
@@ -100,8 +101,8 @@ def _dataset(source: ForeignFile) -> str:
         raise source.wrong("datasets.0.path", place, "a file, folder or name on the hub")
     if first:
         words = ", ".join(f"{key} {value}" for key, value in first.items())
-        source.note("datasets.0", f"{words} is not carried over")
+        source.note("datasets.0", f"{words} is not imported")
     for other in mixture[1:]:
         name = other.get("path") if isinstance(other, dict) else other
-        source.note("datasets", f"{name} is not carried over: a job has one dataset")
+        source.note("datasets", f"{name} is not imported: a job has one dataset")
     return place

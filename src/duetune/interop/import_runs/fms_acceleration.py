@@ -1,9 +1,9 @@
-"""The reference benchmarks of fms-acceleration, on A100 with 80 GB.
+"""Import the reference benchmarks of fms-acceleration, measured on A100 GPUs with 80 GB.
 
-Tokens per second are published per process, samples per second of all together: throughput is
-tokens times GPUs, and the sequence length follows from the two. Packed sequences come out as a
-power of two, others as the mean length of a sample. A row without a result is FAILED: the source
-does not say whether memory ran out, though most had taken nearly all of it.
+Tokens per second are published per process and samples per second for all together. So the
+throughput is tokens times GPUs, and the sequence length follows from the two: a power of two for
+packed sequences, else the mean length of a sample. A row without a result is FAILED. The source
+does not say whether memory ran out, although most runs had used nearly all of it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ COLUMNS = frozenset(
         *("train_tokens_per_second", "train_samples_per_second"),
     )
 )
-"""By which such a table is known."""
+"""The columns by which such a table is recognised."""
 
 PACKED = 4096
 """Tokens of a packed sequence: the scenarios with packing have no other."""
@@ -44,11 +44,13 @@ _SAID_ELSEWHERE = ("baseline", "liger", "padding-free", "multipack")
 
 
 def fms_acceleration_history(table: Table) -> ImportedRuns:
+    """Return the observations of such a table, and the rows left out."""
     history, left_out = table.observed(_observation)
     return ImportedRuns(History(noted(list(history))), left_out)
 
 
 def _observation(row: TableRow) -> Observation:
+    """Return the observation of one row."""
     gpus = row.whole("num_gpus")
     per_process = row.number_of("train_tokens_per_second")
     reserved_mib = row.number_of("mem_nvidia_mem_reserved")
@@ -69,6 +71,7 @@ def _observation(row: TableRow) -> Observation:
 
 
 def _configuration(row: TableRow, gpus: int) -> Configuration:
+    """Return the configuration of one row."""
     framework = row.text("framework_config", "none")
     per_gpu = row.whole("per_device_train_batch_size")
     extras = [word for word in _SAID_ELSEWHERE if word in framework]
@@ -93,6 +96,7 @@ def _configuration(row: TableRow, gpus: int) -> Configuration:
 
 
 def _method(row: TableRow, framework: str) -> Method:
+    """Return the training method, from the adapter column and the framework's name."""
     if not row.has("peft_method"):
         return Method.FULL
     if "autogptq" in framework:
@@ -101,8 +105,8 @@ def _method(row: TableRow, framework: str) -> Method:
 
 
 def _precision(row: TableRow, method: Method, gpus: int) -> Precision:
-    """Where mixed precision is asked for, FSDP keeps what it trains in 32 bits; one GPU trains the
-    weights as they were loaded.
+    """Return how weights were stored. With mixed precision FSDP keeps trained weights in 32 bits;
+    one GPU trains them as they were loaded.
     """
     plain = precision_named("torch_dtype", row.text("torch_dtype", "bfloat16"))
     asked = row.flag("bf16") or row.flag("fp16")
@@ -110,6 +114,7 @@ def _precision(row: TableRow, method: Method, gpus: int) -> Precision:
 
 
 def _sequence(row: TableRow, gpus: int) -> int:
+    """Return the tokens of a sample."""
     tokens = row.number_of("train_tokens_per_second")
     samples = row.number_of("train_samples_per_second")
     if not tokens or not samples:
@@ -121,6 +126,7 @@ def _sequence(row: TableRow, gpus: int) -> int:
 
 
 def _packed_sequence(row: TableRow) -> int:
+    """Return the length of packed sequences; refuses a row without packing."""
     source = row.text("source_file")
     if source.startswith("refs/") and "moe" not in source:
         return PACKED
@@ -132,6 +138,7 @@ def _packed_sequence(row: TableRow) -> int:
 
 
 def _accumulation(row: TableRow, batch_size: int) -> int:
+    """Return the microbatches per step, computed from the rates if not recorded."""
     samples = row.number_of("train_samples_per_second")
     steps = row.number_of("train_steps_per_second")
     if row.has("gradient_accumulation_steps") or not samples or not steps or not batch_size:

@@ -1,6 +1,7 @@
-"""The throughput tables of llm-foundry: MPT from 125M to 70B, trained in full with FSDP.
+"""Import the throughput tables of llm-foundry: MPT from 125M to 70B, full training with FSDP.
 
-Parameters are kept in 32 bits in all of them. FP8 is no precision here: it is told by the software.
+All of them store parameters in 32 bits. FP8 is not a precision here; it is part of the software
+name.
 """
 
 from __future__ import annotations
@@ -27,17 +28,19 @@ if TYPE_CHECKING:
 COLUMNS = frozenset(
     ("Model", "SeqLen (T)", "# GPUs", "GPU", "MicroBatchSize", "GradAccum", "Throughput (T/s)")
 )
-"""By which such a table is known."""
+"""The columns by which such a table is recognised."""
 
 GPUS_PER_NODE = 8
 
 
 def llm_foundry_history(table: Table) -> ImportedRuns:
+    """Return the observations of such a table, and the rows left out."""
     history, left_out = table.observed(_observation)
     return ImportedRuns(History(noted(list(history))), left_out)
 
 
 def _observation(row: TableRow) -> Observation:
+    """Return the observation of one row."""
     gpus = row.whole("# GPUs")
     nodes = -(-gpus // GPUS_PER_NODE)
     fp8 = "fp8" in row.text("Precision").casefold()

@@ -1,4 +1,7 @@
-"""Any file or folder of measurements: what it is, its files and columns tell."""
+"""Import measurements from any file or folder: its files and columns tell which kind it is.
+
+Each kind has its own module; this one chooses the module.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +12,16 @@ from duetune.errors import InvalidInput
 from duetune.interop.import_runs import fms_acceleration, llm_foundry, sft_trainer
 from duetune.interop.import_runs.fms_acceleration import fms_acceleration_history
 from duetune.interop.import_runs.llm_foundry import llm_foundry_history
-from duetune.interop.import_runs.mlflow_runs import mlflow_folders, mlflow_run
+from duetune.interop.import_runs.run_folders import (
+    STATE,
+    mlflow_folders,
+    mlflow_run,
+    trainer_run,
+    wandb_folders,
+    wandb_run,
+)
 from duetune.interop.import_runs.sft_trainer import sft_trainer_history
 from duetune.interop.import_runs.tracked_run import observed_run
-from duetune.interop.import_runs.trainer_state import STATE, trainer_run
-from duetune.interop.import_runs.wandb_runs import wandb_folders, wandb_run
 from duetune.knowledge import history_files
 from duetune.knowledge.history import History
 from duetune.knowledge.model.quality import noted
@@ -37,7 +45,7 @@ KINDS = (
     "a CSV file of duetune, of LLMFineTuningBench, of fms-acceleration or of llm-foundry; a folder "
     "with trainer_state.json, an MLflow run (meta.yaml) or a W&B run (wandb-summary.json)"
 )
-_MISSING = f"something that is there: {KINDS}"
+_MISSING = f"a path that exists: {KINDS}"
 
 _TABLES: tuple[tuple[frozenset[str], Callable[[Table], ImportedRuns]], ...] = (
     (frozenset(history_files.NEEDED), history_files.history_of),
@@ -48,8 +56,10 @@ _TABLES: tuple[tuple[frozenset[str], Callable[[Table], ImportedRuns]], ...] = (
 
 
 def import_history(place: Path | str, given: Mapping[str, str] | None = None) -> ImportedRuns:
-    """What is there, and the rows or runs that had to be left out. ``given`` are fields of a
-    configuration that a run does not tell, such as ``gpu_model``; tables tell theirs.
+    """Return the measurements in a file or folder, and the rows or runs that were left out.
+
+    ``given`` are configuration fields that a run does not record, such as ``gpu_model``. Tables
+    have their own values, so ``given`` is refused for them.
     """
     path = Path(place)
     given_fields(given or {})  # Refused before anything is read.
@@ -64,21 +74,29 @@ def import_history(place: Path | str, given: Mapping[str, str] | None = None) ->
 
 
 def no_given(path: Path, given: Mapping[str, str] | None) -> None:
-    """A table has a value for every row; one for all of them would be wrong for some."""
+    """Refuse ``given`` for a table: it has a value for every row, and one value for all would be
+    wrong.
+    """
     if given:
         field, value = next(iter(given.items()))
-        raise InvalidInput("given", f"{field}={value}", f"only for runs: {path.name} is a table")
+        raise InvalidInput(
+            "given",
+            f"{field}={value}",
+            f"no value: it is only for runs, and {path.name} is a table",
+        )
 
 
 def imported_table(table: Table) -> ImportedRuns:
+    """Return the measurements of a table, recognised by its columns."""
     for columns, importer in _TABLES:
         if columns <= set(table.header):
             return importer(table)
-    said = f"{table.file} with columns {', '.join(table.header[:6])}"
-    raise InvalidInput("history", said, KINDS)
+    found = f"{table.file} with columns {', '.join(table.header[:6])}"
+    raise InvalidInput("history", found, KINDS)
 
 
 def _folder(path: Path, given: Mapping[str, str]) -> ImportedRuns:
+    """Return the measurements of a folder of runs."""
     if (path / STATE).is_file():
         return _runs([path], trainer_run, given)
     folders = mlflow_folders(path)
@@ -93,6 +111,7 @@ def _folder(path: Path, given: Mapping[str, str]) -> ImportedRuns:
 def _runs(
     places: Sequence[Path], read: Callable[[Path], Run], given: Mapping[str, str]
 ) -> ImportedRuns:
+    """Return one observation per run; runs that cannot be used are left out with the reason."""
     found: list[Observation] = []
     left_out: list[Rejected] = []
     for number, place in enumerate(places, start=1):

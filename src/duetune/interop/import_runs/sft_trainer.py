@@ -1,10 +1,10 @@
-"""IBM's measurements of fms-hf-tuning: LLMFineTuningBench as published, and extracts of it.
+"""Import IBM's measurements of fms-hf-tuning: LLMFineTuningBench as published, and extracts of it.
 
-What the columns leave out is as the project that measured them (IBM/ado, actuator SFTTrainer)
-documents it: flash attention, checkpointing, no packing, 4 steps of accumulation, adapters of rank
-4, FSDP for more than one GPU. Other values are read from ``identifier`` and ``experiment_id``,
-which join ``key.value`` by hyphens. A run without throughput that keeps the rules ran out of memory
-or hit an illegal access to it: other failures have no row, or no ``is_valid``.
+What the columns leave out is as the measuring project (IBM/ado, actuator SFTTrainer) documents it:
+flash attention, checkpointing, no packing, 4 accumulation steps, adapters of rank 4, FSDP for
+several GPUs. Other values are read from ``identifier`` and ``experiment_id``, which join
+``key.value`` pairs by hyphens. A run without throughput that breaks no rule ran out of memory or
+accessed memory illegally; other failures have no row, or no ``is_valid``.
 
 ``train_tokens_per_second`` is never read: it is wrong for runs that were stopped early.
 """
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from duetune.interop.import_runs.run_documents import moment_of
+from duetune.interop.import_runs.tracked_run import moment_of
 from duetune.interop.import_runs.vocabulary import (
     MIXED,
     known_gpu,
@@ -52,7 +52,7 @@ COLUMNS = frozenset(
         "dataset_tokens_per_second",
     )
 )
-"""By which such a table is known."""
+"""The columns by which such a table is recognised."""
 
 _SETTINGS = re.compile(
     r"(?:^|-)(gradient_accumulation_steps|gradient_checkpointing_use_reentrant|optim|r"
@@ -60,10 +60,11 @@ _SETTINGS = re.compile(
     r"|accelerate_config_mixed_precision)\.([^-]*)"
 )
 _ACCUMULATION = re.compile(r"_ga(\d+)")
-_UNTOLD = "out of memory or an illegal access to it: the data does not tell which"
+_UNTOLD = "out of memory, or an illegal memory access: the data does not say which"
 
 
 def sft_trainer_history(table: Table) -> ImportedRuns:
+    """Return the observations of such a table, and the rows left out."""
     history, left_out = table.observed(_observation)
     rule = broken(history.configurations)
     settled = [
@@ -76,6 +77,7 @@ def sft_trainer_history(table: Table) -> ImportedRuns:
 
 
 def _observation(row: TableRow) -> Observation:
+    """Return the observation of one row."""
     settings = _settings(row)
     protocol = row.text("protocol") or _protocol(settings)
     gpu = known_gpu("gpu_model", row.needed("gpu_model"))
@@ -102,6 +104,7 @@ def _observation(row: TableRow) -> Observation:
 
 
 def _outcome(row: TableRow, tokens_per_s: float | None) -> RunOutcome:
+    """Return how a run ended."""
     if row.has("is_valid"):
         return RunOutcome.VALID if row.flag("is_valid") else RunOutcome.OOM
     return RunOutcome.FAILED if tokens_per_s is None else RunOutcome.VALID
@@ -110,6 +113,7 @@ def _outcome(row: TableRow, tokens_per_s: float | None) -> RunOutcome:
 def _configuration(
     row: TableRow, settings: dict[str, str], gpu: str, protocol: str
 ) -> Configuration:
+    """Return the configuration of one row."""
     gpus = row.whole("number_gpus")
     nodes = row.whole("number_nodes", 1)
     method = method_named("method", row.needed("method"))
@@ -143,25 +147,27 @@ def _configuration(
 
 
 def _precision(row: TableRow, settings: dict[str, str], method: Method, gpus: int) -> Precision:
+    """Return how weights were stored."""
     plain = precision_named("torch_dtype", row.text("torch_dtype", "bfloat16"))
     mixed = settings.get("accelerate_config_mixed_precision", "no") in {"bf16", "fp16"}
     return MIXED.get(plain, plain) if mixed and gpus > 1 and method is Method.FULL else plain
 
 
 def _sharding(settings: dict[str, str], gpus: int, nodes: int) -> Sharding:
+    """Return how GPUs shared the model."""
     if gpus > 1 and settings.get("distributed_backend", "").casefold() == "ddp":
         return Sharding.DDP
     return sharding_named(settings.get("fsdp_sharding_strategy", ""), gpus, nodes)
 
 
 def _settings(row: TableRow) -> dict[str, str]:
-    """What only the long names tell."""
+    """Return the settings that only the long names contain."""
     text = f"{row.text('experiment_id')}-{row.text('identifier')}"
     return dict(_SETTINGS.findall(text))
 
 
 def _protocol(settings: dict[str, str]) -> str:
-    """In the words of the extract that has it as a column."""
+    """Return how the run was measured, as the extract with a protocol column writes it."""
     seconds = settings.get("stop_after_seconds", "")
     if seconds and not seconds.startswith("-") and seconds not in {"0", "0.0"}:
         name = f"stop{seconds.removesuffix('.0')}s"
@@ -173,5 +179,6 @@ def _protocol(settings: dict[str, str]) -> str:
 
 
 def _rejected(observation: Observation, meaning: str) -> Observation:
+    """Return the observation as rejected before its start, because it breaks a rule."""
     error = f"rejected before it was started; needed: {meaning}"
     return msgspec.structs.replace(observation, outcome=RunOutcome.REJECTED, error=error)

@@ -1,12 +1,13 @@
-"""One training run as its settings and last numbers tell it: what trackers and trainers keep.
+"""One training run of another tool, from its settings and last numbers, as an observation.
 
-Settings go by the names that transformers, trl, axolotl and LLaMA-Factory have for them. Throughput
-is that of the tokens that were counted; else samples times the length they were cut to, which is
-too much where they are shorter: such runs are flagged.
+Settings have the names of transformers, TRL, axolotl or LLaMA-Factory. The throughput is that of
+counted tokens. If there are none, it is samples times the maximum length; that is too high if
+samples are shorter, so such runs are flagged.
 """
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -34,6 +35,30 @@ from duetune.knowledge.text_tables import TableRow, given_fields
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
+    from pathlib import Path
+
+
+def read_document(path: Path) -> dict[str, object]:
+    """Return the fields of a JSON or YAML file."""
+    try:
+        if path.suffix == ".json":
+            return msgspec.json.decode(path.read_bytes(), type=dict[str, object])
+        return msgspec.yaml.decode(path.read_bytes(), type=dict[str, object])
+    except OSError as error:
+        raise InvalidInput("history", path.name, f"a readable file ({error.strerror})") from None
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        reason = " ".join(str(error).split())[:120]
+        raise InvalidInput("history", path.name, f"a document of settings ({reason})") from None
+
+
+def moment_of(text: object) -> float:
+    """Return seconds since 1970; 0 if ``text`` is not a moment, because a run is usable without."""
+    try:
+        moment = datetime.fromisoformat(str(text))
+    except ValueError:
+        return 0.0
+    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+
 
 _MODEL = (
     *("model_name_or_path", "base_model_name_or_path", "base_model", "model_name", "model_id"),
@@ -49,12 +74,14 @@ _LENGTH = (
 )
 _RANK = ("lora_rank", "lora_r", "r")
 _ALL_LINEAR = ("all-linear", "gate_proj", "up_proj", "down_proj", "c_fc", "fc1", "dense_h_to_4h")
-# transformers writes it into the configuration of every model, as a default for generation.
+# transformers writes this max_length into every model configuration, as a default for generation.
 _NO_LENGTH = 20
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):
-    """``settings`` and ``numbers`` by their plain names; ``outcome`` if the tracker knows it."""
+    """A run as a tracker or trainer stores it: ``settings`` and ``numbers`` by their plain names.
+    ``outcome`` is None if the tracker does not know it.
+    """
 
     settings: dict[str, str]
     numbers: dict[str, float]
@@ -68,7 +95,9 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def flattened(values: Mapping[str, object]) -> dict[str, str]:
-    """Nested settings by their last names; the outermost of two that share one stands."""
+    """Return nested settings by their last names. If two have the same name, the outer one
+    counts.
+    """
     plain: dict[str, str] = {}
     nested: dict[str, str] = {}
     for name, value in values.items():
@@ -80,18 +109,22 @@ def flattened(values: Mapping[str, object]) -> dict[str, str]:
 
 
 def observed_run(run: Run, given: Mapping[str, str]) -> Observation:
-    """``given`` are fields of the configuration that the run does not tell, or tells wrongly."""
-    said = TableRow(run.provenance, 0, {**run.settings, **given})
+    """Return the observation of a run. ``given`` are configuration fields that the run does not
+    record, or records wrongly.
+    """
+    settings = TableRow(run.provenance, 0, {**run.settings, **given})
     numbers = run.numbers
     outcome = run.outcome or RunOutcome.VALID
-    gpus = _gpus(said, numbers)
-    batch = _first_whole(said, _PER_GPU, 0) * gpus or _first_whole(said, ("batch_size",), gpus)
-    accumulation = said.whole("grad_accum", said.whole("gradient_accumulation_steps", 1))
+    gpus = _gpus(settings, numbers)
+    batch = _first_whole(settings, _PER_GPU, 0) * gpus or _first_whole(
+        settings, ("batch_size",), gpus
+    )
+    accumulation = settings.whole("grad_accum", settings.whole("gradient_accumulation_steps", 1))
     done = _share_done(numbers)
     samples_per_s = _samples_per_s(numbers, batch * accumulation, done)
     seen, runtime = numbers.get("num_input_tokens_seen"), numbers.get("train_runtime")
     steps = numbers.get("global_step") or 0
-    length, tokens_per_s = _first_length(said), None
+    length, tokens_per_s = _first_length(settings), None
     flags = [STOPPED_EARLY] if done < 1 and outcome is RunOutcome.VALID else []
     if seen and runtime:
         tokens_per_s = seen / runtime
@@ -103,14 +136,14 @@ def observed_run(run: Run, given: Mapping[str, str]) -> Observation:
         raise InvalidInput(
             "tokens_per_sample",
             None,
-            f"the length of a sample ({', '.join(_LENGTH)}); the run does not tell, so give it",
+            f"the length of a sample ({', '.join(_LENGTH)}), which the run does not record",
         )
     if outcome is RunOutcome.VALID and not tokens_per_s:
         raise InvalidInput(
-            "train_runtime", runtime, "the end of a run, with its tokens or samples per second"
+            "train_runtime", runtime, "a finished run, with its tokens or samples per second"
         )
     return Observation(
-        configuration=_configuration(said, gpus, batch, accumulation, length).replace(
+        configuration=_configuration(settings, gpus, batch, accumulation, length).replace(
             **given_fields(given)
         ),
         outcome=outcome,
@@ -129,21 +162,20 @@ def observed_run(run: Run, given: Mapping[str, str]) -> Observation:
 
 
 def _configuration(
-    said: TableRow, gpus: int, batch: int, accumulation: int, length: int
+    settings: TableRow, gpus: int, batch: int, accumulation: int, length: int
 ) -> Configuration:
-    model = _first(said, _MODEL)
-    gpu = _first(said, _GPU)
+    """Return the configuration of a run; refuses a run without model or GPU."""
+    model = _first(settings, _MODEL)
+    gpu = _first(settings, _GPU)
     if not model:
         raise InvalidInput("model", None, f"a name: one of {', '.join(_MODEL)}")
     if not gpu:
-        raise InvalidInput(
-            "gpu_model", None, "the GPU it ran on; the run does not tell, so give it"
-        )
-    method = _method(said)
-    nodes = max(1, _first_whole(said, _NODES, 1))
-    targets = said.text("target_modules") + said.text("lora_target")
+        raise InvalidInput("gpu_model", None, "the GPU it ran on, which the run does not record")
+    method = _method(settings)
+    nodes = max(1, _first_whole(settings, _NODES, 1))
+    targets = settings.text("target_modules") + settings.text("lora_target")
     wide = any(word in targets for word in _ALL_LINEAR) or targets == "all"
-    liger = said.flag("use_liger_kernel") or said.flag("fast_kernels")
+    liger = settings.flag("use_liger_kernel") or settings.flag("fast_kernels")
     return Configuration(
         model=model_name(model),
         method=method,
@@ -153,69 +185,75 @@ def _configuration(
         batch_size=batch,
         tokens_per_sample=length,
         grad_accum=accumulation,
-        precision=_precision(said, method),
-        sharding=_sharding(said, gpus, nodes),
-        grad_checkpoint=said.flag("gradient_checkpointing") or said.flag("grad_checkpoint"),
-        lora_rank=rank_of(method, _first_whole(said, _RANK, 8)),
+        precision=_precision(settings, method),
+        sharding=_sharding(settings, gpus, nodes),
+        grad_checkpoint=settings.flag("gradient_checkpointing") or settings.flag("grad_checkpoint"),
+        lora_rank=rank_of(method, _first_whole(settings, _RANK, 8)),
         lora_targets="all-linear" if wide and method is not Method.FULL else "attention",
-        optimiser=optimiser_named(said.text("optim") or said.text("optimizer")),
-        attention=_attention(said),
+        optimiser=optimiser_named(settings.text("optim") or settings.text("optimizer")),
+        attention=_attention(settings),
         fast_kernels=liger,
-        software=said.text("software"),
+        software=settings.text("software"),
     )
 
 
-def _gpus(said: TableRow, numbers: Mapping[str, float]) -> int:
-    """As told, else as many as the samples of a step need."""
-    told = _first_whole(said, _GPUS[:5], 0)
-    if told:
-        return told
-    per_gpu = _first_whole(said, _PER_GPU, 0) * said.whole("gradient_accumulation_steps", 1)
+def _gpus(settings: TableRow, numbers: Mapping[str, float]) -> int:
+    """Return the number of GPUs as recorded, else as many as the samples of a step need."""
+    count = _first_whole(settings, _GPUS[:5], 0)
+    if count:
+        return count
+    per_gpu = _first_whole(settings, _PER_GPU, 0) * settings.whole("gradient_accumulation_steps", 1)
     samples, steps = numbers.get("train_samples_per_second"), numbers.get("train_steps_per_second")
     if samples and steps and per_gpu:
         return max(1, round(samples / steps / per_gpu))
-    return max(1, _first_whole(said, _GPUS[5:], 1))
+    return max(1, _first_whole(settings, _GPUS[5:], 1))
 
 
 def _share_done(numbers: Mapping[str, float]) -> float:
-    """transformers divides the work that was planned by the time that was spent."""
+    """Return the share of planned steps that was done: transformers divides the planned work by the
+    time that was spent.
+    """
     planned, done = numbers.get("max_steps") or 0, numbers.get("global_step") or 0
     return done / planned if 0 < done < planned else 1.0
 
 
 def _samples_per_s(numbers: Mapping[str, float], per_step: int, done: float) -> float | None:
+    """Return samples per second, corrected by the share that was done."""
     samples, steps = numbers.get("train_samples_per_second"), numbers.get("train_steps_per_second")
     rate = samples or (steps * per_step if steps else None)
     return rate * done if rate else None
 
 
-def _method(said: TableRow) -> Method:
-    """Adapters by their configuration; four bits by how the frozen weights were loaded."""
-    told = said.text("method").casefold()
-    if told in set(Method):
-        return Method(told)
-    kind = f"{said.text('peft_type')} {said.text('peft_method')} {said.text('adapter')}".casefold()
-    kind += said.text("finetuning_type").casefold()
+def _method(settings: TableRow) -> Method:
+    """Return the training method, from adapter settings and how frozen weights were loaded."""
+    named = settings.text("method").casefold()
+    if named in set(Method):
+        return Method(named)
+    names = ("peft_type", "peft_method", "adapter", "finetuning_type")
+    kind = " ".join(settings.text(name) for name in names).casefold()
     if "prompt" in kind or kind.split() == ["pt"]:
         return Method.PROMPT
-    adapters = "lora" in kind or said.has("lora_r") or said.has("lora_alpha")
-    if not adapters and not said.flag("use_peft"):
+    adapters = "lora" in kind or settings.has("lora_r") or settings.has("lora_alpha")
+    if not adapters and not settings.flag("use_peft"):
         return Method.FULL
-    quantised = f"{said.text('quant_method')} {said.text('quantization_config')}".casefold()
+    quantised = f"{settings.text('quant_method')} {settings.text('quantization_config')}".casefold()
     if "gptq" in quantised:
         return Method.GPTQ_LORA
-    four = said.text("load_in_4bit").casefold() == "true" or said.text("quantization_bit") == "4"
-    named = "'load_in_4bit': true" in quantised or "qlora" in kind
-    return Method.QLORA if four or named else Method.LORA
+    four = (
+        settings.text("load_in_4bit").casefold() == "true"
+        or settings.text("quantization_bit") == "4"
+    )
+    by_name = "'load_in_4bit': true" in quantised or "qlora" in kind
+    return Method.QLORA if four or by_name else Method.LORA
 
 
-def _precision(said: TableRow, method: Method) -> Precision:
-    """Weights as they were loaded. Where that is not told, those of adapters are as they compute;
-    what is trained in full is kept in 32 bits.
+def _precision(settings: TableRow, method: Method) -> Precision:
+    """Return how weights were stored. If it is not recorded: adapters leave them as they compute,
+    full training keeps them in 32 bits.
     """
-    dtype = said.text("torch_dtype") or said.text("dtype")
-    computes = Precision.BF16 if said.text("bf16").casefold() in {"true", "1", "auto"} else None
-    if computes is None and said.text("fp16").casefold() in {"true", "1"}:
+    dtype = settings.text("torch_dtype") or settings.text("dtype")
+    computes = Precision.BF16 if settings.text("bf16").casefold() in {"true", "1", "auto"} else None
+    if computes is None and settings.text("fp16").casefold() in {"true", "1"}:
         computes = Precision.FP16
     if dtype and dtype != "auto":
         loaded = precision_named("torch_dtype", dtype)
@@ -225,36 +263,41 @@ def _precision(said: TableRow, method: Method) -> Precision:
     return MIXED[computes] if method is Method.FULL else computes
 
 
-def _sharding(said: TableRow, gpus: int, nodes: int) -> Sharding:
-    strategy = said.text("fsdp").strip("[]'\"")
+def _sharding(settings: TableRow, gpus: int, nodes: int) -> Sharding:
+    """Return how GPUs shared the model."""
+    strategy = settings.text("fsdp").strip("[]'\"")
     if gpus == 1:
         return Sharding.NONE
-    named = said.text("sharding")
+    named = settings.text("sharding")
     if named in set(Sharding):
         return Sharding(named)
-    if not strategy and "fsdp" not in said.text("distributed_type").casefold():
-        return Sharding.FSDP if said.has("deepspeed") else Sharding.DDP
+    if not strategy and "fsdp" not in settings.text("distributed_type").casefold():
+        return Sharding.FSDP if settings.has("deepspeed") else Sharding.DDP
     return sharding_named(strategy.split(" ")[0].split(",")[0].strip("'\""), gpus, nodes)
 
 
-def _attention(said: TableRow) -> Attention:
-    name = said.text("attn_implementation") or said.text("_attn_implementation")
-    if "flash" in name or said.text("use_flash_attn").casefold() == "true":
+def _attention(settings: TableRow) -> Attention:
+    """Return the attention implementation."""
+    name = settings.text("attn_implementation") or settings.text("_attn_implementation")
+    if "flash" in name or settings.text("use_flash_attn").casefold() == "true":
         return Attention.FLASH
     return Attention.EAGER if name == "eager" else Attention.SDPA
 
 
-def _first(said: TableRow, names: Iterable[str]) -> str:
-    return next((said.text(name) for name in names if said.has(name)), "")
+def _first(settings: TableRow, names: Iterable[str]) -> str:
+    """Return the first setting that is there, as text."""
+    return next((settings.text(name) for name in names if settings.has(name)), "")
 
 
-def _first_whole(said: TableRow, names: Iterable[str], otherwise: int) -> int:
-    return next((said.whole(name) for name in names if said.has(name)), otherwise)
+def _first_whole(settings: TableRow, names: Iterable[str], otherwise: int) -> int:
+    """Return the first setting that is there, as a whole number."""
+    return next((settings.whole(name) for name in names if settings.has(name)), otherwise)
 
 
-def _first_length(said: TableRow) -> int:
+def _first_length(settings: TableRow) -> int:
+    """Return the tokens of a sample; 0 if no plausible length is recorded."""
     for name in _LENGTH:
-        # Tokenisers without a limit state an enormous one.
-        if said.has(name) and _NO_LENGTH < (length := said.whole(name)) < 10_000_000:
+        # Tokenisers without a limit record an enormous number.
+        if settings.has(name) and _NO_LENGTH < (length := settings.whole(name)) < 10_000_000:
             return length
     return 0

@@ -1,4 +1,4 @@
-"""What other tools call precisions, optimisers and ways of sharing, in our words."""
+"""Names that other tools use for GPUs, precisions, optimisers and sharding, translated to ours."""
 
 from __future__ import annotations
 
@@ -38,14 +38,15 @@ _STRATEGIES = {
 
 
 def known_gpu(column: str, text: str) -> str:
-    """The name that it has here."""
+    """Return our name of a GPU; refuses an unknown one. ``column`` names it in errors."""
     name = gpu_name(text)
     if name is None:
-        raise InvalidInput(column, text, "a GPU that is known here")
+        raise InvalidInput(column, text, "a GPU that duetune knows")
     return name
 
 
 def method_named(column: str, text: str) -> Method:
+    """Return the training method of this name."""
     try:
         return Method(text.casefold())
     except ValueError:
@@ -53,6 +54,7 @@ def method_named(column: str, text: str) -> Method:
 
 
 def precision_named(column: str, text: str) -> Precision:
+    """Return the precision of a name such as ``torch.bfloat16``."""
     found = _PRECISIONS.get(text.casefold().removeprefix("torch."))
     if found is None:
         raise InvalidInput(column, text, f"one of {', '.join(_PRECISIONS)}")
@@ -60,12 +62,16 @@ def precision_named(column: str, text: str) -> Precision:
 
 
 def rank_of(method: Method, rank: int) -> int:
-    """Where there are no adapters it is the usual one, so that equal runs have equal keys."""
+    """Return the LoRA rank; the default rank without adapters, so that equal runs have equal
+    keys.
+    """
     return Configuration(model="", gpu_model="").lora_rank if method is Method.FULL else rank
 
 
 def optimiser_named(text: str) -> Optimiser:
-    """Of the names that transformers has; all other kinds keep about as much as AdamW."""
+    """Return the optimiser of a transformers name. Other kinds count as AdamW, because they keep
+    about as much state.
+    """
     name = text.casefold()
     if "adafactor" in name:
         return Optimiser.ADAFACTOR
@@ -77,7 +83,7 @@ def optimiser_named(text: str) -> Optimiser:
 
 
 def sharding_named(text: str, gpus: int, nodes: int) -> Sharding:
-    """Of a strategy of FSDP; hybrid inside one node is the same as full."""
+    """Return the sharding of an FSDP strategy; hybrid in one node is the same as full."""
     if gpus == 1:
         return Sharding.NONE
     found = _STRATEGIES.get(text.casefold().removeprefix("shardingstrategy."), Sharding.FSDP)

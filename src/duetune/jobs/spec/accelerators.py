@@ -1,4 +1,4 @@
-"""Which GPUs and how many: ``auto``, ``H100``, ``H100:4``, ``H100:1..8``, ``{H100: 4}``."""
+"""Which GPU and how many: ``auto``, ``H100``, ``H100:4``, ``H100:1..8`` or ``{H100: 4}``."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import msgspec
 from pydantic import PlainSerializer, PlainValidator, WithJsonSchema
 
 from duetune.core.job import MAX_GPUS
-from duetune.jobs.spec.meaning import refusal
+from duetune.jobs.spec.problems import refusal
 
 AUTO = "auto"
 ALLOWED = (
     "auto, a name (H100), a name and a number (H100:4) or a range (H100:1..8, auto:1..8), "
     f"1 to {MAX_GPUS} GPUs"
 )
-# Written as clouds write them, however the user does; other names are taken as they are.
+# Known names get the spelling that clouds use; other names stay as they are written.
 _KNOWN = """
     A10 A10G A100 A100-80GB A40 A6000 B200 B300 GB200 GB300 GH200 H100 H100-SXM H200 L4 L40 L40S
     MI300X P100 RTX3090 RTX4090 RTX5090 RTX6000-Ada T4 V100 V100-32GB
@@ -28,7 +28,10 @@ _COUNT = re.compile(r"([0-9]{1,9})(?: *(\.\.) *([0-9]{1,9})?)?")
 
 
 class Accelerators(msgspec.Struct, frozen=True):
-    """``name`` is None where any will do; ``most`` where as many as help are welcome."""
+    """A GPU name and how many a job can use.
+
+    ``name`` None means any GPU; ``most`` None means as many as make the job faster.
+    """
 
     name: str | None = None
     least: int = 1
@@ -44,6 +47,7 @@ class Accelerators(msgspec.Struct, frozen=True):
 
 
 def parse_accelerators(value: object) -> Accelerators:
+    """Return the GPUs that a spec asks for; refuses more than one kind."""
     if isinstance(value, Accelerators):
         value = str(value)
     count: object = None
@@ -58,7 +62,7 @@ def parse_accelerators(value: object) -> Accelerators:
             raise refusal(ALLOWED)
         name = key
     elif isinstance(value, (dict, list, tuple)) and len(value) > 1:
-        raise refusal(f"{ALLOWED}; one kind of GPU, as all of a job's members must be alike")
+        raise refusal(f"{ALLOWED}; only one kind, because all GPUs of a job must be the same")
     else:
         raise refusal(ALLOWED)
     least, most = (1, None) if count is None else _range(count)
@@ -68,6 +72,7 @@ def parse_accelerators(value: object) -> Accelerators:
 
 
 def _range(count: object) -> tuple[int, int | None]:
+    """Return the least and most GPUs of ``4``, ``1..8`` or ``2..``."""
     if isinstance(count, bool) or not isinstance(count, (int, str)):
         raise refusal(ALLOWED)
     found = _COUNT.fullmatch(str(count).strip())

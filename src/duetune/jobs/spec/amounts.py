@@ -1,14 +1,146 @@
-"""Dollars as people write them."""
+"""Durations, deadlines and dollar amounts as people write them in a spec.
+
+``parse_...`` reads a value and raises a refusal that says what is allowed; ``written_...`` writes
+it back in a form that parses to the same value.
+"""
 
 from __future__ import annotations
 
 import math
 import re
-from typing import Annotated
+from datetime import datetime, timedelta
+from typing import Annotated, Literal
 
-from pydantic import PlainValidator, WithJsonSchema
+from pydantic import PlainSerializer, PlainValidator, WithJsonSchema
 
-from duetune.jobs.spec.meaning import refusal
+from duetune.jobs.spec.problems import refusal
+
+LONGEST = timedelta(days=366)
+DURATION = "a duration such as 8h, 90m or 2d4h, above zero and at most 366d"
+INTERVAL = f"auto, or {DURATION}"
+DEADLINE = (
+    "a duration such as 8h, 90m or 2d4h, at most 366d, or a moment such as 2026-11-20 18:00 "
+    "(local time) or 2026-11-20T18:00Z"
+)
+
+_NUMBER = r"([0-9]{1,9}(?:\.[0-9]{1,9})?)"
+_SHORT = re.compile(
+    rf"(?:{_NUMBER} *w)? *(?:{_NUMBER} *d)? *(?:{_NUMBER} *h)? *(?:{_NUMBER} *m(?:in)?)?"
+    rf" *(?:{_NUMBER} *s)?",
+    re.IGNORECASE | re.ASCII,
+)
+_ISO = re.compile(
+    rf"P(?:{_NUMBER}W)?(?:{_NUMBER}D)?(?:T(?=[0-9])(?:{_NUMBER}H)?(?:{_NUMBER}M)?(?:{_NUMBER}S)?)?"
+)
+_CLOCK = re.compile(r"[0-9]+(?::[0-9]+)+")
+_DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
+_MOMENT = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}[T ]+[0-9]{2}:[0-9]{2}")
+_LONGEST_TEXT = 80
+_UNITS = (("d", 86_400), ("h", 3600), ("m", 60))
+
+
+def parse_duration(value: object) -> timedelta:
+    """Return the duration that was written, such as ``8h``, ``2d4h`` or ``PT8H``."""
+    return _parse(value, DURATION)
+
+
+def parse_deadline(value: object) -> timedelta | datetime:
+    """Return a duration, which counts from submission, or a moment. A moment without a time zone is
+    local time.
+    """
+    if isinstance(value, datetime):
+        return value if value.tzinfo is not None else value.astimezone()
+    if isinstance(value, str) and _DATE.match(value.strip()):
+        return _moment(value.strip())
+    return _parse(value, DEADLINE)
+
+
+def parse_interval(value: object) -> timedelta | Literal["auto"]:
+    """Return a duration, or "auto"."""
+    return "auto" if value == "auto" else _parse(value, INTERVAL)
+
+
+def written_duration(duration: timedelta) -> str:
+    """Return text that ``parse_duration`` reads back to the same duration."""
+    seconds, rest = divmod(duration, timedelta(seconds=1))
+    text = ""
+    for unit, length in _UNITS:
+        count, seconds = divmod(seconds, length)
+        text += f"{count}{unit}" if count else ""
+    if rest:
+        fraction = f"{rest // timedelta(microseconds=1):06d}".rstrip("0")
+        return f"{text}{seconds}.{fraction}s"
+    return f"{text}{seconds}s" if seconds or not text else text
+
+
+def written_deadline(deadline: timedelta | datetime) -> str:
+    """Return text that ``parse_deadline`` reads back to the same deadline."""
+    if isinstance(deadline, timedelta):
+        return written_duration(deadline)
+    return deadline.isoformat(timespec="auto")
+
+
+def written_interval(interval: timedelta | Literal["auto"]) -> str:
+    """Return text that ``parse_interval`` reads back to the same interval."""
+    return "auto" if interval == "auto" else written_duration(interval)
+
+
+def _parse(value: object, allowed: str) -> timedelta:
+    if isinstance(value, timedelta):
+        duration: timedelta | None = value
+    elif isinstance(value, (int, float)) and not isinstance(value, bool):
+        raise refusal(f"{allowed}; a number needs a unit: write {value:g}h for {value:g} hours")
+    elif isinstance(value, str) and _CLOCK.fullmatch(value.strip()):
+        raise refusal(f"{allowed}; write hours and minutes as 1h30m")
+    else:
+        duration = _read(value.strip()) if isinstance(value, str) else None
+    if duration is None or not timedelta(0) < duration <= LONGEST:
+        raise refusal(allowed)
+    return duration
+
+
+def _read(text: str) -> timedelta | None:
+    if len(text) > _LONGEST_TEXT:
+        return None
+    found = (_SHORT.fullmatch(text) if text else None) or _ISO.fullmatch(text)
+    if found is None or not any(found.groups()):
+        return None
+    weeks, days, hours, minutes, seconds = (float(part or 0) for part in found.groups())
+    try:
+        return timedelta(weeks=weeks, days=days, hours=hours, minutes=minutes, seconds=seconds)
+    except OverflowError:
+        return None
+
+
+def _moment(text: str) -> datetime:
+    if not _MOMENT.match(text):
+        raise refusal(f"{DEADLINE}; a date needs a time of day")
+    try:
+        moment = datetime.fromisoformat(re.sub(r"\s*UTC$", "Z", text))
+        return moment if moment.tzinfo is not None else moment.astimezone()
+    except (ValueError, OverflowError) as error:
+        raise refusal(f"{DEADLINE} ({error})") from None
+
+
+Duration = Annotated[
+    timedelta,
+    PlainValidator(parse_duration),
+    PlainSerializer(written_duration, return_type=str),
+    WithJsonSchema({"type": "string", "examples": ["8h", "90m", "2d4h", "PT8H"]}),
+]
+Interval = Annotated[
+    timedelta | Literal["auto"],
+    PlainValidator(parse_interval),
+    PlainSerializer(written_interval, return_type=str),
+    WithJsonSchema({"type": "string", "examples": ["auto", "10m"]}),
+]
+Deadline = Annotated[
+    timedelta | datetime,
+    PlainValidator(parse_deadline),
+    PlainSerializer(written_deadline, return_type=str),
+    WithJsonSchema({"type": "string", "examples": ["8h", "2d4h", "2026-11-20T18:00Z"]}),
+]
+
 
 _DOLLARS = re.compile(
     r"\$ *([0-9]{1,12}|[0-9]{1,3}(?:,[0-9]{3}){1,3})(\.[0-9]{1,9})?|([0-9]{1,12}(?:\.[0-9]{1,9})?)"
@@ -19,7 +151,7 @@ _SCHEMA = WithJsonSchema(
 MOST = 1e12
 
 
-def _read(value: object) -> float | None:
+def _dollars(value: object) -> float | None:
     if isinstance(value, bool):
         return None
     if isinstance(value, (int, float)):
@@ -31,14 +163,14 @@ def _read(value: object) -> float | None:
 
 
 def _some(value: object) -> float:
-    amount = _read(value)
+    amount = _dollars(value)
     if amount is None or not (math.isfinite(amount) and amount > 0):
         raise refusal("dollars above zero, such as 20 or $20")
     return amount
 
 
 def _none_or_some(value: object) -> float:
-    amount = _read(value)
+    amount = _dollars(value)
     if amount is None or not (math.isfinite(amount) and amount >= 0):
         raise refusal("dollars, zero or more, such as 20 or $20")
     return amount

@@ -1,16 +1,16 @@
-"""What is not the same on both sides, when a job goes from one tool to another."""
+"""Notes about fields that differ when a job is converted from or to another tool."""
 
 from __future__ import annotations
 
 import msgspec
 
-# Our own exports begin their command with the environment that duetune gives by itself; between
-# these lines, so that it can be taken off again.
+# Exports put duetune's own environment variables between these two lines, so that an import can
+# remove them again.
 OWN_LINES = ("# duetune: begin", "# duetune: end")
 
 
 class Note(msgspec.Struct, frozen=True):
-    """What became of a field that could not be taken over as it is."""
+    """What happened to a field that could not be converted as it is."""
 
     field: str
     says: str
@@ -20,6 +20,6 @@ class Note(msgspec.Struct, frozen=True):
 
 
 def one_line(text: str) -> str:
-    """As a comment, whatever it is: no line breaks, and nothing that YAML would not read."""
+    """Return ``text`` on one line and printable, so that it can stand in a comment or message."""
     words = " ".join(text.split())
     return "".join(each if each.isprintable() else repr(each)[1:-1] for each in words)

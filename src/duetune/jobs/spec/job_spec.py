@@ -1,4 +1,7 @@
-"""The job spec: what a user may ask for, checked in one place."""
+"""The job spec: every field a user may give, checked in one place.
+
+Parsers of single values are in the neighbouring modules; reading files is in ``load``.
+"""
 
 from __future__ import annotations
 
@@ -26,9 +29,16 @@ from duetune.errors import InvalidInput
 from duetune.jobs.spec import accelerators as accelerator_words
 from duetune.jobs.spec import variables as environment_words
 from duetune.jobs.spec.accelerators import AcceleratorChoice, Accelerators
-from duetune.jobs.spec.amounts import Dollars, PositiveDollars
-from duetune.jobs.spec.durations import DEADLINE, DURATION, INTERVAL, Deadline, Duration, Interval
-from duetune.jobs.spec.meaning import Meaning, refusal
+from duetune.jobs.spec.amounts import (
+    DEADLINE,
+    DURATION,
+    INTERVAL,
+    Deadline,
+    Dollars,
+    Duration,
+    Interval,
+    PositiveDollars,
+)
 from duetune.jobs.spec.places import (
     DATASET,
     MODEL,
@@ -39,7 +49,7 @@ from duetune.jobs.spec.places import (
     resolved_path,
     resolved_place,
 )
-from duetune.jobs.spec.problems import InvalidSpec, problems_of
+from duetune.jobs.spec.problems import InvalidSpec, Meaning, problems_of, refusal
 from duetune.jobs.spec.training_fields import Training
 from duetune.jobs.spec.variables import Envs, Secrets, Tags
 from duetune.jobs.spec.yaml_document import written_yaml
@@ -50,13 +60,13 @@ if TYPE_CHECKING:
 AUTO = "auto"
 LONGEST_SCRIPT = 100_000
 SCRIPT = f"shell commands, at most {LONGEST_SCRIPT} characters"
-PROJECT = f"nothing, or {NAME_WORDS}"
+PROJECT = f"empty, or {NAME_WORDS}"
 _NAME = f"^{NAME}$"
 _PROJECT = f"^(?:{NAME})?$"
 
 
-class Method(StrEnum):
-    """How the weights are trained."""
+class MethodChoice(StrEnum):
+    """How the weights are trained, as a spec says it; AUTO leaves it to the configurator."""
 
     AUTO = "auto"
     LORA = "lora"
@@ -64,7 +74,7 @@ class Method(StrEnum):
 
 
 class Spot(StrEnum):
-    """AUTO mixes spot and on-demand; with ONLY no deadline can be promised."""
+    """Whether spot GPUs are used. AUTO mixes spot and on-demand; ONLY cannot promise a deadline."""
 
     AUTO = "auto"
     ONLY = "only"
@@ -79,12 +89,12 @@ def _spot(value: object) -> Spot:
     raise refusal("auto, only (or true), never (or false)")
 
 
-def _method(value: object) -> Method:
-    if isinstance(value, str) and value in set(Method):
-        return Method(value)
+def _method(value: object) -> MethodChoice:
+    if isinstance(value, str) and value in set(MethodChoice):
+        return MethodChoice(value)
     if isinstance(value, str) and value in {"qlora", "dora", "freeze"}:
-        raise refusal(f"one of {', '.join(Method)}; {value} is not supported")
-    raise refusal(f"one of {', '.join(Method)}")
+        raise refusal(f"one of {', '.join(MethodChoice)}; {value} is not supported")
+    raise refusal(f"one of {', '.join(MethodChoice)}")
 
 
 def _script(value: object) -> str:
@@ -102,11 +112,13 @@ Script = Annotated[str, PlainValidator(_script), WithJsonSchema({"type": "string
 
 
 class Resources(BaseModel):
+    """The section ``resources``: which GPUs, and whether they may be spot."""
+
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     accelerators: Annotated[
         AcceleratorChoice,
-        Meaning("Which GPUs, and how many the job can run on.", accelerator_words.ALLOWED),
+        Meaning("Which GPU, and how many of them the job can use.", accelerator_words.ALLOWED),
     ] = Field(default_factory=Accelerators, json_schema_extra={"default": AUTO})
     spot: Annotated[
         Annotated[
@@ -115,29 +127,34 @@ class Resources(BaseModel):
             WithJsonSchema({"enum": ["auto", "only", "never", True, False]}),
         ],
         Meaning(
-            "Whether spot GPUs are used; `auto` mixes them with on-demand ones.",
+            "Whether to use spot GPUs; `auto` mixes spot and on-demand.",
             "auto, only (or true), never (or false)",
         ),
     ] = Spot.AUTO
 
 
 class CheckpointSpec(BaseModel):
+    """The section ``checkpoint``: where, how often and how many checkpoints are saved."""
+
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     dir: Annotated[
-        PathText | None, Meaning("Where checkpoints go; the job's own folder if not said.", PATH)
+        PathText | None,
+        Meaning("The folder for checkpoints; by default the job's own folder.", PATH),
     ] = None
     every: Annotated[
         Interval,
-        Meaning("How often; `auto` follows the measured rate of preemptions.", INTERVAL),
+        Meaning("How often to save; `auto` follows the measured rate of preemptions.", INTERVAL),
     ] = "auto"
     keep: Annotated[
-        int, Field(ge=1, le=10_000), Meaning("How many to keep.", "a whole number, 1 or more")
+        int,
+        Field(ge=1, le=10_000),
+        Meaning("How many checkpoints to keep.", "a whole number from 1 to 10000"),
     ] = 2
 
 
 def _default_name(fields: dict[str, object]) -> str:
-    """From the last words of model and dataset: ``qwen3-0.6b-capybara``."""
+    """Return a name made from model and dataset, such as ``qwen3-0.6b-capybara``."""
     words = []
     for field in ("model", "dataset"):
         place = fields.get(field)
@@ -149,68 +166,79 @@ def _default_name(fields: dict[str, object]) -> str:
 
 
 class JobSpec(BaseModel):
-    """A job as it is asked for. ``model``, ``dataset`` and ``deadline`` are required; with an own
-    command (``run``) only ``deadline`` is.
+    """A job as the user asks for it.
+
+    ``model``, ``dataset`` and ``deadline`` are required. With the user's own command (``run``) only
+    ``deadline`` is. Invalid fields raise one ``InvalidSpec`` that names them all.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
-    model: Annotated[ModelPlace | None, Meaning("What to fine-tune.", MODEL)] = None
-    dataset: Annotated[DatasetPlace | None, Meaning("What to train on.", DATASET)] = None
+    model: Annotated[ModelPlace | None, Meaning("The model to fine-tune.", MODEL)] = None
+    dataset: Annotated[DatasetPlace | None, Meaning("The dataset to train on.", DATASET)] = None
     deadline: Annotated[
         Deadline, Meaning("When the job must be done; a duration counts from submission.", DEADLINE)
     ]
     name: Annotated[
         str,
-        Meaning("What the job is called; from model and dataset if not said.", NAME_WORDS),
+        Meaning("The name of the job; by default made from model and dataset.", NAME_WORDS),
     ] = Field(pattern=_NAME, default_factory=_default_name)
     max_duration: Annotated[
-        Duration | None, Meaning("The job is stopped after this time, done or not.", DURATION)
+        Duration | None, Meaning("The job is stopped after this time, finished or not.", DURATION)
     ] = None
     budget: Annotated[
         PositiveDollars | None,
-        Meaning("Dollars that the job never exceeds.", "dollars above zero, such as 20 or $20"),
+        Meaning(
+            "The most that the job may cost, in dollars.", "dollars above zero, such as 20 or $20"
+        ),
     ] = None
     value: Annotated[
         Dollars | None,
         Meaning(
-            "What finishing by the deadline is worth, in dollars; derived from the price on "
-            "demand if not said.",
+            "What finishing by the deadline is worth, in dollars; by default derived from the "
+            "on-demand price.",
             "dollars, zero or more, such as 20 or $20",
         ),
     ] = None
     max_price: Annotated[
         PositiveDollars | None,
-        Meaning("The most to pay for a GPU and hour.", "dollars above zero, such as 2.50 or $2.50"),
+        Meaning(
+            "The most to pay for one GPU for one hour.", "dollars above zero, such as 2.50 or $2.50"
+        ),
     ] = None
     method: Annotated[
         Annotated[
-            Method,
+            MethodChoice,
             BeforeValidator(_method),
-            WithJsonSchema({"enum": [str(each) for each in Method]}),
+            WithJsonSchema({"enum": [str(each) for each in MethodChoice]}),
         ],
-        Meaning("All weights, or low-rank adapters.", f"one of {', '.join(Method)}"),
-    ] = Method.AUTO
+        Meaning(
+            "Train all weights (`full`) or low-rank adapters (`lora`).",
+            f"one of {', '.join(MethodChoice)}",
+        ),
+    ] = MethodChoice.AUTO
     resources: Annotated[
         Resources,
-        Meaning("On which GPUs.", "a mapping with accelerators and spot"),
+        Meaning("The GPUs to run on.", "a mapping with accelerators and spot"),
     ] = Field(default_factory=Resources)
     training: Annotated[
         Training,
-        Meaning("How to train.", "a mapping of names of TrainingArguments"),
+        Meaning("How to train.", "a mapping of training fields, named as in TrainingArguments"),
     ] = Field(default_factory=Training)
     checkpoint: Annotated[
         CheckpointSpec,
-        Meaning("What is kept for the next GPU.", "a mapping with dir, every and keep"),
+        Meaning("How checkpoints are saved.", "a mapping with dir, every and keep"),
     ] = Field(default_factory=CheckpointSpec)
     workdir: Annotated[
         PathText | None,
-        Meaning("Where `setup` and `run` start; the folder of the spec if not said.", PATH),
+        Meaning("The folder in which `setup` and `run` start; by default that of the spec.", PATH),
     ] = None
-    setup: Annotated[Script | None, Meaning("Runs on every new node before `run`.", SCRIPT)] = None
+    setup: Annotated[
+        Script | None, Meaning("Shell commands that run on every new node before `run`.", SCRIPT)
+    ] = None
     run: Annotated[
         Script | None,
-        Meaning("An own command instead of the built-in trainer.", SCRIPT),
+        Meaning("Your own command, instead of the built-in trainer.", SCRIPT),
     ] = None
     envs: Annotated[
         Envs,
@@ -219,32 +247,33 @@ class JobSpec(BaseModel):
     secrets: Annotated[
         Secrets,
         Meaning(
-            "Environment variables that are never written down or shown.",
+            "Environment variables whose values are never stored or shown.",
             environment_words.SECRETS,
         ),
     ] = ()
     tags: Annotated[
         Tags,
-        Meaning("To find and to sum up jobs by.", environment_words.TAGS),
+        Meaning("Labels for finding and grouping jobs.", environment_words.TAGS),
     ] = Field(default_factory=dict)
     priority: Annotated[
         int,
         Field(ge=-1000, le=1000),
         Meaning(
-            "Higher goes first where jobs compete for GPUs.", "a whole number from -1000 to 1000"
+            "Jobs with a higher priority go first when jobs compete for GPUs.",
+            "a whole number from -1000 to 1000",
         ),
     ] = 0
     project: Annotated[
         str,
         Field(pattern=_PROJECT),
-        Meaning("Whose quota of GPUs the job counts against, if there is one.", PROJECT),
+        Meaning("The project whose GPU quota the job counts against, if there is one.", PROJECT),
     ] = ""
     policy: Annotated[
         str,
         Field(min_length=1, max_length=200, pattern=r"^\S+$"),
         Meaning(
-            "Who decides; `auto` is learned from past jobs.",
-            "auto, or a name that 'duetune policies' lists",
+            "The policy that decides how many GPUs to hold; `auto` learns it from past jobs.",
+            "auto, or a policy name that 'duetune policies' lists",
         ),
     ] = AUTO
 
@@ -254,30 +283,33 @@ class JobSpec(BaseModel):
             for field, allowed in (("model", MODEL), ("dataset", DATASET)):
                 if getattr(self, field) is None:
                     raise refusal(
-                        f"{allowed}; only a job with its own command (run) needs none", field
+                        f"{allowed}; it can be left out only with your own command (run)", field
                     )
             for field in ("setup", "workdir"):
                 if getattr(self, field) is not None:
-                    raise refusal("nothing: it goes with an own command (run)", field)
+                    allowed = f"no value: {field} is used only with your own command (run)"
+                    raise refusal(allowed, field)
         else:
             for field in self.training.given:
                 if field != "max_steps":
                     raise refusal(
-                        "nothing: the own command (run) sets it; only max_steps counts here",
+                        "no value: your own command (run) sets it; only max_steps can be given",
                         f"training.{field}",
                     )
-            if self.method is not Method.AUTO:
-                raise refusal("nothing: the own command (run) decides it", "method")
+            if self.method is not MethodChoice.AUTO:
+                raise refusal("no value: your own command (run) decides the method", "method")
         both = sorted(set(self.envs) & set(self.secrets))
         if both:
-            raise refusal(f"a name that is not in envs, too; {both[0]} is", "secrets")
+            raise refusal(f"names that are not in envs; {both[0]} is in both", "secrets")
         return self
 
     # Last of the validators, so that it sees the problems of all others.
     @model_validator(mode="wrap")
     @classmethod
     def _checked(cls, data: object, handler: ModelWrapValidatorHandler[Self]) -> Self:
-        if isinstance(data, dict):  # A field without a value, such as "training:", is not said.
+        if isinstance(
+            data, dict
+        ):  # A field without a value, such as "training:", counts as left out.
             data = {field: value for field, value in data.items() if value is not None}
         try:
             return handler(data)
@@ -286,50 +318,59 @@ class JobSpec(BaseModel):
 
     @property
     def gpus(self) -> tuple[str | None, int, int | None]:
-        """Which GPU (None: any), and the least and most of them (None: as many as help)."""
+        """The GPU name (None: any), and the least and most of them (None: as many as help)."""
         chosen = self.resources.accelerators
         return chosen.name, chosen.least, chosen.most
 
     @property
     def max_duration_s(self) -> float | None:
+        """The maximum duration in seconds; None if there is none."""
         return None if self.max_duration is None else self.max_duration.total_seconds()
 
     def deadline_at(self, now: float) -> float:
-        """The deadline in seconds since the epoch, for a job that is submitted ``now``."""
+        """Return the deadline in seconds since 1970, for a job that is submitted at ``now``.
+
+        Refuses a moment that has already passed.
+        """
         if isinstance(self.deadline, timedelta):
             return now + self.deadline.total_seconds()
         moment = self.deadline.timestamp()
         if moment <= now:
             present = datetime.fromtimestamp(now, tz=self.deadline.tzinfo).isoformat(" ", "minutes")
             raise InvalidInput(
-                "deadline", self.deadline.isoformat(), f"a moment to come; it is {present}"
+                "deadline",
+                self.deadline.isoformat(),
+                f"a moment in the future; it is now {present}",
             )
         return moment
 
     def deadline_s(self, now: float) -> float:
-        """Seconds from ``now``, when it is submitted, to its deadline; above zero."""
+        """Return the seconds from submission at ``now`` to the deadline; above zero."""
         return self.deadline_at(now) - now
 
     def environment(self, environ: Mapping[str, str]) -> dict[str, str]:
-        """``envs``, with what is null taken from the submitter's own environment."""
+        """Return ``envs`` with values. A null is replaced by the value in ``environ``, the
+        environment of whoever submits.
+        """
         values = {}
         for name, value in self.envs.items():
             if value is None and name not in environ:
-                raise InvalidInput(
-                    f"envs.{name}", None, f"${name} set where you submit, or a value"
-                )
+                allowed = f"a value, or ${name} set in the environment where you submit"
+                raise InvalidInput(f"envs.{name}", None, allowed)
             values[name] = environ[name] if value is None else value
         return values
 
     def secret_values(self, environ: Mapping[str, str]) -> dict[str, SecretStr]:
-        """The secrets, for the launch alone; they print as stars."""
+        """Return the secret values for the launch; they print as stars."""
         for name in self.secrets:
             if name not in environ:
-                raise InvalidInput("secrets", name, f"a name that is set: ${name} is not")
+                raise InvalidInput(
+                    "secrets", name, f"names of variables that are set; ${name} is not set"
+                )
         return {name: SecretStr(environ[name]) for name in self.secrets}
 
     def resolved(self, folder: Path | str) -> Self:
-        """With absolute paths: what is relative in the spec is relative to its ``folder``."""
+        """Return the spec with absolute paths; relative ones start at ``folder``."""
         base = Path(folder).absolute()
         fields = self.document()
         for field in ("model", "dataset"):
@@ -346,23 +387,25 @@ class JobSpec(BaseModel):
         return type(self).model_validate(fields | {"name": self.name})
 
     def amended(self, **fields: object) -> Self:
-        """With other values for some fields, checked again."""
+        """Return the spec with other values for some fields, validated again."""
         return type(self).model_validate(self.document() | fields)
 
     def document(self) -> dict[str, object]:
-        """What differs from the defaults, in the forms of JSON; a spec again when loaded."""
+        """Return the fields that differ from their defaults, as JSON values. Loading them gives an
+        equal spec.
+        """
         fields: dict[str, object] = self.model_dump(mode="json", exclude_defaults=True)
         if fields.get("name") == _default_name(fields):
             del fields["name"]
         return fields
 
     def to_yaml(self) -> str:
-        """As a file that ``load_spec`` reads back to an equal spec."""
+        """Return the spec as a YAML file that ``load_spec`` reads back to an equal spec."""
         return written_yaml(self.document())
 
 
 def spec_json_schema() -> dict[str, object]:
-    """The JSON Schema of a spec, for editors and other programs."""
+    """Return the JSON schema of a spec, for editors and other programs."""
     schema: dict[str, object] = JobSpec.model_json_schema(mode="validation")
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",

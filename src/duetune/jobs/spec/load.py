@@ -1,4 +1,4 @@
-"""A spec from a file or from text, and whether what it names is there."""
+"""Load a spec from a file or from text, and check that the paths it names exist."""
 
 from __future__ import annotations
 
@@ -16,37 +16,41 @@ if TYPE_CHECKING:
 
 
 def load_spec(path_or_text: Path | str) -> JobSpec:
-    """Whatever is wrong is one ``InvalidInput`` that names file, line, field and what is allowed.
+    """Return the spec in a file or text. Raises one ``InvalidInput`` that names file, line, field
+    and what is allowed.
 
-    Paths in the spec are left as they are written; see ``JobSpec.resolved``.
+    Paths stay as they are written; ``JobSpec.resolved`` makes them absolute.
     """
     return spec_of(read_document(path_or_text, "spec"))
 
 
 def load_text(text: str, source: str = "standard input") -> JobSpec:
-    """From text, however short; ``source`` stands in errors where a file's name would."""
+    """Return the spec in ``text``; ``source`` stands for the file name in errors."""
     return spec_of(parse_document(text, source))
 
 
 def load_checked(path: Path | str) -> JobSpec:
-    """From a file, with absolute paths, all of which exist: what a job is made of."""
+    """Return the spec in a file with absolute paths, all of which exist. ``plan``, ``launch`` and
+    ``recommend`` call it.
+    """
     spec = load_spec(Path(path)).resolved(Path(path).absolute().parent)
     check_paths(spec)
     return spec
 
 
 def spec_of(document: Document) -> JobSpec:
+    """Return the spec of a parsed YAML document; problems are sorted by their line."""
     try:
         return JobSpec.model_validate(document.fields)
     except InvalidSpec as error:
-        # In the order of the file: the first line that is wrong is the one to look at.
+        # Sorted as in the file, so that the first wrong line is shown in full.
         end = 1 << 30
         problems = sorted(error.problems, key=lambda each: document.lines.get(each.path, end))
         raise InvalidSpec(tuple(problems), document.where(problems[0].path)) from None
 
 
 def check_paths(spec: JobSpec) -> None:
-    """Refuses paths to nothing. Names on the Hugging Face hub are not looked up."""
+    """Refuse paths that do not exist. Names on the Hugging Face hub are not looked up."""
     for field, place, allowed in (
         ("model", spec.model, MODEL),
         ("dataset", spec.dataset, DATASET),
@@ -61,4 +65,6 @@ def check_paths(spec: JobSpec) -> None:
     if spec.checkpoint.dir is not None:
         path = Path(spec.checkpoint.dir)
         if path.exists() and not path.is_dir():
-            raise InvalidInput("checkpoint.dir", spec.checkpoint.dir, "a folder, or nothing yet")
+            raise InvalidInput(
+                "checkpoint.dir", spec.checkpoint.dir, "a folder, or a path that does not exist yet"
+            )

@@ -1,4 +1,4 @@
-"""Where a model or a dataset is: a file or folder, or a name on the Hugging Face hub."""
+"""Where a model or dataset is: a file, a folder, or a name on the Hugging Face hub."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Annotated
 
 from pydantic import PlainValidator, WithJsonSchema
 
-from duetune.jobs.spec.meaning import refusal
+from duetune.jobs.spec.problems import refusal
 
 MODEL = "a folder, or a name on the Hugging Face hub such as Qwen/Qwen3-0.6B"
 DATASET = "a file or folder, or a name on the Hugging Face hub such as trl-lib/Capybara"
@@ -23,7 +23,9 @@ _ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 
 
 def is_path(place: str) -> bool:
-    """By its look alone: what could be a name on the hub, and is not on disk, is taken for one."""
+    """Return whether ``place`` is a path, judged by its spelling alone. What could also be a name
+    on the hub counts as one.
+    """
     return (
         place.startswith(("/", "./", "../", "~"))
         or place in {".", ".."}
@@ -35,36 +37,41 @@ def is_path(place: str) -> bool:
 
 
 def resolved_place(place: str, folder: Path) -> str:
-    """Absolute, where it is a path or lies in ``folder``; a name on the hub stays as it is."""
+    """Return an absolute path if ``place`` is a path or exists in ``folder``, else the hub name."""
     path = resolved_path(place, folder)
     return path if is_path(place) or Path(path).exists() else place
 
 
 def resolved_path(path: str, folder: Path) -> str:
+    """Return an absolute path; a relative one starts at ``folder``, ``~`` is expanded."""
     home = Path(path).expanduser() if path.startswith("~") else Path(path)
     return os.path.normpath(folder / home)
 
 
 def _place(value: object, allowed: str) -> str:
+    """Return the text if it can be a place, else refuse it with what is allowed."""
     text = str(value) if isinstance(value, Path) else value
     if not isinstance(text, str) or not text.strip() or len(text) > 4096 or not text.isprintable():
         raise refusal(allowed)
     if _ADDRESS.match(text):
-        raise refusal(f"{allowed}; no address: fetch it first")
+        raise refusal(f"{allowed}; web addresses are not supported, so download it first")
     if text != text.strip():
-        raise refusal(f"{allowed}, without spaces around it")
+        raise refusal(f"{allowed}; remove the spaces around it")
     return text
 
 
 def parse_model(value: object) -> str:
+    """Return the model's path or hub name."""
     return _place(value, MODEL)
 
 
 def parse_dataset(value: object) -> str:
+    """Return the dataset's path or hub name."""
     return _place(value, DATASET)
 
 
 def parse_path(value: object) -> str:
+    """Return a path."""
     return _place(value, PATH)
 
 

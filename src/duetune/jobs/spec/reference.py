@@ -1,4 +1,4 @@
-"""The reference page of the job spec, made from the schema itself."""
+"""The reference page and the JSON schema file of the job spec, made from the fields themselves."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
 from duetune.jobs.spec.job_spec import JobSpec, spec_json_schema
-from duetune.jobs.spec.meaning import Meaning
+from duetune.jobs.spec.problems import Meaning
 
 if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _INTRODUCTION = """\
 # The job spec
 
-What `duetune` is asked to do, as YAML or in Python. Three fields are enough:
+A job spec says what `duetune` should do, as YAML or in Python. Three fields are enough:
 
 ```yaml
 model: Qwen/Qwen3-0.6B
@@ -32,7 +32,7 @@ spec = JobSpec(model="Qwen/Qwen3-0.6B", dataset="data/train.jsonl", deadline="8h
 print(spec.to_yaml())
 ```
 
-With an own command instead of the built-in trainer, `deadline` and `run` are:
+With your own command instead of the built-in trainer, `deadline` and `run` are enough:
 
 ```yaml
 run: python train.py --resume
@@ -41,34 +41,35 @@ resources: {accelerators: "H100:1..8"}
 secrets: [HF_TOKEN]
 ```
 
-Longer ones are in `examples/jobs`. As JSON Schema it is in
+More examples are in `examples/jobs`. The JSON Schema is in
 [job-spec.schema.json](job-spec.schema.json), and `duetune schema` prints it. For an editor that
 knows YAML schemas, begin the file with `# yaml-language-server: $schema=PATH`.
 
-- Paths are relative to the folder of the file. A model or dataset that is not on disk, and could be
-  a name on the Hugging Face hub (`name` or `owner/name`), is taken for one.
-- Words are read as YAML 1.2 says: `on` and `no` are text, `2e-4` is a number. A field that stands
-  twice, a field that does not exist, and a value of the wrong kind are refused, with file, line,
-  field and what is allowed.
-- Nothing is put in for `$NAME` or `${NAME}`: `run` and `setup` are handed to a shell as they are,
-  where the variables of `envs` and `secrets` are set; elsewhere a dollar is a dollar.
-- A secret is a name. Its value is read from the environment at launch; it is in no journal, log,
-  export or message.
+- Paths are relative to the folder of the file. A model or dataset that is not on disk is read as
+  a name on the Hugging Face hub (`name` or `owner/name`), if it can be one.
+- Words are read by the rules of YAML 1.2: `on` and `no` are text, `2e-4` is a number. Duplicate
+  fields, unknown fields and values of the wrong kind are refused. The message names file, line,
+  field, value and what is allowed.
+- `$NAME` and `${NAME}` are not replaced. `run` and `setup` are passed to a shell as they are
+  written; the variables of `envs` and `secrets` are set there.
+- A secret is the name of a variable. Its value is read from the environment at launch. It is never
+  written to a journal, log, export or message.
 """
 _TITLES = {
-    "resources": "on which GPUs",
+    "resources": "which GPUs",
     "training": "how to train",
-    "checkpoint": "what is kept",
+    "checkpoint": "how checkpoints are saved",
 }
 _TRAINING = """\
-The names are those of Hugging Face's `TrainingArguments`, TRL and PEFT; what is left out is
-planned, or the trainer's default. Other names of theirs are refused with the reason. With `run`
-only `max_steps` is allowed: it says how much work there is, unless the command reports its
-progress; the command sets the rest itself.
+The names are those of Hugging Face's `TrainingArguments`, TRL and PEFT. duetune chooses what is
+left out, or uses the trainer's default. Other names of these libraries are refused with a reason.
+With `run` only `max_steps` is allowed: it says how much work there is, unless the command reports
+its progress. The command sets everything else itself.
 """
 
 
 def reference_page() -> str:
+    """Return the text of ``docs/reference/job-spec.md``; ``duetune schema`` and a test call it."""
     parts = [_INTRODUCTION, "## Fields\n", _table(JobSpec)]
     for section, title in _TITLES.items():
         model = JobSpec.model_fields[section].annotation
@@ -80,6 +81,7 @@ def reference_page() -> str:
 
 
 def schema_text() -> str:
+    """Return the text of ``docs/reference/job-spec.schema.json``."""
     return json.dumps(spec_json_schema(), indent=2) + "\n"
 
 

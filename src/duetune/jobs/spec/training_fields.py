@@ -1,4 +1,7 @@
-"""How to train, by the names of Hugging Face's ``TrainingArguments``, TRL and PEFT."""
+"""The section ``training`` of a spec, with the names of ``TrainingArguments``, TRL and PEFT.
+
+Names of those libraries that are refused, and why, are in ``training_names``.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +17,15 @@ from pydantic import (
     model_validator,
 )
 
-from duetune.jobs.spec.meaning import Meaning, refusal
 from duetune.jobs.spec.places import DATASET, DatasetPlace
+from duetune.jobs.spec.problems import Meaning, refusal
 
 MODULES = "all-linear, a name, a regular expression, or a list of names such as [q_proj, v_proj]"
 SCHEDULES = ("linear", "cosine", "constant", "constant_with_warmup")
 
 
 def parse_modules(value: object) -> str | tuple[str, ...]:
+    """Return the LoRA target modules as a name or a tuple of names."""
     if isinstance(value, str) and value.strip():
         return value
     if (
@@ -34,8 +38,9 @@ def parse_modules(value: object) -> str | tuple[str, ...]:
 
 
 def parse_warmup(value: object) -> int:
+    """Return the number of warm-up steps; a share is refused with a hint."""
     if isinstance(value, float) and 0 < value < 1:
-        raise refusal("a whole number, 0 or more; a share of the steps is warmup_ratio")
+        raise refusal("a whole number, 0 or more; for a share of the steps use warmup_ratio")
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= 10**9:
         raise refusal("a whole number, 0 or more")
     return value
@@ -48,80 +53,87 @@ _BETA = "a number from 0 to below 1"
 
 
 class Training(BaseModel):
-    """What is left out is chosen by the planner, or is the trainer's default."""
+    """How to train. The configurator or the trainer's default fills what is left out."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     num_train_epochs: Annotated[
         float | None,
         Field(gt=0, le=10_000),
-        Meaning("Passes over the data; `max_steps` overrides it.", "a number above 0"),
+        Meaning("Passes over the dataset; `max_steps` overrides it.", "a number above 0"),
     ] = None
     max_steps: Annotated[
         int | None,
         Field(ge=1, le=10**9),
-        Meaning("Optimiser steps in all.", f"{_WHOLE}; leave it out to count epochs"),
+        Meaning("Total optimiser steps.", f"{_WHOLE}; leave it out to train by epochs"),
     ] = None
     per_device_train_batch_size: Annotated[
         int | None,
         Field(ge=1, le=100_000),
-        Meaning("Examples that go through a GPU at once.", _WHOLE),
+        Meaning("Examples per GPU in one forward pass.", _WHOLE),
     ] = None
     gradient_accumulation_steps: Annotated[
         int | None,
         Field(ge=1, le=100_000),
         Meaning(
-            "Such batches per optimiser step, over all GPUs: the global batch is the same on any "
-            "number of GPUs.",
+            "Such batches per optimiser step, over all GPUs together: the global batch does not "
+            "depend on the number of GPUs.",
             _WHOLE,
         ),
     ] = None
     learning_rate: Annotated[
-        float | None, Field(gt=0, le=100), Meaning("The peak.", "a number above 0, such as 2e-4")
+        float | None,
+        Field(gt=0, le=100),
+        Meaning("The peak learning rate.", "a number above 0, such as 2e-4"),
     ] = None
     lr_scheduler_type: Annotated[
         Literal["linear", "cosine", "constant", "constant_with_warmup"] | None,
-        Meaning("How the learning rate goes on.", f"one of {', '.join(SCHEDULES)}"),
+        Meaning(
+            "How the learning rate changes after the warm-up.", f"one of {', '.join(SCHEDULES)}"
+        ),
     ] = None
     warmup_steps: Annotated[
         Annotated[int, PlainValidator(parse_warmup), WithJsonSchema({"type": "integer"})] | None,
-        Meaning("Steps until the peak.", "a whole number, 0 or more"),
+        Meaning("Steps until the peak learning rate.", "a whole number, 0 or more"),
     ] = None
     warmup_ratio: Annotated[
         float | None,
         Field(ge=0, le=1),
-        Meaning("The same as a share of all steps.", "a number from 0 to 1"),
+        Meaning("Warm-up steps as a share of all steps.", "a number from 0 to 1"),
     ] = None
     weight_decay: Annotated[
-        float | None, Field(ge=0, le=100), Meaning("Of AdamW.", _NOT_NEGATIVE)
+        float | None, Field(ge=0, le=100), Meaning("Weight decay of AdamW.", _NOT_NEGATIVE)
     ] = None
     max_grad_norm: Annotated[
         float | None,
         Field(ge=0, le=1e9),
-        Meaning("Gradients are clipped to this norm; 0: they are not.", _NOT_NEGATIVE),
+        Meaning("The norm to which gradients are clipped; 0 turns clipping off.", _NOT_NEGATIVE),
     ] = None
-    adam_beta1: Annotated[float | None, Field(ge=0, lt=1), Meaning("Of AdamW.", _BETA)] = None
-    adam_beta2: Annotated[float | None, Field(ge=0, lt=1), Meaning("Of AdamW.", _BETA)] = None
+    adam_beta1: Annotated[float | None, Field(ge=0, lt=1), Meaning("beta1 of AdamW.", _BETA)] = None
+    adam_beta2: Annotated[float | None, Field(ge=0, lt=1), Meaning("beta2 of AdamW.", _BETA)] = None
     adam_epsilon: Annotated[
-        float | None, Field(gt=0, le=1), Meaning("Of AdamW.", "a number above 0, at most 1")
+        float | None, Field(gt=0, le=1), Meaning("epsilon of AdamW.", "a number above 0, at most 1")
     ] = None
     seed: Annotated[
         int | None,
         Field(ge=0, lt=2**32),
-        Meaning("Of order, dropout and new weights.", "a whole number from 0 to 4294967295"),
+        Meaning(
+            "Random seed of the data order, dropout and new weights.",
+            "a whole number from 0 to 4294967295",
+        ),
     ] = None
     bf16: Annotated[bool | None, Meaning("Compute in bfloat16.", _YES_NO)] = None
     fp16: Annotated[bool | None, Meaning("Compute in float16.", _YES_NO)] = None
     gradient_checkpointing: Annotated[
-        bool | None, Meaning("Less memory for more computing.", _YES_NO)
+        bool | None, Meaning("Recompute activations: needs less memory and more time.", _YES_NO)
     ] = None
     logging_steps: Annotated[
-        int | None, Field(ge=1, le=10**9), Meaning("Log the loss every so many steps.", _WHOLE)
+        int | None, Field(ge=1, le=10**9), Meaning("Steps between two logged losses.", _WHOLE)
     ] = None
     max_length: Annotated[
         int | None,
         Field(ge=2, le=10_000_000),
-        Meaning("Tokens of an example; longer ones are cut.", "a whole number, 2 or more"),
+        Meaning("Most tokens of an example; longer ones are cut.", "a whole number, 2 or more"),
     ] = None
     lora_r: Annotated[int | None, Field(ge=1, le=65_536), Meaning("The rank of LoRA.", _WHOLE)] = (
         None
@@ -144,25 +156,27 @@ class Training(BaseModel):
         Meaning("Which layers LoRA adapts.", MODULES),
     ] = None
     eval_dataset: Annotated[
-        DatasetPlace | None, Meaning("Data to measure the loss on, never trained on.", DATASET)
+        DatasetPlace | None, Meaning("Dataset for evaluation; it is not trained on.", DATASET)
     ] = None
     eval_fraction: Annotated[
         float | None,
         Field(ge=0, lt=1),
-        Meaning("Or the share of the dataset to set aside for it; 0: none.", _BETA),
+        Meaning("Share of the dataset to hold out for evaluation; 0 is none.", _BETA),
     ] = None
 
     @model_validator(mode="after")
     def _agree(self) -> Self:
         if self.bf16 and self.fp16:
-            raise refusal("false, or bf16 false: one of the two", "fp16")
+            raise refusal("false, because bf16 is true: only one can be", "fp16")
         if self.warmup_steps is not None and self.warmup_ratio is not None:
-            raise refusal("left out, or warmup_steps left out: one of the two", "warmup_ratio")
+            allowed = "no value, because warmup_steps is given: only one can be"
+            raise refusal(allowed, "warmup_ratio")
         if self.eval_dataset is not None and self.eval_fraction is not None:
-            raise refusal("left out, or eval_dataset left out: one of the two", "eval_fraction")
+            allowed = "no value, because eval_dataset is given: only one can be"
+            raise refusal(allowed, "eval_fraction")
         return self
 
     @property
     def given(self) -> dict[str, object]:
-        """What was said, by name, in the forms of JSON."""
+        """The fields that were given, by name, as JSON values."""
         return self.model_dump(mode="json", exclude_none=True)

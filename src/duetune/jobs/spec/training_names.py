@@ -1,14 +1,18 @@
-"""Names of Hugging Face, TRL and PEFT that users know and that are not taken here, and why."""
+"""Names of Hugging Face, TRL and PEFT that the spec does not accept, with the reason for each.
+
+``problems`` shows the reason when such a field is used. Accepted names are in ``training_fields``.
+"""
 
 from __future__ import annotations
 
 from typing import Final
 
-_PLANNED = "where and on how many GPUs a job runs is decided by the planner"
-_CHECKPOINTS = "checkpoints are set by checkpoint.every, checkpoint.keep and checkpoint.dir"
-_OTHER = "the built-in trainer does not support it; use an own command (run)"
+_PLANNED = "duetune decides where and on how many GPUs a job runs"
+_CHECKPOINTS = "use checkpoint.every, checkpoint.keep and checkpoint.dir"
+_OTHER = "the built-in trainer does not support it; use your own command (run)"
+_QUANTISED = "quantised training is not supported; use your own command (run)"
 
-# Better said elsewhere in the spec, or under another name.
+# Fields that exist in the spec in another place or under another name.
 _INSTEAD = {
     "model_name_or_path": "write model at the top of the spec",
     "dataset_name": "write dataset at the top of the spec",
@@ -23,7 +27,7 @@ _INSTEAD = {
     "learning_rate_scheduler": "write lr_scheduler_type",
     "no_cuda": _PLANNED,
     "use_cpu": _PLANNED,
-    "resume_from_checkpoint": "a job always goes on from its last checkpoint",
+    "resume_from_checkpoint": "a job always resumes from its last checkpoint",
     "output_dir": "results go to the job's own folder",
     "overwrite_output_dir": "results go to the job's own folder",
     "save_steps": _CHECKPOINTS,
@@ -45,9 +49,9 @@ _INSTEAD = {
     "ddp_timeout": _PLANNED,
     "parallelism_config": _PLANNED,
     "accelerator_config": _PLANNED,
-    "load_in_4bit": "quantised training is not supported; use an own command (run)",
-    "load_in_8bit": "quantised training is not supported; use an own command (run)",
-    "hub_token": "secrets do not belong in a spec; list HF_TOKEN under secrets",
+    "load_in_4bit": _QUANTISED,
+    "load_in_8bit": _QUANTISED,
+    "hub_token": "do not write secrets into a spec; list HF_TOKEN under secrets",
 }
 
 _UNSUPPORTED = """

@@ -1,4 +1,4 @@
-"""Environment variables, secrets and tags of a job."""
+"""Environment variables, secrets and tags of a job: how they are read from a spec."""
 
 from __future__ import annotations
 
@@ -8,23 +8,24 @@ from typing import Annotated
 
 from pydantic import BeforeValidator, PlainValidator, WithJsonSchema
 
-from duetune.jobs.spec.meaning import hidden_refusal, refusal
+from duetune.jobs.spec.problems import hidden_refusal, refusal
 
 RESERVED = "DUETUNE_"
 MOST_ENTRIES = 1000
 LONGEST_VALUE = 100_000
 ENVS = (
-    "a mapping of names (letters, digits, _; not DUETUNE_...) to text, or null for the value in "
-    "your own environment"
+    "a mapping of variable names (letters, digits, _; not DUETUNE_...) to text; null takes the "
+    "value from your own environment"
 )
 SECRETS = "a list of names such as [HF_TOKEN]; their values come from the environment at launch"
-TAGS = "a mapping of short words to text, or a list of words"
+TAGS = "a mapping of tags (letters, digits, . _ / -) to short text, or a list of tags"
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,254}")
 _TAG = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,62}")
 
 
 def is_variable(name: object) -> bool:
+    """Return whether ``name`` can be an environment variable of a job; DUETUNE_... cannot."""
     return (
         isinstance(name, str)
         and _NAME.fullmatch(name) is not None
@@ -33,7 +34,7 @@ def is_variable(name: object) -> bool:
 
 
 def scalar_text(value: object) -> str | None:
-    """A scalar of YAML as text; None for what is no scalar."""
+    """Return a YAML scalar as text; None for anything else."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, float) and not math.isfinite(value):
@@ -42,6 +43,7 @@ def scalar_text(value: object) -> str | None:
 
 
 def parse_envs(value: object) -> dict[str, str | None]:
+    """Return environment variables by name; None stands for the submitter's own value."""
     if not isinstance(value, dict) or len(value) > MOST_ENTRIES:
         raise refusal(ENVS)
     envs: dict[str, str | None] = {}
@@ -50,34 +52,37 @@ def parse_envs(value: object) -> dict[str, str | None]:
         if not is_variable(name):
             raise refusal(f"{ENVS}; the name {str(name)[:60]!r} cannot be used")
         if given is not None and (text is None or "\0" in text or len(text) > LONGEST_VALUE):
-            raise refusal(f"{ENVS}; {name} is none of these")
+            raise refusal(f"{ENVS}; the value of {name} is neither text nor null")
         envs[name] = text
     return envs
 
 
 def parse_secrets(value: object) -> tuple[str, ...]:
-    """Also a mapping of names to null, as other tools write it; a value is never repeated."""
+    """Return the names of secrets. Other tools write a mapping of names to null, which is read as
+    well. No message ever shows a value.
+    """
     if isinstance(value, dict):
         for name, given in value.items():
             if given is not None:
-                shown = name if is_variable(name) else "one"
-                raise hidden_refusal(f"{SECRETS}; remove the value of {shown} from the file")
+                whose = f"the value of {name}" if is_variable(name) else "the values"
+                raise hidden_refusal(f"{SECRETS}; remove {whose} from the file")
         value = list(value)
     if not isinstance(value, (list, tuple)) or len(value) > MOST_ENTRIES:
         raise hidden_refusal(SECRETS)
     for place, name in enumerate(value, start=1):
         if not is_variable(name):
-            raise hidden_refusal(f"{SECRETS}; entry {place} is no name")
+            raise hidden_refusal(f"{SECRETS}; entry {place} is not a variable name")
     if len(set(value)) < len(value):
-        raise hidden_refusal(f"{SECRETS}, each once")
+        raise hidden_refusal(f"{SECRETS}; each name only once")
     return tuple(value)
 
 
 def parse_tags(value: object) -> dict[str, str]:
+    """Return tags with their values; a list gives tags with empty values."""
     if isinstance(value, (list, tuple)):
         words = [scalar_text(word) for word in value]
         if len(set(words)) < len(words):
-            raise refusal(f"{TAGS}, each once")
+            raise refusal(f"{TAGS}; each tag only once")
         value = {word: "" for word in words if word is not None} if None not in words else None
     if not isinstance(value, dict) or len(value) > MOST_ENTRIES:
         raise refusal(TAGS)
@@ -87,7 +92,7 @@ def parse_tags(value: object) -> dict[str, str]:
         if not isinstance(name, str) or _TAG.fullmatch(name) is None:
             raise refusal(f"{TAGS}; the tag {str(name)[:60]!r} cannot be used")
         if text is None or len(text) > 255 or not text.isprintable():
-            raise refusal(f"{TAGS}; the value of {name} is no short text")
+            raise refusal(f"{TAGS}; the value of {name} must be printable, at most 255 characters")
         tags[name] = text
     return tags
 

@@ -1,7 +1,7 @@
-"""YAML as written by hand: where every value stands, and none of YAML's surprises.
+"""Read and write YAML files, with the line of every value and without YAML's surprises.
 
-Plain words are read as YAML 1.2 says, so ``on`` and ``no`` are text, ``1:30`` is no number and
-``2e-4`` is one; times stay text. A key that stands twice, a tag, or aliases that unfold to more
+Plain words are read by the rules of YAML 1.2: ``on`` and ``no`` are text, ``1:30`` is not a number,
+``2e-4`` is one, and times stay text. Duplicate keys, tags, and aliases that expand to more values
 than a spec can need are refused.
 """
 
@@ -33,7 +33,7 @@ _NUMBER = re.compile(
     r"[-+]?(?:\.[0-9]{1,40}|[0-9]{1,40}(?:\.[0-9]{0,40})?)(?:[eE][-+]?[0-9]{1,5})?"
 )
 _SPECIAL = re.compile(r"([-+]?)\.(inf|Inf|INF)|\.(nan|NaN|NAN)")
-# Not for the eye, or a line break to some and a character to others: written as an escape.
+# Characters that cannot be seen, or that some readers take for a line break: they are escaped.
 _UNUSUAL = re.compile(
     r"[^\n\t\x20-\x7e\xa0-\u2027\u202a-\ud7ff\ue000-\ufefe\uff00-\ufffd\U00010000-\U0010ffff]"
 )
@@ -41,14 +41,14 @@ _PLAIN_TAGS = frozenset(f"tag:yaml.org,2002:{kind}" for kind in ("str", "seq", "
 
 
 class Document(msgspec.Struct, frozen=True):
-    """``lines`` gives the line of every value by its path; the empty path is the whole."""
+    """A parsed file. ``lines`` gives the line of each value by its path."""
 
     source: str
     fields: dict[str, object]
     lines: dict[tuple[str, ...], int]
 
     def where(self, path: tuple[str, ...]) -> str:
-        """``job.yaml:7 ``, of the nearest value that stands in the file."""
+        """Return ``job.yaml:7 `` for the nearest value on ``path`` that is in the file."""
         for end in range(len(path), 0, -1):
             if path[:end] in self.lines:
                 return f"{self.source}:{self.lines[path[:end]]} "
@@ -56,7 +56,9 @@ class Document(msgspec.Struct, frozen=True):
 
 
 def read_document(text_or_path: Path | str, what: str = "spec") -> Document:
-    """From a file, or from text: what has several lines or a ``key: value`` is text."""
+    """Return the document in a file or in text. Text is what has several lines or a ``key: value``;
+    ``what`` names the kind of file in errors.
+    """
     if isinstance(text_or_path, Path) or not _is_text(text_or_path):
         path = Path(text_or_path)
         return parse_document(_content(path, what), path.name, what)
@@ -64,20 +66,21 @@ def read_document(text_or_path: Path | str, what: str = "spec") -> Document:
 
 
 def parse_document(text: str, source: str, what: str = "spec") -> Document:
+    """Return the document in ``text``; ``source`` names it in errors."""
     if len(text) > LARGEST:
-        raise InvalidInput(source, f"{len(text)} characters", f"at most {LARGEST}")
+        raise InvalidInput(source, f"{len(text)} characters", f"at most {LARGEST} characters")
     try:
         nodes = [node for node in yaml.compose_all(text, Loader=yaml.BaseLoader) if node]
     except yaml.YAMLError as error:
         raise _unreadable(error, source, text) from None
     except RecursionError:
-        raise InvalidInput(source, "its nesting", f"at most {DEEPEST} levels") from None
+        raise InvalidInput(source, "too deep nesting", f"at most {DEEPEST} levels") from None
     nodes = [node for node in nodes if not (_is_plain(node) and node.value in _NULL)]
     if not nodes:
         raise InvalidInput(source, "an empty file", f"a {what}: a mapping of fields")
     if len(nodes) > 1:
         line = nodes[1].start_mark.line + 1
-        raise InvalidInput(f"{source}:{line}", "a second document (---)", "one per file")
+        raise InvalidInput(f"{source}:{line}", "a second document (---)", "one document per file")
     if not isinstance(nodes[0], yaml.MappingNode):
         kind = "a list" if isinstance(nodes[0], yaml.SequenceNode) else nodes[0].value
         raise InvalidInput(source, kind, f"a {what}: a mapping of fields such as 'name: x'")
@@ -87,12 +90,12 @@ def parse_document(text: str, source: str, what: str = "spec") -> Document:
 
 
 def written_yaml(fields: Mapping[str, object]) -> str:
-    """Fields in their order; text that any YAML reader could take for something else is quoted."""
+    """Return fields as YAML, in their order. Text that a YAML reader could misread is quoted."""
     return yaml.dump(dict(fields), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100)
 
 
 def scalar(text: str) -> object:
-    """A plain word as YAML 1.2 reads it."""
+    """Return the value of a plain word by the rules of YAML 1.2."""
     if text in _NULL:
         return None
     if text in _BOOLEANS:
@@ -110,7 +113,7 @@ def scalar(text: str) -> object:
 
 
 class _Reader:
-    """Turns nodes into values. Counts them, so that aliases cannot unfold without end."""
+    """Turns YAML nodes into values. It counts them, so that aliases cannot expand without limit."""
 
     def __init__(self, source: str) -> None:
         self.source = source
@@ -118,14 +121,15 @@ class _Reader:
         self._values = 0
 
     def value(self, node: yaml.Node, path: tuple[str, ...]) -> object:
+        """Return the value of a node and of everything below it."""
         self._values += 1
         line = node.start_mark.line + 1
         if self._values > MOST_VALUES or len(path) > DEEPEST:
             allowed = f"at most {MOST_VALUES} values, {DEEPEST} levels deep"
-            raise InvalidInput(f"{self.source}:{line}", "so many values", allowed)
+            raise InvalidInput(f"{self.source}:{line}", "too many values", allowed)
         if node.tag not in _PLAIN_TAGS:
             where = f"{self.source}:{line} {'.'.join(path)}".rstrip()
-            raise InvalidInput(where, node.tag.replace("tag:yaml.org,2002:", "!!"), "no YAML tags")
+            raise InvalidInput(where, node.tag.replace("tag:yaml.org,2002:", "!!"), "no YAML tag")
         if isinstance(node, yaml.MappingNode):
             return self.mapping(node, path)
         if isinstance(node, yaml.SequenceNode):
@@ -133,6 +137,7 @@ class _Reader:
         return scalar(node.value) if _is_plain(node) else node.value
 
     def mapping(self, node: yaml.MappingNode, path: tuple[str, ...]) -> dict[str, object]:
+        """Return the fields of a mapping node and record their lines."""
         found: dict[str, object] = {}
         merged: dict[str, object] = {}
         seen: dict[str, int] = {}
@@ -140,10 +145,10 @@ class _Reader:
             line = key.start_mark.line + 1
             where = f"{self.source}:{line} {'.'.join(path)}".rstrip()
             if not isinstance(key, yaml.ScalarNode):
-                raise InvalidInput(where, "a list or mapping as a key", "a word as the key")
+                raise InvalidInput(where, "a list or mapping as a key", "a plain word as the key")
             name = key.value
             if name in seen:
-                allowed = f"each field once; it stands in line {seen[name]}, too"
+                allowed = f"each field only once; it is also in line {seen[name]}"
                 raise InvalidInput(f"{where} {name}".replace("  ", " "), name, allowed)
             seen[name] = line
             if name == "<<" and _is_plain(key):
@@ -159,7 +164,7 @@ class _Reader:
     ) -> Iterator[dict[str, object]]:
         for each in node.value if isinstance(node, yaml.SequenceNode) else [node]:
             if not isinstance(each, yaml.MappingNode):
-                raise InvalidInput(where, "<<", "an alias of a mapping after <<")
+                raise InvalidInput(where, "<<", "a mapping, or an alias of one, after <<")
             self._values += 1
             value = self.value(each, (*path, "<<"))
             if isinstance(value, dict):
@@ -167,7 +172,7 @@ class _Reader:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Lists indented, long text in blocks, and no aliases."""
+    """Writes indented lists, long text as blocks, and no aliases."""
 
     def ignore_aliases(self, data: object) -> bool:  # noqa: ARG002 - as the base class has it
         return True
@@ -215,7 +220,9 @@ def _content(path: Path, what: str) -> str:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         place = f"byte {error.start}"
-        raise InvalidInput(f"{what} file", str(path), f"text in UTF-8 ({place} is not)") from None
+        raise InvalidInput(
+            f"{what} file", str(path), f"text in UTF-8 ({place} is not UTF-8)"
+        ) from None
 
 
 def _unreadable(error: yaml.YAMLError, source: str, text: str) -> InvalidInput:

@@ -94,11 +94,11 @@ BOMB = "a: &a [1,1,1,1,1,1,1,1,1,1]\n" + "".join(
          ("job.yaml: 'just words' is not allowed; expected a spec: a mapping of fields such as "
          "'name: x'")),
         ("a: 1\n---\nb: 2\n",
-         "job.yaml:3: 'a second document (---)' is not allowed; expected one per file"),
+         "job.yaml:3: 'a second document (---)' is not allowed; expected one document per file"),
         ("a: 1\nb: 2\na: 3\n",
-         "job.yaml:3 a: 'a' is not allowed; expected each field once; it stands in line 1, too"),
+         "job.yaml:3 a: 'a' is not allowed; expected each field only once; it is also in line 1"),
         ("x:\n  a: 1\n  a: 1\n",
-         "job.yaml:3 x a: 'a' is not allowed; expected each field once; it stands in line 2, too"),
+         "job.yaml:3 x a: 'a' is not allowed; expected each field only once; it is also in line 2"),
         ("a:\n\tb: 1\n",
          "job.yaml:2: 'b: 1' is not allowed; expected YAML (tabs cannot indent; use spaces)"),
         ("a: [1, 2\n",
@@ -113,32 +113,34 @@ BOMB = "a: &a [1,1,1,1,1,1,1,1,1,1]\n" + "".join(
          ("job.yaml:1: 'a: *nothing' is not allowed; expected YAML (found undefined alias "
          "'nothing')")),
         ("a: !!python/object:os.system x\n",
-         "job.yaml:1 a: '!!python/object:os.system' is not allowed; expected no YAML tags"),
-        ("a: !mine x\n", "job.yaml:1 a: '!mine' is not allowed; expected no YAML tags"),
-        ("a: !!int '3'\n", "job.yaml:1 a: '!!int' is not allowed; expected no YAML tags"),
+         "job.yaml:1 a: '!!python/object:os.system' is not allowed; expected no YAML tag"),
+        ("a: !mine x\n", "job.yaml:1 a: '!mine' is not allowed; expected no YAML tag"),
+        ("a: !!int '3'\n", "job.yaml:1 a: '!!int' is not allowed; expected no YAML tag"),
         ("[a, b]: c\n",
-         "job.yaml:1: 'a list or mapping as a key' is not allowed; expected a word as the key"),
+         ("job.yaml:1: 'a list or mapping as a key' is not allowed; expected a plain word as the "
+          "key")),
         ("a: &a [*a]\n",
-         ("job.yaml:1: 'so many values' is not allowed; expected at most 50000 values, 60 levels "
+         ("job.yaml:1: 'too many values' is not allowed; expected at most 50000 values, 60 levels "
          "deep")),
         (BOMB,
-         ("job.yaml:1: 'so many values' is not allowed; expected at most 50000 values, 60 levels "
+         ("job.yaml:1: 'too many values' is not allowed; expected at most 50000 values, 60 levels "
          "deep")),
         ("a: {<<: 3}\n",
-         "job.yaml:1 a: '<<' is not allowed; expected an alias of a mapping after <<"),
+         "job.yaml:1 a: '<<' is not allowed; expected a mapping, or an alias of one, after <<"),
         ("a: &a {<<: *a}\n",
-         ("job.yaml:1: 'so many values' is not allowed; expected at most 50000 values, 60 levels "
+         ("job.yaml:1: 'too many values' is not allowed; expected at most 50000 values, 60 levels "
          "deep")),
         ("a: " + "[" * 5000,
-         "job.yaml: 'its nesting' is not allowed; expected at most 60 levels"),
+         "job.yaml: 'too deep nesting' is not allowed; expected at most 60 levels"),
         ("a: " + "[" * 100 + "]" * 100,
-         ("job.yaml:1: 'so many values' is not allowed; expected at most 50000 values, 60 levels "
+         ("job.yaml:1: 'too many values' is not allowed; expected at most 50000 values, 60 levels "
          "deep")),
         ("a: \0\n",
          ("job.yaml: 'a special character' is not allowed; expected YAML (unacceptable character "
          "#x0000: special characters are not allowed)")),
         ("a: " + "x" * LARGEST,
-         f"job.yaml: '{LARGEST + 3} characters' is not allowed; expected at most {LARGEST}"),
+         (f"job.yaml: '{LARGEST + 3} characters' is not allowed; expected at most {LARGEST} "
+         "characters")),
     ],
 )  # fmt: skip
 def test_what_cannot_be_read_is_refused_with_its_place(text, message):
@@ -173,7 +175,7 @@ class TestFiles:
         monkeypatch.chdir(tmp_path)
         (tmp_path / "j.yaml").write_bytes(b"name: \xff\n")
         assert self.read("j.yaml") == (
-            "spec file: 'j.yaml' is not allowed; expected text in UTF-8 (byte 6 is not)"
+            "spec file: 'j.yaml' is not allowed; expected text in UTF-8 (byte 6 is not UTF-8)"
         )
 
     def test_a_huge_one(self, tmp_path, monkeypatch):

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta, timezone
 import pytest
 from pydantic_core import PydanticCustomError
 
-from duetune.jobs.spec.durations import (
+from duetune.jobs.spec.amounts import (
     DEADLINE,
     DURATION,
     parse_deadline,
@@ -68,11 +68,11 @@ def test_what_is_no_duration_is_refused(text):
     assert refused.value.context["allowed"] == DURATION
 
 
-@pytest.mark.parametrize(("number", "hint"), [(8, "8 hours are 8h"), (1.5, "1.5 hours are 1.5h")])
+@pytest.mark.parametrize(("number", "hint"), [(8, "8h for 8 hours"), (1.5, "1.5h for 1.5 hours")])
 def test_a_bare_number_has_no_unit(number, hint):
     with pytest.raises(PydanticCustomError) as refused:
         parse_deadline(number)
-    assert refused.value.context["allowed"] == f"{DEADLINE}; a bare number has no unit: {hint}"
+    assert refused.value.context["allowed"] == f"{DEADLINE}; a number needs a unit: write {hint}"
 
 
 @pytest.mark.parametrize("text", ["1:30", "01:30:00", "12:00"])
@@ -80,7 +80,7 @@ def test_hours_and_minutes_have_no_colon(text):
     with pytest.raises(PydanticCustomError) as refused:
         parse_deadline(text)
     allowed = refused.value.context["allowed"]
-    assert allowed == f"{DEADLINE}; hours and minutes are written 1h30m"
+    assert allowed == f"{DEADLINE}; write hours and minutes as 1h30m"
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_a_day_alone_does_not_say_when():
     with pytest.raises(PydanticCustomError) as refused:
         parse_deadline("2026-11-20")
     allowed = refused.value.context["allowed"]
-    assert allowed == f"{DEADLINE}; a day alone does not say when: add the time"
+    assert allowed == f"{DEADLINE}; a date needs a time of day"
 
 
 @pytest.mark.parametrize("text", ["2026-13-20 18:00", "2026-11-20 25:00", "2026-11-20 18:00 CET"])

@@ -6,7 +6,7 @@ import pytest
 
 from duetune.errors import InvalidInput
 from duetune.jobs.spec.accelerators import ALLOWED
-from duetune.jobs.spec.durations import DEADLINE, DURATION
+from duetune.jobs.spec.amounts import DEADLINE, DURATION
 from duetune.jobs.spec.job_spec import JobSpec
 from duetune.jobs.spec.load import check_paths, load_checked, load_spec, load_text
 from duetune.jobs.spec.places import DATASET, MODEL
@@ -19,8 +19,8 @@ FIELDS = (
     "training, checkpoint, workdir, setup, run, envs, secrets, tags, priority, project, policy"
 )
 NAME = "1 to 63 letters, digits, '.', '_' or '-', beginning and ending with a letter or digit"
-OTHER = "the built-in trainer does not support it; use an own command (run)"
-PLANNED = "where and on how many GPUs a job runs is decided by the planner"
+OTHER = "the built-in trainer does not support it; use your own command (run)"
+PLANNED = "duetune decides where and on how many GPUs a job runs"
 COMMAND = "shell commands, at most 100000 characters"
 
 
@@ -32,26 +32,24 @@ def refused(text):
 
 
 @pytest.mark.parametrize(
-    ("text", "field", "shown", "allowed"),
+    ("text", "field", "allowed"),
     [
         (
             "deadline: 8h",
             "model",
-            "None",
-            f"{MODEL}; only a job with its own command (run) needs none",
+            f"{MODEL}; it can be left out only with your own command (run)",
         ),
         (
             "deadline: 8h\nmodel: gpt2",
             "dataset",
-            "None",
-            f"{DATASET}; only a job with its own command (run) needs none",
+            f"{DATASET}; it can be left out only with your own command (run)",
         ),
-        ("model: gpt2\ndataset: d", "deadline", "None", f"{DEADLINE}; it is required"),
-        ("run: x", "deadline", "None", f"{DEADLINE}; it is required"),
+        ("model: gpt2\ndataset: d", "deadline", f"{DEADLINE}"),
+        ("run: x", "deadline", f"{DEADLINE}"),
     ],
 )
-def test_what_is_missing_is_named(text, field, shown, allowed):
-    assert refused(text) == f"job.yaml {field}: {shown} is not allowed; expected {allowed}"
+def test_what_is_missing_is_named(text, field, allowed):
+    assert refused(text) == f"job.yaml {field} is required; expected {allowed}"
 
 
 @pytest.mark.parametrize(
@@ -75,36 +73,36 @@ def test_what_is_missing_is_named(text, field, shown, allowed):
             "'learnin_rate'",
             "a known field; did you mean learning_rate?",
         ),
-        ("training: {packing: true}", "training field", "'packing'", f"a supported field: {OTHER}"),
+        ("training: {packing: true}", "training field", "'packing'", f"a supported field; {OTHER}"),
         (
             "training: {deepspeed: x.json}",
             "training field",
             "'deepspeed'",
-            f"a supported field: {PLANNED}",
+            f"a supported field; {PLANNED}",
         ),
         (
             "training: {num_epochs: 3}",
             "training field",
             "'num_epochs'",
-            "a supported field: write num_train_epochs",
+            "a supported field; write num_train_epochs",
         ),
         (
             "training: {output_dir: x}",
             "training field",
             "'output_dir'",
-            "a supported field: results go to the job's own folder",
+            "a supported field; results go to the job's own folder",
         ),
         (
             "training: {load_in_4bit: true}",
             "training field",
             "'load_in_4bit'",
-            "a supported field: quantised training is not supported; use an own command (run)",
+            "a supported field; quantised training is not supported; use your own command (run)",
         ),
         (
             "training: {hub_token: hf_x}",
             "training field",
             "'hub_token'",
-            "a supported field: secrets do not belong in a spec; list HF_TOKEN under secrets",
+            "a supported field; do not write secrets into a spec; list HF_TOKEN under secrets",
         ),
     ],
 )
@@ -133,7 +131,7 @@ def test_unknown_fields_are_refused_with_the_likely_one(line, field, shown, allo
             "max_duration: 8",
             "max_duration",
             "8",
-            f"{DURATION}; a bare number has no unit: 8 hours are 8h",
+            f"{DURATION}; a number needs a unit: write 8h for 8 hours",
         ),
         ("max_duration: forever", "max_duration", "'forever'", DURATION),
         ("budget: lots", "budget", "'lots'", "dollars above zero, such as 20 or $20"),
@@ -165,7 +163,12 @@ def test_unknown_fields_are_refused_with_the_likely_one(line, field, shown, allo
             "4",
             ALLOWED,
         ),
-        ("training: [lora]", "training", "['lora']", "a mapping of names of TrainingArguments"),
+        (
+            "training: [lora]",
+            "training",
+            "['lora']",
+            "a mapping of training fields, named as in TrainingArguments",
+        ),
         ("training: {num_train_epochs: 0}", "training.num_train_epochs", "0", "a number above 0"),
         (
             "training: {num_train_epochs: .nan}",
@@ -177,13 +180,13 @@ def test_unknown_fields_are_refused_with_the_likely_one(line, field, shown, allo
             "training: {max_steps: -1}",
             "training.max_steps",
             "-1",
-            "a whole number, 1 or more; leave it out to count epochs",
+            "a whole number, 1 or more; leave it out to train by epochs",
         ),
         (
             "training: {max_steps: 1.5}",
             "training.max_steps",
             "1.5",
-            "a whole number, 1 or more; leave it out to count epochs",
+            "a whole number, 1 or more; leave it out to train by epochs",
         ),
         (
             "training: {per_device_train_batch_size: '8'}",
@@ -219,7 +222,7 @@ def test_unknown_fields_are_refused_with_the_likely_one(line, field, shown, allo
             "training: {warmup_steps: 0.1}",
             "training.warmup_steps",
             "0.1",
-            "a whole number, 0 or more; a share of the steps is warmup_ratio",
+            "a whole number, 0 or more; for a share of the steps use warmup_ratio",
         ),
         (
             "training: {warmup_steps: -1}",
@@ -264,25 +267,30 @@ def test_unknown_fields_are_refused_with_the_likely_one(line, field, shown, allo
             "training: {eval_dataset: 's3://x'}",
             "training.eval_dataset",
             "'s3://x'",
-            f"{DATASET}; no address: fetch it first",
+            f"{DATASET}; web addresses are not supported, so download it first",
         ),
         ("checkpoint: {every: often}", "checkpoint.every", "'often'", f"auto, or {DURATION}"),
-        ("checkpoint: {keep: 0}", "checkpoint.keep", "0", "a whole number, 1 or more"),
+        ("checkpoint: {keep: 0}", "checkpoint.keep", "0", "a whole number from 1 to 10000"),
         ("checkpoint: {dir: ''}", "checkpoint.dir", "''", "a path"),
         ("checkpoint: 3", "checkpoint", "3", "a mapping with dir, every and keep"),
         ("priority: high", "priority", "'high'", "a whole number from -1000 to 1000"),
         ("priority: 1001", "priority", "1001", "a whole number from -1000 to 1000"),
-        ("policy: a b", "policy", "'a b'", "auto, or a name that 'duetune policies' lists"),
-        ("policy: ''", "policy", "''", "auto, or a name that 'duetune policies' lists"),
+        ("policy: a b", "policy", "'a b'", "auto, or a policy name that 'duetune policies' lists"),
+        ("policy: ''", "policy", "''", "auto, or a policy name that 'duetune policies' lists"),
         ("run: ''", "run", "''", COMMAND),
         ("run: [python, x]", "run", "['python', 'x']", COMMAND),
         (
             "setup: pip install x",
             "setup",
             "'pip install x'",
-            "nothing: it goes with an own command (run)",
+            "no value: setup is used only with your own command (run)",
         ),
-        ("workdir: src", "workdir", "'src'", "nothing: it goes with an own command (run)"),
+        (
+            "workdir: src",
+            "workdir",
+            "'src'",
+            "no value: workdir is used only with your own command (run)",
+        ),
     ],
 )
 def test_a_wrong_value_is_refused_with_what_is_allowed(line, field, shown, allowed):
@@ -298,19 +306,19 @@ def test_a_wrong_value_is_refused_with_what_is_allowed(line, field, shown, allow
             "training:\n  bf16: true\n  fp16: true",
             "job.yaml:6 training.fp16",
             "True",
-            "false, or bf16 false: one of the two",
+            "false, because bf16 is true: only one can be",
         ),
         (
             "training:\n  warmup_steps: 5\n  warmup_ratio: 0.1",
             "job.yaml:6 training.warmup_ratio",
             "0.1",
-            "left out, or warmup_steps left out: one of the two",
+            "no value, because warmup_steps is given: only one can be",
         ),
         (
             "training:\n  eval_dataset: e\n  eval_fraction: 0.1",
             "job.yaml:6 training.eval_fraction",
             "0.1",
-            "left out, or eval_dataset left out: one of the two",
+            "no value, because eval_dataset is given: only one can be",
         ),
     ],
 )
@@ -325,13 +333,13 @@ def test_fields_that_exclude_each_other(text, field, shown, allowed):
             "training:\n  max_steps: 5\n  learning_rate: 1e-4",
             "job.yaml:5 training.learning_rate",
             "0.0001",
-            "nothing: the own command (run) sets it; only max_steps counts here",
+            "no value: your own command (run) sets it; only max_steps can be given",
         ),
         (
             "method: lora",
             "job.yaml:3 method",
             "'lora'",
-            "nothing: the own command (run) decides it",
+            "no value: your own command (run) decides the method",
         ),
     ],
 )
@@ -374,7 +382,7 @@ def test_an_empty_section_says_nothing():
 
 def test_a_wrong_deadline_hides_no_other_problem():
     assert refused("model: gpt2\ndataset: d\ndeadline: 8\nbudget: x").endswith(
-        "8 hours are 8h; also wrong: budget"
+        "write 8h for 8 hours; also wrong: budget"
     )
 
 
@@ -434,7 +442,9 @@ class TestPaths:
     def test_a_folder_for_checkpoints_that_is_a_file(self, tmp_path):
         (tmp_path / "c").write_text("")
         message = self.wrong(checkpoint={"dir": str(tmp_path / "c")})
-        assert message.endswith("is not allowed; expected a folder, or nothing yet")
+        assert message.endswith(
+            "is not allowed; expected a folder, or a path that does not exist yet"
+        )
 
     def test_a_folder_for_the_command_that_is_not_there(self):
         with pytest.raises(InvalidInput) as error:

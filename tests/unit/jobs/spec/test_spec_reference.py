@@ -15,12 +15,11 @@ import pytest
 from duetune.core import node_contract
 from duetune.interop.export_jobs import to_skypilot
 from duetune.interop.export_jobs.script import environment_lines
-from duetune.jobs.spec.job_spec import JobSpec, Method
+from duetune.jobs.spec.job_spec import JobSpec, MethodChoice
 from duetune.jobs.spec.reference import reference_page, schema_text
 from duetune.jobs.spec.training_fields import SCHEDULES, Training
 from duetune.jobs.spec.training_names import UNSUPPORTED
-from duetune.training.task import Method as TaskMethod
-from duetune.training.task import Schedule, TrainingTask
+from duetune.training.task import Schedule, TrainingMethod, TrainingTask
 from support.places import ROOT
 
 REFERENCE = ROOT / "docs" / "reference"
@@ -47,7 +46,7 @@ def test_what_can_be_asked_for_can_be_trained():
     known = {field.name for field in msgspec.structs.fields(TrainingTask)}
     assert set(Training.model_fields) <= known
     assert set(SCHEDULES) == set(Schedule)
-    assert {str(method) for method in Method} - {"auto"} == set(TaskMethod)
+    assert {str(method) for method in MethodChoice} - {"auto"} == set(TrainingMethod)
 
 
 def test_exports_set_what_the_contract_names():

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from duetune.errors import InvalidInput
-from duetune.jobs.spec.job_spec import JobSpec, Method, Spot, spec_json_schema
+from duetune.jobs.spec.job_spec import JobSpec, MethodChoice, Spot, spec_json_schema
 from duetune.jobs.spec.load import load_text
 
 
@@ -31,7 +31,7 @@ class TestDefaults:
     def test_three_fields_are_enough(self):
         spec = job()
         assert spec.deadline == timedelta(hours=8)
-        assert (spec.method, spec.policy, spec.priority) == (Method.AUTO, "auto", 0)
+        assert (spec.method, spec.policy, spec.priority) == (MethodChoice.AUTO, "auto", 0)
         assert spec.resources.spot is Spot.AUTO
         assert spec.gpus == (None, 1, None)
         assert spec.training.given == {}
@@ -111,8 +111,8 @@ class TestDeadline:
         with pytest.raises(InvalidInput) as error:
             spec.deadline_s(now)
         assert str(error.value) == (
-            "deadline: '2026-01-01T12:00:00+00:00' is not allowed; expected a moment to come; it "
-            "is 2026-01-01 12:30+00:00"
+            "deadline: '2026-01-01T12:00:00+00:00' is not allowed; expected a moment in the "
+            "future; it is now 2026-01-01 12:30+00:00"
         )
 
     def test_max_duration_in_seconds(self):
@@ -129,7 +129,7 @@ class TestEnvironment:
         with pytest.raises(InvalidInput) as error:
             own(envs={"B": None}).environment({})
         assert str(error.value) == (
-            "envs.B: None is not allowed; expected $B set where you submit, or a value"
+            "envs.B is required; expected a value, or $B set in the environment where you submit"
         )
 
     def test_secrets_print_as_stars(self):
@@ -141,12 +141,13 @@ class TestEnvironment:
         with pytest.raises(InvalidInput) as error:
             own(secrets=["TOKEN"]).secret_values({})
         assert str(error.value) == (
-            "secrets: 'TOKEN' is not allowed; expected a name that is set: $TOKEN is not"
+            "secrets: 'TOKEN' is not allowed; expected names of variables that are set; $TOKEN is "
+            "not set"
         )
 
     def test_a_name_is_a_variable_or_a_secret(self):
         assert refused(own, envs={"A": "1"}, secrets=["A"]) == (
-            "secrets: ['A'] is not allowed; expected a name that is not in envs, too; A is"
+            "secrets: ['A'] is not allowed; expected names that are not in envs; A is in both"
         )
 
 

@@ -60,7 +60,7 @@ class TestAccelerators:
     @pytest.mark.parametrize("given", [["H100", "A100"], {"H100": 4, "A100": 8}])
     def test_two_kinds_are_refused(self, given):
         assert allowed_of(parse_accelerators, given) == (
-            f"{accelerators.ALLOWED}; one kind of GPU, as all of a job's members must be alike"
+            f"{accelerators.ALLOWED}; only one kind, because all GPUs of a job must be the same"
         )
 
 
@@ -110,7 +110,10 @@ class TestEnvironment:
 
     @pytest.mark.parametrize("value", [[], {}, "a\0b", float("nan"), "x" * 100_001])
     def test_values_that_are_no_text_are_refused(self, value):
-        assert allowed_of(parse_envs, {"A": value}) == f"{variables.ENVS}; A is none of these"
+        assert (
+            allowed_of(parse_envs, {"A": value})
+            == f"{variables.ENVS}; the value of A is neither text nor null"
+        )
 
     @pytest.mark.parametrize("given", [["A", "B"], ("A", "B"), {"A": None, "B": None}])
     def test_secrets_are_names(self, given):
@@ -124,10 +127,10 @@ class TestEnvironment:
         ("given", "why"),
         [
             ("hunter2", ""),
-            (["A", "hunter 2"], "; entry 2 is no name"),
-            (["A", "A"], ", each once"),
-            ([1], "; entry 1 is no name"),
-            ({"hunter 2": None}, "; entry 1 is no name"),
+            (["A", "hunter 2"], "; entry 2 is not a variable name"),
+            (["A", "A"], "; each name only once"),
+            ([1], "; entry 1 is not a variable name"),
+            ({"hunter 2": None}, "; entry 1 is not a variable name"),
         ],
     )
     def test_what_is_no_name_of_a_secret_is_not_repeated(self, given, why):
@@ -150,11 +153,11 @@ class TestEnvironment:
         [
             ("a", ""),
             ([[]], ""),
-            (["a", "a"], ", each once"),
+            (["a", "a"], "; each tag only once"),
             (["a b"], "; the tag 'a b' cannot be used"),
-            ({"a": []}, "; the value of a is no short text"),
-            ({"a": "x\ny"}, "; the value of a is no short text"),
-            ({"a": "x" * 256}, "; the value of a is no short text"),
+            ({"a": []}, "; the value of a must be printable, at most 255 characters"),
+            ({"a": "x\ny"}, "; the value of a must be printable, at most 255 characters"),
+            ({"a": "x" * 256}, "; the value of a must be printable, at most 255 characters"),
         ],
     )
     def test_other_tags_are_refused(self, given, why):
@@ -191,11 +194,11 @@ class TestPlaces:
 
     @pytest.mark.parametrize("given", ["s3://bucket/x", "https://x/y.jsonl", "hf://a/b"])
     def test_addresses_are_refused(self, given):
-        expected = f"{places.MODEL}; no address: fetch it first"
+        expected = f"{places.MODEL}; web addresses are not supported, so download it first"
         assert allowed_of(places.parse_model, given) == expected
 
     def test_spaces_around_it_are_refused(self):
-        expected = f"{places.PATH}, without spaces around it"
+        expected = f"{places.PATH}; remove the spaces around it"
         assert allowed_of(places.parse_path, " x") == expected
 
     def test_a_path_object_is_text(self):
