@@ -76,9 +76,9 @@ def test_broken_spot_traces_are_refused(write, document, expected):
 
 def test_missing_prices_must_be_given(write):
     path = write(spot_traces([1]))
-    with pytest.raises(InvalidInput, match="spot_usd_gpu_h: None"):
+    with pytest.raises(InvalidInput, match="spot_usd_gpu_h is required"):
         load_trace(path, on_demand_usd_gpu_h=3.0)
-    with pytest.raises(InvalidInput, match="on_demand_usd_gpu_h: None"):
+    with pytest.raises(InvalidInput, match="on_demand_usd_gpu_h is required"):
         load_trace(path, spot_usd_gpu_h=3.0)
 
 
@@ -160,5 +160,5 @@ def test_broken_price_history_is_refused(write, history, expected):
 
 
 def test_a_price_is_not_capacity(write):
-    with pytest.raises(InvalidInput, match="available: None"):
+    with pytest.raises(InvalidInput, match="available is required"):
         load_trace(write({"SpotPriceHistory": HISTORY}), on_demand_usd_gpu_h=9.0)
