@@ -67,7 +67,10 @@ class Conditions(msgspec.Struct, frozen=True, eq=False):
 
 
 class MarketRecipe(Protocol):
-    """A function that returns the conditions of a kind of market."""
+    """A function that returns the conditions of a kind of market.
+
+    ``duetune markets`` prints the first line of its docstring.
+    """
 
     def __call__(self, random: np.random.Generator, slots: int, slot_hours: float) -> Conditions:
         """Return conditions for so many slots of so many hours, drawn from the generator."""
@@ -137,7 +140,7 @@ def _member(kind: type[Member], field: str, value: str) -> Member:
 
 
 def diurnal(random: np.random.Generator, slots: int, slot_hours: float) -> Conditions:
-    """Return conditions in which capacity leaves and returns once a day."""
+    """Capacity leaves in one half of the day and returns in the other."""
     wave = _wave(random, slots, slot_hours)
     return Conditions(
         up_hours=5.5 * np.exp(-0.7 * wave),
@@ -148,7 +151,7 @@ def diurnal(random: np.random.Generator, slots: int, slot_hours: float) -> Condi
 
 
 def regime_switching(random: np.random.Generator, slots: int, slot_hours: float) -> Conditions:
-    """Return conditions with plentiful days and scarce, more expensive days."""
+    """Days with much spot alternate with days with little spot at higher prices."""
     tight = _spells(random, slots, slot_hours, mean_gap_hours=60.0, mean_hours=36.0)
     return Conditions(
         up_hours=np.where(tight, 2.0, 9.0),
@@ -159,7 +162,7 @@ def regime_switching(random: np.random.Generator, slots: int, slot_hours: float)
 
 
 def outage(random: np.random.Generator, slots: int, slot_hours: float) -> Conditions:
-    """Return conditions of an easy market with an outage of several hours every few days."""
+    """An easy market with an outage of several hours every few days."""
     gone = _spells(random, slots, slot_hours, mean_gap_hours=80.0, mean_hours=9.0)
     return Conditions(
         up_hours=np.where(gone, 0.0, 9.0),
@@ -170,7 +173,7 @@ def outage(random: np.random.Generator, slots: int, slot_hours: float) -> Condit
 
 
 def price_spike(random: np.random.Generator, slots: int, slot_hours: float) -> Conditions:
-    """Return conditions in which spot jumps above on-demand about once a day, for some hours."""
+    """Spot jumps above the on-demand price about once a day, for some hours."""
     jumps = random.random(slots) < slot_hours / 24.0
     heights = np.where(jumps, random.normal(1.6, 0.3, slots), 0.0)
     return Conditions(
@@ -183,7 +186,7 @@ def price_spike(random: np.random.Generator, slots: int, slot_hours: float) -> C
 
 
 def capacity_storm(random: np.random.Generator, slots: int, slot_hours: float) -> Conditions:
-    """Return conditions with bursts of preemptions: for hours capacity is small and unstable."""
+    """Bursts of preemptions: for hours capacity is small and unstable."""
     storm = _spells(random, slots, slot_hours, mean_gap_hours=14.0, mean_hours=12.0)
     return Conditions(
         up_hours=np.where(storm, 0.9, 6.0),
