@@ -79,7 +79,7 @@ def test_slot_hours_resamples_and_is_the_slot_of_a_file_with_one_row(write):
     assert load_trace(write(GOOD), slot_hours=1.5).spot_price.tolist() == [[2.25]]
     single = write("".join(GOOD.splitlines(keepends=True)[:2]))
     assert load_trace(single, slot_hours=0.25).slot_hours == 0.25
-    assert "slot_hours: None" in refusal(single)
+    assert "slot_hours is required" in refusal(single)
 
 
 def test_what_the_caller_gives_stands_for_a_column_and_replaces_one(write):
