@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from duetune.jobs.explain import Explanation
     from duetune.jobs.spec.job_spec import JobSpec
-    from duetune.jobs.status import Look
+    from duetune.jobs.status import JobStatus
     from duetune.jobs.submit import PreparedJob
     from duetune.knowledge.advice import Advice, Fit
 
@@ -37,7 +37,7 @@ def plan(spec: JobSpec | str | Path, *, seed: int = 0, home: Folder = None) -> P
 
 def launch(
     job: PreparedJob | JobSpec | str | Path, *, wait: bool = False, home: Folder = None
-) -> Look:
+) -> JobStatus:
     """Run a job and return its status: at once, or with ``wait`` when the job is over.
 
     The job runs in processes of its own and goes on when this program ends. This spends money.
@@ -58,7 +58,7 @@ def launch(
     return found
 
 
-def status(job: str, *, home: Folder = None) -> Look:
+def status(job: str, *, home: Folder = None) -> JobStatus:
     """Return how a job is doing: steps, GPUs, market, money spent, time left.
 
     >>> duetune.status("support-x7k2m").progress.step

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from duetune.jobs.fit_question import FitQuestion
     from duetune.jobs.site import Site
     from duetune.jobs.spec.job_spec import JobSpec
-    from duetune.jobs.status import Look
+    from duetune.jobs.status import JobStatus
     from duetune.jobs.submit import PreparedJob
     from duetune.knowledge.advice import Advice, Fit
     from duetune.knowledge.advisor import Advisor
@@ -141,14 +141,14 @@ class Home:
         ):
             raise MissingExtra("training", "train")
 
-    def status(self, job: str) -> Look:
+    def status(self, job: str) -> JobStatus:
         """Return how a job is doing now; ``job`` is its id or the start of it."""
-        from duetune.jobs.status import look_at
+        from duetune.jobs.status import job_status
 
         row = self.store.job(job)
-        return look_at(row, self.settings, self.store, self.fleet, controller=self.controller)
+        return job_status(row, self.settings, self.store, self.fleet, controller=self.controller)
 
-    def follow(self, job: str) -> Iterator[Look]:
+    def follow(self, job: str) -> Iterator[JobStatus]:
         """Yield a job's status twice a second until the job is over.
 
         A controller that has ended is started again, at most ``MOST_STARTS`` times.

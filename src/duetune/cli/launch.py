@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from duetune.jobs.configure import TrainingPlan
     from duetune.jobs.quote_document import QuoteDocument
     from duetune.jobs.spec.job_spec import JobSpec
-    from duetune.jobs.status import Look
+    from duetune.jobs.status import JobStatus
     from duetune.jobs.submit import PreparedJob
 
 OVER_BADLY = 1
@@ -36,7 +36,7 @@ class LaunchAnswer(Answer, frozen=True, kw_only=True):
     job: str
     policy: str
     controller: int
-    status: Look | None = None
+    status: JobStatus | None = None
 
 
 @click.command()
@@ -108,7 +108,7 @@ def launch(spec: str, yes: bool, detach: bool, seed: int, as_json: bool) -> None
             click.echo(f"Job {job} was launched: 'duetune status {job} -f' follows it.")
         return
     try:
-        look = watch(home, job, silent=as_json)
+        found = watch(home, job, silent=as_json)
     except KeyboardInterrupt:
         click.echo(f"\nJob {job} continues: 'duetune status {job} -f', 'duetune cancel {job}'.")
         raise
@@ -119,15 +119,15 @@ def launch(spec: str, yes: bool, detach: bool, seed: int, as_json: bool) -> None
                 job=job,
                 policy=prepared.policy,
                 controller=controller,
-                status=look,
+                status=found,
             )
         )
     elif not sys.stdout.isatty():
         from duetune.cli import tables
         from duetune.cli.status import panel
 
-        tables.console().print(panel(look))
-    if look.job.status.value != "SUCCEEDED":
+        tables.console().print(panel(found))
+    if found.job.status.value != "SUCCEEDED":
         sys.exit(OVER_BADLY)
 
 

@@ -12,7 +12,7 @@ from duetune.home import Home
 if TYPE_CHECKING:
     from rich.console import Group
 
-    from duetune.jobs.status import Look
+    from duetune.jobs.status import JobStatus
 
 BAR = 40
 
@@ -20,7 +20,7 @@ BAR = 40
 class StatusAnswer(Answer, frozen=True, kw_only=True):
     """The answer of ``--json``."""
 
-    status: Look
+    status: JobStatus
 
 
 @click.command()
@@ -34,18 +34,18 @@ def status(job: str, follow: bool, as_json: bool) -> None:
     if follow and not as_json:
         watch(home, name)
         return
-    look = home.status(name)
+    found = home.status(name)
     if as_json:
-        print_answer(StatusAnswer(command="status", status=look))
+        print_answer(StatusAnswer(command="status", status=found))
         return
     from duetune.cli import tables
 
-    tables.console().print(panel(look))
-    if not look.job.status.final and look.controller is None:
+    tables.console().print(panel(found))
+    if not found.job.status.final and found.controller is None:
         click.echo("No controller is running: 'duetune controller start' continues this job.")
 
 
-def watch(home: Home, job: str, *, silent: bool = False) -> Look:
+def watch(home: Home, job: str, *, silent: bool = False) -> JobStatus:
     """Show a job until it is over; in a pipe, print a line whenever something has changed."""
     from rich.live import Live
 
@@ -54,31 +54,31 @@ def watch(home: Home, job: str, *, silent: bool = False) -> Look:
     screen = tables.console()
     if silent or not screen.is_terminal:
         return _lines(home, job, silent=silent)
-    look = home.status(job)
-    with Live(panel(look), console=screen, refresh_per_second=4) as live:
-        for look in home.follow(job):
-            live.update(panel(look))
-    return look
+    found = home.status(job)
+    with Live(panel(found), console=screen, refresh_per_second=4) as live:
+        for found in home.follow(job):
+            live.update(panel(found))
+    return found
 
 
-def _lines(home: Home, job: str, *, silent: bool) -> Look:
+def _lines(home: Home, job: str, *, silent: bool) -> JobStatus:
     printed = ""
-    for look in home.follow(job):
-        running = [node for node in look.nodes if node.state.value == "running"]
+    for found in home.follow(job):
+        running = [node for node in found.nodes if node.state.value == "running"]
         spot = sum(node.kind.value == "spot" for node in running)
         held = f"{spot} spot, {len(running) - spot} on-demand"
-        words = f"{look.job.status.value} slot {look.slot}: {held}"
+        words = f"{found.job.status.value} slot {found.slot}: {held}"
         if words != printed and not silent:
-            progress = look.progress
+            progress = found.progress
             loss = "" if progress.loss is None else f", loss {progress.loss:.3f}"
             click.echo(
-                f"{words}; step {progress.step}/{progress.total_steps}{loss}, ${look.spent:.2f}"
+                f"{words}; step {progress.step}/{progress.total_steps}{loss}, ${found.spent:.2f}"
             )
             printed = words
-    return look
+    return found
 
 
-def panel(look: Look) -> Group:
+def panel(found: JobStatus) -> Group:
     """Return the status of a job as a few lines for the screen."""
     from rich.console import Group
     from rich.markup import escape
@@ -89,7 +89,7 @@ def panel(look: Look) -> Group:
     from duetune.control.queue import held_by
     from duetune.simulate.summary import dollars
 
-    row, progress = look.job, look.progress
+    row, progress = found.job, found.progress
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="dim")
     grid.add_column()
@@ -97,21 +97,23 @@ def panel(look: Look) -> Group:
     share = min(1.0, progress.step / total) if total else 0.0
     full = int(share * BAR)
     bar = f"[green]{'█' * full}[/][dim]{'░' * (BAR - full)}[/] {int(share * 100):>3}%"
-    grid.add_row("steps", f"{bar}  {progress.step} of {total}{_loss(look)}")
-    grid.add_row("GPUs", _gpus(look))
+    grid.add_row("steps", f"{bar}  {progress.step} of {total}{_loss(found)}")
+    grid.add_row("GPUs", _gpus(found))
     if row.limited:
-        words = f"{row.share} of {row.wish} (slot {look.share_slot}): {look.share_reason}"
+        words = f"{row.share} of {row.wish} (slot {found.share_slot}): {found.share_reason}"
         grid.add_row("share", escape(words))
-        grid.add_row("others", escape(", ".join(held_by(look.holders)) or "no other job has a GPU"))
-    if look.market is not None:
+        grid.add_row(
+            "others", escape(", ".join(held_by(found.holders)) or "no other job has a GPU")
+        )
+    if found.market is not None:
         grid.add_row(
             "market",
-            f"spot {dollars(look.market.spot_price)}, {look.market.available} available; "
-            f"on demand {dollars(look.market.on_demand_price)} per GPU-hour",
+            f"spot {dollars(found.market.spot_price)}, {found.market.available} available; "
+            f"on demand {dollars(found.market.on_demand_price)} per GPU-hour",
         )
     budget = "" if row.budget is None else f" of at most {dollars(row.budget)}"
-    grid.add_row("spent", f"{dollars(look.spent)}{budget}")
-    grid.add_row("due", _due(look))
+    grid.add_row("spent", f"{dollars(found.spent)}{budget}")
+    grid.add_row("due", _due(found))
     grid.add_row("policy", escape(row.policy))
     if row.reason:
         grid.add_row("why", escape(row.reason))
@@ -121,42 +123,42 @@ def panel(look: Look) -> Group:
     return Group(title, grid)
 
 
-def _loss(look: Look) -> str:
-    progress = look.progress
+def _loss(found: JobStatus) -> str:
+    progress = found.progress
     if progress.eval_loss is not None and progress.base_eval_loss is not None:
         return f", held-out loss {progress.base_eval_loss:.3f} -> {progress.eval_loss:.3f}"
     return "" if progress.loss is None else f", loss {progress.loss:.3f}"
 
 
-def _gpus(look: Look) -> str:
-    if look.job.status.final:
-        lost = f"{look.job.preemptions} preempted, {look.resizes} resizes"
-        return f"released ({lost}, {look.lost_steps} steps repeated)"
-    running = [node for node in look.nodes if node.state.value == "running"]
-    coming = sum(node.state.value == "requested" for node in look.nodes)
+def _gpus(found: JobStatus) -> str:
+    if found.job.status.final:
+        lost = f"{found.job.preemptions} preempted, {found.resizes} resizes"
+        return f"released ({lost}, {found.lost_steps} steps repeated)"
+    running = [node for node in found.nodes if node.state.value == "running"]
+    coming = sum(node.state.value == "requested" for node in found.nodes)
     going = sum(node.notice_at is not None for node in running)
     spot = sum(node.kind.value == "spot" for node in running)
     words = f"[cyan]{spot} spot[/], [yellow]{len(running) - spot} on demand[/]"
     words += f", {coming} requested" if coming else ""
     words += f", [red]{going} about to be preempted[/]" if going else ""
-    return f"{words}; {look.job.preemptions} preempted so far"
+    return f"{words}; {found.job.preemptions} preempted so far"
 
 
-def _due(look: Look) -> str:
-    row = look.job
+def _due(found: JobStatus) -> str:
+    row = found.job
     if row.status.final:
         if row.finished_at is None:
             return "not finished"
         spare = row.deadline_at - row.finished_at
         words = f"{duration_words(abs(spare))} {'before' if spare >= 0 else 'after'} the deadline"
         return f"[green]{words}[/]" if spare >= 0 else f"[red]{words}[/]"
-    slots = f"slot {look.slot} of {look.deadline_slot}"
-    if look.now is None:
+    slots = f"slot {found.slot} of {found.deadline_slot}"
+    if found.now is None:
         return slots
-    left = row.deadline_at - look.now
+    left = row.deadline_at - found.now
     words = f"in {duration_words(left)}" if left >= 0 else f"[red]{duration_words(-left)} ago[/]"
     finish = ""
-    if look.projected_finish is not None:
-        ahead = duration_words(look.projected_finish - look.now)
+    if found.projected_finish is not None:
+        ahead = duration_words(found.projected_finish - found.now)
         finish = f"; finished in {ahead} with the present GPUs"
     return f"{words} ({slots}){finish}"

@@ -137,8 +137,3 @@ def _holders(job: JobRow, store: Store) -> dict[str, int]:
     rows = store.jobs(status=[each for each in Status if not each.final])
     held = {row.id: row.spot + row.on_demand for row in rows if row.id != job.id}
     return {name: gpus for name, gpus in held.items() if gpus}
-
-
-# The names that cli/launch.py and cli/status.py still use.
-Look = JobStatus
-look_at = job_status
