@@ -21,7 +21,7 @@ from duetune.plots.style import save_figure
 from forecast_data import families
 from forecast_figures import coverage_figure, covered_by_part, skill_figure
 from forecast_scores import CONTROL, OURS, PLAIN, score
-from forecast_words import page
+from forecast_words import QUESTION, details, page
 from reporting import RESULTS, arguments, finish, publish
 
 if TYPE_CHECKING:
@@ -96,11 +96,12 @@ def main() -> None:
         save_figure(coverage_figure(found, scores), RESULTS / "forecast-coverage.png")
         save_figure(skill_figure(found, figures["skill"]), RESULTS / "forecast-skill.png")
     publish(
-        "forecast.md",
+        "forecast",
         "Forecasts",
-        "python benchmarks/forecast.py",
-        page(found, every, few, figures),
+        QUESTION,
+        page(found, every, figures),
         write=write,
+        details=details(found, few, figures),
     )
     finish(figures)
 

@@ -11,49 +11,69 @@ if TYPE_CHECKING:
     from forecast_data import Family
     from forecast_scores import Scores
 
+QUESTION = (
+    "How well do the forecasts hold on real series: do 90% intervals cover 90%, and is the pinball "
+    "loss below that of persistence?"
+)
 METHOD = (
-    "Every slot is forecast from what was seen in its series before. The first three days of a "
-    "series (thirty where a slot is six hours) are seen but not scored. Pinball loss is the mean "
-    "over the levels 5, 10, 25, 50, 75, 90 and 95%; skill is the part of it that is saved. The "
-    "control is persistence with the empirical quantiles of its own past errors by horizon, given "
-    "the same online calibration (with steps as large as ours or twice that, which suits it "
-    "better). Without calibration it is a much weaker control, and the last value alone weaker "
-    "still: both are shown. Constants of our models were set while looking at these families, so "
-    "the figures say what the method can do here, not what an unseen market must give. So was the "
-    "length of the warm-up: with a week instead of three days, the four short series of 4 and 16 "
-    "nodes cover 88.1% and lose 1.3% to persistence at 12 h."
+    "Every slot is forecast from the earlier slots of its series. The first three days of a series "
+    "(thirty days where a slot is six hours) are seen but not scored. Pinball loss is the mean "
+    "over the levels 5, 10, 25, 50, 75, 90 and 95%; skill is the share of it that is saved. The "
+    "control is persistence with the empirical quantiles of its own past errors by horizon, with "
+    "the same online calibration (steps as large as ours or twice that, whichever suits it "
+    "better). Persistence without calibration and the last value alone are weaker controls."
+)
+NOT_HELD_OUT = (
+    "These families are not held out: the constants of our models and the length of the warm-up "
+    "were set while looking at them. With a warm-up of a week instead of three days, the four "
+    "short series of 4 and 16 nodes cover 88.1% and lose 1.3% to persistence at 12 h. On the first "
+    "three series of a family alone, simpler models are sometimes better: see the details."
 )
 COVERAGE = (
-    "Coverage of the interval from the 5% to the 95% quantile, over all horizons. Prices: plain. "
-    "Counts: randomised, that is, an atom at the edge of the interval counts with the share of its "
-    "probability that lies inside. An interval of whole numbers cannot cover 90% otherwise: of a "
-    "machine that is there or not, it covers 100% or one state only."
+    "Coverage of the interval from the 5% to the 95% quantile, over all horizons. For prices it is "
+    "plain. For counts it is randomised: an atom at the edge of the interval counts with the share "
+    "of its probability that lies inside. Otherwise an interval of whole numbers could not cover "
+    "90%."
+)
+COMPARED = (
+    "Skill over calibrated persistence in percent by horizon, and coverage in parentheses, on the "
+    "first three series of each family. Every model is calibrated in the same way."
 )
 
 
 def page(
-    found: list[Family],
-    every: dict[str, dict[str, Scores]],
-    few: dict[str, dict[str, Scores]],
-    figures: dict[str, object],
+    found: list[Family], every: dict[str, dict[str, Scores]], figures: dict[str, object]
 ) -> list[str]:
+    """Return the main tables, the pictures and the findings."""
     return [
         headline(found, figures),
-        METHOD,
+        NOT_HELD_OUT,
         "## Coverage",
-        COVERAGE,
         _coverage(found, every, figures),
+        COVERAGE,
         "![Coverage over time](forecast-coverage.png)",
         "## Skill",
         _skill(found, figures),
+        METHOD,
         "![Skill by horizon](forecast-skill.png)",
+    ]
+
+
+def details(
+    found: list[Family], few: dict[str, dict[str, Scores]], figures: dict[str, object]
+) -> list[str]:
+    """Return the comparison of all forecasters and what each costs."""
+    return [
         "## Every forecaster",
+        COMPARED,
         _compared(found, few),
         "## Cost",
-        "Milliseconds of one slot (observe, learn, forecast twelve hours), refits included, on one "
-        f"core, on {found[0].name}: "
-        + ", ".join(f"{name} {spent:.1f}" for name, spent in figures["milliseconds"].items())
-        + ".",
+        "Milliseconds for one slot on one core (observe, learn, forecast twelve hours), refits "
+        f"included, on {found[0].name}.",
+        markdown_table(
+            ("forecaster", "ms per slot"),
+            [(name, f"{spent:.1f}") for name, spent in figures["milliseconds"].items()],
+        ),
     ]
 
 
@@ -77,8 +97,8 @@ def headline(found: list[Family], figures: dict[str, object]) -> str:
             "at 1, 3, 6 and 12 h."
             if not poor
             else f"Pinball skill on availability is NOT positive everywhere: {', '.join(poor)}.",
-            "Nowhere is the combination worse than persistence: where it gains least, it is "
-            f"{-worst:.1%} better."
+            "On no family and at no horizon is the combination worse than persistence; its least gain is "
+            f"{-worst:.1%}."
             if worst <= 0
             else f"At worst the combination is {worst:.1%} worse than persistence"
             + (", within the 1% allowed." if worst <= 0.01 else ", MORE than the 1% allowed."),
@@ -118,18 +138,15 @@ def _coverage(
 
 
 def _skill(found: list[Family], figures: dict[str, object]) -> str:
+    kinds = ("skill", "skill_over_persistence_not_calibrated", "skill_over_last_value_alone")
     rows = []
     for family in found:
-        for hours, value in figures["skill"][family.name].items():
-            rows.append(
-                [
-                    family.name,
-                    hours,
-                    f"{value:+.1%}",
-                    f"{figures['skill_over_persistence_not_calibrated'][family.name][hours]:+.1%}",
-                    f"{figures['skill_over_last_value_alone'][family.name][hours]:+.1%}",
-                ]
-            )
+        hours = figures["skill"][family.name]
+        ahead = " / ".join(name.removesuffix(" h") for name in hours) + " h"
+        saved = [figures[kind][family.name].values() for kind in kinds]
+        rows.append(
+            [family.name, ahead, *(" / ".join(f"{value:+.1%}" for value in each) for each in saved)]
+        )
     header = (
         "family",
         "ahead",
@@ -157,8 +174,4 @@ def _compared(found: list[Family], few: dict[str, dict[str, Scores]]) -> str:
             cells.append(" / ".join(f"{100 * value:+.0f}" for value in saved) + f" ({covered:.0%})")
         hours = "/".join(f"{ahead * family.slot_hours:g}" for ahead in family.horizons)
         rows.append([f"{family.name}, {hours} h", *cells])
-    words = (
-        "Skill over calibrated persistence in percent, by horizon, and coverage; on the first "
-        "three series of each family, every model calibrated in the same way."
-    )
-    return words + "\n\n" + markdown_table(("family", *names), rows)
+    return markdown_table(("family", *names), rows)

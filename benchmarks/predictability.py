@@ -24,7 +24,7 @@ from duetune.plots.market_figures import predictability_figure
 from duetune.plots.style import save_figure
 from predictability_data import Series, all_series, paired_traces
 from predictability_figures import hazard_figure, pattern_figure, reach_figure
-from predictability_words import page
+from predictability_words import QUESTION, details, page
 from reporting import RESULTS, arguments, finish, publish
 
 if TYPE_CHECKING:
@@ -172,16 +172,15 @@ def main() -> None:
     if write:
         _draw(families, paired, options.seed)
     figures = _figures(families, paired[0])
+    correlations = _correlations(paired[0])
+    bits = {each.name: _bits(each) for each in families if not each.price}
     publish(
-        "predictability.md",
+        "predictability",
         "Where the market is predictable",
-        "python benchmarks/predictability.py",
-        page(
-            families,
-            _correlations(paired[0]),
-            {each.name: _bits(each) for each in families if not each.price},
-        ),
+        QUESTION,
+        page(families, correlations, bits),
         write=write,
+        details=details(families, correlations, bits),
     )
     finish(figures)
 

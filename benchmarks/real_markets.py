@@ -35,7 +35,7 @@ from duetune.simulate.single_episode import (
 from duetune.simulate.tournament import run_tournament
 from real_markets_families import Family, families, single_markets
 from real_markets_figures import standings_figure
-from real_markets_words import page
+from real_markets_words import QUESTION, details, page
 from reporting import RESULTS, arguments, finish, publish
 
 if TYPE_CHECKING:
@@ -292,11 +292,12 @@ def main() -> None:
     if write:
         save_figure(standings_figure(results), RESULTS / "real-markets.png")
     publish(
-        "real-markets.md",
+        "real-markets",
         "Policies on real markets",
-        "python benchmarks/real_markets.py",
+        QUESTION,
         page(results, single, figures),
         write=write,
+        details=details(results),
     )
     finish(figures)
 

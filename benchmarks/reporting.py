@@ -1,4 +1,8 @@
-"""What every benchmark does with its figures: a table on screen, a page in docs, a JSON line."""
+"""What every benchmark does with its figures: print tables, write a page, end with a JSON line.
+
+A page in ``docs/results`` is short: the question, the command, the main tables, the pictures and
+the findings. Long tables go to a second page, ``NAME-details.md``.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +18,7 @@ RESULTS = Path(__file__).resolve().parent.parent / "docs" / "results"
 
 
 def arguments(description: str) -> argparse.ArgumentParser:
+    """Return a parser with the options that all benchmarks share."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--quick", action="store_true", help="a smaller version, for a first look")
     parser.add_argument("--seed", type=int, default=2026)
@@ -22,7 +27,7 @@ def arguments(description: str) -> argparse.ArgumentParser:
 
 
 def markdown_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """A table that reads well as text and renders as Markdown; numbers to the right."""
+    """Return a table that reads well as text and renders as Markdown, numbers to the right."""
     cells = [[_cell(value) for value in row] for row in rows]
     widths = [
         max(len(line[place]) for line in [list(header), *cells]) for place in range(len(header))
@@ -41,17 +46,40 @@ def markdown_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> s
     return "\n".join(lines)
 
 
-def publish(page: str, title: str, command: str, parts: Sequence[str], *, write: bool) -> None:
-    """Print the parts and, unless it is only a look, write them to ``docs/results``."""
-    print("\n\n".join(parts))
-    if write:
-        RESULTS.mkdir(parents=True, exist_ok=True)
-        text = "\n\n".join([f"# {title}", f"Made by `{command}`.", *parts])
-        (RESULTS / page).write_text(text + "\n", encoding="utf-8")
+def bullets(lines: Sequence[str]) -> str:
+    """Return a Markdown list."""
+    return "\n".join(f"- {line}" for line in lines)
+
+
+def publish(
+    name: str,
+    title: str,
+    question: str,
+    parts: Sequence[str],
+    *,
+    write: bool,
+    details: Sequence[str] = (),
+) -> None:
+    """Print the parts and, if ``write``, write them to ``docs/results/NAME.md``.
+
+    ``details`` are long tables with their headings. They become ``NAME-details.md``.
+    """
+    print("\n\n".join([question, *parts, *details]))
+    if not write:
+        return
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    command = f"Made by `python benchmarks/{name.replace('-', '_')}.py`."
+    more = f" All tables are in the [details]({name}-details.md)." if details else ""
+    pages = {name: [f"# {title}", question, command + more, *parts]}
+    if details:
+        back = f"The long tables of [{title.lower()}]({name}.md). {command}"
+        pages[f"{name}-details"] = [f"# {title}: details", back, *details]
+    for page, text in pages.items():
+        (RESULTS / f"{page}.md").write_text("\n\n".join(text) + "\n", encoding="utf-8")
 
 
 def finish(figures: dict[str, object]) -> None:
-    """The last line of every benchmark."""
+    """Print the figures as one JSON line, the last line of every benchmark."""
     print(json.dumps(figures), flush=True)
 
 

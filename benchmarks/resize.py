@@ -328,18 +328,18 @@ def main() -> None:
     stock = median("torchrun", ("joined", "killed"))
     tuned = median("torchrun, tuned", ("joined", "killed"))
     note = (
-        f"Between two and three members on {os.cpu_count()} cores, steps of six microbatches of "
-        "at least 20 ms. Warm: forked from a process that has imported the libraries, as a node of "
-        "the embedded fleet does. A killed member costs the step it was in and the time until its "
-        "heartbeat is missed (0.6 s). torchrun starts every worker again and goes on from the last "
-        "checkpoint, at most five steps back; tuned: `last_call_timeout=1`, "
-        "`keep_alive_interval=1`. Both with `TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1`, without which "
-        "a member that joins waits for ever in torch 2.13."
+        f"The group changes between two and three members on {os.cpu_count()} cores; a step is "
+        "six microbatches of at least 20 ms. A *warm* worker is forked from a process that has "
+        "imported the libraries, as in the embedded fleet. A killed member costs the step it was "
+        "in and the time until its heartbeat is missed (0.6 s). torchrun restarts every worker "
+        "from the last checkpoint, at most five steps back; *tuned* sets `last_call_timeout=1` "
+        "and `keep_alive_interval=1`. Both run with `TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1`; "
+        "without it a joining member never gets in with torch 2.13."
     )
     publish(
-        "resize.md",
+        "resize",
         "Resizes",
-        "python benchmarks/resize.py",
+        "How long does a running job stand still when a member joins, leaves or is killed?",
         [table(resizes), note],
         write=not (options.no_write or options.quick),
     )

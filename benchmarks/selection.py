@@ -204,15 +204,15 @@ def main() -> None:
     )
     changes = all_recoveries(half, seed)
     notes = (
-        f"Pool: {len(compiled_pool())} policies. Regret is in units of one job's range and is that "
-        "of the expected utility against the policy that is best in hindsight on the jobs so far. "
-        + RECOVERY_NOTE
+        f"The pool has {len(compiled_pool())} policies. Regret is that of the expected utility "
+        "against the policy that is best in hindsight on the jobs so far, in units of one job's "
+        "range. " + RECOVERY_NOTE
     )
     write = not (options.quick or options.no_write)
     publish(
-        "selection.md",
+        "selection",
         "Online policy selection",
-        "python benchmarks/selection.py",
+        "How fast do the learners find the best policy, and how fast do they follow a change?",
         [
             markdown_table(header, rows),
             recovery_table(changes),

@@ -33,7 +33,7 @@ from duetune.simulate.tournament import run_tournament
 from reporting import RESULTS, arguments, finish, publish
 from sensitivity_bound import BOUND_LEVELS, BoundPoint, bound_points
 from sensitivity_figures import bound_figure, sensitivity_figure
-from sensitivity_words import page
+from sensitivity_words import QUESTION, details, page
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -286,11 +286,12 @@ def main() -> None:
         save_figure(sensitivity_figure(points, free, optimum), RESULTS / "sensitivity.png")
         save_figure(bound_figure(bounds), RESULTS / "sensitivity-bound.png")
     publish(
-        "sensitivity.md",
+        "sensitivity",
         "How much a forecast error costs",
-        "python benchmarks/sensitivity.py",
-        page(points, bounds, free, optimum, directions, figures, (history, measured, bounded)),
+        QUESTION,
+        page(points, bounds, free, optimum, figures, (history, measured, bounded)),
         write=write,
+        details=details(points, bounds, free, optimum, directions, figures),
     )
     finish(figures)
 

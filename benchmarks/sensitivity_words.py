@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from reporting import markdown_table
+from reporting import bullets, markdown_table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 Crossovers = dict[str, dict[str, dict[str, dict[str, float | None]]]]
 SIMPLE = "maximal_spot:thrifty"
-FAR, NEAR = "ahap:24:1:0:0:0", "ahap:5:1:0.5:0.5:0.3"
+FAR = "ahap:24:1:0:0:0"
 NAMES = {
     "ahap_24": "AHAP, 24 slots",
     "ahap_5": "AHAP, 5 slots",
@@ -24,40 +24,35 @@ NAMES = {
 }
 
 
+QUESTION = "How much does a forecast error cost, and from which error on is no forecast better?"
 REGIME_NOTE = (
-    "Errors are added to the truth: *proportional* to the true value or to the trace's mean "
-    "(*fixed*); *uniform* within plus or minus the level, *heavy* (Student's t with two degrees of "
-    "freedom), *correlated* (the same wrong path in all forecasts, fading by 10% a slot) or "
-    "*biased* "
-    "(uniform, but for a day at a time all in one direction). All have the same mean size: half "
-    "the "
-    "level. Prices are clipped to the lowest seen and 1.5 times on-demand, counts to what was "
-    "seen, "
-    "so that errors cannot grow without end."
+    "Errors are added to the truth. They are *proportional* to the true value or *fixed*: "
+    "proportional to the mean of the trace. They are *uniform* within plus or minus the level, "
+    "*heavy* (Student's t with two degrees of freedom), *correlated* (the same wrong path in all "
+    "forecasts, fading by 10% per slot) or *biased* (uniform, but in one direction for a day at a "
+    "time). All have the same mean size, half the level. Prices are clipped to the lowest seen and "
+    "1.5 times on-demand, counts to what was seen."
 )
 POLICY_NOTE = (
-    "`ahap:24:1:0:0:0` plans 24 slots (12 h) on the forecast alone, `ahap:5:1:0.5:0.5:0.3` is "
-    "AHAP as duetune runs it (five slots, an outlook beyond them), `...:lavish` as specified. "
-    "`selected` is AdaHedge over the default pool without rubato and eight planners of 12 and 24 "
-    "slots; then with rubato, which forecasts for itself."
+    "`ahap:24:1:0:0:0` plans 24 slots (12 h) on the forecast alone. `ahap:5:1:0.5:0.5:0.3` is "
+    "AHAP as duetune runs it: five slots and an outlook beyond them; `...:lavish` is AHAP as "
+    "specified. `selected` is AdaHedge over the default pool without rubato plus eight planners of "
+    "12 and 24 slots; the last row adds rubato."
 )
 CROSSOVER_NOTE = (
-    "The level from which a policy without a forecast earns as much, on a straight line between "
-    "the "
-    "levels played: against the best of AHANP, uniform progress and maximal spot / thrifty maximal "
-    "spot as well / rubato as well. *None*: not up to 200%. 0%: not even a perfect forecast helps "
-    "that "
-    "policy past its rival. The selection ends up with the best of its rivals, so it crosses by "
-    "cents. Differences of less than the half widths below are chance."
+    "The error level from which a policy without a forecast earns as much, interpolated between "
+    "the levels played. The three figures are against the best of AHANP, uniform progress and "
+    "maximal spot / thrifty maximal spot as well / rubato as well. *None*: not up to 200%. 0%: the "
+    "policy does not beat that rival even with a perfect forecast. The selection ends up with the "
+    "best of its rivals, so it crosses by cents."
 )
 DIRECTION_NOTE = (
     "What AHAP with 24 slots earns less than the optimum ($ per job) when the forecasts at the "
-    "start "
-    "of the job make the market look better or worse than it is:"
+    "start of the job make the market look better or worse than it is."
 )
 BOUND_NOTE = (
-    "The offline plan for the whole job, made on one forecast and never revised: its totals are "
-    "held and split by what is really there. It earns at least the optimum less 2E, E the sum over "
+    "The plan for the whole job is made on one forecast and never revised. Its totals are held and "
+    "split by what is really there. It earns at least the optimum less 2E, where E is the sum over "
     "the slots to the hard deadline of N_max |price error| + on-demand price x |count error|. "
     "*Tighter* counts only GPUs that the job could hold, at the saving that was believed in: "
     "min(a, N_max) |price error| + (on-demand - believed price) x |error of min(a, N_max)|, by the "
@@ -70,25 +65,39 @@ def page(
     bounds: Sequence[BoundPoint],
     free: dict[str, dict[str, float]],
     optimum: dict[str, float],
-    directions: dict[str, dict[float, dict[str, float]]],
     figures: dict[str, object],
     counts: tuple[int, int, int],
 ) -> list[str]:
+    """Return the main table, the pictures and the findings."""
     history, measured, bounded = counts
     method = (
-        f"{measured} jobs in the last 60% of each set of markets, the same for every policy, "
-        "regime "
-        f"and level; the selection first learns on {history} jobs in the first 40%. Synthetic: two "
-        "markets each of `diurnal` and `regime_switching`; H100: nine zones, two weeks, half-hour "
-        f"slots, list prices. The guarantee is checked on {bounded} of those jobs per regime and "
-        "level."
+        f"Each policy, regime and level plays the same {measured} jobs in the last 60% of each set "
+        f"of markets; the selection first learns on {history} jobs in the first 40%. The synthetic "
+        "set has two markets each of `diurnal` and `regime_switching`; the H100 set has nine "
+        "zones, two weeks, half-hour slots and list prices. The guarantee is checked on "
+        f"{bounded} of those jobs per regime and level."
     )
     return [
-        _summary(points, bounds, free, optimum, figures["crossover_level"]),
-        "## Utility as the error grows",
-        REGIME_NOTE,
-        POLICY_NOTE,
+        _shares(points, free, optimum),
+        "Share of the optimum, from the worst to the best of the error regimes. " + POLICY_NOTE,
         "![Utility as the error grows](sensitivity.png)",
+        bullets(_findings(points, bounds, free, figures["crossover_level"])),
+        "![Loss and bound of the guarantee](sensitivity-bound.png)",
+        REGIME_NOTE,
+        method,
+    ]
+
+
+def details(
+    points: Sequence[Point],
+    bounds: Sequence[BoundPoint],
+    free: dict[str, dict[str, float]],
+    optimum: dict[str, float],
+    directions: dict[str, dict[float, dict[str, float]]],
+    figures: dict[str, object],
+) -> list[str]:
+    """Return utilities of every regime and level, crossovers, directions and bounds."""
+    return [
         *_tables(points, free, optimum),
         "## Where the forecast stops paying",
         CROSSOVER_NOTE,
@@ -99,75 +108,66 @@ def page(
         _directions(directions),
         "## The guarantee",
         BOUND_NOTE,
-        "![Loss and bound](sensitivity-bound.png)",
         _bounds(bounds),
-        "## How it was measured",
-        method,
     ]
 
 
-def _summary(
+def _shares(
+    points: Sequence[Point], free: dict[str, dict[str, float]], optimum: dict[str, float]
+) -> str:
+    """One row per set of markets and policy; policies without a forecast have one figure."""
+    shown = (0.0, 0.5, 1.0, 2.0)
+    levels = [level for level in shown if any(each.level == level for each in points)]
+    policies = dict.fromkeys(each.policy for each in points)
+    rows = []
+    for label, without in free.items():
+        for policy in policies:
+            mine = [each for each in points if (each.markets, each.policy) == (label, policy)]
+            rows.append([label, policy, *(_span(mine, level) for level in levels)])
+        for policy in (SIMPLE, "rubato"):
+            share = f"{without[policy] / optimum[label]:.1%}"
+            rows.append([label, f"{policy}, no forecast", *(share for _ in levels)])
+    header = ("markets", "policy", *(f"error {level:.0%}" for level in levels))
+    return markdown_table(header, rows)
+
+
+def _findings(
     points: Sequence[Point],
     bounds: Sequence[BoundPoint],
     free: dict[str, dict[str, float]],
-    optimum: dict[str, float],
     crossovers: Crossovers,
-) -> str:
+) -> list[str]:
     late = sum(each.late_jobs or 0 for each in points)
-    items = []
-    for label, without in free.items():
-        best = SIMPLE
-        far = [each for each in points if each.markets == label and each.policy == FAR]
-        near = [each for each in points if each.markets == label and each.policy == NEAR]
-        chosen = [each for each in points if each.markets == label and each.policy == "selected"]
-        whole = [each for each in points if each.markets == label and "with" in each.policy]
-        perfect = next(each.fraction_of_optimum for each in far if each.level == 0)
-        items.append(
-            f"**{label}.** With a perfect forecast, planning 24 slots ahead earns {perfect:.1%} of "
-            f"the optimum; the best simple policy without one ({best}) "
-            f"{without[best] / optimum[label]:.1%}, rubato "
-            f"{without['rubato'] / optimum[label]:.1%}. At 50% error the planner is at "
-            f"{_span(far, 0.5)}, at 100% {_span(far, 1.0)} and at 200% {_span(far, 2.0)}, by "
-            "regime. "
-            f"Five slots ahead, errors hardly matter ({_span(near, 0.0)} at 0%, {_span(near, 2.0)} "
-            "at 200%), nor do good forecasts. The online selection earns "
-            f"{_span(chosen, 0.0)} at 0% and {_span(chosen, 2.0)} at 200%: at worst "
-            f"{_worst(chosen, best, without):.2%} below {best}, whatever the error. With rubato in "
-            f"the pool: {_span(whole, 0.0)} and "
-            f"{_span(whole, 2.0)}."
-        )
+    behind = ", ".join(
+        f"{_worst(_selected(points, label), SIMPLE, without):.2%} ({label})"
+        for label, without in free.items()
+    )
     violated, cases = (
         sum(getattr(each, field) for each in bounds) for field in ("violated", "cases")
     )
     low, high = min(each.level for each in bounds), max(each.level for each in bounds)
-    items.append(
-        f"**The guarantee** U >= optimum - 2E is violated in {violated} of {cases:,} plans, "
-        "counting "
-        "the tighter one as well. It tightens as the error falls: it is "
-        f"${_gap(bounds, high):,.0f} above the loss at {high:.0%} error and "
-        f"${_gap(bounds, low):,.2f} at {low:.0%}. It stays loose in proportion (2E is "
-        f"{_ratio(bounds, high):,.0f} times the loss at {high:.0%}, and {_ratio(bounds, 0.1):,.0f} "
-        "times at 10%), since it lets every slot's error count in full while most errors change no "
-        "decision, and the loss vanishes before the error does."
-    )
-    items.append(
-        "**Where forecast-free wins**: planning 24 slots ahead is overtaken by the best simple "
-        "policy "
-        f"without a forecast at {_levels(crossovers, 'uniform', 'heavy')} error if errors are "
-        f"independent, {_levels(crossovers, 'correlated')} if they are correlated and "
-        f"{_levels(crossovers, 'biased')} if they are all in one direction (by "
-        f"rubato at {_levels(crossovers, rival='also rubato')}); a forecast that makes "
-        f"the market look too good costs most. Late jobs of the planners, at all levels: {late}; "
-        "the "
-        "deadline is kept by their safety filter, whatever is forecast."
-    )
-    items.append(
-        "**For planning**: [what can be known of availability](predictability.md) half a day ahead "
-        "is little more than its mean, so a planner should look far only with a forecast that says "
-        "how sure it is, and a selection that learns whether it pays should stand behind it: it is "
-        "with the far planner while errors are small and with the best of the others when not."
-    )
-    return "\n".join(f"- {item}" for item in items)
+    return [
+        "The planner that looks 24 slots ahead loses to the best simple policy without a forecast "
+        f"from {_levels(crossovers, 'uniform', 'heavy')} error on if errors are independent, "
+        f"{_levels(crossovers, 'correlated')} if they are correlated and "
+        f"{_levels(crossovers, 'biased')} if they are all in one direction; to rubato from "
+        f"{_levels(crossovers, rival='also rubato')} on. A forecast that makes the market look too "
+        "good costs most.",
+        f"The online selection is never more than {behind} below {SIMPLE}, whatever the error. "
+        "[Availability half a day ahead is hardly known](predictability.md), so a planner should "
+        "look far ahead only if the selection finds that it pays.",
+        f"The planners have {late} late jobs at all levels: the guard keeps the deadline whatever "
+        "the forecast.",
+        f"The guarantee U >= optimum - 2E is violated in {violated} of {cases:,} plans, counting "
+        f"the tighter one as well. It is ${_gap(bounds, high):,.0f} above the loss at {high:.0%} "
+        f"error and ${_gap(bounds, low):,.2f} at {low:.0%}, but it is loose: 2E is "
+        f"{_ratio(bounds, high):,.0f} times the loss at {high:.0%} and {_ratio(bounds, 0.1):,.0f} "
+        "times at 10%, because most errors change no decision.",
+    ]
+
+
+def _selected(points: Sequence[Point], label: str) -> list[Point]:
+    return [each for each in points if each.markets == label and each.policy == "selected"]
 
 
 def _span(points: Sequence[Point], level: float) -> str:
@@ -209,8 +209,8 @@ def _widths(points: Sequence[Point], free: dict[str, dict[str, float]]) -> str:
         widths = [each.width for each in points if each.markets == label and each.policy == FAR]
         parts.append(f"{label} {min(widths):.2f} to {max(widths):.2f}")
     return (
-        "Half widths of 95% intervals of the difference between AHAP with 24 slots and thrifty "
-        f"maximal spot, $ per job: {', '.join(parts)}."
+        "Half widths of the 95% intervals of the difference between AHAP with 24 slots and thrifty "
+        f"maximal spot, $ per job: {', '.join(parts)}. Smaller differences are chance."
     )
 
 
@@ -226,8 +226,8 @@ def _tables(
             rows.append([regime, policy, *cells])
         plain = ", ".join(f"{name} {value:.2f}" for name, value in without.items())
         parts += [
-            f"### {label}",
-            f"Dollars per job. The optimum: {optimum[label]:.2f}. Without a forecast: {plain}.",
+            f"## Utility: {label}",
+            f"Dollars per job. The optimum is {optimum[label]:.2f}. Without a forecast: {plain}.",
             markdown_table(("error", "policy", *(f"{level:.0%}" for level in levels)), rows),
         ]
     return parts
