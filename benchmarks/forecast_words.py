@@ -68,8 +68,10 @@ def details(
         COMPARED,
         _compared(found, few),
         "## Cost",
-        "Milliseconds for one slot on one core (observe, learn, forecast twelve hours), refits "
-        f"included, on {found[0].name}.",
+        (
+            "Milliseconds for one slot on one core (observe, learn, forecast twelve hours), refits "
+            f"included, on {found[0].name}."
+        ),
         markdown_table(
             ("forecaster", "ms per slot"),
             [(name, f"{spent:.1f}") for name, spent in figures["milliseconds"].items()],
@@ -97,8 +99,8 @@ def headline(found: list[Family], figures: dict[str, object]) -> str:
             "at 1, 3, 6 and 12 h."
             if not poor
             else f"Pinball skill on availability is NOT positive everywhere: {', '.join(poor)}.",
-            "On no family and at no horizon is the combination worse than persistence; its least gain is "
-            f"{-worst:.1%}."
+            "The combination is not worse than persistence on any family at any horizon; its least "
+            f"gain is {-worst:.1%}."
             if worst <= 0
             else f"At worst the combination is {worst:.1%} worse than persistence"
             + (", within the 1% allowed." if worst <= 0.01 else ", MORE than the 1% allowed."),

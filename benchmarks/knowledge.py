@@ -28,6 +28,7 @@ from knowledge_baselines import (
 )
 from knowledge_choices import choices, speed
 from knowledge_data import absent, groups, plausible_rows, table, valid_rows
+from knowledge_details import details
 from knowledge_errors import (
     GROUPED_VALIDITY,
     RANDOM,
@@ -54,7 +55,7 @@ from knowledge_learning import (
     stream,
     transfers,
 )
-from knowledge_report import Findings, page, percent
+from knowledge_report import QUESTION, Findings, page
 from knowledge_scale import ALL_LABEL as ALL
 from knowledge_scale import OWN as OWN_SCALE
 from knowledge_scale import OWN_LABEL as OWN
@@ -95,11 +96,12 @@ def main() -> None:
     write = not (options.quick or options.no_write)
     pictures = draw(found, kept) if write else []
     publish(
-        "knowledge.md",
+        "knowledge",
         "Configuration knowledge",
-        "python benchmarks/knowledge.py",
-        page(found, headline(found, figures), pictures),
+        QUESTION,
+        page(found, figures, pictures),
         write=write,
+        details=details(found, pictures),
     )
     finish(figures)
 
@@ -254,52 +256,6 @@ def _validity(found: Findings, name: str, rows: str) -> float | None:
         if key == (name, RANDOM_VALIDITY, OURS, rows):
             return line.error.error
     return None
-
-
-def headline(found: Findings, figures: dict[str, object]) -> list[str]:
-    lines = []
-    if figures["mape"] is not None:
-        lines.append(
-            f"Tokens/s: MAPE {percent(figures['mape'])}, MdAPE {percent(figures['mdape'], 2)} on "
-            "five random 85/15 splits (the poster: 9.4%)."
-        )
-    if figures["samples_to_11_percent"] is not None:
-        lines.append(
-            f"11% is reached with {figures['samples_to_11_percent']} random samples of the "
-            f"plausible rows, {figures['samples_to_11_percent_all_rows']} of all rows "
-            "(the poster: 600)."
-        )
-    costs = figures["active_cost_to_random"]
-    if costs:
-        told = ", ".join(f"{name} with {percent(value, 0)}" for name, value in costs.items())
-        lines.append(f"Active choice reaches {told} of the GPU-seconds that random choice takes.")
-    errors = figures["validity_error"]
-    told = {
-        "with rule rows": errors["all"],
-        "of rule-passing rows": errors["rule_passing"],
-        "of our own H200 runs": errors["own_gpu"],
-    }
-    shown = ", ".join(
-        f"{percent(value)} {name}" for name, value in told.items() if value is not None
-    )
-    if shown:
-        lines.append(f"Does it fit: wrong for {shown} (random 80/20; the poster: 4.2%).")
-    if figures["coverage"]:
-        covered = ", ".join(
-            f"{name} {percent(value)}" for name, value in figures["coverage"].items()
-        )
-        lines.append(f"90% intervals cover: {covered}.")
-    if figures["top1_regret"] is not None:
-        lines.append(
-            f"`complete` on measured cells: median regret {percent(figures['top1_regret'])}, "
-            f"{percent(figures['invalid_choices'])} of its choices invalid."
-        )
-    if found.speed is not None:
-        lines.append(
-            f"Scoring {found.speed.points:,} points: {found.speed.query:.2f} s on one core; 1,000 "
-            f"points {1e3 * found.speed.thousand:.1f} ms."
-        )
-    return ["\n".join(f"- {line}" for line in lines)]
 
 
 def draw(found: Findings, kept: Kept) -> list[str]:
