@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 
 import cluster_experiments as experiments
+from cluster_details import details
 from cluster_experiments import (
     FIFO,
     LEARNERS,
@@ -34,9 +35,8 @@ from cluster_overhead import (
     overhead,
     peers,
 )
+from cluster_report import QUESTION, Content, page
 from cluster_trials import PREPARED, PROCESSES, Trial, run_trials
-from cluster_words import page
-from cluster_words_planning import Content
 from cluster_worlds import EMULATED, MARKETS, REPLAY, SETTINGS, missing, prepared
 from duetune.errors import InvalidInput, NotFound
 from duetune.market.datasets import data_file
@@ -117,11 +117,12 @@ def main() -> None:
         for name, figure in drawn.items() if write else ():
             save_figure(figure, RESULTS / name)
     publish(
-        "cluster.md",
+        "cluster",
         "Planners on a shared cluster",
-        "python benchmarks/cluster.py",
+        QUESTION,
         page(content),
         write=write,
+        details=details(content),
     )
     finish(figures(results, plan, timings, peer_timings, content.skipped))
 

@@ -201,20 +201,21 @@ def _page(
     findings = (
         (
             f"The selected policy wins {figures['regimes_won']} of {figures['regimes']} regimes "
-            f"against the best baseline, with {figures['mean_fraction_of_optimum']:.1%} of the offline "
-            f"optimum on average and {figures['late_jobs']} late jobs.{_lost(results)} Its largest "
-            f"gains of utility are {gains}; the paper reports up to +54.8%. A percentage of utility "
-            "depends on the value of the job, so the gap closed and dollars (in the CSV) count more."
+            f"against the best baseline, with {figures['mean_fraction_of_optimum']:.1%} of the "
+            f"offline optimum on average and {figures['late_jobs']} late jobs.{_lost(results)} Its "
+            f"largest gains of utility are {gains}; the paper reports up to +54.8%. A percentage "
+            "of utility depends on the value of the job, so the gap closed and dollars (in the "
+            "CSV) count more."
         ),
         (
-            "Much of the gain over maximal spot is thrift: holding no more GPUs in the last slot than "
-            "the work needs. Maximal spot with thrift is ahead of the selected policy in "
+            "Much of the gain over maximal spot is thrift: holding no more GPUs in the last slot "
+            "than the work needs. Maximal spot with thrift is ahead of the selected policy in "
             f"{ahead} regimes, by {by:.1%} at most."
         ),
         (
-            "These regimes are not held out. Outlook, patience and thrift were designed while looking "
-            "at some of them, the real markets included. Only the values 0.5 and 0.3 were then set on "
-            "synthetic markets of another seed."
+            "These regimes are not held out. Outlook, patience and thrift were designed while "
+            "looking at some of them, the real markets included. Only the values 0.5 and 0.3 were "
+            "then set on synthetic markets of another seed."
         ),
     )
     method = (
@@ -235,8 +236,8 @@ def _page(
         method,
         _policy_table(results),
         (
-            f"Utility, cost and late jobs of every policy in each of the {len(results)} regimes are in "
-            "[paper.csv](paper.csv)."
+            f"Utility, cost and late jobs of every policy in each of the {len(results)} regimes "
+            "are in [paper.csv](paper.csv)."
         ),
         "## Regret and adaptation",
         (

@@ -124,23 +124,23 @@ def _findings(
     east, west, h100 = "V100 45 days, us-east-1", "V100 45 days, us-west-2", "H100 counts"
     return [
         (
-            "**Prices are predictable for days, because they hardly move.** The last AWS price is off "
-            f"by {_span(aws, 24, 'relative_mae', 1)} after a day and by "
+            "**Prices are predictable for days, because they hardly move.** The last AWS price is "
+            f"off by {_span(aws, 24, 'relative_mae', 1)} after a day and by "
             f"{_span(aws, 168, 'relative_mae')} after a week. Adding part of the last step saves "
-            f"{_span(aws, 24, 'trend')} of the squared error a day ahead. Prices at Vast.ai do move: "
-            "the last value explains "
+            f"{_span(aws, 24, 'trend')} of the squared error a day ahead. Prices at Vast.ai do "
+            "move: the last value explains "
             f"{_at(families, 'Vast, lowest asking price', 24)} of the lowest asking price at 24 h."
         ),
         (
             "**Availability is predictable for hours.** Knowing it now removes "
-            f"{_span(traces, 1)} of the mean's squared error an hour ahead, {_span(traces, 6)} at 6 h "
-            f"and {_span(traces, 12)} at 12 h, where most families have nothing left. As a best single "
-            "guess the last value is hard to beat: damped and rounded it is up to "
+            f"{_span(traces, 1)} of the mean's squared error an hour ahead, {_span(traces, 6)} at "
+            f"6 h and {_span(traces, 12)} at 12 h, where most families have nothing left. As a "
+            "best single guess the last value is hard to beat: damped and rounded it is up to "
             f"{_percent(-min(_values(traces, 1, 'mae_skill')))} worse by absolute error at 1 h."
         ),
         (
-            "**Old spells end less often than young ones.** Up spells of nearly every trace end about "
-            "a fifth as often after half a day as in their first hour. "
+            "**Old spells end less often than young ones.** Up spells of nearly every trace end "
+            "about a fifth as often after half a day as in their first hour. "
             f"But the last slot alone removes {_range(known)} of the bits; the age removes "
             f"{_range(aged)} of the rest (below 0: learning it costs more than it tells)."
         ),
@@ -149,20 +149,20 @@ def _findings(
             f"{_of(families, east, 'daily_real')} of the us-east-1 zones "
             f"({_of(families, east, 'daily_share')} of the variance), "
             f"{_of(families, west, 'daily_real')} of us-west-2 "
-            f"({_of(families, west, 'daily_share', 1)}) and {_of(families, h100, 'daily_real')} of the "
-            f"H100 zones ({_of(families, h100, 'daily_share', 1)}). Elsewhere learning it costs as "
-            "much as it brings, or more. The value a day before is a bad forecast."
+            f"({_of(families, west, 'daily_share', 1)}) and {_of(families, h100, 'daily_real')} of "
+            f"the H100 zones ({_of(families, h100, 'daily_share', 1)}). Elsewhere learning it "
+            "costs as much as it brings, or more. The value a day before is a bad forecast."
         ),
         (
             "**No pattern in AWS prices** beyond chance (daily in "
-            f"{_average(aws, 'daily_real')} of the series, weekly in {_average(aws, 'weekly_real')}; "
-            "5% expected), and price does not tell availability: daily means correlate by "
-            f"{min(of_days):+.2f} to {max(of_days):+.2f}."
+            f"{_average(aws, 'daily_real')} of the series, weekly in "
+            f"{_average(aws, 'weekly_real')}; 5% expected), and price does not tell availability: "
+            f"daily means correlate by {min(of_days):+.2f} to {max(of_days):+.2f}."
         ),
         (
             "**For planning**: take the price as it is; plan availability as a distribution that "
-            "drifts from the present to the mean of the zone within hours; learn mean and persistence "
-            "of each zone online, with forgetting."
+            "drifts from the present to the mean of the zone within hours; learn mean and "
+            "persistence of each zone online, with forgetting."
         ),
     ]
 

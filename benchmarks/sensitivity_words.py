@@ -148,28 +148,28 @@ def _findings(
     low, high = min(each.level for each in bounds), max(each.level for each in bounds)
     return [
         (
-            "The planner that looks 24 slots ahead loses to the best simple policy without a forecast "
-            f"from {_levels(crossovers, 'uniform', 'heavy')} error on if errors are independent, "
-            f"{_levels(crossovers, 'correlated')} if they are correlated and "
+            "The planner that looks 24 slots ahead loses to the best simple policy without a "
+            f"forecast from {_levels(crossovers, 'uniform', 'heavy')} error on if errors are "
+            f"independent, {_levels(crossovers, 'correlated')} if they are correlated and "
             f"{_levels(crossovers, 'biased')} if they are all in one direction; to rubato from "
-            f"{_levels(crossovers, rival='also rubato')} on. A forecast that makes the market look too "
-            "good costs most."
+            f"{_levels(crossovers, rival='also rubato')} on. A forecast that makes the market look "
+            "too good costs most."
         ),
         (
             f"The online selection is never more than {behind} below {SIMPLE}, whatever the error. "
-            "[Availability half a day ahead is hardly known](predictability.md), so a planner should "
-            "look far ahead only if the selection finds that it pays."
+            "[Availability half a day ahead is hardly known](predictability.md), so a planner "
+            "should look far ahead only if the selection finds that it pays."
         ),
         (
-            f"The planners have {late} late jobs at all levels: the guard keeps the deadline whatever "
-            "the forecast."
+            f"The planners have {late} late jobs at all levels: the guard keeps the deadline "
+            "whatever the forecast."
         ),
         (
-            f"The guarantee U >= optimum - 2E is violated in {violated} of {cases:,} plans, counting "
-            f"the tighter one as well. It is ${_gap(bounds, high):,.0f} above the loss at {high:.0%} "
-            f"error and ${_gap(bounds, low):,.2f} at {low:.0%}, but it is loose: 2E is "
-            f"{_ratio(bounds, high):,.0f} times the loss at {high:.0%} and {_ratio(bounds, 0.1):,.0f} "
-            "times at 10%, because most errors change no decision."
+            f"The guarantee U >= optimum - 2E is violated in {violated} of {cases:,} plans, "
+            f"counting the tighter one as well. It is ${_gap(bounds, high):,.0f} above the loss at "
+            f"{high:.0%} error and ${_gap(bounds, low):,.2f} at {low:.0%}, but it is loose: 2E is "
+            f"{_ratio(bounds, high):,.0f} times the loss at {high:.0%} and "
+            f"{_ratio(bounds, 0.1):,.0f} times at 10%, because most errors change no decision."
         ),
     ]
 
