@@ -19,9 +19,8 @@ from duetune.market.forecast.markov import SemiMarkov
 from duetune.market.forecast.statistical import Arima, Ets
 from duetune.plots.style import save_figure
 from forecast_data import families
-from forecast_figures import coverage_figure, covered_by_part, skill_figure
+from forecast_report import QUESTION, coverage_figure, covered_by_part, details, page, skill_figure
 from forecast_scores import CONTROL, OURS, PLAIN, score
-from forecast_words import QUESTION, details, page
 from reporting import RESULTS, arguments, finish, publish
 
 if TYPE_CHECKING:

@@ -14,7 +14,6 @@ import msgspec
 import numpy as np
 
 from duetune.plots.style import save_figure
-from knowledge_anomalies import anomalies
 from knowledge_baselines import (
     ALONE,
     EXPERIENCE,
@@ -27,7 +26,7 @@ from knowledge_baselines import (
     RULES,
 )
 from knowledge_choices import choices, speed
-from knowledge_data import absent, groups, plausible_rows, table, valid_rows
+from knowledge_data import absent, anomalies, groups, plausible_rows, table, valid_rows
 from knowledge_details import details
 from knowledge_errors import (
     GROUPED_VALIDITY,
@@ -56,14 +55,13 @@ from knowledge_learning import (
     transfers,
 )
 from knowledge_report import QUESTION, Findings, page
-from knowledge_scale import ALL_LABEL as ALL
-from knowledge_scale import OWN as OWN_SCALE
-from knowledge_scale import OWN_LABEL as OWN
-from knowledge_scale import PLAUSIBLE_LABEL as PLAUSIBLE
-from knowledge_scale import PUBLIC as PUBLIC_SCALE
-from knowledge_scale import QUICK, Population, populations
-from knowledge_splits import random_splits
-from knowledge_trials import Said, Workers
+from knowledge_scoring import random_splits
+from knowledge_trials import ALL_LABEL as ALL
+from knowledge_trials import OWN as OWN_SCALE
+from knowledge_trials import OWN_LABEL as OWN
+from knowledge_trials import PLAUSIBLE_LABEL as PLAUSIBLE
+from knowledge_trials import PUBLIC as PUBLIC_SCALE
+from knowledge_trials import QUICK, Population, Said, Workers, populations
 from reporting import RESULTS, arguments, finish, publish
 
 if TYPE_CHECKING:

@@ -19,23 +19,26 @@ from knowledge_data import (
     valid_rows,
     without_cap,
 )
-from knowledge_metrics import (
+from knowledge_peers import AUTOCONF, COASTLINE, KAVIER, Unavailable, ask, column
+from knowledge_scoring import (
     PaceError,
+    Split,
     ValidityError,
+    folds,
+    group_folds,
     mean_pace_error,
+    one_group_out,
     pace_error,
+    random_splits,
     validity_error,
 )
-from knowledge_peers import AUTOCONF, COASTLINE, KAVIER, Unavailable, ask, column
-from knowledge_splits import Split, folds, group_folds, one_group_out, random_splits
 from knowledge_trials import Part, Trial, by_subject, run_trial, trials
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from knowledge_peers import Answer
-    from knowledge_scale import Population, Scale
-    from knowledge_trials import Said, Workers
+    from knowledge_trials import Population, Said, Scale, Workers
 
     Index = NDArray[np.int64]
 

@@ -14,8 +14,7 @@ from duetune.knowledge.observation import Origin
 from duetune.registry.sources import source_named
 from knowledge_baselines import OURS, SUBJECTS
 from knowledge_data import groups, table
-from knowledge_metrics import pace_error
-from knowledge_splits import latin_rows, random_splits
+from knowledge_scoring import latin_rows, pace_error, random_splits
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -24,7 +24,7 @@ from duetune.plots.market_figures import predictability_figure
 from duetune.plots.style import save_figure
 from predictability_data import Series, all_series, paired_traces
 from predictability_figures import hazard_figure, pattern_figure, reach_figure
-from predictability_words import QUESTION, details, page
+from predictability_report import QUESTION, details, page
 from reporting import RESULTS, arguments, finish, publish
 
 if TYPE_CHECKING:

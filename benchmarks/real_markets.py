@@ -34,8 +34,7 @@ from duetune.simulate.single_episode import (
 )
 from duetune.simulate.tournament import run_tournament
 from real_markets_families import Family, families, single_markets
-from real_markets_figures import standings_figure
-from real_markets_words import QUESTION, details, page
+from real_markets_report import QUESTION, details, page, standings_figure
 from reporting import RESULTS, arguments, finish, publish
 
 if TYPE_CHECKING:

@@ -33,7 +33,7 @@ from duetune.simulate.tournament import run_tournament
 from reporting import RESULTS, arguments, finish, publish
 from sensitivity_bound import BOUND_LEVELS, BoundPoint, bound_points
 from sensitivity_figures import bound_figure, sensitivity_figure
-from sensitivity_words import QUESTION, details, page
+from sensitivity_report import QUESTION, details, page
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
