@@ -1,7 +1,7 @@
 """Planners on a shared cluster, with and without configuration knowledge: E7 to E11.
 
-Replay of measured configurations is the primary result; what is emulated says so. ``--parts`` runs
-some of it, and then no page is written.
+The replay of measured configurations is the primary result; emulated figures are labelled.
+``--parts`` runs only some experiments, and then no page is written.
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ def _prepare(trials: list[Trial], seed: int, *, quick: bool, learning: bool) -> 
 
 
 def _fitted(trial: Trial) -> str:
-    """The source that has to be fitted before this trial."""
+    """Return the source that must be fitted before this trial."""
     own = trial.source.startswith(("share", "nothing"))
     return trial.source if own else PREDICTED
 
@@ -184,8 +184,10 @@ def figures(
     peer_timings: list[PeerTiming],
     skipped: list[str],
 ) -> dict[str, object]:
-    """``fifo_reduction`` and ``sia_reduction`` are of the emulated world, as the prototype's
-    figures are; those of the replay stand beside them.
+    """Return the figures of the JSON line.
+
+    ``fifo_reduction`` and ``sia_reduction`` are of the emulated world, like the prototype's
+    figures; those of the replay have the suffix ``_replay``.
     """
     found: dict[str, object] = {"world_of_reductions": EMULATED, "seeds": len(plan.seeds)}
     for planner in (FIFO, SIA):

@@ -1,8 +1,8 @@
-"""How long one decision of rubato takes, and its tables, against re-solving the integer program.
+"""How long one decision of rubato and its tables take, against solving the integer program again.
 
-A job on up to 16 GPUs with a deadline of 96 slots. Every slot of it is decided once; in some of
-the same slots the rest of the job is also planned anew with HiGHS on a forecast, one thread, as a
-controller without tables would have to.
+The job is on up to 16 GPUs with a deadline of 96 slots. Every slot is decided once. In some of the
+same slots HiGHS also plans the rest of the job on a forecast, with one thread, as a controller
+without tables would have to.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ MILP_LIMIT_S = 20.0
 
 
 class Timed(msgspec.Struct):
-    """Rubato, with a watch: seconds per decision, and what was decided on."""
+    """Rubato with a timer: seconds per decision, and the views that were decided on."""
 
     policy: Rubato
     seconds: list[float]
@@ -54,6 +54,8 @@ class Timed(msgspec.Struct):
 
 
 class Measured(msgspec.Struct, frozen=True):
+    """The times of one market and reconfiguration key."""
+
     market: str
     key: str
     tables_s: float
@@ -103,7 +105,7 @@ def measure(trace: MarketTrace, key: ReconfigurationKey, solves: int) -> Measure
 
 
 def _rest(view: View) -> tuple[Job, MarketWindow]:
-    """The rest of the job as a job of its own, in a market that stays as it is."""
+    """Return the rest of the job as a job of its own, in a market that does not change."""
     passed = view.slot - 1
     left = msgspec.structs.replace(
         view.job,

@@ -1,5 +1,6 @@
-"""Forecasts on real series: do intervals cover what they say, and is anything better than
-persistence? Rolling origin, every slot forecast from what was seen before it alone.
+"""Forecasts on real series: do intervals cover what they say, and does anything beat persistence?
+
+Every slot is forecast from earlier slots alone (rolling origin).
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ FEW = 3
 
 
 def models(family: Family) -> dict[str, Callable[[], SeriesModel]]:
-    """The control first; then those measured on every series."""
+    """Return the models that are measured on every series, the control first."""
     hours = family.slot_hours
     if family.counts:
         return {
@@ -51,7 +52,7 @@ def models(family: Family) -> dict[str, Callable[[], SeriesModel]]:
 
 
 def slower(family: Family) -> dict[str, Callable[[], SeriesModel]]:
-    """Those measured on a few series, beside the control and ours on the same ones."""
+    """Return the models that are measured on a few series, beside the control and ours."""
     day = named_forecasters.slots_per_day(family.slot_hours)
     calibrated = partial(CalibratedCounts, slot_hours=family.slot_hours)
     every = models(family)

@@ -100,6 +100,7 @@ def details(
 
 
 def headline(found: list[Family], figures: dict[str, object]) -> str:
+    """Return the findings in words; a target that is missed is named."""
     coverage, skill = figures["coverage"], figures["skill"]
     inside = [name for name, value in coverage.items() if 0.88 <= value <= 0.92]
     outside = [f"{name} ({coverage[name]:.1%})" for name in coverage if name not in inside]
@@ -205,7 +206,7 @@ PARTS, WINDOW = 20, 5
 
 @house_style()
 def coverage_figure(found: list[Family], scores: dict[str, Scores]) -> Figure:
-    """What 90% intervals covered, in a window that moves along the scored time."""
+    """Draw what 90% intervals covered, in a window that moves along the scored time."""
     figure = new_figure(9.5, 4.2)
     (axes,) = styled_axes(figure)
     axes.axhspan(88, 92, color=PALE, alpha=0.6, lw=0)
@@ -225,7 +226,7 @@ def coverage_figure(found: list[Family], scores: dict[str, Scores]) -> Figure:
 
 @house_style()
 def skill_figure(found: list[Family], skill: dict[str, dict[str, float]]) -> Figure:
-    """Pinball loss saved against persistence with the same calibration."""
+    """Draw the pinball loss saved against persistence with the same calibration."""
     figure = new_figure(9.5, 4.2)
     (axes,) = styled_axes(figure)
     axes.axhline(0, color=GREY, lw=1)
@@ -244,7 +245,7 @@ def skill_figure(found: list[Family], skill: dict[str, dict[str, float]]) -> Fig
 
 
 def covered_by_part(scores: Scores, parts: int) -> list[float]:
-    """What is covered in each part of the scored time, averaged over the horizons."""
+    """Return the coverage in each part of the scored time, averaged over the horizons."""
     return [
         float(
             np.mean(

@@ -1,8 +1,8 @@
 """Configuration knowledge: does it fit, how fast is it, how sure is that, and which is best?
 
-E1 to E6 on public measurements and on our own, beside Kavier, coastline-recommender, ado-autoconf,
-gradient boosting and nearest neighbours, on the same splits in the same run. What needs a table
-that is not there is skipped, with the reason.
+E1 to E6 run on public measurements and our own, beside Kavier, coastline-recommender, ado-autoconf,
+gradient boosting and nearest neighbours, on the same splits in the same run. An experiment whose
+table is absent is skipped, with the reason.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ LEFT_OUT = ("gpu_model", "model", "method")
 
 
 class Kept(msgspec.Struct):
-    """Held-out answers that are drawn."""
+    """Held-out answers that the figures show."""
 
     pace: dict[str, list[Said]] = {}
     validity: dict[str, list[Said]] = {}
@@ -105,6 +105,7 @@ def main() -> None:
 
 
 def measure(found: Findings, kept: Kept, workers: Workers, options: argparse.Namespace) -> None:
+    """Run every experiment and fill ``found`` and ``kept``."""
     quick, peers = options.quick, not options.no_peers
     install = peers and not quick
     found.skipped += [reason for name in TABLES if (reason := absent(name))]
@@ -145,6 +146,7 @@ def measure(found: Findings, kept: Kept, workers: Workers, options: argparse.Nam
 
 
 def learn(found: Findings, population: Population, workers: Workers) -> None:
+    """Run E4, E5 and the stream on one population."""
     name, label, rows = population.table, population.label, population.rows
     scale, subject = population.scale, population.subject
     for plans, repeats in (
@@ -173,6 +175,7 @@ def learn(found: Findings, population: Population, workers: Workers) -> None:
 
 
 def choose(found: Findings, population: Population, workers: Workers) -> None:
+    """Run coverage, E1 and E6 on one population."""
     found.coverage += coverages(population, workers)
     if population.subject != OURS:
         return
@@ -183,6 +186,7 @@ def choose(found: Findings, population: Population, workers: Workers) -> None:
 
 
 def headline_figures(found: Findings) -> dict[str, object]:
+    """Return the figures of the JSON line."""
     ours = _pace(found, ALL, OURS_UNFILTERED) or _pace(found, OWN, OURS)
     samples, _ = samples_to_target(found.curves, PLAUSIBLE, "random", TARGETS[0])
     all_samples, _ = samples_to_target(found.curves, ALL, "random", TARGETS[0], OURS_UNFILTERED)
@@ -231,7 +235,7 @@ def headline_figures(found: Findings) -> dict[str, object]:
 
 
 def active_costs(found: Findings) -> dict[str, float]:
-    """GPU-seconds to an error, over those of random choice, where both reach it."""
+    """Return GPU-seconds of active choice to an error over those of random choice."""
     shares = {}
     for target in TARGETS:
         _, random = samples_to_target(found.curves, PLAUSIBLE, "random", target)
@@ -257,6 +261,7 @@ def _validity(found: Findings, name: str, rows: str) -> float | None:
 
 
 def draw(found: Findings, kept: Kept) -> list[str]:
+    """Draw the figures and return the names of their files."""
     RESULTS.mkdir(parents=True, exist_ok=True)
     drawn = {}
     if found.curves:

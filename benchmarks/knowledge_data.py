@@ -43,7 +43,7 @@ DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 
 
 def absent(name: str) -> str | None:
-    """Why a table cannot be read, or None if it can."""
+    """Return why a table cannot be read, or None if it can."""
     places = _places(name)
     if places and all(place.is_file() for place in places):
         return None
@@ -54,6 +54,7 @@ def absent(name: str) -> str | None:
 
 @functools.cache
 def table(name: str) -> History:
+    """Return a measured table as a history."""
     read = [import_history(place)[0] for place in _places(name)]
     return History(each for part in read for each in part)
 
@@ -65,26 +66,26 @@ def _places(name: str) -> list[Path]:
 
 
 def valid_rows(history: History) -> NDArray[np.int64]:
-    """Those whose throughput was measured."""
+    """Return the rows whose throughput was measured."""
     fitted = history.outcome == RunOutcome.VALID
     return np.flatnonzero(fitted & np.isfinite(history.tokens_per_s))
 
 
 def plausible_rows(history: History) -> NDArray[np.int64]:
-    """Of those, the ones that ask for no more arithmetic than the GPU has."""
+    """Return the measured rows that imply no more arithmetic than the GPU has."""
     odd = {each.observation.key for each in history.quarantined}
     rows = valid_rows(history).tolist()
     return np.array([row for row in rows if history[row].key not in odd], np.int64)
 
 
 def labelled_rows(history: History) -> NDArray[np.int64]:
-    """Those that say whether the configuration works."""
+    """Return the rows that say whether the configuration works."""
     labels = (RunOutcome.VALID, RunOutcome.OOM, RunOutcome.REJECTED)
     return np.flatnonzero(np.isin(history.outcome, labels))
 
 
 def groups(history: History, *fields: str) -> NDArray[np.str_]:
-    """A name for each row, the same where all these fields are."""
+    """Return a label per row, equal where all these fields are equal."""
     return np.array(
         [
             " | ".join(str(getattr(each.configuration, field)) for field in fields)
@@ -94,12 +95,12 @@ def groups(history: History, *fields: str) -> NDArray[np.str_]:
 
 
 def without_cap(history: History) -> NDArray[np.str_]:
-    """The same for the same run with less or more of the GPU's memory allowed."""
+    """Return a label per row, equal for runs that differ only in the allowed GPU memory."""
     return np.array([each.configuration.replace(memory_cap_gb=0.0).key for each in history])
 
 
 def peer_row(configuration: Configuration) -> dict[str, object]:
-    """In the columns of IBM's tables."""
+    """Return a configuration in the columns of IBM's tables."""
     gpu = configuration.gpu_model
     precision = str(configuration.precision).removesuffix("-mixed")
     return {
@@ -116,7 +117,7 @@ def peer_row(configuration: Configuration) -> dict[str, object]:
 
 
 def peer_rows(name: str) -> list[dict[str, object]]:
-    """All rows of a public table, the models named as in its file."""
+    """Return all rows of a public table, with models named as in its file."""
     (place,) = _places(name)
     with place.open(newline="", encoding="utf-8") as file:
         raw = list(csv.DictReader(file))
@@ -138,6 +139,7 @@ FREE_OF_DTYPE = (
 
 
 def anomalies(*, public: bool, own: bool) -> list[str]:
+    """Return what is odd in the tables, counted again in every run."""
     lines = []
     if public:
         lines += _ibm(table("ibm"))
@@ -168,7 +170,7 @@ def _ibm(history: History) -> list[str]:
 
 
 def _twins(history: History) -> list[str]:
-    """The same but for the precision."""
+    """Say how far paces of rows that differ only in precision are apart."""
     group = groups(history, *FREE_OF_DTYPE)
     ratios = []
     for name in np.unique(group):
@@ -189,7 +191,7 @@ def _twins(history: History) -> list[str]:
 
 
 def _falling(history: History) -> list[str]:
-    """Throughput that falls by a fifth or more while the batch doubles and all else is the same."""
+    """Count pairs whose throughput falls by a fifth or more while only the batch grows."""
     group = groups(
         history,
         "model",

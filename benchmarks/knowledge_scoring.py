@@ -24,12 +24,15 @@ HYPERCUBE_FIELDS = (
 
 
 class Split(NamedTuple):
+    """Rows to learn from and rows to judge."""
+
     train: Index
     test: Index
     name: str = ""
 
 
 def random_splits(rows: Index, test_share: float, seeds: range) -> list[Split]:
+    """Return one random split per seed."""
     splits = []
     for seed in seeds:
         order = np.random.default_rng(seed).permutation(rows)
@@ -39,7 +42,7 @@ def random_splits(rows: Index, test_share: float, seeds: range) -> list[Split]:
 
 
 def folds(rows: Index, count: int, seeds: range) -> list[Split]:
-    """Every row is judged once for each seed."""
+    """Return random folds; every row is judged once per seed."""
     splits = []
     for seed in seeds:
         order = np.random.default_rng(seed).permutation(rows)
@@ -50,7 +53,7 @@ def folds(rows: Index, count: int, seeds: range) -> list[Split]:
 
 
 def group_folds(rows: Index, group: NDArray[np.str_], count: int, seeds: range) -> list[Split]:
-    """Folds of about equal size in which no group is on both sides."""
+    """Return folds of about equal size in which no group is on both sides."""
     splits = []
     for seed in seeds:
         random = np.random.default_rng(seed)
@@ -71,6 +74,7 @@ def group_folds(rows: Index, group: NDArray[np.str_], count: int, seeds: range) 
 
 
 def one_group_out(rows: Index, group: NDArray[np.str_]) -> list[Split]:
+    """Return one split per group, which holds that group out."""
     return [
         Split(rows[group[rows] != name], rows[group[rows] == name], str(name))
         for name in np.unique(group[rows])
@@ -78,8 +82,8 @@ def one_group_out(rows: Index, group: NDArray[np.str_]) -> list[Split]:
 
 
 def latin_rows(history: History, rows: Index, count: int, random: np.random.Generator) -> Index:
-    """``count`` of ``rows`` that fill the space evenly: the nearest to each point of a Latin
-    hypercube over the values that occur, each row once.
+    """Return ``count`` of ``rows`` that fill the space evenly: the nearest row to each point of a
+    Latin hypercube over the values that occur, each row once.
     """
     places = np.stack([_ranks(history, field)[rows] for field in HYPERCUBE_FIELDS], axis=1)
     places = places[:, np.ptp(places, axis=0) > 0]
@@ -95,7 +99,7 @@ def latin_rows(history: History, rows: Index, count: int, random: np.random.Gene
 
 
 def _ranks(history: History, field: str) -> NDArray[np.float64]:
-    """The place of each row's value among those that occur, from 0 to 1."""
+    """Return the rank of each row's value among those that occur, from 0 to 1."""
     values = [getattr(each.configuration, field) for each in history]
     known = sorted(set(values))
     return np.array([(known.index(value) + 0.5) / len(known) for value in values])
@@ -106,7 +110,7 @@ BINS = 10
 
 
 class PaceError(msgspec.Struct, frozen=True):
-    """Of tokens per second; shares of one. ``answered`` is the share with any prediction."""
+    """Errors of tokens per second as shares; ``answered`` is the share with a prediction."""
 
     mape: float
     mdape: float
@@ -116,6 +120,7 @@ class PaceError(msgspec.Struct, frozen=True):
 
 
 def pace_error(measured: Column, predicted: Column) -> PaceError:
+    """Return the errors of predicted paces."""
     known = np.isfinite(predicted)
     if not known.any():
         return PaceError(np.nan, np.nan, np.nan, len(measured), 0.0)
@@ -130,7 +135,7 @@ def pace_error(measured: Column, predicted: Column) -> PaceError:
 
 
 def mean_pace_error(errors: list[PaceError]) -> PaceError:
-    """Of several splits: the mean of each figure."""
+    """Return the mean of each figure over several splits."""
     return PaceError(
         mape=float(np.mean([each.mape for each in errors])),
         mdape=float(np.mean([each.mdape for each in errors])),
@@ -141,8 +146,10 @@ def mean_pace_error(errors: list[PaceError]) -> PaceError:
 
 
 class ValidityError(msgspec.Struct, frozen=True):
-    """``false_valid`` is the share of invalid rows called valid, ``false_invalid`` the reverse;
-    ``accepted_wrongly`` the share that does not fit of what is accepted at 0.8.
+    """Errors about fitting.
+
+    ``false_valid`` is the share of invalid rows called valid, ``false_invalid`` the reverse, and
+    ``accepted_wrongly`` the invalid share of what is accepted at 0.8.
     """
 
     error: float
@@ -156,6 +163,7 @@ class ValidityError(msgspec.Struct, frozen=True):
 
 
 def validity_error(valid: NDArray[np.bool_], likely: Column) -> ValidityError:
+    """Return the errors of predicted probabilities to fit."""
     called = likely >= 0.5
     accepted = likely >= 0.8
     return ValidityError(
@@ -175,7 +183,7 @@ def _share(flags: NDArray[np.bool_], among: NDArray[np.bool_]) -> float:
 
 
 def _auc(valid: NDArray[np.bool_], likely: Column) -> float:
-    """The probability that a valid row is believed likelier than an invalid one."""
+    """Return the probability that a valid row is believed likelier than an invalid one."""
     above, below = likely[valid], likely[~valid]
     if not len(above) or not len(below):
         return float("nan")

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class Scale(msgspec.Struct, frozen=True, kw_only=True):
-    """Numbers of random splits and of repeats; 0 leaves an experiment out."""
+    """Numbers of random splits and repeats; 0 leaves an experiment out."""
 
     splits: int
     grouped: bool
@@ -89,7 +89,7 @@ QUICK = Scale(
 
 
 class Population(msgspec.Struct, frozen=True):
-    """Rows whose throughput is judged, and who of ours is judged on them."""
+    """Rows whose throughput is judged, and which of duetune's models is judged on them."""
 
     table: str
     label: str
@@ -103,7 +103,7 @@ class Population(msgspec.Struct, frozen=True):
 
     @property
     def tried(self) -> NDArray[np.int64]:
-        """With those that ran out of memory."""
+        """Return the rows including those that ran out of memory."""
         return np.union1d(self.rows, np.flatnonzero(table(self.table).outcome == RunOutcome.OOM))
 
 
@@ -111,6 +111,7 @@ ALL_LABEL, PLAUSIBLE_LABEL, OWN_LABEL = "ibm, all rows", "ibm, plausible rows", 
 
 
 def populations(*, public: bool, own: bool, quick: bool) -> list[Population]:
+    """Return the populations for which there are tables."""
     found = []
     if public:
         scale = QUICK if quick else PUBLIC
@@ -134,7 +135,7 @@ class Part(NamedTuple):
 
 
 class Trial(NamedTuple):
-    """Several subjects on the same rows: those that share a model have it fitted once."""
+    """Several subjects on the same rows; those that share a model have it fitted once."""
 
     subjects: tuple[str, ...]
     train: tuple[Part, ...]
@@ -142,7 +143,7 @@ class Trial(NamedTuple):
 
 
 class Said(NamedTuple):
-    """What was predicted of the rows of the test, and what they were."""
+    """Predictions of the test rows, and the truth."""
 
     likely: NDArray[np.float64]
     tokens_per_s: NDArray[np.float64]
@@ -159,6 +160,7 @@ class Said(NamedTuple):
 
 
 def run_trial(trial: Trial) -> dict[str, Said]:
+    """Fit every subject of a trial and return its predictions."""
     history = History(each for part in trial.train for each in table(part.table).take(part.rows))
     test = table(trial.test.table).take(trial.test.rows)
     capacity = Described(test.configurations).capacity
@@ -180,15 +182,17 @@ def run_trial(trial: Trial) -> dict[str, Said]:
 
 
 def trials(subjects: tuple[str, ...], name: str, splits: Sequence[Split]) -> list[Trial]:
+    """Return one trial per split."""
     return [Trial(subjects, (Part(name, split.train),), Part(name, split.test)) for split in splits]
 
 
 def by_subject(answers: Sequence[dict[str, Said]]) -> dict[str, list[Said]]:
+    """Return the predictions grouped by subject."""
     return {subject: [each[subject] for each in answers] for subject in answers[0]}
 
 
 class Workers:
-    """Every worker has one thread, so that two of them do not fight for two cores."""
+    """A pool of processes with one thread each, so that they do not compete for cores."""
 
     def __init__(self, count: int | None = None) -> None:
         for name in THREADS:

@@ -1,7 +1,7 @@
-"""Dynamic program against integer program: the same optimum, and how much sooner.
+"""Dynamic program against integer program: the same optimum, and how much faster.
 
-Random jobs of the spec's size on random synthetic markets, all on an exact progress grid. Both
-methods are timed one after the other on the same instance, in the same process and on one thread.
+Random jobs of the specified size on random synthetic markets, all on an exact progress grid. Both
+methods are timed on the same instance, in the same process, on one thread.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ TIME_LIMIT_S = 300.0
 
 
 class Measured(NamedTuple):
+    """Both optima of one instance, and the time of each."""
+
     deadline: int
     max_gpus: int
     difference: float
@@ -35,6 +37,7 @@ class Measured(NamedTuple):
 
 
 def measure(seed: int) -> Measured:
+    """Solve one instance with both methods."""
     random = np.random.default_rng(seed)
     kind = list(SYNTHETIC_MARKETS)[int(random.integers(len(SYNTHETIC_MARKETS)))]
     deadline, max_gpus = int(random.integers(8, 21)), int(random.integers(6, 13))

@@ -63,6 +63,7 @@ class Standing(msgspec.Struct, frozen=True):
 
 
 def measure(regime: Regime, history: int, measured: int, seed: int) -> list[Standing]:
+    """Return the standings of every policy in one regime."""
     random = np.random.default_rng(seed)
     past = draw_cases(regime.mix, regime.markets, history, random, part=HISTORY_PART)
     cases = draw_cases(regime.mix, regime.markets, measured, random, part=MEASURED_PART)

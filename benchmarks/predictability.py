@@ -1,8 +1,8 @@
 """Where the market is predictable: memory, patterns, spells and skill of every measured series.
 
-Every AWS price series (six-hour slots, cut at gaps), every availability trace (half-hour slots),
-the listings of Verda and Shadeform and the digest of Vast.ai, by family. No forecaster is tuned
-here: predictors are running means, the last value and what lies between.
+The series are AWS prices (six-hour slots, cut at gaps), availability traces (half-hour slots), the
+listings of Verda and Shadeform, and the digest of Vast.ai, by family. No forecaster is tuned here:
+predictors are running means, the last value and combinations of the two.
 """
 
 from __future__ import annotations
@@ -39,6 +39,8 @@ REACH = 0.05
 
 
 class Studied(msgspec.Struct, frozen=True, eq=False):
+    """The statistics of one series."""
+
     series: Series
     found: SeriesPredictability
     entropy: Entropy | None
@@ -66,7 +68,7 @@ class Family(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def reach_hours(self) -> float:
-        """The longest horizon up to which the past helps; 0 if it does not at the first."""
+        """Return the longest horizon up to which the past helps, 0 if it never does."""
         reach = 0.0
         for hours, share in self.explained.items():
             if share is not None and share < REACH:
@@ -77,6 +79,7 @@ class Family(msgspec.Struct, frozen=True, eq=False):
 
 
 def study(series: Series, seed: int) -> Studied:
+    """Return the statistics of one series."""
     up = None if series.price else series.values > 0
     return Studied(
         series=series,
@@ -88,6 +91,8 @@ def study(series: Series, seed: int) -> Studied:
 
 
 def family_of(name: str, members: Sequence[Studied]) -> Family:
+    """Return the medians of a family."""
+
     def tested(pick: Callable[[SeriesPredictability], Pattern | None]) -> list[Pattern]:
         return [found for each in members if (found := pick(each.found)) is not None]
 

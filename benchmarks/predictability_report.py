@@ -1,4 +1,4 @@
-"""The page of the predictability study: what it says, with the figures it says it by."""
+"""The pages of the predictability study: main table, findings and details."""
 
 from __future__ import annotations
 

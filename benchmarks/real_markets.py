@@ -1,7 +1,7 @@
-"""Every policy on real markets: H100 counts, V100 traces with their prices, 4 and 16 nodes, and
-AWS prices with made-up availability; job sizes and deadlines swept; and one instance at a time.
+"""Every policy on real markets, with job sizes and deadlines swept, and one instance at a time.
 
-What can be tuned was tuned on one half of the zones (see ``real_markets_families``); the other
+The markets are H100 counts, V100 traces with their prices, 4 and 16 nodes, and AWS prices with
+synthetic availability. Tuning used one half of the zones (see ``real_markets_families``); the other
 half is reported.
 """
 
@@ -99,6 +99,8 @@ class FamilyResult(msgspec.Struct, frozen=True):
 
 
 class SingleResult(msgspec.Struct, frozen=True):
+    """The mean costs of one instance on one half of the traces."""
+
     half: str
     traces: int
     runs: int
@@ -116,6 +118,7 @@ class SingleResult(msgspec.Struct, frozen=True):
 def draw(
     family: Family, markets: tuple[MarketTrace, ...], per_class: int, seed: int
 ) -> tuple[Case, ...]:
+    """Return the jobs of a family on its markets."""
     random = np.random.default_rng(seed)
     return tuple(
         case
@@ -125,6 +128,7 @@ def draw(
 
 
 def measure(family: Family, per_class: int, seed: int) -> FamilyResult:
+    """Return the results of one family on its reported zones."""
     pool = {policy.name: policy for policy in default_pool()}
     names = list(pool)
     source = ForecastSource.parse(PERSISTENCE)
@@ -182,7 +186,7 @@ def measure(family: Family, per_class: int, seed: int) -> FamilyResult:
 def _gap(
     ours: NDArray[np.float64], baseline: NDArray[np.float64], optimum: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """The share of the distance from the baseline to the optimum that is closed."""
+    """Return the share of the distance from the baseline to the optimum that is closed."""
     mine, theirs, best = (each.mean(axis=-1) for each in (ours, baseline, optimum))
     return np.asarray((mine - theirs) / (best - theirs))
 
@@ -195,7 +199,7 @@ def _selected(
     played: Tournament,
     seed: int,
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """AdaHedge over the whole pool, having learnt on the tuned zones and learning on."""
+    """Play AdaHedge over the whole pool, which learned on the tuned zones and goes on learning."""
     ranges = [
         [
             job_utility_range(
@@ -222,7 +226,7 @@ def _selected(
 
 
 def measure_single(starts: int, seed: int) -> list[SingleResult]:
-    """The single-instance benchmark's jobs on our traces; tuned on every other one."""
+    """Play the single-instance benchmark's jobs on our traces; every other trace was tuned on."""
     traces = single_markets()
     results = []
     for half, names in (

@@ -226,7 +226,7 @@ LINES = {
 
 @house_style()
 def standings_figure(results: Sequence[FamilyResult]) -> Figure:
-    """Percent of the offline optimum that is missed, one row per family of markets."""
+    """Draw the percentage of the offline optimum that is missed, one row per family."""
     figure = new_figure(11, 1.6 + 0.75 * len(results))
     axes = figure.subplots()
     rows = np.arange(len(results))[::-1]

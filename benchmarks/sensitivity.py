@@ -1,8 +1,8 @@
 """How much a forecast error costs: AHAP as the error grows, with and without online selection.
 
-In each regime of errors the forecasts are the truth plus errors of a level from 0 to 200%. Fixed
-planners are compared with policies that use no forecast on the same jobs; the selection learns on
-other, earlier jobs of the same markets under the same errors.
+In each error regime the forecasts are the truth plus errors of a level from 0 to 200%. Planners are
+compared with policies that use no forecast on the same jobs. The selection learns on other, earlier
+jobs of the same markets under the same errors.
 """
 
 from __future__ import annotations
@@ -58,9 +58,10 @@ FREE = (*PAPER_FREE, MaximalSpot(thrifty=True), Rubato())
 
 
 def pool() -> tuple[Policy, ...]:
-    """The default pool, which looks at most five slots ahead, and planners that look further.
+    """Return the default pool, which looks at most five slots ahead, and planners that look
+    further.
 
-    Without rubato, which is slow to play and the same whatever the forecast.
+    Rubato is left out: it is slow to play and does not depend on the forecast.
     """
     further = (
         Ahap(window=window, commitment=commitment, threshold=threshold, outlook=0.0, patience=0.0)
@@ -72,15 +73,19 @@ def pool() -> tuple[Policy, ...]:
 
 
 class Setting(msgspec.Struct, frozen=True, eq=False):
+    """A set of markets and the jobs on them."""
+
     label: str
     markets: tuple[MarketTrace, ...]
     mix: JobMix
 
 
 class Point(msgspec.Struct, frozen=True):
-    """One policy at one level: mean utility per job, and by how much it is above that of each
-    policy without a forecast on the same jobs; ``width`` is half that of a 95% interval, against
-    thrifty maximal spot. A selection is a mean over what it may choose and has no late jobs.
+    """One policy at one error level.
+
+    ``above`` is the difference to each policy without a forecast on the same jobs; ``width`` is
+    half of a 95% interval against thrifty maximal spot. A selection is a mean over what it may
+    choose and has no late jobs.
     """
 
     markets: str
@@ -105,6 +110,7 @@ class Played(msgspec.Struct, frozen=True, eq=False):
 
 
 def settings(seed: int) -> list[Setting]:
+    """Return the sets of markets for which there is data."""
     synthetic = tuple(
         synthetic_market(kind, seed=seed + number, slots=SLOTS)
         for number in range(2)
@@ -119,6 +125,7 @@ def settings(seed: int) -> list[Setting]:
 
 
 def prepare(setting: Setting, history: int, measured: int, seed: int) -> Played:
+    """Draw the jobs of a setting and play what needs no forecast."""
     random = np.random.default_rng(seed)
     past = draw_cases(setting.mix, setting.markets, history, random, part=HISTORY_PART)
     cases = draw_cases(setting.mix, setting.markets, measured, random, part=MEASURED_PART)
@@ -137,7 +144,7 @@ def prepare(setting: Setting, history: int, measured: int, seed: int) -> Played:
 def measure(
     setting: Setting, ready: Played, regime: ErrorRegime, level: float, seed: int
 ) -> tuple[list[Point], dict[str, float]]:
-    """All policies of one regime and level; for biased errors also by their direction."""
+    """Play all policies of one regime and level; biased errors also by direction."""
     source = ForecastSource.parse(f"noisy:{regime.value}:{level}", seed=seed)
     policies = pool()
     names = [policy.name for policy in policies]
@@ -191,7 +198,7 @@ def select(
     after: NDArray[np.float64],
     seed: int,
 ) -> NDArray[np.float64]:
-    """What choosing by weights learnt ``before`` earns on average ``after``, job by job."""
+    """Return what choosing by weights learned ``before`` earns on average ``after``, by job."""
     ranges = [
         [
             job_utility_range(
@@ -211,9 +218,9 @@ def select(
 
 
 def crossover(points: Sequence[Point], rivals: Sequence[str]) -> float | None:
-    """The level from which the best of the rivals earns as much; None if up to 200% none does.
+    """Return the level from which the best rival earns as much, or None if none does up to 200%.
 
-    Between the levels played, on a straight line.
+    Levels between those played are interpolated.
     """
     ordered = sorted(points, key=lambda each: each.level)
     leads = [(each.level, min(each.above[rival] for rival in rivals)) for each in ordered]

@@ -1,4 +1,4 @@
-"""The page of the sensitivity study."""
+"""The pages of the sensitivity study: main table, findings and details."""
 
 from __future__ import annotations
 
@@ -185,7 +185,7 @@ def _span(points: Sequence[Point], level: float) -> str:
 
 
 def _levels(crossovers: Crossovers, *shapes: str, rival: str = "also thrifty maximal_spot") -> str:
-    """Over all markets and the regimes of those shapes, by default all."""
+    """Return the range of crossover levels over all markets and the regimes of these shapes."""
     found = [
         by_rivals[rival]
         for by_policy in crossovers.values()

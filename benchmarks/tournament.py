@@ -1,7 +1,7 @@
 """The paper-scale tournament: 112 policies on 1,000 jobs of up to 48 slots, and its speed.
 
-The same policies stepped through ``Policy.decide`` in Python, on a sample of the same jobs and in
-the same run, give the ratio and must give the same results.
+The same policies run through ``Policy.decide`` in Python on a sample of the same jobs, in the same
+run. That gives the ratio, and the results must be equal.
 """
 
 from __future__ import annotations

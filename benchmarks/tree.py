@@ -2,9 +2,8 @@
 
     python benchmarks/tree.py --base REVISION
 
-Files, lines, names that exist twice and docstrings are counted in the sources. Then two programs
-run, one simulated decision and one ``duetune plan``, and the modules are counted of which at least
-one function was called.
+Files, lines, duplicate names and docstrings are counted in the sources. Then two programs run, one
+simulated decision and one ``duetune plan``; the modules are counted in which any function ran.
 """
 
 from __future__ import annotations
@@ -83,6 +82,7 @@ def main() -> None:
 
 
 def figures(tree: Path, *, quick: bool) -> dict[str, float]:
+    """Return the figures of one tree."""
     package = tree / "src" / "duetune"
     files = sorted(package.rglob("*.py"))
     rooms = [
@@ -122,7 +122,7 @@ def figures(tree: Path, *, quick: bool) -> dict[str, float]:
 
 
 def docstring_lines(module: ast.Module) -> int:
-    """Lines of docstrings, those below constants included."""
+    """Count lines of docstrings, including those below constants."""
     return sum(
         (node.end_lineno or node.lineno) - node.lineno + 1
         for node in ast.walk(module)
@@ -133,7 +133,7 @@ def docstring_lines(module: ast.Module) -> int:
 
 
 def touched(tree: Path, program: str) -> int:
-    """How many modules of ``tree`` run a function while ``program`` runs."""
+    """Count the modules of ``tree`` in which a function runs while ``program`` runs."""
     with tempfile.TemporaryDirectory() as home:
         environment = os.environ | {"PYTHONPATH": str(tree / "src"), "DUETUNE_HOME": home}
         done = subprocess.run(
