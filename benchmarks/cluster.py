@@ -40,8 +40,7 @@ from cluster_trials import PREPARED, PROCESSES, Trial, run_trials
 from cluster_worlds import EMULATED, MARKETS, REPLAY, SETTINGS, missing, prepared
 from duetune.errors import InvalidInput, NotFound
 from duetune.market.datasets import data_file
-from duetune.plots.style import save_figure
-from reporting import RESULTS, arguments, finish, publish
+from reporting import arguments, finish, publish, save_pictures
 
 PARTS = ("e7", "e8", "e9", "e10", "learning", "settings", "market", "e11")
 DRAWS = 4
@@ -114,8 +113,8 @@ def main() -> None:
             "cluster-loads.png": loads_figure(results, plan),
             "cluster-worse.png": worse_figure(results, plan),
         }
-        for name, figure in drawn.items() if write else ():
-            save_figure(figure, RESULTS / name)
+        if write:
+            save_pictures(drawn)
     publish(
         "cluster",
         "Planners on a shared cluster",

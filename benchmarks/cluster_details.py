@@ -94,8 +94,8 @@ def _sources(content: Content, planner: str, world: str) -> str:
                 )
             )
     header = (
-        *("jobs/h", "source", "mean JCT (h)", "below random", "below default", "median", "p99"),
-        *("GPU-h/job", "failed/job", "queued (h)", "used"),
+        "jobs/h | source | mean JCT (h) | below random | below default | median | p99 | "
+        "GPU-h/job | failed/job | queued (h) | used"
     )
     return markdown_table(header, rows) if rows else ""
 
@@ -121,8 +121,8 @@ def _settings(content: Content) -> list[str]:
     if not rows:
         return []
     header = (
-        *("setting", "random (h)", "default (h)", "predicted (h)", "oracle (h)"),
-        *("below random", "below default"),
+        "setting | random (h) | default (h) | predicted (h) | oracle (h) | below random | "
+        "below default"
     )
     return [
         "## Sia where starts are slow and models large (emulated)",
@@ -280,10 +280,7 @@ def _overhead(content: Content) -> list[str]:
         )
         for each in content.timings
     ]
-    header = (
-        *("GPUs", "jobs", "shapes", "planner", "pairs", "median (ms)", "p95 (ms)"),
-        "gap to the bound",
-    )
+    header = "GPUs | jobs | shapes | planner | pairs | median (ms) | p95 (ms) | gap to the bound"
     parts = [
         "## E11: how long a round takes",
         (

@@ -265,8 +265,7 @@ def _markets(content: Content) -> str:
             late, alone = (f"{share:.1%}" for share in (figures[3], float(np.mean(rescued))))
             rows.append((planner, _place(supply), *figures[:3], late, alone, figures[4]))
     header = (
-        *("planner", "GPUs", "mean JCT (h)", "p99 JCT (h)", "dollars"),
-        *("late", "met alone", "evictions/job"),
+        "planner | GPUs | mean JCT (h) | p99 JCT (h) | dollars | late | met alone | evictions/job"
     )
     return markdown_table(header, rows) if rows else ""
 

@@ -18,11 +18,10 @@ from duetune.market.forecast.calibration import CalibratedCounts, CalibratedPric
 from duetune.market.forecast.empirical import CountErrors, Last, PriceErrors, Season
 from duetune.market.forecast.markov import SemiMarkov
 from duetune.market.forecast.statistical import Arima, Ets
-from duetune.plots.style import save_figure
 from forecast_data import families
 from forecast_report import QUESTION, coverage_figure, covered_by_part, details, page, skill_figure
 from forecast_scores import CONTROL, OURS, PLAIN, score
-from reporting import RESULTS, arguments, finish, publish
+from reporting import arguments, finish, publish, save_pictures
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -91,10 +90,13 @@ def main() -> None:
     figures = _figures(found, every, few)
     write = not (options.quick or options.no_write)
     if write:
-        RESULTS.mkdir(parents=True, exist_ok=True)
         scores = {family.name: every[family.name][OURS] for family in found}
-        save_figure(coverage_figure(found, scores), RESULTS / "forecast-coverage.png")
-        save_figure(skill_figure(found, figures["skill"]), RESULTS / "forecast-skill.png")
+        save_pictures(
+            {
+                "forecast-coverage.png": coverage_figure(found, scores),
+                "forecast-skill.png": skill_figure(found, figures["skill"]),
+            }
+        )
     publish(
         "forecast",
         "Forecasts",

@@ -148,14 +148,8 @@ def _coverage(
             ][:-1]
         )
     header = (
-        "family",
-        "series",
-        "forecasts",
-        "covered",
-        "in fifths of the time",
-        "by horizon",
-        "persistence",
-        "not calibrated",
+        "family | series | forecasts | covered | in fifths of the time | by horizon | "
+        "persistence | not calibrated"
     )
     return markdown_table(header, rows)
 
@@ -171,11 +165,8 @@ def _skill(found: list[Family], figures: dict[str, object]) -> str:
             [family.name, ahead, *(" / ".join(f"{value:+.1%}" for value in each) for each in saved)]
         )
     header = (
-        "family",
-        "ahead",
-        "over calibrated persistence",
-        "over persistence, not calibrated",
-        "over the last value alone",
+        "family | ahead | over calibrated persistence | over persistence, not calibrated | "
+        "over the last value alone"
     )
     return markdown_table(header, rows)
 

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from duetune.plots.style import save_figure
 from knowledge_baselines import (
     ALONE,
     EXPERIENCE,
@@ -62,7 +61,7 @@ from knowledge_trials import OWN_LABEL as OWN
 from knowledge_trials import PLAUSIBLE_LABEL as PLAUSIBLE
 from knowledge_trials import PUBLIC as PUBLIC_SCALE
 from knowledge_trials import QUICK, Population, Said, Workers, populations
-from reporting import RESULTS, arguments, finish, publish
+from reporting import arguments, finish, publish, save_pictures
 
 if TYPE_CHECKING:
     import argparse
@@ -262,7 +261,6 @@ def _validity(found: Findings, name: str, rows: str) -> float | None:
 
 def draw(found: Findings, kept: Kept) -> list[str]:
     """Draw the figures and return the names of their files."""
-    RESULTS.mkdir(parents=True, exist_ok=True)
     drawn = {}
     if found.curves:
         drawn["knowledge-learning.png"] = learning_figure(
@@ -288,9 +286,7 @@ def draw(found: Findings, kept: Kept) -> list[str]:
         drawn["knowledge-coverage.png"] = coverage_figure(found.coverage)
     if found.stream:
         drawn["knowledge-stream.png"] = stream_figure(found.stream)
-    for name, figure in drawn.items():
-        save_figure(figure, RESULTS / name)
-    return list(drawn)
+    return save_pictures(drawn)
 
 
 if __name__ == "__main__":

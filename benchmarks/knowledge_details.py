@@ -6,13 +6,16 @@ from typing import TYPE_CHECKING
 
 from knowledge_learning import PROBES
 from knowledge_report import percent, picture, plain
-from reporting import bullets, markdown_table
+from reporting import bullets, markdown_table, section
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from knowledge_errors import PaceLine, ValidityLine
     from knowledge_learning import CurvePoint, Transfer
     from knowledge_report import Findings
+
+    Line = PaceLine | ValidityLine
 
 E1 = plain("""
 Fastest over slowest valid configuration, among those that share everything that is not free. The
@@ -103,110 +106,79 @@ def details(found: Findings, pictures: Sequence[str]) -> list[str]:
 
 
 def _spread_part(found: Findings) -> list[str]:
-    if not found.spreads:
-        return []
     rows = [
         [each.table, each.free, each.cells, f"{each.median:.1f}x", f"{each.largest:.1f}x"]
         for each in found.spreads
     ]
-    return [
-        "## E1: how much a configuration matters",
-        E1,
-        markdown_table(("rows", "free", "cells", "median", "largest"), rows),
-    ]
+    heading = "## E1: how much a configuration matters"
+    return section(heading, E1, "rows | free | cells | median | largest", rows)
+
+
+def _by_split(lines: Sequence[Line]) -> list[tuple[str, str, list[Line]]]:
+    """Return the lines of each table and split, in order of appearance."""
+    keys = dict.fromkeys((each.table, each.split) for each in lines)
+    tables = dict.fromkeys(table for table, _ in keys)
+    ordered = [key for table in tables for key in keys if key[0] == table]
+    return [(*key, [each for each in lines if (each.table, each.split) == key]) for key in ordered]
 
 
 def _validity_part(found: Findings) -> list[str]:
-    if not found.validity:
-        return []
-    parts = ["## E2: does it fit?", E2]
+    parts = ["## E2: does it fit?", E2] if found.validity else []
     header = (
-        *("predictor", "had seen", "error, all rows", "error, rule-passing", "false valid"),
-        *("false invalid", "wrong at 0.8", "AUC", "Brier", "ECE"),
+        "predictor | had seen | error, all rows | error, rule-passing | false valid | "
+        "false invalid | wrong at 0.8 | AUC | Brier | ECE"
     )
-    for name in dict.fromkeys(each.table for each in found.validity):
-        for split in dict.fromkeys(each.split for each in found.validity if each.table == name):
-            mine = [each for each in found.validity if (each.table, each.split) == (name, split)]
-            whole = {each.subject: each.error for each in mine if each.rows == "all"}
-            passing = [each for each in mine if each.rows == "rule-passing"]
-            rows = [
+    for name, split, mine in _by_split(found.validity):
+        whole = {each.subject: each.error for each in mine if each.rows == "all"}
+        passing = [each for each in mine if each.rows == "rule-passing"]
+        rows = []
+        for each in sorted(passing, key=lambda each: each.error.error):
+            error = each.error
+            shares = (error.error, error.false_valid, error.false_invalid, error.accepted_wrongly)
+            rows.append(
                 [
-                    each.subject,
-                    each.kind,
-                    percent(whole[each.subject].error),
-                    percent(each.error.error),
-                    percent(each.error.false_valid),
-                    percent(each.error.false_invalid),
-                    percent(each.error.accepted_wrongly),
-                    f"{each.error.auc:.3f}",
-                    f"{each.error.brier:.3f}",
-                    f"{each.error.ece:.3f}",
+                    *(each.subject, each.kind),
+                    *(percent(share) for share in (whole[each.subject].error, *shares)),
+                    *(f"{score:.3f}" for score in (error.auc, error.brier, error.ece)),
                 ]
-                for each in sorted(passing, key=lambda each: each.error.error)
-            ]
-            count = f"{next(iter(whole.values())).rows:,} answers, {passing[0].error.rows:,}"
-            parts += [
-                f"### {name}: {split} ({count} rule-passing)",
-                markdown_table(header, rows),
-            ]
+            )
+        count = f"{next(iter(whole.values())).rows:,} answers, {passing[0].error.rows:,}"
+        title = f"### {name}: {split} ({count} rule-passing)"
+        parts += [title, markdown_table(header, rows)]
     return parts
 
 
 def _pace_part(found: Findings) -> list[str]:
-    if not found.pace:
-        return []
-    parts = [
-        "## E3: how fast is it?",
-        E3,
-    ]
-    header = ("predictor", "had seen", "MAPE", "MdAPE", "within 20%", "answered", "test rows")
-    for label in dict.fromkeys(each.table for each in found.pace):
-        for split in dict.fromkeys(each.split for each in found.pace if each.table == label):
-            mine = [each for each in found.pace if (each.table, each.split) == (label, split)]
-            rows = [
-                [
-                    each.subject,
-                    each.kind,
-                    percent(each.error.mape),
-                    percent(each.error.mdape, 2),
-                    percent(each.error.close, 0),
-                    percent(each.error.answered, 0),
-                    each.error.rows,
-                ]
-                for each in sorted(mine, key=lambda each: each.error.mape)
+    parts = ["## E3: how fast is it?", E3] if found.pace else []
+    header = "predictor | had seen | MAPE | MdAPE | within 20% | answered | test rows"
+    for label, split, mine in _by_split(found.pace):
+        rows = [
+            [
+                *(each.subject, each.kind, percent(each.error.mape), percent(each.error.mdape, 2)),
+                *(percent(each.error.close, 0), percent(each.error.answered, 0), each.error.rows),
             ]
-            parts += [f"### {label}: {split}", markdown_table(header, rows)]
+            for each in sorted(mine, key=lambda each: each.error.mape)
+        ]
+        parts += [f"### {label}: {split}", markdown_table(header, rows)]
     return parts
 
 
 def _curve_part(found: Findings) -> list[str]:
-    if not found.curves:
-        return []
-    parts = [
-        "## E4: how many runs must be measured?",
-        E4,
-    ]
+    parts = ["## E4: how many runs must be measured?", E4] if found.curves else []
     for label in dict.fromkeys(point.table for point in found.curves):
         mine = [point for point in found.curves if point.table == label]
-        plans = list(dict.fromkeys((point.subject, point.strategy) for point in mine))
         sizes = sorted({point.samples for point in mine})
-        by_place = {(point.subject, point.strategy, point.samples): point for point in mine}
-        rows = [
-            [
-                f"{subject}, {strategy} ({_repeats(mine, subject, strategy)} repeats)",
-                *(_curve_cell(by_place.get((subject, strategy, size))) for size in sizes),
-            ]
-            for subject, strategy in plans
-        ]
+        by_plan: dict[tuple[str, str], dict[int, CurvePoint]] = {}
+        for point in mine:
+            by_plan.setdefault((point.subject, point.strategy), {})[point.samples] = point
+        rows = []
+        for (subject, strategy), points in by_plan.items():
+            repeats = next(iter(points.values())).repeats
+            cells = (_curve_cell(points.get(size)) for size in sizes)
+            rows.append([f"{subject}, {strategy} ({repeats} repeats)", *cells])
         header = ("MAPE (MdAPE) in %", *(f"{size}" for size in sizes))
         parts += [f"### {label}", markdown_table(header, rows)]
     return parts
-
-
-def _repeats(points: Sequence[CurvePoint], subject: str, strategy: str) -> int:
-    return next(
-        point.repeats for point in points if (point.subject, point.strategy) == (subject, strategy)
-    )
 
 
 def _curve_cell(point: CurvePoint | None) -> str:
@@ -214,23 +186,17 @@ def _curve_cell(point: CurvePoint | None) -> str:
 
 
 def _transfer_part(found: Findings) -> list[str]:
-    if not found.transfers:
-        return []
-    keys = list(dict.fromkeys((each.table, each.field, each.value) for each in found.transfers))
     subjects = list(dict.fromkeys(each.subject for each in found.transfers))
-    by_key = {(each.table, each.field, each.value, each.subject): each for each in found.transfers}
+    by_key: dict[tuple[str, str, str], dict[str, Transfer]] = {}
+    for each in found.transfers:
+        by_key.setdefault((each.table, each.field, each.value), {})[each.subject] = each
     rows = []
-    for key in keys:
-        cells = [by_key.get((*key, subject)) for subject in subjects]
-        count = next(each.rows for each in cells if each is not None)
+    for key, mine in by_key.items():
         spec = SPEC_TRANSFER.get(key[2], "-") if key[0].startswith("ibm") else "-"
-        rows.append([key[0], key[1], key[2], count, *(_probes(each) for each in cells), spec])
+        probes = (_probes(mine.get(subject)) for subject in subjects)
+        rows.append([*key, next(iter(mine.values())).rows, *probes, spec])
     header = ("table", "left out", "which", "rows", *subjects, "specification")
-    return [
-        "## E5: a model, GPU or method that was never measured",
-        E5,
-        markdown_table(header, rows),
-    ]
+    return section("## E5: a model, GPU or method that was never measured", E5, header, rows)
 
 
 def _probes(each: Transfer | None) -> str:
@@ -240,74 +206,45 @@ def _probes(each: Transfer | None) -> str:
 
 
 def _choice_part(found: Findings) -> list[str]:
-    if not found.choices:
-        return []
     rows = [
         [
-            each.table,
-            each.candidates,
-            each.source,
-            each.cells,
-            each.choices,
-            percent(each.median_regret),
-            percent(each.mean_regret),
-            percent(each.invalid),
-            percent(each.undecided),
+            *(each.table, each.candidates, each.source, each.cells, each.choices),
+            *(percent(each.median_regret), percent(each.mean_regret)),
+            *(percent(each.invalid), percent(each.undecided)),
         ]
         for each in found.choices
     ]
     header = (
-        *("table", "candidates", "source", "cells", "choices", "median regret", "mean regret"),
-        *("invalid", "undecided"),
+        "table | candidates | source | cells | choices | median regret | mean regret | invalid | "
+        "undecided"
     )
-    return [
-        "## E6: what `complete` chooses",
-        E6,
-        markdown_table(header, rows),
-    ]
+    return section("## E6: what `complete` chooses", E6, header, rows)
 
 
 def _coverage_part(found: Findings, pictures: Sequence[str]) -> list[str]:
-    if not found.coverage:
-        return []
     rows = [
         [
-            each.table,
-            each.group,
-            percent(each.covered),
-            percent(each.half_width),
-            each.rows,
-            each.answers,
+            *(each.table, each.group, percent(each.covered), percent(each.half_width)),
+            *(each.rows, each.answers),
         ]
         for each in found.coverage
     ]
-    header = ("table", "GPU", "inside the 90% interval", "median half-width", "rows", "answers")
+    header = "table | GPU | inside the 90% interval | median half-width | rows | answers"
     return [
-        "## Intervals",
-        INTERVALS,
-        markdown_table(header, rows),
+        *section("## Intervals", INTERVALS, header, rows),
         *picture(pictures, "knowledge-coverage.png", "Coverage of intervals"),
     ]
 
 
 def _stream_part(found: Findings, pictures: Sequence[str]) -> list[str]:
-    if not found.stream:
-        return []
     rows = [
-        [
-            each.table,
-            each.seen,
-            percent(each.mape),
-            percent(each.mdape),
-            percent(each.validity),
-        ]
+        [each.table, each.seen, *map(percent, (each.mape, each.mdape, each.validity))]
         for each in found.stream
         if each.seen in {0, 25, 50, 100, 200, 300, 400} or each is found.stream[-1]
     ]
+    header = "table | runs before | MAPE | MdAPE | validity error"
     return [
-        "## Runs written back",
-        STREAM,
-        markdown_table(("table", "runs before", "MAPE", "MdAPE", "validity error"), rows),
+        *section("## Runs written back", STREAM, header, rows),
         *picture(pictures, "knowledge-stream.png", "Error on a stream of runs"),
     ]
 

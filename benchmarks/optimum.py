@@ -88,13 +88,8 @@ def main() -> None:
             rows.append(_row(f"{low}-{high}", group))
     rows.append(_row("all", solved))
     header = (
-        "deadline (slots)",
-        "instances",
-        "largest difference ($)",
-        "DP median (ms)",
-        "HiGHS median (s)",
-        "HiGHS slowest (s)",
-        "median speed-up",
+        "deadline (slots) | instances | largest difference ($) | DP median (ms) | "
+        "HiGHS median (s) | HiGHS slowest (s) | median speed-up"
     )
     notes = (
         "Jobs have 6 to 12 GPUs, a deadline of 8 to 20 slots and a hard deadline of 1.5 times "

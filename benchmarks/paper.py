@@ -16,7 +16,6 @@ from rich.console import Console
 from rich.progress import Progress
 
 from duetune.plots.learning_curves import selection_figure
-from duetune.plots.style import save_figure
 from duetune.policies.ahanp import Ahanp
 from duetune.policies.ahap import Ahap
 from duetune.policies.baselines import MaximalSpot
@@ -26,7 +25,15 @@ from duetune.simulate.cases import draw_cases
 from duetune.simulate.tournament import run_tournament
 from paper_figures import sweep_figure
 from paper_regimes import SWEEPS, Regime, all_regimes
-from reporting import RESULTS, arguments, finish, markdown_table, publish
+from reporting import (
+    RESULTS,
+    arguments,
+    finish,
+    low_to_high,
+    markdown_table,
+    publish,
+    save_pictures,
+)
 from selection import RECOVERY_NOTE, all_kinds, all_recoveries, growth, play, recovery_table
 
 if TYPE_CHECKING:
@@ -142,19 +149,12 @@ def main() -> None:
     }
     write = not (options.quick or options.no_write)
     if write:
-        RESULTS.mkdir(parents=True, exist_ok=True)
         _write_csv(results)
         flat = [standing for group in results for standing in group]
-        save_figure(sweep_figure(flat), RESULTS / "paper-sweeps.png")
-        save_figure(
-            selection_figure(
-                regret_run,
-                played.tournament.policies,
-                unit="job ranges",
-                title=f"AdaHedge over {regret_run.jobs:,} jobs: weights",
-            ),
-            RESULTS / "paper-selection.png",
-        )
+        title = f"AdaHedge over {regret_run.jobs:,} jobs: weights"
+        names = played.tournament.policies
+        weights = selection_figure(regret_run, names, unit="job ranges", title=title)
+        save_pictures({"paper-sweeps.png": sweep_figure(flat), "paper-selection.png": weights})
     publish(
         "paper",
         "The paper's experiments",
@@ -282,9 +282,9 @@ def _sweep_table(results: list[list[Standing]]) -> str:
             [
                 sweep,
                 f"{won} of {len(groups)}",
-                _range([each.fraction_of_optimum for each in ours], ".1%"),
-                _range([each.gap_closed for each in ours], ".0%"),
-                *(_range(each, "+.1%") for each in gains),
+                low_to_high([each.fraction_of_optimum for each in ours], ".1%"),
+                low_to_high([each.gap_closed for each in ours], ".0%"),
+                *(low_to_high(each, "+.1%") for each in gains),
             ]
         )
     header = ("sweep", "regimes won", "of optimum", "gap closed")
@@ -306,18 +306,13 @@ def _policy_table(results: list[list[Standing]]) -> str:
             [
                 name,
                 f"{float(np.mean(shares)):.1%}",
-                _range(shares, ".1%"),
+                low_to_high(shares, ".1%"),
                 f"{won} of {len(groups)}",
                 sum(each.late_jobs for each in mine),
             ]
         )
     header = ("policy", "mean of optimum", "range", "at least the best baseline", "late jobs")
     return markdown_table(header, rows)
-
-
-def _range(values: list[float], form: str) -> str:
-    low, high = format(min(values), form), format(max(values), form)
-    return low if low == high else f"{low} to {high}"
 
 
 def _lost(results: list[list[Standing]]) -> str:

@@ -221,7 +221,7 @@ def _patterns(families: Sequence[Family]) -> str:
             each.name,
             each.series,
             f"{each.days:,.0f}",
-            *(_number(each.acf[lag]) for lag in lags),
+            *(number(each.acf[lag]) for lag in lags),
             _percent(each.daily_real),
             _percent(each.daily_share, 1),
             _percent(each.weekly_real),
@@ -246,7 +246,7 @@ def _spells(families: Sequence[Family], bits: dict[str, list[float | None]]) -> 
             less = sum(trend < -2 for trend in trends)
             cells += [f"{middle:g}", f"{less} of {len(trends)}"]
         known = bits[family.name]
-        rows.append([family.name, *cells, *(_number(each) for each in known)])
+        rows.append([family.name, *cells, *(number(each) for each in known)])
     header = ("family", "up (h)", "old end less", "down (h)", "old end less ")
     return markdown_table((*header, "bits", "last known", "and age"), rows)
 
@@ -256,7 +256,7 @@ def _hazards(families: Sequence[Family]) -> str:
     for family in families:
         for which in ("up", "down"):
             found = dict(pooled_hazard(family, which))
-            cells = [_number(found.get(place)) for place in range(len(AGES))]
+            cells = [number(found.get(place)) for place in range(len(AGES))]
             if found:
                 rows.append([family.name, which, *cells])
     return markdown_table(("family", "spells", *(f"{age} h" for age in AGES)), rows)
@@ -281,5 +281,6 @@ def _percent(value: float | None, digits: int = 0) -> str:
     return "-" if value is None else f"{round(value, 2 + digits) + 0.0:.{digits}%}"
 
 
-def _number(value: float | None) -> str:
+def number(value: float | None) -> str:
+    """Return a number with two digits, or a dash if it is not known."""
     return "-" if value is None else f"{value:.2f}"

@@ -17,7 +17,6 @@ from rich.progress import Progress
 
 from duetune.market.datasets import data_folder
 from duetune.market.forecast.forecast_source import ForecastSource
-from duetune.plots.style import save_figure
 from duetune.policies.ahanp import Ahanp
 from duetune.policies.ahap import Ahap
 from duetune.policies.baselines import MaximalSpot, OnDemandOnly, UniformProgress
@@ -35,7 +34,7 @@ from duetune.simulate.single_episode import (
 from duetune.simulate.tournament import run_tournament
 from real_markets_families import Family, families, single_markets
 from real_markets_report import QUESTION, details, page, standings_figure
-from reporting import RESULTS, arguments, finish, publish
+from reporting import arguments, finish, publish, save_pictures
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -293,7 +292,7 @@ def main() -> None:
     }
     write = not (options.quick or options.no_write)
     if write:
-        save_figure(standings_figure(results), RESULTS / "real-markets.png")
+        save_pictures({"real-markets.png": standings_figure(results)})
     publish(
         "real-markets",
         "Policies on real markets",

@@ -157,15 +157,8 @@ def _families(results: Sequence[FamilyResult]) -> str:
             )
         )
     header = (
-        "family",
-        "jobs",
-        "rubato",
-        "best baseline",
-        "gap closed",
-        "strongest",
-        "gap closed to it",
-        "selection",
-        "late",
+        "family | jobs | rubato | best baseline | gap closed | strongest | gap closed to it | "
+        "selection | late"
     )
     return markdown_table(header, rows)
 
@@ -201,15 +194,8 @@ def _single(single: Sequence[SingleResult]) -> str:
         for each in single
     ]
     header = (
-        "traces",
-        "count",
-        "runs",
-        "optimum ($)",
-        "rubato ($)",
-        "uniform progress, no hysteresis ($)",
-        "uniform progress ($)",
-        "gap closed",
-        "late",
+        "traces | count | runs | optimum ($) | rubato ($) | uniform progress, no hysteresis ($) | "
+        "uniform progress ($) | gap closed | late"
     )
     return markdown_table(header, rows)
 

@@ -11,8 +11,12 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from duetune.plots.style import save_figure
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from matplotlib.figure import Figure
 
 RESULTS = Path(__file__).resolve().parent.parent / "docs" / "results"
 
@@ -26,8 +30,12 @@ def arguments(description: str) -> argparse.ArgumentParser:
     return parser
 
 
-def markdown_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """Return a table that reads well as text and renders as Markdown, numbers to the right."""
+def markdown_table(header: str | Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """Return a table that reads well as text and renders as Markdown, numbers to the right.
+
+    A header in one string is separated by `` | ``.
+    """
+    header = header.split(" | ") if isinstance(header, str) else header
     cells = [[_cell(value) for value in row] for row in rows]
     widths = [
         max(len(line[place]) for line in [list(header), *cells]) for place in range(len(header))
@@ -44,6 +52,32 @@ def markdown_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> s
     lines.append("| " + " | ".join(marks) + " |")
     lines += [_line(row, widths, numeric) for row in cells]
     return "\n".join(lines)
+
+
+def section(
+    heading: str, text: str, header: str | Sequence[str], rows: Sequence[Sequence[object]]
+) -> list[str]:
+    """Return the parts of a section with one table, or none if it has no rows."""
+    return [heading, text, markdown_table(header, rows)] if rows else []
+
+
+def low_to_high(values: Sequence[float], form: str) -> str:
+    """Return the range of values as text, or one value if both ends read the same."""
+    low, high = format(min(values), form), format(max(values), form)
+    return low if low == high else f"{low} to {high}"
+
+
+def rounded(value: float | None) -> float | None:
+    """Return a figure for the JSON line, with four digits."""
+    return None if value is None else round(value, 4)
+
+
+def save_pictures(pictures: dict[str, Figure]) -> list[str]:
+    """Write pictures to ``docs/results`` and return the names of their files."""
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    for name, figure in pictures.items():
+        save_figure(figure, RESULTS / name)
+    return list(pictures)
 
 
 def bullets(lines: Sequence[str]) -> str:

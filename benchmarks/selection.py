@@ -15,14 +15,13 @@ from rich.progress import Progress
 from duetune.market.forecast.forecast_source import ForecastSource
 from duetune.market.synthetic import SYNTHETIC_MARKETS, synthetic_market
 from duetune.plots.learning_curves import selection_figure
-from duetune.plots.style import save_figure
 from duetune.policies.pool import compiled_pool
 from duetune.policies.select import AdaHedge, FixedShare, Hedge
 from duetune.policies.select.selection_run import SelectionRun, recovery_jobs, run_selection
 from duetune.policies.select.utility_ranges import UtilityRange, job_utility_range
 from duetune.simulate.cases import JobMix, draw_cases
 from duetune.simulate.tournament import Tournament, run_tournament
-from reporting import RESULTS, arguments, finish, markdown_table, publish
+from reporting import arguments, finish, markdown_table, publish, save_pictures
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -225,11 +224,9 @@ def main() -> None:
     )
     ada = runs["AdaHedge"]
     if write:
-        names = played.tournament.policies
-        save_figure(
-            selection_figure(ada, names, unit="job ranges", title="AdaHedge: weights over jobs"),
-            RESULTS / "selection.png",
-        )
+        title, names = "AdaHedge: weights over jobs", played.tournament.policies
+        figure = selection_figure(ada, names, unit="job ranges", title=title)
+        save_pictures({"selection.png": figure})
     finish(
         {
             "jobs": jobs,

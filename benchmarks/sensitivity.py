@@ -21,7 +21,6 @@ from duetune.market.datasets import data_folder, h100_counts
 from duetune.market.forecast.forecast_source import ForecastSource
 from duetune.market.forecast.noisy_oracle import ErrorRegime, better_than_it_is
 from duetune.market.synthetic import synthetic_market
-from duetune.plots.style import save_figure
 from duetune.policies.ahanp import Ahanp
 from duetune.policies.ahap import Ahap
 from duetune.policies.baselines import MaximalSpot, UniformProgress
@@ -30,13 +29,13 @@ from duetune.policies.rubato import Rubato
 from duetune.policies.select import AdaHedge, job_utility_range, normalised, run_selection
 from duetune.simulate.cases import Case, JobMix, draw_cases
 from duetune.simulate.tournament import run_tournament
-from reporting import RESULTS, arguments, finish, publish
+from reporting import arguments, finish, publish, rounded, save_pictures
 from sensitivity_bound import BOUND_LEVELS, BoundPoint, bound_points
 from sensitivity_figures import bound_figure, sensitivity_figure
 from sensitivity_report import QUESTION, details, page
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from duetune.core.ports import Policy
 
@@ -289,9 +288,8 @@ def main() -> None:
     figures = _figures(points, bounds, free, optimum)
     write = not (options.quick or options.no_write)
     if write:
-        RESULTS.mkdir(parents=True, exist_ok=True)
-        save_figure(sensitivity_figure(points, free, optimum), RESULTS / "sensitivity.png")
-        save_figure(bound_figure(bounds), RESULTS / "sensitivity-bound.png")
+        drawn = sensitivity_figure(points, free, optimum)
+        save_pictures({"sensitivity.png": drawn, "sensitivity-bound.png": bound_figure(bounds)})
     publish(
         "sensitivity",
         "How much a forecast error costs",
@@ -309,12 +307,20 @@ def _figures(
     free: dict[str, dict[str, float]],
     optimum: dict[str, float],
 ) -> dict[str, object]:
-    def chosen(label: str, regime: str, policy: str) -> list[Point]:
-        return [
-            each
-            for each in points
-            if (each.markets, each.regime, each.policy) == (label, regime, policy)
-        ]
+    def everywhere(figure: Callable[[list[Point]], object]) -> dict[str, object]:
+        """Apply a figure to the points of every set of markets, policy and regime."""
+        by_key: dict[tuple[str, str, str], list[Point]] = {}
+        for each in points:
+            by_key.setdefault((each.markets, each.policy, each.regime), []).append(each)
+        return {
+            label: {
+                short: {
+                    x.value: figure(by_key.get((label, name, x.value), [])) for x in ErrorRegime
+                }
+                for short, name in policies.items()
+            }
+            for label in labels
+        }
 
     labels = list(free)
     policies = {short: policy.name for short, policy in PLANNERS.items()} | {
@@ -327,43 +333,25 @@ def _figures(
         "also rubato": [each.name for each in FREE],
     }
     return {
-        "crossover_level": {
-            label: {
-                short: {
-                    regime.value: {
-                        words: _short(crossover(chosen(label, regime.value, name), group))
-                        for words, group in rivals.items()
-                    }
-                    for regime in ErrorRegime
-                }
-                for short, name in policies.items()
+        "crossover_level": everywhere(
+            lambda found: {
+                words: rounded(crossover(found, group)) for words, group in rivals.items()
             }
-            for label in labels
-        },
-        "utility": {
-            label: {
-                short: {
-                    regime.value: {
-                        f"{each.level:g}": _short(each.utility)
-                        for each in chosen(label, regime.value, name)
-                    }
-                    for regime in ErrorRegime
-                }
-                for short, name in policies.items()
-            }
-            for label in labels
-        },
+        ),
+        "utility": everywhere(
+            lambda found: {f"{each.level:g}": rounded(each.utility) for each in found}
+        ),
         "utility_without_forecast": {
-            label: {name: _short(value) for name, value in each.items()}
+            label: {name: rounded(value) for name, value in each.items()}
             for label, each in free.items()
         },
-        "optimum": {label: _short(value) for label, value in optimum.items()},
+        "optimum": {label: rounded(value) for label, value in optimum.items()},
         "bound_violated_share": sum(each.violated for each in bounds)
         / sum(each.cases for each in bounds),
         "bound_cases": sum(each.cases for each in bounds),
         "bound_over_loss": {
             label: {
-                f"{level:g}": _short(_ratio(bounds, label, level))
+                f"{level:g}": rounded(_ratio(bounds, label, level))
                 for level in sorted({each.level for each in bounds})
             }
             for label in labels
@@ -381,10 +369,6 @@ def _ratio(bounds: Sequence[BoundPoint], label: str, level: float) -> float | No
     loss = sum(each.loss for each in those)
     # A loss far below a cent is rounding.
     return sum(each.bound for each in those) / loss if loss > 1e-3 * len(those) else None
-
-
-def _short(value: float | None) -> float | None:
-    return None if value is None else round(value, 4)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from reporting import bullets, markdown_table
+from reporting import bullets, low_to_high, markdown_table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -180,8 +180,7 @@ def _selected(points: Sequence[Point], label: str) -> list[Point]:
 
 def _span(points: Sequence[Point], level: float) -> str:
     shares = [each.fraction_of_optimum for each in points if each.level == level]
-    low, high = (f"{share:.1%}" for share in (min(shares), max(shares)))
-    return low if low == high else f"{low} to {high}"
+    return low_to_high(shares, ".1%")
 
 
 def _levels(crossovers: Crossovers, *shapes: str, rival: str = "also thrifty maximal_spot") -> str:
@@ -290,15 +289,5 @@ def _bounds(bounds: Sequence[BoundPoint]) -> str:
         ]
         for each in bounds
     ]
-    header = (
-        "markets",
-        "error",
-        "level",
-        "loss",
-        "worst",
-        "bound 2E",
-        "tighter",
-        "ratio",
-        "violated",
-    )
+    header = "markets | error | level | loss | worst | bound 2E | tighter | ratio | violated"
     return markdown_table(header, rows)
