@@ -1,7 +1,7 @@
 """Planners on a shared cluster, with and without configuration knowledge: E7 to E11.
 
-Replay of measured configurations is the primary result; what is emulated says so. ``--parts`` runs
-some of it, and then no page is written.
+The replay of measured configurations is the primary result; emulated figures are labelled.
+``--parts`` runs only some experiments, and then no page is written.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 
 import cluster_experiments as experiments
+from cluster_details import details
 from cluster_experiments import (
     FIFO,
     LEARNERS,
@@ -34,14 +35,12 @@ from cluster_overhead import (
     overhead,
     peers,
 )
+from cluster_report import QUESTION, Content, page
 from cluster_trials import PREPARED, PROCESSES, Trial, run_trials
-from cluster_words import page
-from cluster_words_planning import Content
 from cluster_worlds import EMULATED, MARKETS, REPLAY, SETTINGS, missing, prepared
 from duetune.errors import InvalidInput, NotFound
 from duetune.market.datasets import data_file
-from duetune.plots.style import save_figure
-from reporting import RESULTS, arguments, finish, publish
+from reporting import arguments, finish, publish, save_pictures
 
 PARTS = ("e7", "e8", "e9", "e10", "learning", "settings", "market", "e11")
 DRAWS = 4
@@ -114,14 +113,15 @@ def main() -> None:
             "cluster-loads.png": loads_figure(results, plan),
             "cluster-worse.png": worse_figure(results, plan),
         }
-        for name, figure in drawn.items() if write else ():
-            save_figure(figure, RESULTS / name)
+        if write:
+            save_pictures(drawn)
     publish(
-        "cluster.md",
+        "cluster",
         "Planners on a shared cluster",
-        "python benchmarks/cluster.py",
+        QUESTION,
         page(content),
         write=write,
+        details=details(content),
     )
     finish(figures(results, plan, timings, peer_timings, content.skipped))
 
@@ -164,7 +164,7 @@ def _prepare(trials: list[Trial], seed: int, *, quick: bool, learning: bool) -> 
 
 
 def _fitted(trial: Trial) -> str:
-    """The source that has to be fitted before this trial."""
+    """Return the source that must be fitted before this trial."""
     own = trial.source.startswith(("share", "nothing"))
     return trial.source if own else PREDICTED
 
@@ -183,8 +183,10 @@ def figures(
     peer_timings: list[PeerTiming],
     skipped: list[str],
 ) -> dict[str, object]:
-    """``fifo_reduction`` and ``sia_reduction`` are of the emulated world, as the prototype's
-    figures are; those of the replay stand beside them.
+    """Return the figures of the JSON line.
+
+    ``fifo_reduction`` and ``sia_reduction`` are of the emulated world, like the prototype's
+    figures; those of the replay have the suffix ``_replay``.
     """
     found: dict[str, object] = {"world_of_reductions": EMULATED, "seeds": len(plan.seeds)}
     for planner in (FIFO, SIA):

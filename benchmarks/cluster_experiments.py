@@ -1,4 +1,4 @@
-"""Which simulations each experiment needs, and the tables that come of them."""
+"""Which simulations each experiment needs, and the figures computed from them."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ SUPPLIES = (
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """How much of everything: full, or --quick."""
+    """How many seeds, loads, settings and sources are run: full, or ``--quick``."""
 
     seeds: tuple[int, ...]
     few: tuple[int, ...]
@@ -62,7 +62,7 @@ class Plan(msgspec.Struct, frozen=True):
 
 
 def of_sources(planner: str, plan: Plan) -> Iterator[Trial]:
-    """E7 and E8: a planner with every source, at every load."""
+    """Yield the trials of E7 and E8: a planner with every source at every load."""
     for world in WORLDS:
         for load in plan.loads:
             for source in sources_at(load):
@@ -71,7 +71,7 @@ def of_sources(planner: str, plan: Plan) -> Iterator[Trial]:
 
 
 def of_both_tables(plan: Plan) -> Iterator[Trial]:
-    """A replay with a kind of job that has to have half of the fastest GPUs."""
+    """Yield trials of a replay with a kind of job that needs half of the fastest GPUs."""
     for load in plan.loads:
         for source in (*BASELINES, PREDICTED):
             for seed in plan.seeds:
@@ -79,14 +79,14 @@ def of_both_tables(plan: Plan) -> Iterator[Trial]:
 
 
 def sources_at(load: int) -> tuple[str, ...]:
-    """What knows a part of it is of interest at the usual loads."""
+    """Return the sources at a load; those with partial knowledge are run at the usual load only."""
     if load == MARKET_LOAD:
         return SOURCES
     return (*BASELINES, PREDICTED, ORACLE)
 
 
 def of_worse_knowledge(plan: Plan) -> Iterator[Trial]:
-    """E9."""
+    """Yield the trials of E9: knowledge that is wrong, stale or partial."""
     for world in WORLDS:
         for planner in (FIFO, SIA, OURS):
             for source in ("random", PREDICTED, *plan.worse):
@@ -95,7 +95,7 @@ def of_worse_knowledge(plan: Plan) -> Iterator[Trial]:
 
 
 def of_planners(plan: Plan) -> Iterator[Trial]:
-    """E10."""
+    """Yield the trials of E10: every planner with predicted knowledge."""
     for world in WORLDS:
         for planner in PLANNERS:
             for load in plan.loads:
@@ -105,7 +105,7 @@ def of_planners(plan: Plan) -> Iterator[Trial]:
 
 
 def of_bursts(plan: Plan) -> Iterator[Trial]:
-    """E10, too: jobs that come many at once."""
+    """Yield the trials of E10 in which many jobs arrive at once."""
     for world in WORLDS:
         for planner in JUDGED:
             for source in ("random", PREDICTED, ORACLE):
@@ -114,11 +114,12 @@ def of_bursts(plan: Plan) -> Iterator[Trial]:
 
 
 def burst_trial(world: str, planner: str, source: str, seed: int) -> Trial:
+    """Return the trial in which jobs arrive in bursts."""
     return Trial(world, planner, source, MARKET_LOAD, seed, burst=BURST)
 
 
 def of_settings(plan: Plan) -> Iterator[Trial]:
-    """Sia where starts are slow and models large."""
+    """Yield the trials of Sia with slow starts and large models."""
     for world in plan.unusual:
         for source in (*BASELINES, PREDICTED, ORACLE):
             for seed in plan.few:
@@ -126,6 +127,7 @@ def of_settings(plan: Plan) -> Iterator[Trial]:
 
 
 def of_markets(plan: Plan, kinds: Sequence[str]) -> Iterator[Trial]:
+    """Yield the trials with deadlines, on owned GPUs and with spot markets."""
     for planner, supply in SUPPLIES:
         if supply in {"fixed", *kinds}:
             for seed in plan.seeds:
@@ -133,11 +135,12 @@ def of_markets(plan: Plan, kinds: Sequence[str]) -> Iterator[Trial]:
 
 
 def market_trial(planner: str, supply: str, seed: int) -> Trial:
+    """Return the trial of a planner with deadlines and a supply of GPUs."""
     return Trial(REPLAY, planner, PREDICTED, MARKET_LOAD, seed, supply, SLACK)
 
 
 def met_alone(results: Results, one: Trial, seed: int) -> float:
-    """Of all jobs, those in time with this planner and late with FIFO and Sia."""
+    """Return the share of jobs in time with this planner and late with FIFO and Sia."""
 
     def late(planner: str) -> set[str]:
         return set(results[msgspec.structs.replace(one, planner=planner, seed=seed)].late)
@@ -150,13 +153,13 @@ def met_alone(results: Results, one: Trial, seed: int) -> float:
 def reduced(
     results: Results, one: Trial, baseline: str, seeds: Sequence[int], source: str = PREDICTED
 ) -> Middle:
-    """Mean JCT with this source against that with the baseline."""
+    """Return by how much the mean JCT with ``source`` is below that with the baseline."""
     base = over_seeds(results, msgspec.structs.replace(one, source=baseline), seeds)
     return reduction(base, over_seeds(results, msgspec.structs.replace(one, source=source), seeds))
 
 
 def oracle_ratios(results: Results, plan: Plan) -> dict[str, float]:
-    """Predicted to oracle, of mean JCT over all seeds, by setting, wherever both were run."""
+    """Return mean JCT with prediction over that with the oracle, by setting where both were run."""
     found = {}
     for world in (*WORLDS, *plan.unusual):
         seeds = plan.seeds if world in WORLDS else plan.few
@@ -176,7 +179,7 @@ def oracle_ratios(results: Results, plan: Plan) -> dict[str, float]:
 
 
 class Learning(msgspec.Struct, frozen=True):
-    """Mean JCT (h) and failed starts a job in each third of a long sequence."""
+    """Mean JCT (h) and failed starts per job in each third of a long sequence."""
 
     name: str
     jct_h: tuple[Middle, ...]
@@ -187,8 +190,8 @@ LEARNING_JOBS = 240
 
 
 def learning_trial(task: tuple[str, int]) -> list[tuple[float, float]]:
-    """A long sequence by FIFO: who begins with nothing and learns, who begins with nothing and
-    does not, and the oracle.
+    """Run a long sequence by FIFO with a source that starts empty and learns, one that starts empty
+    and does not learn, or the oracle.
     """
     name, seed = task
     trial = Trial(EMULATED, FIFO, ORACLE, MARKET_LOAD, seed)
@@ -212,6 +215,7 @@ LEARNERS = ("learning", "frozen", ORACLE)
 
 
 def learning_of(answers: Mapping[tuple[str, int], list[tuple[float, float]]]) -> list[Learning]:
+    """Return the figures of the learning experiment, by source."""
     found = []
     for name in LEARNERS:
         rows = np.array([answer for (each, _), answer in answers.items() if each == name])

@@ -1,7 +1,7 @@
-"""How long a round of planning takes, from 64 to 8,192 GPUs, and the same program with others.
+"""How long a round of planning takes, from 64 to 8,192 GPUs, beside other solvers.
 
-Rounds are made up: the cluster of the Sia paper many times over, 20 jobs for every 64 GPUs, seven
-of ten of them running, with paces that grow with GPUs to a power.
+Rounds are synthetic: the cluster of the Sia paper many times over, 20 jobs per 64 GPUs, seven of
+ten of them running, with paces that grow with a power of the GPUs.
 """
 
 from __future__ import annotations
@@ -40,8 +40,9 @@ EVERY_SHAPE = Sia(scale_up=1e9)
 
 
 class Timing(msgspec.Struct, frozen=True, kw_only=True):
-    """Of rounds with so many GPUs; seconds, median and 95th percentile. ``pairs`` is the median of
-    the possible pairs; ``gap`` how far the worst choice was from its bound.
+    """The time of rounds with ``gpus`` GPUs: median and 95th percentile in seconds.
+
+    ``pairs`` is the median number of possible pairs; ``gap`` is the worst distance from the bound.
     """
 
     gpus: int
@@ -55,8 +56,10 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PeerTiming(msgspec.Struct, frozen=True, kw_only=True):
-    """``ratio``: the peer's median time to that of our whole ``plan()`` of the same rounds;
-    ``worst`` the largest difference between objectives, as a share of the peer's.
+    """The time of a peer's solver on the same rounds.
+
+    ``ratio`` is the peer's median time over that of our whole ``plan()``; ``worst`` is the largest
+    difference between objectives, as a share of the peer's.
     """
 
     gpus: int
@@ -68,7 +71,7 @@ class PeerTiming(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def stock_of(gpus: int) -> Stock:
-    """6 nodes of 4 T4, 3 of 8 RTX and 2 of 8 A100 for every 64 GPUs."""
+    """Return 6 nodes of 4 T4, 3 of 8 RTX and 2 of 8 A100 for every 64 GPUs."""
     unit = gpus // UNIT
     return Stock(
         (
@@ -80,8 +83,8 @@ def stock_of(gpus: int) -> Stock:
 
 
 def views_of(stock: Stock, jobs: int, random: np.random.Generator) -> list[JobView]:
-    """A job is up to six times faster on one type than on another, and scales to between 8 and 64
-    GPUs.
+    """Return synthetic jobs: up to six times faster on one GPU type than on another, scaling to
+    between 8 and 64 GPUs.
     """
     views = []
     for number in range(jobs):
@@ -107,6 +110,7 @@ def views_of(stock: Stock, jobs: int, random: np.random.Generator) -> list[JobVi
 def overhead(
     sizes: Sequence[int], planners: Sequence[str], repeats: int, seed: int
 ) -> list[Timing]:
+    """Time rounds of every size with every planner."""
     found = []
     for gpus in sizes:
         stock, jobs = stock_of(gpus), gpus * 20 // UNIT
@@ -153,7 +157,9 @@ def _gap(solution: Solution) -> float:
 def peers(
     sizes: Sequence[int], seed: int, *, rounds: int, install: bool
 ) -> tuple[list[PeerTiming], list[str]]:
-    """Each solver up to the size at which a round takes it more than a minute, and why no more."""
+    """Time each solver up to the size at which a round takes more than a minute, and say why no
+    further.
+    """
     try:
         python = environment(PEER, install=install)
     except Unavailable as error:
@@ -206,7 +212,7 @@ def _dense(rows: Sequence[np.ndarray], stock: Stock) -> dict[str, object]:
 
 
 def _asked(python: Path, question: dict[str, object]) -> list[dict[str, float]] | str:
-    """Answers, all or those that came in time; or why there are none."""
+    """Return the answers that came in time, or why there are none."""
     adapter = Path(__file__).resolve().parent / "peers" / PEER.adapter
     with tempfile.TemporaryDirectory() as folder:
         asked, answered = Path(folder) / "question.json", Path(folder) / "answer.json"

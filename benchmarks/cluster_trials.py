@@ -1,7 +1,7 @@
-"""One simulation of the cluster benchmark, many of them on two processes, and what to make of them.
+"""One simulation of the cluster benchmark, many of them on two processes, and their statistics.
 
-Trials of one seed have the same jobs whatever plans them and whatever it knows, so differences are
-taken seed by seed; intervals are those of a bootstrap over seeds.
+Trials of one seed have the same jobs for every planner and source, so differences are taken seed by
+seed. Intervals are from a bootstrap over seeds.
 """
 
 from __future__ import annotations
@@ -36,8 +36,10 @@ PROCESSES = 2
 
 
 class Trial(msgspec.Struct, frozen=True):
-    """``supply``: "usual" GPUs, the "fixed" half of them, or that half with a "real" or "synthetic"
-    spot market. ``slack`` bounds deadlines, if there are any; ``burst`` jobs come at once.
+    """What one simulation runs.
+
+    ``supply``: "usual" GPUs, the "fixed" half of them, or that half with a "real" or "synthetic"
+    spot market. ``slack`` bounds deadlines, if there are any; ``burst`` jobs arrive at once.
     """
 
     world: str
@@ -51,7 +53,7 @@ class Trial(msgspec.Struct, frozen=True):
 
 
 class Middle(NamedTuple):
-    """With its 95% interval."""
+    """A mean with its 95% interval."""
 
     low: float
     middle: float
@@ -72,7 +74,7 @@ def outcome_of(
     source: KnowledgeSource | None = None,
     learning: bool = False,
 ) -> ClusterOutcome:
-    """``source`` instead of the one that the trial names, which may then learn."""
+    """Simulate a trial; ``source`` replaces the one that the trial names, and may learn."""
     prepared = PREPARED[trial.world]
     world, setting = prepared.world(trial.seed), prepared.setting
     random = np.random.default_rng(trial.seed)
@@ -92,7 +94,7 @@ def outcome_of(
 
 
 class Result(msgspec.Struct, frozen=True):
-    """``late`` are the jobs that were."""
+    """The figures of a trial; ``late`` are the jobs that missed their deadline."""
 
     trial: Trial
     figures: Figures
@@ -100,13 +102,15 @@ class Result(msgspec.Struct, frozen=True):
 
 
 def result_of(trial: Trial) -> Result:
+    """Simulate a trial and return its figures."""
     outcome = outcome_of(trial)
     return Result(trial, outcome.figures(), tuple(each.name for each in outcome.jobs if each.late))
 
 
 def kept(path: Path | None) -> dict[Trial, Result]:
-    """What an earlier run has left. A line that is cut off, or of which a figure was not a number,
-    is one that was not done.
+    """Return the results that an earlier run left in a file.
+
+    A line that is cut off, or has a figure that is not a number, counts as not done.
     """
     found = {}
     for line in path.read_bytes().splitlines() if path is not None and path.is_file() else ():
@@ -117,7 +121,9 @@ def kept(path: Path | None) -> dict[Trial, Result]:
 
 
 def run_trials(trials: Iterable[Trial], label: str, keep: Path | None) -> dict[Trial, Result]:
-    """The longest first: whoever knows nothing tries most. Each is written down as it is done."""
+    """Run trials, the longest first: those without knowledge. Each result is written as soon as it
+    is there.
+    """
     results = kept(keep)
     wanted = sorted((each for each in dict.fromkeys(trials) if each not in results), key=_cheap)
     with (
@@ -145,18 +151,19 @@ def _cheap(trial: Trial) -> tuple[bool, bool, float]:
 def over_seeds(
     results: Mapping[Trial, Result], trial: Trial, seeds: Sequence[int], field: str = "mean_jct_h"
 ) -> NDArray[np.float64]:
-    """A figure of a trial with each seed."""
+    """Return a figure of a trial for each seed."""
     found = (results[msgspec.structs.replace(trial, seed=seed)].figures for seed in seeds)
     return np.array([getattr(each, field) for each in found], np.float64)
 
 
 def reduction(baseline: NDArray[np.float64], other: NDArray[np.float64]) -> Middle:
-    """By how much the mean of the other is below that of the baseline."""
+    """Return by how much the mean of ``other`` is below that of the baseline."""
     drawn = redrawn(len(baseline))
     within = interval(1 - other[drawn].mean(axis=1) / baseline[drawn].mean(axis=1))
     return Middle(within.low, float(1 - other.mean() / baseline.mean()), within.high)
 
 
 def mean_of(values: NDArray[np.float64]) -> Middle:
+    """Return the mean with its interval."""
     within = interval(values[redrawn(len(values))].mean(axis=1))
     return Middle(within.low, float(values.mean()), within.high)

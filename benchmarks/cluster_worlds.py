@@ -1,4 +1,4 @@
-"""The worlds of the cluster benchmark: what jobs there are, what sources know, which GPUs."""
+"""The worlds of the cluster benchmark: jobs, what sources know, and GPUs."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ SPOT_SHARE = 0.35
 
 
 class Setting(msgspec.Struct, frozen=True):
-    """Of a world: its jobs, what it costs to start them, and in words what is unusual about it."""
+    """A world: its jobs, the cost of a start, and in words what is unusual about it."""
 
     name: str
     how: str
@@ -82,13 +82,14 @@ SETTINGS = {
 
 
 def missing() -> list[str]:
-    """Why tables are not there: without one of them nothing is simulated."""
+    """Return why tables are absent; without any of them nothing is simulated."""
     return [reason for name in TABLES if (reason := absent(name)) is not None]
 
 
 class Prepared:
-    """A setting with its worlds, one for each draw of what sources have learned from; trial number
-    k has draw k of them, in turn.
+    """A setting with its worlds, one for each draw of the runs that sources learn from.
+
+    Trial number k uses draw k, in turn.
     """
 
     def __init__(self, setting: Setting, worlds: tuple[ClusterWorld, ...]) -> None:
@@ -100,11 +101,11 @@ class Prepared:
         return self.worlds[seed % len(self.worlds)]
 
     def truth(self, seed: int) -> Truth:
-        """One for all trials: it remembers what it was asked."""
+        """Return the truth, one for all trials: it remembers its answers."""
         return self._truths.setdefault(seed % len(self.worlds), Truth(self.world(seed).truth))
 
     def source(self, name: str, seed: int) -> KnowledgeSource:
-        """Frozen ones are made once and shared; those that draw are of the seed."""
+        """Return a source; frozen ones are shared, those that draw depend on the seed."""
         match name.split(":"):
             case ["random"]:
                 return RandomSource(seed)
@@ -118,7 +119,7 @@ class Prepared:
         return self._sources[key]
 
     def fit(self, *names: str) -> None:
-        """What takes seconds to fit, before processes are started that share it."""
+        """Fit what takes seconds, before processes are started that share it."""
         for draw in range(len(self.worlds)):
             for name in names:
                 rows = self.world(draw).space.rows
@@ -146,6 +147,7 @@ class Prepared:
 
 
 def prepared(name: str, draws: int, seed: int) -> Prepared:
+    """Return a setting with ``draws`` draws of what sources learn from."""
     setting = SETTINGS[name]
     stock = usual_stock()
     history = functools.reduce(
@@ -161,8 +163,8 @@ def prepared(name: str, draws: int, seed: int) -> Prepared:
 
 
 def profiled(world: ClusterWorld) -> History:
-    """What Sia measures, of every batch size and for free: each cell and GPU type on as few GPUs as
-    work, mostly one.
+    """Return what Sia measures, for every batch size and for free: each cell and GPU type on the
+    fewest GPUs that work, mostly one.
     """
     runs = world.truth.history  # type: ignore[attr-defined] # that of an oracle
     fewest: dict[tuple[object, ...], int] = {}
@@ -181,12 +183,12 @@ def _cell(run: Observation) -> tuple[object, ...]:
 
 
 def older(history: History, share: float) -> History:
-    """The first part of it."""
+    """Return the first part of a history."""
     return History(list(history)[: round(share * len(history))])
 
 
 def half_stock() -> Stock:
-    """Half of the usual GPUs: what is owned where the rest is bought on a market."""
+    """Return half of the usual GPUs, the owned part where the rest is bought on a market."""
     return Stock(
         tuple(
             msgspec.structs.replace(each, nodes=each.nodes // 2)
@@ -196,7 +198,7 @@ def half_stock() -> Stock:
 
 
 def spot_stock() -> Stock:
-    """The same, and up to four spot nodes of two kinds."""
+    """Return the owned half and up to four spot nodes of two kinds."""
     spot = tuple(
         Partition(
             name=f"{gpu.lower()}-spot",
@@ -212,8 +214,10 @@ def spot_stock() -> Stock:
 
 
 def spot_markets(seed: int, kind: str) -> dict[str, MarketTrace]:
-    """``kind`` "real": how many of four nodes AWS zones gave, at a fixed share of the price;
-    "synthetic": numbers and prices of a market that switches regimes.
+    """Return the spot markets of the two kinds of node.
+
+    "real": how many of four nodes AWS zones gave, at a fixed share of the price; "synthetic":
+    counts and prices of a market that switches regimes.
     """
     stock = spot_stock()
     random = np.random.default_rng(seed)
@@ -234,7 +238,7 @@ def spot_markets(seed: int, kind: str) -> dict[str, MarketTrace]:
 
 
 def _real(number: int, on_demand: float, random: np.random.Generator) -> MarketTrace:
-    """A zone, from a random moment on; what was before comes last."""
+    """Return a zone from a random moment on; the part before comes last."""
     trace = _zones(on_demand)
     pool = trace.pool(trace.pools[number % len(trace.pools)].name)
     begin = int(random.integers(pool.slots))

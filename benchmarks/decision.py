@@ -1,8 +1,8 @@
-"""How long one decision of rubato takes, and its tables, against re-solving the integer program.
+"""How long one decision of rubato and its tables take, against solving the integer program again.
 
-A job on up to 16 GPUs with a deadline of 96 slots. Every slot of it is decided once; in some of
-the same slots the rest of the job is also planned anew with HiGHS on a forecast, one thread, as a
-controller without tables would have to.
+The job is on up to 16 GPUs with a deadline of 96 slots. Every slot is decided once. In some of the
+same slots HiGHS also plans the rest of the job on a forecast, with one thread, as a controller
+without tables would have to.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ MILP_LIMIT_S = 20.0
 
 
 class Timed(msgspec.Struct):
-    """Rubato, with a watch: seconds per decision, and what was decided on."""
+    """Rubato with a timer: seconds per decision, and the views that were decided on."""
 
     policy: Rubato
     seconds: list[float]
@@ -54,6 +54,8 @@ class Timed(msgspec.Struct):
 
 
 class Measured(msgspec.Struct, frozen=True):
+    """The times of one market and reconfiguration key."""
+
     market: str
     key: str
     tables_s: float
@@ -103,7 +105,7 @@ def measure(trace: MarketTrace, key: ReconfigurationKey, solves: int) -> Measure
 
 
 def _rest(view: View) -> tuple[Job, MarketWindow]:
-    """The rest of the job as a job of its own, in a market that stays as it is."""
+    """Return the rest of the job as a job of its own, in a market that does not change."""
     passed = view.slot - 1
     left = msgspec.structs.replace(
         view.job,
@@ -170,19 +172,18 @@ def main() -> None:
     ]
     header = ("market", "key", "decision, median (ms)", "tables (s)", "integer program (s)")
     text = (
-        f"Jobs on up to {GPUS} GPUs, deadline {DEADLINE} slots, hard deadline half as long again. "
-        "A decision looks tables up; *tables* is the slowest decision of a job, the one that "
-        "builds them. The integer program is solved for the rest of the job in a market that "
-        f"stays as it is (HiGHS, one thread, {MILP_LIMIT_S:g} s at most; "
-        f"{figures['milp_stopped']} of its runs were stopped); by composition it is not "
-        f"formulated. Ratio of the medians: {figures['speedup_over_milp']:,.0f}, or more where "
-        "runs were stopped."
+        f"Jobs hold up to {GPUS} GPUs, the deadline is {DEADLINE} slots, the hard deadline half as "
+        "long again. A decision reads tables; *tables* is the slowest decision of a job, which "
+        "builds them. The integer program is solved for the rest of the job in a market that does "
+        f"not change (HiGHS, one thread, at most {MILP_LIMIT_S:g} s; {figures['milp_stopped']} of "
+        "its runs were stopped). It has no formulation by composition. The ratio of the medians is "
+        f"{figures['speedup_over_milp']:,.0f}, or more where runs were stopped."
     )
     publish(
-        "decision.md",
+        "decision",
         "How long a decision takes",
-        "python benchmarks/decision.py",
-        [text, markdown_table(header, rows)],
+        "How long does rubato take to decide one slot, compared with an integer program?",
+        [markdown_table(header, rows), text],
         write=not (options.quick or options.no_write),
     )
     finish(figures)

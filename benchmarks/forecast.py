@@ -1,5 +1,6 @@
-"""Forecasts on real series: do intervals cover what they say, and is anything better than
-persistence? Rolling origin, every slot forecast from what was seen before it alone.
+"""Forecasts on real series: do intervals cover what they say, and does anything beat persistence?
+
+Every slot is forecast from earlier slots alone (rolling origin).
 """
 
 from __future__ import annotations
@@ -17,12 +18,10 @@ from duetune.market.forecast.calibration import CalibratedCounts, CalibratedPric
 from duetune.market.forecast.empirical import CountErrors, Last, PriceErrors, Season
 from duetune.market.forecast.markov import SemiMarkov
 from duetune.market.forecast.statistical import Arima, Ets
-from duetune.plots.style import save_figure
 from forecast_data import families
-from forecast_figures import coverage_figure, covered_by_part, skill_figure
+from forecast_report import QUESTION, coverage_figure, covered_by_part, details, page, skill_figure
 from forecast_scores import CONTROL, OURS, PLAIN, score
-from forecast_words import page
-from reporting import RESULTS, arguments, finish, publish
+from reporting import arguments, finish, publish, save_pictures
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,7 +35,7 @@ FEW = 3
 
 
 def models(family: Family) -> dict[str, Callable[[], SeriesModel]]:
-    """The control first; then those measured on every series."""
+    """Return the models that are measured on every series, the control first."""
     hours = family.slot_hours
     if family.counts:
         return {
@@ -52,7 +51,7 @@ def models(family: Family) -> dict[str, Callable[[], SeriesModel]]:
 
 
 def slower(family: Family) -> dict[str, Callable[[], SeriesModel]]:
-    """Those measured on a few series, beside the control and ours on the same ones."""
+    """Return the models that are measured on a few series, beside the control and ours."""
     day = named_forecasters.slots_per_day(family.slot_hours)
     calibrated = partial(CalibratedCounts, slot_hours=family.slot_hours)
     every = models(family)
@@ -91,16 +90,20 @@ def main() -> None:
     figures = _figures(found, every, few)
     write = not (options.quick or options.no_write)
     if write:
-        RESULTS.mkdir(parents=True, exist_ok=True)
         scores = {family.name: every[family.name][OURS] for family in found}
-        save_figure(coverage_figure(found, scores), RESULTS / "forecast-coverage.png")
-        save_figure(skill_figure(found, figures["skill"]), RESULTS / "forecast-skill.png")
+        save_pictures(
+            {
+                "forecast-coverage.png": coverage_figure(found, scores),
+                "forecast-skill.png": skill_figure(found, figures["skill"]),
+            }
+        )
     publish(
-        "forecast.md",
+        "forecast",
         "Forecasts",
-        "python benchmarks/forecast.py",
-        page(found, every, few, figures),
+        QUESTION,
+        page(found, every, figures),
         write=write,
+        details=details(found, few, figures),
     )
     finish(figures)
 

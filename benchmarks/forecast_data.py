@@ -26,7 +26,7 @@ SHADEFORM_FROM = 1_762_000_000_000_000  # dense from November 2025
 
 
 class Family(msgspec.Struct, frozen=True, eq=False):
-    """Series of one kind; within a group they lie beside each other in time."""
+    """Series of one kind; those of a group cover the same time."""
 
     name: str
     counts: bool
@@ -44,6 +44,8 @@ class Family(msgspec.Struct, frozen=True, eq=False):
 
 
 def families(seed: int, *, quick: bool) -> list[Family]:
+    """Return all families, or for a first look fewer series of each."""
+
     def traces(trace_set: str) -> NDArray[np.float64]:
         trace = spot_traces_slots(on_demand_usd_gpu_h=3.0, spot_usd_gpu_h=1.0, trace_set=trace_set)
         return trace.available.astype(np.float64)
@@ -81,7 +83,7 @@ def _smaller(family: Family) -> Family:
 
 
 def _shadeform() -> NDArray[np.float64]:
-    """Listings of each GPU type, as the last snapshot before each slot has them."""
+    """Return listings of each GPU type, from the last snapshot before each slot."""
     columns = ("cloud", "accelerator", "ts", "n_listings")
     frame = read_frame(data_file("gpu_market_by_type.parquet"), columns)
     frame = frame.filter(frame.get_column("cloud") == "shadeform").sort("ts")
@@ -97,7 +99,7 @@ def _shadeform() -> NDArray[np.float64]:
 
 
 def _aws(seed: int, each: int) -> list[NDArray[np.float64]]:
-    """Spot over on-demand price of zones drawn at random, the same number for every GPU."""
+    """Return spot over on-demand prices of random zones, the same number for every GPU."""
     with data_file("aws_gpu_series.csv").open(encoding="utf-8", newline="") as file:
         listed = [row for row in csv.DictReader(file) if int(row["n_spot_events"]) > FEWEST_EVENTS]
     random = np.random.default_rng(seed)

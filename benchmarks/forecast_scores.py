@@ -1,4 +1,4 @@
-"""Rolling origin: what a model says of each series, slot by slot, and how well that fits."""
+"""Scores of a forecaster on a family: each series is forecast slot by slot (rolling origin)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CONTROL, PLAIN, OURS = "persistence", "persistence, not calibrated", "combined"
 
 
 class Scores(msgspec.Struct, frozen=True, eq=False):
-    """Of one model on one family. Rows are horizons; one entry for every forecast that was scored.
+    """The scores of one model on one family: one row per horizon, one entry per forecast.
 
     ``when`` is how far into the scored part of its series a forecast was made, from 0 to 1.
     """
@@ -43,7 +43,7 @@ class Scores(msgspec.Struct, frozen=True, eq=False):
 
 
 def score(family: Family, make: Callable[[], SeriesModel], *, most: int | None = None) -> Scores:
-    """On all series of a family, or on the first ``most``."""
+    """Score a model on all series of a family, or on the first ``most``."""
     horizons = family.horizons
     parts: list[list[tuple[NDArray[np.float64], ...]]] = [[] for _ in horizons]
     spent, steps = 0.0, 0
@@ -70,7 +70,7 @@ def score(family: Family, make: Callable[[], SeriesModel], *, most: int | None =
 
 
 def _series(family: Family) -> Iterator[tuple[NDArray[np.float64], NDArray[np.float64]]]:
-    """Every series, and those beside it."""
+    """Yield every series with its sister series."""
     for group in family.groups:
         for place, row in enumerate(group):
             yield row, np.delete(group, place, axis=0)

@@ -1,8 +1,8 @@
 """Configuration knowledge: does it fit, how fast is it, how sure is that, and which is best?
 
-E1 to E6 on public measurements and on our own, beside Kavier, coastline-recommender, ado-autoconf,
-gradient boosting and nearest neighbours, on the same splits in the same run. What needs a table
-that is not there is skipped, with the reason.
+E1 to E6 run on public measurements and our own, beside Kavier, coastline-recommender, ado-autoconf,
+gradient boosting and nearest neighbours, on the same splits in the same run. An experiment whose
+table is absent is skipped, with the reason.
 """
 
 from __future__ import annotations
@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from duetune.plots.style import save_figure
-from knowledge_anomalies import anomalies
 from knowledge_baselines import (
     ALONE,
     EXPERIENCE,
@@ -27,7 +25,8 @@ from knowledge_baselines import (
     RULES,
 )
 from knowledge_choices import choices, speed
-from knowledge_data import absent, groups, plausible_rows, table, valid_rows
+from knowledge_data import absent, anomalies, groups, plausible_rows, table, valid_rows
+from knowledge_details import details
 from knowledge_errors import (
     GROUPED_VALIDITY,
     RANDOM,
@@ -54,16 +53,15 @@ from knowledge_learning import (
     stream,
     transfers,
 )
-from knowledge_report import Findings, page, percent
-from knowledge_scale import ALL_LABEL as ALL
-from knowledge_scale import OWN as OWN_SCALE
-from knowledge_scale import OWN_LABEL as OWN
-from knowledge_scale import PLAUSIBLE_LABEL as PLAUSIBLE
-from knowledge_scale import PUBLIC as PUBLIC_SCALE
-from knowledge_scale import QUICK, Population, populations
-from knowledge_splits import random_splits
-from knowledge_trials import Said, Workers
-from reporting import RESULTS, arguments, finish, publish
+from knowledge_report import QUESTION, Findings, page
+from knowledge_scoring import random_splits
+from knowledge_trials import ALL_LABEL as ALL
+from knowledge_trials import OWN as OWN_SCALE
+from knowledge_trials import OWN_LABEL as OWN
+from knowledge_trials import PLAUSIBLE_LABEL as PLAUSIBLE
+from knowledge_trials import PUBLIC as PUBLIC_SCALE
+from knowledge_trials import QUICK, Population, Said, Workers, populations
+from reporting import arguments, finish, publish, save_pictures
 
 if TYPE_CHECKING:
     import argparse
@@ -75,7 +73,7 @@ LEFT_OUT = ("gpu_model", "model", "method")
 
 
 class Kept(msgspec.Struct):
-    """Held-out answers that are drawn."""
+    """Held-out answers that the figures show."""
 
     pace: dict[str, list[Said]] = {}
     validity: dict[str, list[Said]] = {}
@@ -95,16 +93,18 @@ def main() -> None:
     write = not (options.quick or options.no_write)
     pictures = draw(found, kept) if write else []
     publish(
-        "knowledge.md",
+        "knowledge",
         "Configuration knowledge",
-        "python benchmarks/knowledge.py",
-        page(found, headline(found, figures), pictures),
+        QUESTION,
+        page(found, figures, pictures),
         write=write,
+        details=details(found, pictures),
     )
     finish(figures)
 
 
 def measure(found: Findings, kept: Kept, workers: Workers, options: argparse.Namespace) -> None:
+    """Run every experiment and fill ``found`` and ``kept``."""
     quick, peers = options.quick, not options.no_peers
     install = peers and not quick
     found.skipped += [reason for name in TABLES if (reason := absent(name))]
@@ -145,6 +145,7 @@ def measure(found: Findings, kept: Kept, workers: Workers, options: argparse.Nam
 
 
 def learn(found: Findings, population: Population, workers: Workers) -> None:
+    """Run E4, E5 and the stream on one population."""
     name, label, rows = population.table, population.label, population.rows
     scale, subject = population.scale, population.subject
     for plans, repeats in (
@@ -173,6 +174,7 @@ def learn(found: Findings, population: Population, workers: Workers) -> None:
 
 
 def choose(found: Findings, population: Population, workers: Workers) -> None:
+    """Run coverage, E1 and E6 on one population."""
     found.coverage += coverages(population, workers)
     if population.subject != OURS:
         return
@@ -183,6 +185,7 @@ def choose(found: Findings, population: Population, workers: Workers) -> None:
 
 
 def headline_figures(found: Findings) -> dict[str, object]:
+    """Return the figures of the JSON line."""
     ours = _pace(found, ALL, OURS_UNFILTERED) or _pace(found, OWN, OURS)
     samples, _ = samples_to_target(found.curves, PLAUSIBLE, "random", TARGETS[0])
     all_samples, _ = samples_to_target(found.curves, ALL, "random", TARGETS[0], OURS_UNFILTERED)
@@ -231,7 +234,7 @@ def headline_figures(found: Findings) -> dict[str, object]:
 
 
 def active_costs(found: Findings) -> dict[str, float]:
-    """GPU-seconds to an error, over those of random choice, where both reach it."""
+    """Return GPU-seconds of active choice to an error over those of random choice."""
     shares = {}
     for target in TARGETS:
         _, random = samples_to_target(found.curves, PLAUSIBLE, "random", target)
@@ -256,54 +259,8 @@ def _validity(found: Findings, name: str, rows: str) -> float | None:
     return None
 
 
-def headline(found: Findings, figures: dict[str, object]) -> list[str]:
-    lines = []
-    if figures["mape"] is not None:
-        lines.append(
-            f"Tokens/s: MAPE {percent(figures['mape'])}, MdAPE {percent(figures['mdape'], 2)} on "
-            "five random 85/15 splits (the poster: 9.4%)."
-        )
-    if figures["samples_to_11_percent"] is not None:
-        lines.append(
-            f"11% is reached with {figures['samples_to_11_percent']} random samples of the "
-            f"plausible rows, {figures['samples_to_11_percent_all_rows']} of all rows "
-            "(the poster: 600)."
-        )
-    costs = figures["active_cost_to_random"]
-    if costs:
-        told = ", ".join(f"{name} with {percent(value, 0)}" for name, value in costs.items())
-        lines.append(f"Active choice reaches {told} of the GPU-seconds that random choice takes.")
-    errors = figures["validity_error"]
-    told = {
-        "with rule rows": errors["all"],
-        "of rule-passing rows": errors["rule_passing"],
-        "of our own H200 runs": errors["own_gpu"],
-    }
-    shown = ", ".join(
-        f"{percent(value)} {name}" for name, value in told.items() if value is not None
-    )
-    if shown:
-        lines.append(f"Does it fit: wrong for {shown} (random 80/20; the poster: 4.2%).")
-    if figures["coverage"]:
-        covered = ", ".join(
-            f"{name} {percent(value)}" for name, value in figures["coverage"].items()
-        )
-        lines.append(f"90% intervals cover: {covered}.")
-    if figures["top1_regret"] is not None:
-        lines.append(
-            f"`complete` on measured cells: median regret {percent(figures['top1_regret'])}, "
-            f"{percent(figures['invalid_choices'])} of its choices invalid."
-        )
-    if found.speed is not None:
-        lines.append(
-            f"Scoring {found.speed.points:,} points: {found.speed.query:.2f} s on one core; 1,000 "
-            f"points {1e3 * found.speed.thousand:.1f} ms."
-        )
-    return ["\n".join(f"- {line}" for line in lines)]
-
-
 def draw(found: Findings, kept: Kept) -> list[str]:
-    RESULTS.mkdir(parents=True, exist_ok=True)
+    """Draw the figures and return the names of their files."""
     drawn = {}
     if found.curves:
         drawn["knowledge-learning.png"] = learning_figure(
@@ -329,9 +286,7 @@ def draw(found: Findings, kept: Kept) -> list[str]:
         drawn["knowledge-coverage.png"] = coverage_figure(found.coverage)
     if found.stream:
         drawn["knowledge-stream.png"] = stream_figure(found.stream)
-    for name, figure in drawn.items():
-        save_figure(figure, RESULTS / name)
-    return list(drawn)
+    return save_pictures(drawn)
 
 
 if __name__ == "__main__":

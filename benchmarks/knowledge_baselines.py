@@ -1,4 +1,4 @@
-"""Who is judged: duetune's model, its physics alone, and plain learners on the same rows."""
+"""The predictors that are judged: duetune's model, its physics alone, and plain learners."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ NEIGHBOURS = 3
 
 
 class Columns:
-    """Configurations as plain learners see them: words by number, numbers as they are."""
+    """Configurations as plain learners see them: words as numbers, numbers as they are."""
 
     def __init__(self, rows: Configurations) -> None:
         self._words = {
@@ -46,7 +46,7 @@ class Columns:
         }
 
     def matrix(self, rows: Configurations) -> NDArray[np.float64]:
-        """-1 for a word that was not there."""
+        """Return the rows as numbers, -1 for a word that was not seen."""
         return np.stack(
             [
                 rows.gather(field, lambda word, known=self._words[field]: known.get(word, -1))
@@ -58,7 +58,7 @@ class Columns:
         )
 
     def spread(self, rows: Configurations) -> NDArray[np.float64]:
-        """For distances: one column for each word, and the logarithms of numbers."""
+        """Return columns for distances: one per word, and logarithms of numbers."""
         columns = []
         for field in FIELDS:
             if field in CATEGORIES:
@@ -69,7 +69,7 @@ class Columns:
 
 
 def boosting(history: History, *, logarithm: bool) -> Estimator:
-    """Gradient boosting on the fields as they are: what a regression without physics does."""
+    """Fit gradient boosting on the plain fields: a regression without physics."""
     columns = Columns(history.configurations)
     matrix = columns.matrix(history.configurations)
     pace, known, labelled, valid = _targets(history)
@@ -99,7 +99,7 @@ def boosting(history: History, *, logarithm: bool) -> Estimator:
 
 
 def nearest(history: History) -> Estimator:
-    """The mean pace of one GPU in the nearest measured runs, the nearer the more."""
+    """Fit nearest neighbours: the mean pace per GPU of the nearest runs, weighted by distance."""
 
     columns = Columns(history.configurations)
     matrix = columns.spread(history.configurations)
@@ -123,7 +123,7 @@ def nearest(history: History) -> Estimator:
 
 
 def rules_only(_history: History) -> Estimator:
-    """All that breaks no rule is valid."""
+    """Call everything valid that breaks no rule."""
     return lambda rows: _estimates(rows, np.full(len(rows), np.nan), np.ones(len(rows)))
 
 
@@ -133,29 +133,30 @@ def _model(history: History, *, quarantine: bool) -> KnowledgeModel:
 
 
 def hybrid(history: History) -> Estimator:
-    """The source that duetune answers with."""
+    """Fit the source that duetune answers with."""
     return HybridSource(history, model=_model(history, quarantine=True)).query
 
 
 def unfiltered(history: History) -> Estimator:
-    """The model, which learns here from rows that imply more arithmetic than the GPU has: fair
-    where such rows are judged. No source of duetune would take it.
+    """Fit the model on all rows, also those that imply more arithmetic than the GPU has.
+
+    This is fair where such rows are judged. No source of duetune does it.
     """
     return _model(history, quarantine=False).estimate
 
 
 def model_alone(history: History) -> Estimator:
-    """Without the rungs that look a configuration up."""
+    """Fit the model without the rungs of the ladder that look a configuration up."""
     return _model(history, quarantine=True).estimate
 
 
 def physics(history: History) -> Estimator:
-    """The analytic layer with constants fitted to the rows, and no learner."""
+    """Fit the constants of physics to the rows, without a learner."""
     return AnalyticSource(physics=_model(history, quarantine=True).physics).query
 
 
 def experience(_history: History) -> Estimator:
-    """The analytic layer as it comes, fitted to none of these rows."""
+    """Return physics with its usual constants, fitted to none of these rows."""
     return AnalyticSource().query
 
 
@@ -179,8 +180,9 @@ SUBJECTS: dict[str, Callable[[History], Estimator]] = {
 def _targets(
     history: History,
 ) -> tuple[NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], NDArray[np.bool_]]:
-    """Pace and where it is known; where validity is known, and validity. What a rule rejects is
-    left out: all subjects apply the rules before anything else.
+    """Return pace and where it is known, and where validity is known, and validity.
+
+    Rows that a rule rejects are left out, since all subjects apply the rules first.
     """
     pace = np.where(np.isfinite(history.tokens_per_s), history.tokens_per_s, 1.0)
     valid = history.outcome == RunOutcome.VALID
@@ -190,7 +192,7 @@ def _targets(
 
 
 def _unseen(matrix: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Boosting takes a missing value where a word was never seen."""
+    """Return NaN where a word was never seen; boosting takes it as a missing value."""
     return np.where(matrix == -1, np.nan, matrix)
 
 

@@ -1,4 +1,4 @@
-"""E6 and speed: what a source chooses among measured configurations, and how quickly it answers."""
+"""E6 and speed: what a source chooses among measured configurations, and how fast it answers."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ TIMED_POINTS = 1000
 
 
 class Choice(NamedTuple):
-    """``regret`` is 1 - chosen / best; NaN where what was chosen does not fit."""
+    """One choice; ``regret`` is 1 - chosen / best, NaN if the chosen one does not fit."""
 
     source: str
     candidates: str
@@ -50,6 +50,8 @@ class Choice(NamedTuple):
 
 
 class ChoiceLine(msgspec.Struct, frozen=True):
+    """The choices of one source on one table."""
+
     table: str
     source: str
     candidates: str
@@ -62,14 +64,17 @@ class ChoiceLine(msgspec.Struct, frozen=True):
 
 
 class ChoiceTask(NamedTuple):
+    """What one process runs: a source, a table and a seed."""
+
     table: str
     source: str
     seed: int
 
 
 def run_choices(task: ChoiceTask) -> list[Choice]:
-    """The source learns from a random half of the rows and completes one job for each cell: among
-    all of the cell's measured configurations, and among those that it has not seen.
+    """Let a source learn from a random half of the rows and complete one job per cell.
+
+    It chooses among all measured configurations of the cell, and among those it has not seen.
     """
 
     history = table(task.table)
@@ -92,7 +97,7 @@ def run_choices(task: ChoiceTask) -> list[Choice]:
 
 
 def _believable(history: History) -> Index:
-    """Without rows that ask for more arithmetic than there is: each would be the best."""
+    """Return rows without those that imply too much arithmetic: each would be the best."""
     failed = np.flatnonzero(history.outcome != RunOutcome.VALID)
     return np.union1d(plausible_rows(history), failed)
 
@@ -104,7 +109,7 @@ def _best(history: History, rows: Index) -> float | None:
 
 
 class MeasuredSpace:
-    """As much of a ``Space`` as ``complete`` asks for: measured configurations and no others."""
+    """The part of a ``Space`` that ``complete`` uses, with measured configurations only."""
 
     def __init__(self, configurations: list[Configuration]) -> None:
         self._points = Configurations.of(configurations)
@@ -134,6 +139,7 @@ def _choice(
 
 
 def choices(name: str, label: str, workers: Workers, *, repeats: int) -> list[ChoiceLine]:
+    """Run E6 on one table and return one line per source."""
     tasks = [ChoiceTask(name, source, seed) for source in SOURCES for seed in range(repeats)]
     done = workers.map(run_choices, tasks, f"choices: {label}")
     flat = [each for part in done for each in part]
@@ -169,8 +175,8 @@ def _share(flags: list[bool]) -> float:
 
 
 class Speed(msgspec.Struct, frozen=True):
-    """Seconds on one core: to load, for all ``points`` by the model alone, by the hybrid source, by
-    ``complete`` with its ranking, and for a thousand points by the hybrid source.
+    """Seconds on one core: to load, for all ``points`` with the model alone, with the hybrid
+    source, with ``complete`` and its ranking, and for 1,000 points with the hybrid source.
     """
 
     points: int
@@ -184,7 +190,7 @@ class Speed(msgspec.Struct, frozen=True):
 
 
 def speed(name: str, notes: PeerNotes, *, install: bool, peers: bool) -> Speed:
-    """Of the poster's space, by a model fitted to a table and loaded again in a new process."""
+    """Time the poster's space with a fitted model that a new process loads."""
 
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder) / "model.npz"
@@ -215,7 +221,7 @@ def speed(name: str, notes: PeerNotes, *, install: bool, peers: bool) -> Speed:
 
 
 def _measure(name: str, place: Path) -> dict[str, float]:
-    """After loading: what is compiled is read from its cache, and history is at hand."""
+    """Time queries after loading, with compiled code and history ready."""
 
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     space = read_space("poster")

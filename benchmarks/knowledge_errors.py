@@ -19,23 +19,26 @@ from knowledge_data import (
     valid_rows,
     without_cap,
 )
-from knowledge_metrics import (
+from knowledge_peers import AUTOCONF, COASTLINE, KAVIER, Unavailable, ask, column
+from knowledge_scoring import (
     PaceError,
+    Split,
     ValidityError,
+    folds,
+    group_folds,
     mean_pace_error,
+    one_group_out,
     pace_error,
+    random_splits,
     validity_error,
 )
-from knowledge_peers import AUTOCONF, COASTLINE, KAVIER, Unavailable, ask, column
-from knowledge_splits import Split, folds, group_folds, one_group_out, random_splits
 from knowledge_trials import Part, Trial, by_subject, run_trial, trials
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from knowledge_peers import Answer
-    from knowledge_scale import Population, Scale
-    from knowledge_trials import Said, Workers
+    from knowledge_trials import Population, Said, Scale, Workers
 
     Index = NDArray[np.int64]
 
@@ -51,7 +54,7 @@ REGRESSOR_LIMIT_S, REGRESSOR_SPLITS = 150, 2
 
 
 class Spread(msgspec.Struct, frozen=True):
-    """Of the fastest over the slowest, among configurations that share what is not free."""
+    """Fastest over slowest among configurations that share what is not free."""
 
     table: str
     free: str
@@ -61,7 +64,7 @@ class Spread(msgspec.Struct, frozen=True):
 
 
 class PaceLine(msgspec.Struct, frozen=True):
-    """``kind`` says what the predictor had seen of the rows it is judged on."""
+    """The pace errors of one predictor; ``kind`` says whether it had seen the rows."""
 
     table: str
     split: str
@@ -71,6 +74,8 @@ class PaceLine(msgspec.Struct, frozen=True):
 
 
 class ValidityLine(msgspec.Struct, frozen=True):
+    """The validity errors of one predictor on some rows of a split."""
+
     table: str
     split: str
     subject: str
@@ -80,7 +85,7 @@ class ValidityLine(msgspec.Struct, frozen=True):
 
 
 class Coverage(msgspec.Struct, frozen=True):
-    """Of 90% intervals. ``half_width`` is half of high over low, less one."""
+    """Coverage of 90% intervals; ``half_width`` is half of high over low, less one."""
 
     table: str
     group: str
@@ -91,6 +96,7 @@ class Coverage(msgspec.Struct, frozen=True):
 
 
 def spreads(name: str) -> list[Spread]:
+    """Return E1 of one table."""
     found = []
     history = table(name)
     for label, rows in (("all", valid_rows(history)), ("plausible", plausible_rows(history))):
@@ -118,7 +124,7 @@ def spreads(name: str) -> list[Spread]:
 def pace_lines(
     population: Population, subjects: tuple[str, ...], workers: Workers
 ) -> tuple[list[PaceLine], list[Said]]:
-    """Also what the population's own subject said in the random splits."""
+    """Return E3 of one population, and the answers of its own subject in random splits."""
     name, label, rows = population.table, population.label, population.rows
     history = table(name)
     kinds = {RANDOM: random_splits(rows, 0.15, range(population.scale.splits))}
@@ -149,15 +155,15 @@ def _pooled_pace(said: list[Said]) -> PaceError:
 
 
 class PeerNotes(msgspec.Struct):
-    """What could not be run and why, and what took how long."""
+    """Which peers could not be run and why, and how long training took."""
 
     unavailable: dict[str, str] = {}
     seconds_to_fit: dict[str, float] = {}
 
 
 def peer_pace_lines(population: Population, notes: PeerNotes, *, install: bool) -> list[PaceLine]:
-    """Of IBM's table: as shipped, in which case they have seen the rows, and trained on the same
-    rows as we are.
+    """Return E3 of the peers on IBM's table: as shipped, when they have seen the rows, and trained
+    on the same rows as duetune.
     """
     history = table("ibm")
     splits = random_splits(population.rows, 0.15, range(population.scale.splits))
@@ -206,6 +212,7 @@ def _peer_line(name: str, kind: str, errors: list[PaceError]) -> PaceLine:
 
 
 def validity_splits(name: str, scale: Scale) -> dict[str, list[Split]]:
+    """Return the kinds of split on which validity is judged."""
     history = table(name)
     rows = labelled_rows(history)
     kinds = {RANDOM_VALIDITY: random_splits(rows, 0.2, range(scale.splits))}
@@ -224,7 +231,7 @@ def validity_splits(name: str, scale: Scale) -> dict[str, list[Split]]:
 def validity_lines(
     name: str, scale: Scale, subjects: tuple[str, ...], workers: Workers
 ) -> tuple[list[ValidityLine], dict[str, list[Said]]]:
-    """Also what duetune said, by kind of split."""
+    """Return E2 of one table, and duetune's answers by kind of split."""
     lines, kept = [], {}
     for split, splits in validity_splits(name, scale).items():
         asked = subjects if "5 folds" not in split else (OURS,)
@@ -242,7 +249,7 @@ def validity_lines(
 
 
 def _known(name: str, split: Split) -> tuple[Part, ...]:
-    """For the sample, the other public tables: never a model that is held out as a whole."""
+    """Return the other public tables to learn from, without any held-out model."""
     if name != "sample":
         return ()
     mine = table(name)
@@ -284,7 +291,7 @@ def _validity(
 
 
 def peer_validity_lines(scale: Scale, notes: PeerNotes, *, install: bool) -> list[ValidityLine]:
-    """Of the sample of LLMFineTuningBench."""
+    """Return E2 of the peers on the sample of LLMFineTuningBench."""
     kinds = validity_splits("sample", scale)
     lines: list[ValidityLine] = []
     try:
@@ -307,7 +314,7 @@ def peer_validity_lines(scale: Scale, notes: PeerNotes, *, install: bool) -> lis
 def _refit_validity(
     kinds: dict[str, list[Split]], notes: PeerNotes, *, install: bool
 ) -> list[ValidityLine]:
-    """AutoConf trained on the same rows as we are, the other public tables included."""
+    """Train AutoConf on the same rows as duetune, the other public tables included."""
     tables = ("sample", "ibm", "fms")
     starts = dict(zip(tables, np.cumsum([0, *(len(table(each)) for each in tables)]), strict=False))
     rows = [row for each in tables for row in peer_rows(each)]
@@ -341,8 +348,9 @@ def _refit_validity(
 
 
 def coverages(population: Population, workers: Workers) -> list[Coverage]:
-    """In total and by GPU type; 7 folds leave out as much as a split of 85/15, and judge every row
-    as often as every other.
+    """Return coverage in total and by GPU type.
+
+    Seven folds hold out as much as an 85/15 split and judge every row equally often.
     """
     name, label, subject = population.table, population.label, population.subject
     splits = folds(population.rows, 7, range(population.scale.coverage))

@@ -45,7 +45,7 @@ PLAIN_TICKS = (0.5, 1, 2, 5, 10, 20, 50, 100, 200)
 
 @house_style()
 def learning_figure(points: Sequence[CurvePoint]) -> Figure:
-    """Error by the number of measured runs, and by what they cost; one row for each table."""
+    """Draw error by number of measured runs and by their cost, one row per table."""
     tables = list(dict.fromkeys(point.table for point in points))
     figure = new_figure(12, 4.4 * len(tables))
     grid = figure.subplots(len(tables), 2, squeeze=False)
@@ -80,7 +80,7 @@ def learning_figure(points: Sequence[CurvePoint]) -> Figure:
 
 @house_style()
 def scatter_figure(panels: dict[str, tuple[Sequence[Said], NDArray[np.str_]]]) -> Figure:
-    """Predicted over measured, of rows that were held out; colours by group."""
+    """Draw predicted over measured for held-out rows, coloured by group."""
     figure = new_figure(6.4 * len(panels), 5.8)
     for axes, (title, (said, group)) in zip(
         figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True
@@ -115,7 +115,7 @@ def scatter_figure(panels: dict[str, tuple[Sequence[Said], NDArray[np.str_]]]) -
 
 @house_style()
 def frontier_figure(panels: dict[str, Sequence[Said]]) -> Figure:
-    """The believed probability to fit by the believed share of memory; colours by what happened."""
+    """Draw the believed probability to fit by the believed share of memory."""
     figure = new_figure(6.4 * len(panels), 4.8)
     for axes, (title, said) in zip(
         figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True
@@ -152,6 +152,7 @@ def frontier_figure(panels: dict[str, Sequence[Said]]) -> Figure:
 
 @house_style()
 def coverage_figure(found: Sequence[Coverage]) -> Figure:
+    """Draw the coverage of intervals by GPU type."""
     figure = new_figure(11, 0.5 * len(found) + 1.8)
     left, right = figure.subplots(1, 2, sharey=True)
     labels = [f"{each.group} ({each.table}, {each.rows} rows)" for each in found]
@@ -180,6 +181,7 @@ def _dots(
 
 @house_style()
 def stream_figure(points: Sequence[StreamPoint]) -> Figure:
+    """Draw the error on a stream of runs."""
     figure = new_figure(11, 4.4)
     left, right = figure.subplots(1, 2)
     tables = list(dict.fromkeys(point.table for point in points))

@@ -1,4 +1,4 @@
-"""E4, E5 and the stream: how error falls as more is measured."""
+"""E4, E5 and the stream: how the error falls as more is measured."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from duetune.knowledge.observation import Origin
 from duetune.registry.sources import source_named
 from knowledge_baselines import OURS, SUBJECTS
 from knowledge_data import groups, table
-from knowledge_metrics import pace_error
-from knowledge_splits import latin_rows, random_splits
+from knowledge_scoring import latin_rows, pace_error, random_splits
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -33,7 +32,7 @@ PROBES = (0, 5, 10, 20)
 
 
 class CurvePoint(msgspec.Struct, frozen=True):
-    """Means over the repeats; ``gpu_s`` is what the training rows cost to measure."""
+    """Mean errors over the repeats; ``gpu_s`` is the cost of the training rows."""
 
     table: str
     subject: str
@@ -46,6 +45,8 @@ class CurvePoint(msgspec.Struct, frozen=True):
 
 
 class CurveTask(NamedTuple):
+    """What one process runs of E4."""
+
     table: str
     rows: Index
     subject: str
@@ -62,7 +63,7 @@ class _Point(NamedTuple):
 
 
 def run_curve(task: CurveTask) -> list[_Point]:
-    """The same 15% are held out for every strategy and size of one seed."""
+    """Run one seed of E4; the same 15% are held out for every strategy and size."""
     history = table(task.table)
     split = random_splits(task.rows, 0.15, range(task.seed, task.seed + 1))[0]
     random = np.random.default_rng([task.seed, 7])
@@ -81,8 +82,9 @@ def run_curve(task: CurveTask) -> list[_Point]:
 def _active(
     task: CurveTask, pool: Index, test: Index, sizes: list[int], random: np.random.Generator
 ) -> list[_Point]:
-    """As a campaign chooses: what would teach most, and is unlike the rest; for the root of what it
-    costs, since runs on one GPU alone would not teach what more of them do.
+    """Choose rows like a profiling campaign: what would teach most and is unlike the rest.
+
+    The score is divided by the root of the cost, so that it does not choose only runs on one GPU.
     """
     history = table(task.table)
     chosen = latin_rows(history, pool, min(BATCH, len(pool)), random)
@@ -107,14 +109,14 @@ def _active(
 
 
 def _places(history: History, rows: Index) -> NDArray[np.float64]:
-    """Where a campaign, which has one GPU, sees them; and how many GPUs of which kind they have."""
+    """Return the rows as a campaign on one GPU sees them, with GPU type and number."""
     them = history.configurations.take(rows)
     gpus = [np.sqrt(0.5) * them.is_("gpu_model", word) for word in them.labels["gpu_model"]]
     return np.column_stack([positions(them, them.labels), np.log2(them.number("num_gpus")), *gpus])
 
 
 def _cost(history: History, rows: Index) -> NDArray[np.float64]:
-    """GPU-seconds: as long as it took if a campaign measured it, else three minutes."""
+    """Return GPU-seconds: as measured by a campaign, else three minutes per GPU."""
     seconds = [
         each.runtime_s
         if each.origin is Origin.CAMPAIGN and each.runtime_s
@@ -142,7 +144,7 @@ def learning_curves(
     repeats: int,
     sizes: tuple[int, ...],
 ) -> list[CurvePoint]:
-    """``plans`` are pairs of subject and strategy."""
+    """Run E4; ``plans`` are pairs of subject and strategy."""
     tasks = [
         CurveTask(name, rows, subject, strategy, seed, sizes)
         for subject, strategy in plans
@@ -179,8 +181,8 @@ def samples_to_target(
     target: float,
     subject: str = OURS,
 ) -> tuple[int | None, float | None]:
-    """The smallest size with at most this mean error, and what it costs to measure [GPU-s], between
-    two sizes by the straight line.
+    """Return the smallest size with at most this mean error, and its cost in GPU-seconds,
+    interpolated between two sizes.
     """
     mine = sorted(
         (
@@ -204,7 +206,7 @@ def samples_to_target(
 
 
 class Transfer(msgspec.Struct, frozen=True):
-    """Mean absolute percentage error after so many probes of what was left out."""
+    """Mean absolute percentage error by number of probes of what was left out."""
 
     table: str
     field: str
@@ -215,6 +217,8 @@ class Transfer(msgspec.Struct, frozen=True):
 
 
 class TransferTask(NamedTuple):
+    """What one process runs of E5."""
+
     table: str
     rows: Index
     field: str
@@ -224,7 +228,7 @@ class TransferTask(NamedTuple):
 
 
 def run_transfer(task: TransferTask) -> dict[int, float]:
-    """Judged on the same rows for every number of probes: those that never are one."""
+    """Run one seed of E5, judged on rows that are never a probe."""
     history = table(task.table)
     mine = groups(history, task.field)[task.rows] == task.value
     held = np.random.default_rng([task.seed, 3]).permutation(task.rows[mine])
@@ -248,6 +252,7 @@ def transfers(
     *,
     repeats: int,
 ) -> list[Transfer]:
+    """Run E5 for each value of each field."""
     history = table(name)
     tasks = []
     for field in fields:
@@ -282,8 +287,9 @@ def transfers(
 
 
 class StreamPoint(msgspec.Struct, frozen=True):
-    """Of the next 25 runs, after so many were written back. ``validity`` is an error rate, NaN
-    where all of them were valid.
+    """Errors on the next 25 runs after ``seen`` runs were written back.
+
+    ``validity`` is an error rate, NaN where all runs were valid.
     """
 
     table: str
@@ -294,6 +300,8 @@ class StreamPoint(msgspec.Struct, frozen=True):
 
 
 class StreamTask(NamedTuple):
+    """What one process runs of the stream."""
+
     table: str
     rows: Index
     seed: int
@@ -301,7 +309,7 @@ class StreamTask(NamedTuple):
 
 
 def run_stream(task: StreamTask) -> list[tuple[int, float, float, float]]:
-    """Runs come in random order; each batch is predicted, run, and written back by ``observe``."""
+    """Predict, run and write back (``observe``) batches of runs in random order."""
     history = table(task.table)
     order = np.random.default_rng([task.seed, 11]).permutation(task.rows)[: task.most + BATCH]
     source = source_named("hybrid", History.empty())
@@ -321,6 +329,7 @@ def run_stream(task: StreamTask) -> list[tuple[int, float, float, float]]:
 def stream(
     name: str, rows: Index, label: str, workers: Workers, *, repeats: int, most: int = 400
 ) -> list[StreamPoint]:
+    """Run the stream and return mean errors by the number of runs seen."""
     tasks = [StreamTask(name, rows, seed, most) for seed in range(repeats)]
     done = workers.map(run_stream, tasks, f"stream: {label}")
     return [

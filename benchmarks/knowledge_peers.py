@@ -1,7 +1,7 @@
-"""Other people's predictors, each in an environment of its own under ``out/peers``.
+"""Other people's predictors, each in its own environment under ``out/peers``.
 
-They are asked through a file: see ``peers/protocol.py``. Training takes them minutes, so answers
-are kept beside the environments and used again for the same question.
+They are asked through a file; see ``peers/protocol.py``. Training takes minutes, so answers are
+kept beside the environments and used again for the same question.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ MARK = "ready.txt"
 
 
 class Peer(msgspec.Struct, frozen=True):
+    """A peer: its packages, its adapter and the cores it may use."""
+
     name: str
     requirements: tuple[str, ...]
     adapter: str
@@ -44,11 +46,11 @@ AUTOCONF = Peer("autoconf", ("ado-autoconf==2.1.2", "torch==2.13.0"), "autoconf_
 
 
 class Unavailable(Exception):
-    """Why a peer cannot be asked."""
+    """A peer cannot be asked; the message says why."""
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """See ``peers/protocol.py``. None where the peer gives no prediction."""
+    """The answer of a peer, see ``peers/protocol.py``; None where it gives no prediction."""
 
     shipped: dict[str, list[float | None]]
     refit: dict[str, list[list[float | None]]]
@@ -62,11 +64,12 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 def column(values: list[float | None]) -> NDArray[np.float64]:
+    """Return predictions as an array, NaN where there is none."""
     return np.array([np.nan if value is None else value for value in values], np.float64)
 
 
 def ask(peer: Peer, question: dict[str, object], *, install: bool, keep: bool = True) -> Answer:
-    """``keep``: an earlier answer to the same question will do. Not for timing."""
+    """Ask a peer; with ``keep`` an earlier answer to the same question is used."""
     python = environment(peer, install=install)
     adapter = HERE / "peers" / peer.adapter
     text = json.dumps(question, sort_keys=True)
@@ -110,6 +113,7 @@ def ask(peer: Peer, question: dict[str, object], *, install: bool, keep: bool = 
 
 
 def variables(peer: Peer) -> dict[str, str]:
+    """Return the environment variables of a peer."""
     threads = str(peer.cores)
     return {
         **os.environ,
@@ -124,6 +128,7 @@ def variables(peer: Peer) -> dict[str, str]:
 
 
 def environment(peer: Peer, *, install: bool) -> Path:
+    """Return the folder of a peer's environment, installed on first use."""
     folder = PLACE / peer.name
     python = folder / "bin" / "python"
     mark = folder / MARK

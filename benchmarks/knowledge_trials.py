@@ -1,4 +1,4 @@
-"""Fit here, predict there: the unit of nearly every experiment, in as many processes as cores."""
+"""How much is run on which rows, and trials on several processes: fit here, predict there."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import time
 from concurrent.futures import ProcessPoolExecutor
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
+import msgspec
 import numpy as np
 from rich.console import Console
 from rich.progress import Progress
@@ -15,17 +16,111 @@ from rich.progress import Progress
 from duetune.knowledge.configurations.configuration_table import Described
 from duetune.knowledge.history import History
 from duetune.knowledge.observation import RunOutcome
-from knowledge_baselines import SUBJECTS
-from knowledge_data import table
+from knowledge_baselines import OURS, OURS_UNFILTERED, SUBJECTS
+from knowledge_data import plausible_rows, table, valid_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
-    from knowledge_splits import Split
+    from knowledge_scoring import Split
 
     Index = NDArray[np.int64]
+
+
+class Scale(msgspec.Struct, frozen=True, kw_only=True):
+    """Numbers of random splits and repeats; 0 leaves an experiment out."""
+
+    splits: int
+    grouped: bool
+    folds: int
+    sizes: tuple[int, ...]
+    random: int
+    chosen: int
+    transfers: int
+    streams: int
+    stream_rows: int
+    choices: int
+    coverage: int
+
+
+SIZES = (25, 50, 75, 100, 150, 200, 300, 400)
+PUBLIC = Scale(
+    splits=5,
+    grouped=True,
+    folds=3,
+    sizes=SIZES,
+    random=10,
+    chosen=5,
+    transfers=2,
+    streams=3,
+    stream_rows=400,
+    choices=10,
+    coverage=5,
+)
+# To fit our own table takes three times as long, and it has more rows to be judged on.
+OWN = Scale(
+    splits=5,
+    grouped=True,
+    folds=0,
+    sizes=(25, 50, 100, 200, 400),
+    random=4,
+    chosen=2,
+    transfers=1,
+    streams=2,
+    stream_rows=600,
+    choices=4,
+    coverage=1,
+)
+QUICK = Scale(
+    splits=2,
+    grouped=False,
+    folds=0,
+    sizes=(25, 50, 100, 200),
+    random=2,
+    chosen=0,
+    transfers=0,
+    streams=1,
+    stream_rows=200,
+    choices=1,
+    coverage=1,
+)
+
+
+class Population(msgspec.Struct, frozen=True):
+    """Rows whose throughput is judged, and which of duetune's models is judged on them."""
+
+    table: str
+    label: str
+    subject: str
+    scale: Scale
+
+    @property
+    def rows(self) -> NDArray[np.int64]:
+        history = table(self.table)
+        return valid_rows(history) if self.subject == OURS_UNFILTERED else plausible_rows(history)
+
+    @property
+    def tried(self) -> NDArray[np.int64]:
+        """Return the rows including those that ran out of memory."""
+        return np.union1d(self.rows, np.flatnonzero(table(self.table).outcome == RunOutcome.OOM))
+
+
+ALL_LABEL, PLAUSIBLE_LABEL, OWN_LABEL = "ibm, all rows", "ibm, plausible rows", "own H200"
+
+
+def populations(*, public: bool, own: bool, quick: bool) -> list[Population]:
+    """Return the populations for which there are tables."""
+    found = []
+    if public:
+        scale = QUICK if quick else PUBLIC
+        found.append(Population("ibm", ALL_LABEL, OURS_UNFILTERED, scale))
+        found.append(Population("ibm", PLAUSIBLE_LABEL, OURS, scale))
+    if own:
+        found.append(Population("own", OWN_LABEL, OURS, QUICK if quick else OWN))
+    return found
+
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
@@ -40,7 +135,7 @@ class Part(NamedTuple):
 
 
 class Trial(NamedTuple):
-    """Several subjects on the same rows: those that share a model have it fitted once."""
+    """Several subjects on the same rows; those that share a model have it fitted once."""
 
     subjects: tuple[str, ...]
     train: tuple[Part, ...]
@@ -48,7 +143,7 @@ class Trial(NamedTuple):
 
 
 class Said(NamedTuple):
-    """What was predicted of the rows of the test, and what they were."""
+    """Predictions of the test rows, and the truth."""
 
     likely: NDArray[np.float64]
     tokens_per_s: NDArray[np.float64]
@@ -65,6 +160,7 @@ class Said(NamedTuple):
 
 
 def run_trial(trial: Trial) -> dict[str, Said]:
+    """Fit every subject of a trial and return its predictions."""
     history = History(each for part in trial.train for each in table(part.table).take(part.rows))
     test = table(trial.test.table).take(trial.test.rows)
     capacity = Described(test.configurations).capacity
@@ -86,15 +182,17 @@ def run_trial(trial: Trial) -> dict[str, Said]:
 
 
 def trials(subjects: tuple[str, ...], name: str, splits: Sequence[Split]) -> list[Trial]:
+    """Return one trial per split."""
     return [Trial(subjects, (Part(name, split.train),), Part(name, split.test)) for split in splits]
 
 
 def by_subject(answers: Sequence[dict[str, Said]]) -> dict[str, list[Said]]:
+    """Return the predictions grouped by subject."""
     return {subject: [each[subject] for each in answers] for subject in answers[0]}
 
 
 class Workers:
-    """Every worker has one thread, so that two of them do not fight for two cores."""
+    """A pool of processes with one thread each, so that they do not compete for cores."""
 
     def __init__(self, count: int | None = None) -> None:
         for name in THREADS:

@@ -1,6 +1,6 @@
 """The figure of the paper's experiments: fraction of the optimum while one thing varies.
 
-On-demand only is far below the others and left to the table.
+On-demand only is far below the others and is in the table only.
 """
 
 from __future__ import annotations
@@ -47,6 +47,7 @@ PANELS = (
 
 @house_style()
 def sweep_figure(standings: Sequence[Standing]) -> Figure:
+    """Draw the fraction of the optimum by regime, one panel per sweep."""
     figure = new_figure(14, 9.5)
     panels = figure.subplots(2, 3).ravel()
     for axes, (sweep, title) in zip(panels, PANELS, strict=True):

@@ -28,6 +28,8 @@ SWEEPS = (
 
 
 class Regime(msgspec.Struct, frozen=True, eq=False):
+    """One setting: markets, jobs and forecast."""
+
     sweep: str
     label: str
     markets: tuple[MarketTrace, ...]
@@ -36,7 +38,7 @@ class Regime(msgspec.Struct, frozen=True, eq=False):
 
 
 def all_regimes(seed: int, *, quick: bool) -> list[Regime]:
-    """All of them, or for a first look the ends of each sweep."""
+    """Return all regimes, or for a first look the ends of each sweep."""
     regimes = [
         *_tightness(seed),
         *_levels(seed),
@@ -52,7 +54,7 @@ def all_regimes(seed: int, *, quick: bool) -> list[Regime]:
 
 
 def _markets(seed: int, **levels: float) -> tuple[MarketTrace, ...]:
-    """Half daily pattern, half regime switching: the base markets."""
+    """Return the base markets: half daily pattern, half regime switching."""
     return tuple(
         synthetic_market(kind, seed=seed + number, slots=SLOTS, **levels)
         for number in range(2)
@@ -158,7 +160,7 @@ def _kinds(seed: int) -> list[Regime]:
 
 
 def _real(seed: int) -> list[Regime]:
-    """Real availability with real prices, forecast by the last value: nothing is made up."""
+    """Return regimes with real availability and prices; nothing is synthetic."""
     if not data_folder().is_dir():
         return []
     counts = _pools(h100_counts(slot_hours=0.5))

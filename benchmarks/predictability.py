@@ -1,8 +1,8 @@
 """Where the market is predictable: memory, patterns, spells and skill of every measured series.
 
-Every AWS price series (six-hour slots, cut at gaps), every availability trace (half-hour slots),
-the listings of Verda and Shadeform and the digest of Vast.ai, by family. No forecaster is tuned
-here: predictors are running means, the last value and what lies between.
+The series are AWS prices (six-hour slots, cut at gaps), availability traces (half-hour slots), the
+listings of Verda and Shadeform, and the digest of Vast.ai, by family. No forecaster is tuned here:
+predictors are running means, the last value and combinations of the two.
 """
 
 from __future__ import annotations
@@ -20,11 +20,10 @@ from duetune.market.predictability_skill import HORIZON_HOURS, Predictor
 from duetune.market.predictability_spells import Entropy, Survival, entropy, survival
 from duetune.market.statistics import SeriesPredictability, market_statistics, series_predictability
 from duetune.plots.market_figures import predictability_figure
-from duetune.plots.style import save_figure
 from predictability_data import Series, all_series, paired_traces
 from predictability_figures import hazard_figure, pattern_figure, reach_figure
-from predictability_words import page
-from reporting import RESULTS, arguments, finish, publish
+from predictability_report import QUESTION, details, number, page
+from reporting import arguments, finish, publish, rounded, save_pictures
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -38,6 +37,8 @@ REACH = 0.05
 
 
 class Studied(msgspec.Struct, frozen=True, eq=False):
+    """The statistics of one series."""
+
     series: Series
     found: SeriesPredictability
     entropy: Entropy | None
@@ -65,7 +66,7 @@ class Family(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def reach_hours(self) -> float:
-        """The longest horizon up to which the past helps; 0 if it does not at the first."""
+        """Return the longest horizon up to which the past helps, 0 if it never does."""
         reach = 0.0
         for hours, share in self.explained.items():
             if share is not None and share < REACH:
@@ -76,6 +77,7 @@ class Family(msgspec.Struct, frozen=True, eq=False):
 
 
 def study(series: Series, seed: int) -> Studied:
+    """Return the statistics of one series."""
     up = None if series.price else series.values > 0
     return Studied(
         series=series,
@@ -87,6 +89,8 @@ def study(series: Series, seed: int) -> Studied:
 
 
 def family_of(name: str, members: Sequence[Studied]) -> Family:
+    """Return the medians of a family."""
+
     def tested(pick: Callable[[SeriesPredictability], Pattern | None]) -> list[Pattern]:
         return [found for each in members if (found := pick(each.found)) is not None]
 
@@ -171,43 +175,41 @@ def main() -> None:
     if write:
         _draw(families, paired, options.seed)
     figures = _figures(families, paired[0])
+    correlations = _correlations(paired[0])
+    bits = {each.name: _bits(each) for each in families if not each.price}
     publish(
-        "predictability.md",
+        "predictability",
         "Where the market is predictable",
-        "python benchmarks/predictability.py",
-        page(
-            families,
-            _correlations(paired[0]),
-            {each.name: _bits(each) for each in families if not each.price},
-        ),
+        QUESTION,
+        page(families, correlations, bits),
         write=write,
+        details=details(families, correlations, bits),
     )
     finish(figures)
 
 
 def _draw(families: Sequence[Family], paired: Sequence[MarketTrace], seed: int) -> None:
-    RESULTS.mkdir(parents=True, exist_ok=True)
-    save_figure(reach_figure(families), RESULTS / "predictability-reach.png")
-    save_figure(pattern_figure(families), RESULTS / "predictability-patterns.png")
-    save_figure(hazard_figure(families), RESULTS / "predictability-hazard.png")
-    for trace, name, title in zip(
-        paired,
-        ("v100", "h100"),
-        ("V100 at AWS, 45 days of 2023", "H100 counts at GCP, two weeks of 2025"),
-        strict=True,
-    ):
+    drawn = {
+        "predictability-reach.png": reach_figure(families),
+        "predictability-patterns.png": pattern_figure(families),
+        "predictability-hazard.png": hazard_figure(families),
+    }
+    titles = {
+        "v100": "V100 at AWS, 45 days of 2023",
+        "h100": "H100 counts at GCP, two weeks of 2025",
+    }
+    for trace, (name, title) in zip(paired, titles.items(), strict=True):
         views = [trace.pool(pool.name) for pool in trace.pools]
         rows = [(view, market_statistics(view, predictable=True, seed=seed)) for view in views]
-        save_figure(
-            predictability_figure(rows, title=title), RESULTS / f"predictability-{name}.png"
-        )
+        drawn[f"predictability-{name}.png"] = predictability_figure(rows, title=title)
+    save_pictures(drawn)
 
 
 def _correlations(trace: MarketTrace) -> list[list[object]]:
     rows = []
     for pool in trace.pools:
         found = market_statistics(trace, pool=pool.name, predictable=True).predictability
-        rows.append([pool.name, _number(found.correlation), _number(found.correlation_of_days)])
+        rows.append([pool.name, number(found.correlation), number(found.correlation_of_days)])
     return rows
 
 
@@ -218,30 +220,22 @@ def _figures(families: Sequence[Family], paired: MarketTrace) -> dict[str, objec
         "families": {
             family.name: {
                 "series": family.series,
-                "acf_24h": _short(family.acf.get(24.0)),
-                "daily_real": _short(family.daily_real),
-                "daily_share": _short(family.daily_share),
-                "weekly_real": _short(family.weekly_real),
+                "acf_24h": rounded(family.acf.get(24.0)),
+                "daily_real": rounded(family.daily_real),
+                "daily_share": rounded(family.daily_share),
+                "weekly_real": rounded(family.weekly_real),
                 "reach_hours": family.reach_hours,
-                "explained": {f"{hours:g}": _short(x) for hours, x in family.explained.items()},
+                "explained": {f"{hours:g}": rounded(x) for hours, x in family.explained.items()},
                 "skill_over_last_value": {
-                    f"{hours:g}": _short(x)
+                    f"{hours:g}": rounded(x)
                     for hours, x in family.skill[Predictor.DAMPED.value].items()
                 },
-                "bits": None if family.price else [_short(x) for x in _bits(family)],
+                "bits": None if family.price else [rounded(x) for x in _bits(family)],
             }
             for family in families
         },
         "price_availability_correlation_of_days": [min(of_days), max(of_days)],
     }
-
-
-def _short(value: float | None) -> float | None:
-    return None if value is None else round(value, 4)
-
-
-def _number(value: float | None, digits: int = 2) -> str:
-    return "-" if value is None else f"{value:.{digits}f}"
 
 
 def _bits(family: Family) -> list[float | None]:

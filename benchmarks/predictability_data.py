@@ -1,4 +1,4 @@
-"""Every series of the data folder, as plain numbers per slot, by family."""
+"""Every series of the data folder by family, as plain numbers per slot."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ SETS = {
 
 
 class Series(msgspec.Struct, frozen=True, eq=False):
-    """``price`` or else availability; whatever is above zero is up."""
+    """One series of prices (``price``) or of availability; above zero counts as up."""
 
     family: str
     name: str
@@ -57,7 +57,7 @@ class Series(msgspec.Struct, frozen=True, eq=False):
 
 
 def all_series(*, quick: bool) -> list[Series]:
-    """All of them; for a first look one in twelve of the large families."""
+    """Return all series, or for a first look one in twelve of the large families."""
     thin = 12 if quick else 1
     return [
         *_traces(),
@@ -70,7 +70,7 @@ def all_series(*, quick: bool) -> list[Series]:
 
 
 def paired_traces() -> tuple[MarketTrace, MarketTrace]:
-    """The two sets that have a figure of their own: V100 with prices, and H100 counts."""
+    """Return the two sets with their own figure: V100 with prices, and H100 counts."""
     return v100_paired(), h100_counts(slot_hours=0.5)
 
 
@@ -88,7 +88,7 @@ def _traces() -> Iterator[Series]:
 
 
 def _listings(cloud: str, column: str, family: str, thin: int) -> Iterator[Series]:
-    """1 while the listing has that price; only those that come and go."""
+    """Return 1 while a listing has that price, for listings that come and go."""
     names = ("instance_type", "region", "zone")
     columns = ("cloud", *names, "ts", column)
     frame = read_frame(data_file("market_listing_events.parquet"), columns)
@@ -130,7 +130,7 @@ def _vast() -> Iterator[Series]:
 
 
 def _aws(thin: int) -> Iterator[Series]:
-    """Spot prices, cut where the collector did not look for a day or there was no price."""
+    """Return spot prices, cut where nothing was collected for a day or there was no price."""
     columns = ("series_id", "ts", "spot_usd_h")
     frame = read_frame(data_file("aws_gpu_spot_events.parquet"), columns)
     looks = np.unique(times_of(frame, "ts"))
@@ -152,7 +152,7 @@ def _pieces(
     looks: NDArray[np.int64],
     shortest_days: float,
 ) -> list[NDArray[np.float64]]:
-    """The value in force at the start of each six hours, in unbroken stretches."""
+    """Return the value at the start of each six hours, in unbroken stretches."""
     steps = Steps(times, values, np.ones(times.size), np.zeros(times.size, np.int64), looks)
     first = whole_slot_after(int(times[0]), SIX_HOURS)
     if looks[-1] - first < SIX_HOURS * 3.6e9:

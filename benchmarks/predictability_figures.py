@@ -36,7 +36,7 @@ AWS = "AWS, "
 
 @house_style()
 def reach_figure(families: Sequence[Family]) -> Figure:
-    """How much knowing the past removes of the error of the mean, by horizon."""
+    """Draw how much of the mean's error knowing the past removes, by horizon."""
     figure = new_figure(14, 6.2)
     left, right = figure.subplots(1, 2, sharey=True)
     chosen = [each for each in families if each.explained]
@@ -74,7 +74,7 @@ def _draw_reach(axes: Axes, families: Sequence[Family], title: str) -> None:
 
 @house_style()
 def pattern_figure(families: Sequence[Family]) -> Figure:
-    """Share of series whose pattern is beyond chance, and how much of the variance it is."""
+    """Draw the share of series with a pattern beyond chance, and its share of the variance."""
     chosen = _bars(families)[::-1]
     figure = new_figure(14, 1.6 + 0.36 * len(chosen))
     left, right = figure.subplots(1, 2, sharey=True)
@@ -102,7 +102,7 @@ def pattern_figure(families: Sequence[Family]) -> Figure:
 
 
 def _bars(families: Sequence[Family]) -> list[tuple[str, dict[str, float]]]:
-    """A bar for each family, but one for all of AWS, where there is nothing to tell apart."""
+    """Return a bar for each family, but only one for all of AWS."""
     fields = ("daily_real", "weekly_real", "daily_share", "weekly_share")
     tested = [each for each in families if each.daily_real is not None]
     groups = {each.name: [each] for each in tested if not each.name.startswith(AWS)}
@@ -121,7 +121,7 @@ def _bars(families: Sequence[Family]) -> list[tuple[str, dict[str, float]]]:
 
 @house_style()
 def hazard_figure(families: Sequence[Family]) -> Figure:
-    """How often spells end, by their age; a memoryless market would be level."""
+    """Draw how often spells end by age; a memoryless market would be level."""
     figure = new_figure(14, 6.2)
     left, right = figure.subplots(1, 2)
     chosen = [each for each in families if not each.price]
@@ -154,7 +154,7 @@ FEWEST_ENDS = 5
 
 
 def pooled_hazard(family: Family, which: str) -> list[tuple[int, float]]:
-    """Over all spells of a family: (place in AGES, ends per hour), where enough were seen."""
+    """Return (place in AGES, ends per hour) over all spells of a family with enough data."""
     ends, exposed = np.zeros(len(AGES)), np.zeros(len(AGES))
     for each in family.members:
         spells = getattr(each, which)

@@ -1,7 +1,7 @@
-"""Every policy on real markets: H100 counts, V100 traces with their prices, 4 and 16 nodes, and
-AWS prices with made-up availability; job sizes and deadlines swept; and one instance at a time.
+"""Every policy on real markets, with job sizes and deadlines swept, and one instance at a time.
 
-What can be tuned was tuned on one half of the zones (see ``real_markets_families``); the other
+The markets are H100 counts, V100 traces with their prices, 4 and 16 nodes, and AWS prices with
+synthetic availability. Tuning used one half of the zones (see ``real_markets_families``); the other
 half is reported.
 """
 
@@ -17,7 +17,6 @@ from rich.progress import Progress
 
 from duetune.market.datasets import data_folder
 from duetune.market.forecast.forecast_source import ForecastSource
-from duetune.plots.style import save_figure
 from duetune.policies.ahanp import Ahanp
 from duetune.policies.ahap import Ahap
 from duetune.policies.baselines import MaximalSpot, OnDemandOnly, UniformProgress
@@ -34,9 +33,8 @@ from duetune.simulate.single_episode import (
 )
 from duetune.simulate.tournament import run_tournament
 from real_markets_families import Family, families, single_markets
-from real_markets_figures import standings_figure
-from real_markets_words import page
-from reporting import RESULTS, arguments, finish, publish
+from real_markets_report import QUESTION, details, page, standings_figure
+from reporting import arguments, finish, publish, save_pictures
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -100,6 +98,8 @@ class FamilyResult(msgspec.Struct, frozen=True):
 
 
 class SingleResult(msgspec.Struct, frozen=True):
+    """The mean costs of one instance on one half of the traces."""
+
     half: str
     traces: int
     runs: int
@@ -117,6 +117,7 @@ class SingleResult(msgspec.Struct, frozen=True):
 def draw(
     family: Family, markets: tuple[MarketTrace, ...], per_class: int, seed: int
 ) -> tuple[Case, ...]:
+    """Return the jobs of a family on its markets."""
     random = np.random.default_rng(seed)
     return tuple(
         case
@@ -126,6 +127,7 @@ def draw(
 
 
 def measure(family: Family, per_class: int, seed: int) -> FamilyResult:
+    """Return the results of one family on its reported zones."""
     pool = {policy.name: policy for policy in default_pool()}
     names = list(pool)
     source = ForecastSource.parse(PERSISTENCE)
@@ -183,7 +185,7 @@ def measure(family: Family, per_class: int, seed: int) -> FamilyResult:
 def _gap(
     ours: NDArray[np.float64], baseline: NDArray[np.float64], optimum: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """The share of the distance from the baseline to the optimum that is closed."""
+    """Return the share of the distance from the baseline to the optimum that is closed."""
     mine, theirs, best = (each.mean(axis=-1) for each in (ours, baseline, optimum))
     return np.asarray((mine - theirs) / (best - theirs))
 
@@ -196,7 +198,7 @@ def _selected(
     played: Tournament,
     seed: int,
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """AdaHedge over the whole pool, having learnt on the tuned zones and learning on."""
+    """Play AdaHedge over the whole pool, which learned on the tuned zones and goes on learning."""
     ranges = [
         [
             job_utility_range(
@@ -223,7 +225,7 @@ def _selected(
 
 
 def measure_single(starts: int, seed: int) -> list[SingleResult]:
-    """The single-instance benchmark's jobs on our traces; tuned on every other one."""
+    """Play the single-instance benchmark's jobs on our traces; every other trace was tuned on."""
     traces = single_markets()
     results = []
     for half, names in (
@@ -290,13 +292,14 @@ def main() -> None:
     }
     write = not (options.quick or options.no_write)
     if write:
-        save_figure(standings_figure(results), RESULTS / "real-markets.png")
+        save_pictures({"real-markets.png": standings_figure(results)})
     publish(
-        "real-markets.md",
+        "real-markets",
         "Policies on real markets",
-        "python benchmarks/real_markets.py",
+        QUESTION,
         page(results, single, figures),
         write=write,
+        details=details(results),
     )
     finish(figures)
 

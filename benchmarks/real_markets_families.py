@@ -1,6 +1,4 @@
-"""The families of markets on which policies are evaluated: which zones are tuned on, which are
-reported, and which jobs are swept.
-"""
+"""The families of real markets: tuned zones, reported zones, and the jobs that are swept."""
 
 from __future__ import annotations
 
@@ -38,12 +36,13 @@ class Family(msgspec.Struct, frozen=True, eq=False):
 
 
 def halves(markets: tuple[MarketTrace, ...]) -> tuple[tuple[MarketTrace, ...], ...]:
-    """Every other zone in the order of their names: the first, third, ... are tuned on."""
+    """Return every other zone by name: the first, third and so on are tuned on."""
     ordered = sorted(markets, key=lambda market: market.pools[0].name)
     return tuple(ordered[::2]), tuple(ordered[1::2])
 
 
 def pools_of(trace: MarketTrace) -> tuple[MarketTrace, ...]:
+    """Return the pools of a trace as markets."""
     return tuple(trace.pool(pool.name) for pool in trace.pools)
 
 
@@ -53,7 +52,7 @@ def sweep(
     tightness: tuple[float, ...] = (0.3, 0.5, 0.7),
     rule: Reconfiguration | None = None,
 ) -> tuple[JobMix, ...]:
-    """Every deadline with every share of the capacity and every size."""
+    """Return every deadline with every share of the capacity and every size."""
     return tuple(
         JobMix(
             deadline=(deadline, deadline),
@@ -70,6 +69,7 @@ def sweep(
 
 
 def families(seed: int) -> list[Family]:
+    """Return all families."""
     h100 = halves(pools_of(h100_counts(slot_hours=0.5)))
     v100 = halves(pools_of(v100_paired()))
     nodes = {
@@ -101,7 +101,7 @@ def families(seed: int) -> list[Family]:
 
 
 def _aws_priced(seed: int) -> tuple[MarketTrace, ...]:
-    """Real prices of H100 pools; how many GPUs are there is made up, and switches regimes."""
+    """Return real prices of H100 pools with synthetic availability that switches regimes."""
     prices = aws_spot_prices(available=0, accelerator="H100")
     markets = []
     for place, market in enumerate(pools_of(prices)[:8]):
@@ -111,7 +111,7 @@ def _aws_priced(seed: int) -> tuple[MarketTrace, ...]:
 
 
 def single_markets() -> dict[str, np.ndarray]:
-    """Whether one instance was to be had, in ticks of ten minutes, by trace."""
+    """Return whether one instance was available, in ticks of ten minutes, by trace."""
     found: dict[str, np.ndarray] = {}
     for trace_set, zone in SINGLE_SETS:
         trace = spot_traces_ticks(

@@ -1,4 +1,8 @@
-"""What every benchmark does with its figures: a table on screen, a page in docs, a JSON line."""
+"""What every benchmark does with its figures: print tables, write a page, end with a JSON line.
+
+A page in ``docs/results`` is short: the question, the command, the main tables, the pictures and
+the findings. Long tables go to a second page, ``NAME-details.md``.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +11,18 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from duetune.plots.style import save_figure
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from matplotlib.figure import Figure
 
 RESULTS = Path(__file__).resolve().parent.parent / "docs" / "results"
 
 
 def arguments(description: str) -> argparse.ArgumentParser:
+    """Return a parser with the options that all benchmarks share."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--quick", action="store_true", help="a smaller version, for a first look")
     parser.add_argument("--seed", type=int, default=2026)
@@ -21,8 +30,12 @@ def arguments(description: str) -> argparse.ArgumentParser:
     return parser
 
 
-def markdown_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """A table that reads well as text and renders as Markdown; numbers to the right."""
+def markdown_table(header: str | Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """Return a table that reads well as text and renders as Markdown, numbers to the right.
+
+    A header in one string is separated by `` | ``.
+    """
+    header = header.split(" | ") if isinstance(header, str) else header
     cells = [[_cell(value) for value in row] for row in rows]
     widths = [
         max(len(line[place]) for line in [list(header), *cells]) for place in range(len(header))
@@ -41,17 +54,66 @@ def markdown_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> s
     return "\n".join(lines)
 
 
-def publish(page: str, title: str, command: str, parts: Sequence[str], *, write: bool) -> None:
-    """Print the parts and, unless it is only a look, write them to ``docs/results``."""
-    print("\n\n".join(parts))
-    if write:
-        RESULTS.mkdir(parents=True, exist_ok=True)
-        text = "\n\n".join([f"# {title}", f"Made by `{command}`.", *parts])
-        (RESULTS / page).write_text(text + "\n", encoding="utf-8")
+def section(
+    heading: str, text: str, header: str | Sequence[str], rows: Sequence[Sequence[object]]
+) -> list[str]:
+    """Return the parts of a section with one table, or none if it has no rows."""
+    return [heading, text, markdown_table(header, rows)] if rows else []
+
+
+def low_to_high(values: Sequence[float], form: str) -> str:
+    """Return the range of values as text, or one value if both ends read the same."""
+    low, high = format(min(values), form), format(max(values), form)
+    return low if low == high else f"{low} to {high}"
+
+
+def rounded(value: float | None) -> float | None:
+    """Return a figure for the JSON line, with four digits."""
+    return None if value is None else round(value, 4)
+
+
+def save_pictures(pictures: dict[str, Figure]) -> list[str]:
+    """Write pictures to ``docs/results`` and return the names of their files."""
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    for name, figure in pictures.items():
+        save_figure(figure, RESULTS / name)
+    return list(pictures)
+
+
+def bullets(lines: Sequence[str]) -> str:
+    """Return a Markdown list."""
+    return "\n".join(f"- {line}" for line in lines)
+
+
+def publish(
+    name: str,
+    title: str,
+    question: str,
+    parts: Sequence[str],
+    *,
+    write: bool,
+    details: Sequence[str] = (),
+) -> None:
+    """Print the parts and, if ``write``, write them to ``docs/results/NAME.md``.
+
+    ``details`` are long tables with their headings. They become ``NAME-details.md``.
+    """
+    print("\n\n".join([question, *parts, *details]))
+    if not write:
+        return
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    command = f"Made by `python benchmarks/{name.replace('-', '_')}.py`."
+    more = f" All tables are in the [details]({name}-details.md)." if details else ""
+    pages = {name: [f"# {title}", question, command + more, *parts]}
+    if details:
+        back = f"The long tables of [{title.lower()}]({name}.md). {command}"
+        pages[f"{name}-details"] = [f"# {title}: details", back, *details]
+    for page, text in pages.items():
+        (RESULTS / f"{page}.md").write_text("\n\n".join(text) + "\n", encoding="utf-8")
 
 
 def finish(figures: dict[str, object]) -> None:
-    """The last line of every benchmark."""
+    """Print the figures as one JSON line, the last line of every benchmark."""
     print(json.dumps(figures), flush=True)
 
 

@@ -40,6 +40,8 @@ CHANGE = re.compile(r"(\S+ \S+) step \d+: .*-> (\d+) members?,")
 
 
 class Resize(NamedTuple):
+    """One resize: the system, what happened to the member, and the seconds it took."""
+
     system: str
     kind: str
     seconds: float
@@ -55,7 +57,7 @@ def wait_for(condition: Callable[[], object], what: str) -> object:
 
 
 class Members:
-    """Our members, forked from this process, which has imported what they need; or cold."""
+    """Our members, forked warm from this process or started cold."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -136,6 +138,7 @@ class Members:
 
 
 def measure_ours(folder: Path, rounds: int, seed: int) -> list[Resize]:
+    """Time joins, departures and kills of our members."""
     chance = random.Random(seed)  # noqa: S311
     members = Members(folder)
     found: list[Resize] = []
@@ -201,7 +204,7 @@ class Torchrun:
             )
 
     def kill_last(self) -> None:
-        """The whole node; not the first one, which keeps the rendezvous."""
+        """Kill a whole node, but not the first, which keeps the rendezvous."""
         agent = self.agents.pop()
         os.killpg(agent.pid, signal.SIGKILL)
         agent.wait()
@@ -230,7 +233,7 @@ class Torchrun:
             self.kill_last()
 
     def _orphans(self, session: int) -> list[int]:
-        """Workers have a session of their own: found by their folder, which is ours alone."""
+        """Return workers by their folder, since they have sessions of their own."""
         found = []
         for entry in Path("/proc").iterdir():
             if entry.name.isdigit():
@@ -246,6 +249,7 @@ class Torchrun:
 
 
 def measure_torchrun(name: str, folder: Path, rounds: int, conf: str) -> list[Resize]:
+    """Time joins and kills of torchrun nodes."""
     group = Torchrun(folder, conf)
     found: list[Resize] = []
 
@@ -271,6 +275,7 @@ def measure_torchrun(name: str, folder: Path, rounds: int, conf: str) -> list[Re
 
 
 def prepared(folder: Path) -> TrainingTask:
+    """Return the task that both systems train."""
     build_tiny_model(folder / "model", hidden=64, layers=2, seed=1)
     with (folder / "rows.jsonl").open("w") as file:
         for number in range(500):
@@ -289,6 +294,7 @@ def prepared(folder: Path) -> TrainingTask:
 
 
 def table(resizes: list[Resize]) -> str:
+    """Return one row per system and kind of change."""
     rows: list[list[object]] = []
     for system, kind in dict.fromkeys((each.system, each.kind) for each in resizes):
         times = sorted(
@@ -328,18 +334,18 @@ def main() -> None:
     stock = median("torchrun", ("joined", "killed"))
     tuned = median("torchrun, tuned", ("joined", "killed"))
     note = (
-        f"Between two and three members on {os.cpu_count()} cores, steps of six microbatches of "
-        "at least 20 ms. Warm: forked from a process that has imported the libraries, as a node of "
-        "the embedded fleet does. A killed member costs the step it was in and the time until its "
-        "heartbeat is missed (0.6 s). torchrun starts every worker again and goes on from the last "
-        "checkpoint, at most five steps back; tuned: `last_call_timeout=1`, "
-        "`keep_alive_interval=1`. Both with `TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1`, without which "
-        "a member that joins waits for ever in torch 2.13."
+        f"The group changes between two and three members on {os.cpu_count()} cores; a step is "
+        "six microbatches of at least 20 ms. A *warm* worker is forked from a process that has "
+        "imported the libraries, as in the embedded fleet. A killed member costs the step it was "
+        "in and the time until its heartbeat is missed (0.6 s). torchrun restarts every worker "
+        "from the last checkpoint, at most five steps back; *tuned* sets `last_call_timeout=1` "
+        "and `keep_alive_interval=1`. Both run with `TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1`; "
+        "without it a joining member never gets in with torch 2.13."
     )
     publish(
-        "resize.md",
+        "resize",
         "Resizes",
-        "python benchmarks/resize.py",
+        "How long does a running job stand still when a member joins, leaves or is killed?",
         [table(resizes), note],
         write=not (options.no_write or options.quick),
     )

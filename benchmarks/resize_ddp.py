@@ -1,6 +1,6 @@
-"""What ``torchrun`` runs in the benchmark of resizes: the same model, data and steps, by DDP.
+"""What ``torchrun`` runs in the benchmark of resizes: the same model, data and steps with DDP.
 
-Started again by torchrun at every change of members, it goes on from its own checkpoint.
+torchrun restarts it at every change of members, and it continues from its own checkpoint.
 """
 
 from __future__ import annotations

@@ -15,14 +15,13 @@ from rich.progress import Progress
 from duetune.market.forecast.forecast_source import ForecastSource
 from duetune.market.synthetic import SYNTHETIC_MARKETS, synthetic_market
 from duetune.plots.policy_figures import selection_figure
-from duetune.plots.style import save_figure
 from duetune.policies.pool import compiled_pool
 from duetune.policies.select import AdaHedge, FixedShare, Hedge
 from duetune.policies.select.selection_run import SelectionRun, recovery_jobs, run_selection
 from duetune.policies.select.utility_ranges import UtilityRange, job_utility_range
 from duetune.simulate.cases import JobMix, draw_cases
 from duetune.simulate.tournament import Tournament, run_tournament
-from reporting import RESULTS, arguments, finish, markdown_table, publish
+from reporting import arguments, finish, markdown_table, publish, save_pictures
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -41,7 +40,7 @@ LEARNERS = ("FixedShare", "AdaHedge", "Hedge")
 
 
 class Played(NamedTuple):
-    """A sequence of jobs as a learner meets it."""
+    """A sequence of jobs with the utility of every policy."""
 
     utilities: NDArray[np.float64]
     ranges: list[UtilityRange]
@@ -49,6 +48,7 @@ class Played(NamedTuple):
 
 
 def play(markets: tuple[MarketTrace, ...], forecast: str, jobs: int, seed: int) -> Played:
+    """Play the whole pool on random jobs of these markets."""
     random = np.random.default_rng(seed)
     cases = draw_cases(JobMix(), markets, jobs, random)
     with Progress(console=Console(stderr=True)) as progress:
@@ -72,13 +72,14 @@ def play(markets: tuple[MarketTrace, ...], forecast: str, jobs: int, seed: int) 
 
 
 def all_kinds(seed: int, **levels: float) -> tuple[MarketTrace, ...]:
+    """Return one synthetic market of every kind."""
     return tuple(
         synthetic_market(kind, seed=seed, slots=4000, **levels) for kind in SYNTHETIC_MARKETS
     )
 
 
 def growth(played: Played, seed: int) -> dict[str, SelectionRun]:
-    """Every learner over the same jobs."""
+    """Run every learner over the same jobs."""
     jobs, arms = played.utilities.shape
     learners = {
         "Hedge, number of jobs known": Hedge(arms, jobs=jobs),
@@ -95,7 +96,7 @@ def growth(played: Played, seed: int) -> dict[str, SelectionRun]:
 
 
 class Recovery(NamedTuple):
-    """What a change midway costs whoever stays, and how many jobs each learner takes."""
+    """What staying with the old best policy costs, and how many jobs each learner needs."""
 
     loss_of_staying: float
     jobs: dict[str, int | None]
@@ -103,7 +104,7 @@ class Recovery(NamedTuple):
 
 
 def recovery(before: Played, after: Played, seed: int) -> Recovery:
-    """Jobs until a learner is within 2% (strict: 0.5%) of the new best policy."""
+    """Count jobs until a learner is within 2% (strict: 0.5%) of the new best policy."""
     utilities = np.concatenate([before.utilities, after.utilities])
     ranges = before.ranges + after.ranges
     arms, change = utilities.shape[1], len(before.utilities)
@@ -124,7 +125,7 @@ def recovery(before: Played, after: Played, seed: int) -> Recovery:
 
 
 def all_recoveries(jobs: int, seed: int) -> dict[str, Recovery]:
-    """Changes of the forecast and of the market, each after ``jobs`` jobs."""
+    """Run changes of the forecast and of the market, each after ``jobs`` jobs."""
     normal = play(all_kinds(seed), GOOD, jobs, seed + 1)
     dear = play(all_kinds(seed + 7, price_level=2.5), "last", jobs, seed + 2)
     return {
@@ -144,13 +145,13 @@ def all_recoveries(jobs: int, seed: int) -> dict[str, Recovery]:
 
 
 def behind_best(run: SelectionRun, played: Played, first: int) -> float:
-    """How far below the best fixed policy's mean utility the jobs from ``first`` on are."""
+    """Return how far the mean utility from job ``first`` on is below the best fixed policy's."""
     best = played.utilities[first:].mean(axis=0).max()
     return 1 - float(run.expected_dollars[first:].mean() / best)
 
 
 def recovery_table(changes: dict[str, Recovery]) -> str:
-    """One row per change; a learner's column says how near to the new best it must come."""
+    """Return one row per change; columns say how close to the new best a learner must come."""
     rows = [
         [
             change,
@@ -204,15 +205,15 @@ def main() -> None:
     )
     changes = all_recoveries(half, seed)
     notes = (
-        f"Pool: {len(compiled_pool())} policies. Regret is in units of one job's range and is that "
-        "of the expected utility against the policy that is best in hindsight on the jobs so far. "
-        + RECOVERY_NOTE
+        f"The pool has {len(compiled_pool())} policies. Regret is that of the expected utility "
+        "against the policy that is best in hindsight on the jobs so far, in units of one job's "
+        "range. " + RECOVERY_NOTE
     )
     write = not (options.quick or options.no_write)
     publish(
-        "selection.md",
+        "selection",
         "Online policy selection",
-        "python benchmarks/selection.py",
+        "How fast do the learners find the best policy, and how fast do they follow a change?",
         [
             markdown_table(header, rows),
             recovery_table(changes),
@@ -223,11 +224,9 @@ def main() -> None:
     )
     ada = runs["AdaHedge"]
     if write:
-        names = played.tournament.policies
-        save_figure(
-            selection_figure(ada, names, unit="job ranges", title="AdaHedge: weights over jobs"),
-            RESULTS / "selection.png",
-        )
+        title, names = "AdaHedge: weights over jobs", played.tournament.policies
+        figure = selection_figure(ada, names, unit="job ranges", title=title)
+        save_pictures({"selection.png": figure})
     finish(
         {
             "jobs": jobs,

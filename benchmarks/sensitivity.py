@@ -1,8 +1,8 @@
 """How much a forecast error costs: AHAP as the error grows, with and without online selection.
 
-In each regime of errors the forecasts are the truth plus errors of a level from 0 to 200%. Fixed
-planners are compared with policies that use no forecast on the same jobs; the selection learns on
-other, earlier jobs of the same markets under the same errors.
+In each error regime the forecasts are the truth plus errors of a level from 0 to 200%. Planners are
+compared with policies that use no forecast on the same jobs. The selection learns on other, earlier
+jobs of the same markets under the same errors.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from duetune.market.datasets import data_folder, h100_counts
 from duetune.market.forecast.forecast_source import ForecastSource
 from duetune.market.forecast.noisy_oracle import ErrorRegime, better_than_it_is
 from duetune.market.synthetic import synthetic_market
-from duetune.plots.style import save_figure
 from duetune.policies.ahanp import Ahanp
 from duetune.policies.ahap import Ahap
 from duetune.policies.baselines import MaximalSpot, UniformProgress
@@ -30,13 +29,13 @@ from duetune.policies.rubato import Rubato
 from duetune.policies.select import AdaHedge, job_utility_range, normalised, run_selection
 from duetune.simulate.cases import Case, JobMix, draw_cases
 from duetune.simulate.tournament import run_tournament
-from reporting import RESULTS, arguments, finish, publish
+from reporting import arguments, finish, publish, rounded, save_pictures
 from sensitivity_bound import BOUND_LEVELS, BoundPoint, bound_points
 from sensitivity_figures import bound_figure, sensitivity_figure
-from sensitivity_words import page
+from sensitivity_report import QUESTION, details, page
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from duetune.core.ports import Policy
 
@@ -58,9 +57,10 @@ FREE = (*PAPER_FREE, MaximalSpot(thrifty=True), Rubato())
 
 
 def pool() -> tuple[Policy, ...]:
-    """The default pool, which looks at most five slots ahead, and planners that look further.
+    """Return the default pool, which looks at most five slots ahead, and planners that look
+    further.
 
-    Without rubato, which is slow to play and the same whatever the forecast.
+    Rubato is left out: it is slow to play and does not depend on the forecast.
     """
     further = (
         Ahap(window=window, commitment=commitment, threshold=threshold, outlook=0.0, patience=0.0)
@@ -72,15 +72,19 @@ def pool() -> tuple[Policy, ...]:
 
 
 class Setting(msgspec.Struct, frozen=True, eq=False):
+    """A set of markets and the jobs on them."""
+
     label: str
     markets: tuple[MarketTrace, ...]
     mix: JobMix
 
 
 class Point(msgspec.Struct, frozen=True):
-    """One policy at one level: mean utility per job, and by how much it is above that of each
-    policy without a forecast on the same jobs; ``width`` is half that of a 95% interval, against
-    thrifty maximal spot. A selection is a mean over what it may choose and has no late jobs.
+    """One policy at one error level.
+
+    ``above`` is the difference to each policy without a forecast on the same jobs; ``width`` is
+    half of a 95% interval against thrifty maximal spot. A selection is a mean over what it may
+    choose and has no late jobs.
     """
 
     markets: str
@@ -105,6 +109,7 @@ class Played(msgspec.Struct, frozen=True, eq=False):
 
 
 def settings(seed: int) -> list[Setting]:
+    """Return the sets of markets for which there is data."""
     synthetic = tuple(
         synthetic_market(kind, seed=seed + number, slots=SLOTS)
         for number in range(2)
@@ -119,6 +124,7 @@ def settings(seed: int) -> list[Setting]:
 
 
 def prepare(setting: Setting, history: int, measured: int, seed: int) -> Played:
+    """Draw the jobs of a setting and play what needs no forecast."""
     random = np.random.default_rng(seed)
     past = draw_cases(setting.mix, setting.markets, history, random, part=HISTORY_PART)
     cases = draw_cases(setting.mix, setting.markets, measured, random, part=MEASURED_PART)
@@ -137,7 +143,7 @@ def prepare(setting: Setting, history: int, measured: int, seed: int) -> Played:
 def measure(
     setting: Setting, ready: Played, regime: ErrorRegime, level: float, seed: int
 ) -> tuple[list[Point], dict[str, float]]:
-    """All policies of one regime and level; for biased errors also by their direction."""
+    """Play all policies of one regime and level; biased errors also by direction."""
     source = ForecastSource.parse(f"noisy:{regime.value}:{level}", seed=seed)
     policies = pool()
     names = [policy.name for policy in policies]
@@ -191,7 +197,7 @@ def select(
     after: NDArray[np.float64],
     seed: int,
 ) -> NDArray[np.float64]:
-    """What choosing by weights learnt ``before`` earns on average ``after``, job by job."""
+    """Return what choosing by weights learned ``before`` earns on average ``after``, by job."""
     ranges = [
         [
             job_utility_range(
@@ -211,9 +217,9 @@ def select(
 
 
 def crossover(points: Sequence[Point], rivals: Sequence[str]) -> float | None:
-    """The level from which the best of the rivals earns as much; None if up to 200% none does.
+    """Return the level from which the best rival earns as much, or None if none does up to 200%.
 
-    Between the levels played, on a straight line.
+    Levels between those played are interpolated.
     """
     ordered = sorted(points, key=lambda each: each.level)
     leads = [(each.level, min(each.above[rival] for rival in rivals)) for each in ordered]
@@ -282,15 +288,15 @@ def main() -> None:
     figures = _figures(points, bounds, free, optimum)
     write = not (options.quick or options.no_write)
     if write:
-        RESULTS.mkdir(parents=True, exist_ok=True)
-        save_figure(sensitivity_figure(points, free, optimum), RESULTS / "sensitivity.png")
-        save_figure(bound_figure(bounds), RESULTS / "sensitivity-bound.png")
+        drawn = sensitivity_figure(points, free, optimum)
+        save_pictures({"sensitivity.png": drawn, "sensitivity-bound.png": bound_figure(bounds)})
     publish(
-        "sensitivity.md",
+        "sensitivity",
         "How much a forecast error costs",
-        "python benchmarks/sensitivity.py",
-        page(points, bounds, free, optimum, directions, figures, (history, measured, bounded)),
+        QUESTION,
+        page(points, bounds, free, optimum, figures, (history, measured, bounded)),
         write=write,
+        details=details(points, bounds, free, optimum, directions, figures),
     )
     finish(figures)
 
@@ -301,12 +307,20 @@ def _figures(
     free: dict[str, dict[str, float]],
     optimum: dict[str, float],
 ) -> dict[str, object]:
-    def chosen(label: str, regime: str, policy: str) -> list[Point]:
-        return [
-            each
-            for each in points
-            if (each.markets, each.regime, each.policy) == (label, regime, policy)
-        ]
+    def everywhere(figure: Callable[[list[Point]], object]) -> dict[str, object]:
+        """Apply a figure to the points of every set of markets, policy and regime."""
+        by_key: dict[tuple[str, str, str], list[Point]] = {}
+        for each in points:
+            by_key.setdefault((each.markets, each.policy, each.regime), []).append(each)
+        return {
+            label: {
+                short: {
+                    x.value: figure(by_key.get((label, name, x.value), [])) for x in ErrorRegime
+                }
+                for short, name in policies.items()
+            }
+            for label in labels
+        }
 
     labels = list(free)
     policies = {short: policy.name for short, policy in PLANNERS.items()} | {
@@ -319,43 +333,25 @@ def _figures(
         "also rubato": [each.name for each in FREE],
     }
     return {
-        "crossover_level": {
-            label: {
-                short: {
-                    regime.value: {
-                        words: _short(crossover(chosen(label, regime.value, name), group))
-                        for words, group in rivals.items()
-                    }
-                    for regime in ErrorRegime
-                }
-                for short, name in policies.items()
+        "crossover_level": everywhere(
+            lambda found: {
+                words: rounded(crossover(found, group)) for words, group in rivals.items()
             }
-            for label in labels
-        },
-        "utility": {
-            label: {
-                short: {
-                    regime.value: {
-                        f"{each.level:g}": _short(each.utility)
-                        for each in chosen(label, regime.value, name)
-                    }
-                    for regime in ErrorRegime
-                }
-                for short, name in policies.items()
-            }
-            for label in labels
-        },
+        ),
+        "utility": everywhere(
+            lambda found: {f"{each.level:g}": rounded(each.utility) for each in found}
+        ),
         "utility_without_forecast": {
-            label: {name: _short(value) for name, value in each.items()}
+            label: {name: rounded(value) for name, value in each.items()}
             for label, each in free.items()
         },
-        "optimum": {label: _short(value) for label, value in optimum.items()},
+        "optimum": {label: rounded(value) for label, value in optimum.items()},
         "bound_violated_share": sum(each.violated for each in bounds)
         / sum(each.cases for each in bounds),
         "bound_cases": sum(each.cases for each in bounds),
         "bound_over_loss": {
             label: {
-                f"{level:g}": _short(_ratio(bounds, label, level))
+                f"{level:g}": rounded(_ratio(bounds, label, level))
                 for level in sorted({each.level for each in bounds})
             }
             for label in labels
@@ -373,10 +369,6 @@ def _ratio(bounds: Sequence[BoundPoint], label: str, level: float) -> float | No
     loss = sum(each.loss for each in those)
     # A loss far below a cent is rounding.
     return sum(each.bound for each in those) / loss if loss > 1e-3 * len(those) else None
-
-
-def _short(value: float | None) -> float | None:
-    return None if value is None else round(value, 4)
 
 
 if __name__ == "__main__":

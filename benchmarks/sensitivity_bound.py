@@ -1,9 +1,8 @@
-"""The guarantee of a plan made on forecasts: what it loses, beside what it can lose at most.
+"""The guarantee of a plan made on forecasts: its loss, beside the largest possible loss.
 
-With totals that stay as planned and are split by what is really there, a plan for the whole job
-earns at least the optimum less twice E, the sum over slots of N_max |price error| + on-demand
-price x |count error|. A slot's error cannot matter more than the GPUs that can be there and the
-saving they can bring: the second bound counts no more than that.
+A plan for the whole job holds its totals and splits them by what is really there. It earns at least
+the optimum less twice E, the sum over slots of N_max |price error| + on-demand price x |count
+error|. The second, tighter bound counts only GPUs that can be there and the saving they can bring.
 """
 
 from __future__ import annotations
@@ -53,6 +52,7 @@ def bound_points(
     seed: int,
     advance: Callable[[], None],
 ) -> list[BoundPoint]:
+    """Return losses and bounds of every regime and level."""
     best = [
         offline_optimum(case.job, markets[case.market].window(case.start, case.job.hard_deadline))
         for case in cases
@@ -97,7 +97,7 @@ def bound_points(
 def believed(
     case: Case, trace: MarketTrace, regime: ErrorRegime, level: float, seed: int
 ) -> MarketWindow:
-    """The whole window as forecast in the slot before the job begins."""
+    """Return the whole window as forecast in the slot before the job begins."""
     truth = trace.window(case.start, case.job.hard_deadline)
     price, available = noisy_forecasts(
         trace,
@@ -111,7 +111,7 @@ def believed(
 
 
 def settled(job: Job, totals: Sequence[int], market: MarketWindow) -> float:
-    """Utility of holding these totals, spot as far as it is there and cheaper."""
+    """Return the utility of these totals, with spot as far as it is there and cheaper."""
     planned = np.zeros(job.hard_deadline, dtype=np.int64)
     planned[: len(totals)] = totals
     cheaper = market.spot_price < market.on_demand_price
@@ -120,14 +120,14 @@ def settled(job: Job, totals: Sequence[int], market: MarketWindow) -> float:
 
 
 def error_between(job: Job, truth: MarketWindow, belief: MarketWindow) -> float:
-    """E as it is stated."""
+    """Return E of the guarantee."""
     price = np.abs(truth.spot_price - belief.spot_price)
     count = np.abs(truth.available - belief.available)
     return float((job.max_gpus * price + truth.on_demand_price * count).sum())
 
 
 def tight_error(job: Job, truth: MarketWindow, belief: MarketWindow) -> float:
-    """E with GPUs that the job could hold, at the saving that was believed in."""
+    """Return E with only GPUs that the job could hold, at the saving believed in."""
 
     def usable(market: MarketWindow) -> NDArray[np.int64]:
         return np.minimum(market.available, job.max_gpus)

@@ -51,7 +51,7 @@ REGIME_COLOURS = (BLUE, SKY, GREEN, YELLOW, ORANGE, RED, PINK, INK)
 def sensitivity_figure(
     points: Sequence[Point], free: dict[str, dict[str, float]], optimum: dict[str, float]
 ) -> Figure:
-    """A row for each set of markets, a column for each kind of error."""
+    """Draw utility by error level: one row per set of markets, one column per error."""
     regimes = list(dict.fromkeys(each.regime for each in points))
     shapes = list(dict.fromkeys(regime.split("-")[1] for regime in regimes))
     rows = [(label, scale) for label in free for scale in ("proportional", "fixed")]
@@ -91,7 +91,7 @@ def _draw(axes: Axes, points: Sequence[Point], free: dict[str, float], optimum: 
 
 @house_style()
 def bound_figure(bounds: Sequence[BoundPoint]) -> Figure:
-    """The measured loss under its bounds, and how far the bound is from it."""
+    """Draw the measured loss under its bounds, and the ratio of the two."""
     labels = list(dict.fromkeys(each.markets for each in bounds))
     regimes = list(dict.fromkeys(each.regime for each in bounds))
     figure = new_figure(14, 5.6 * len(labels))
@@ -127,5 +127,5 @@ def bound_figure(bounds: Sequence[BoundPoint]) -> Figure:
 
 
 def _drawn(loss: float) -> float:
-    """A loss of nothing has no logarithm: its line ends there."""
+    """Return the values to draw; a zero loss has no logarithm, so its line ends."""
     return loss if loss > 1e-3 else float("nan")

@@ -1,13 +1,13 @@
-"""The soak: controllers killed at random, a thousand times, and what became of their jobs.
+"""The soak: controllers are killed at random a thousand times, and their jobs are checked.
 
-Every round draws markets, jobs, requests, faults and deaths from its own number. A round that fails
-prints its number, and ``--round N`` runs it again.
+Every round is a scenario drawn from its number: markets, jobs, requests, faults and kills. A round
+that fails prints its number, and ``--round N`` repeats it.
 
-A job is *lost* if it is not over, ended more than once, or failed although it was easy; *leaked*
-counts nodes that live on after their job; *unaccounted* are jobs whose bill is not the journal's
-to the last bit, or whose decisions do not come out of it again.
+A job is *lost* if it is not over, ended more than once, or failed although it was easy. *Leaked*
+counts nodes that outlive their job. *Unaccounted* are jobs whose bill differs from the journal, or
+whose decisions cannot be replayed from it.
 
-``make soak`` runs it with ``tests`` on the Python path: its rooms are those of the tests.
+``make soak`` runs it with ``tests`` on the Python path, because it uses the tests' harness.
 """
 
 from __future__ import annotations
@@ -72,13 +72,13 @@ def main() -> None:
 
 
 def adventure_of(seed: int, number: int) -> Adventure:
-    """Every other one is easy: its jobs must succeed."""
+    """Return the scenario of a round; every other one is easy, and its jobs must succeed."""
     random = np.random.default_rng([seed, number])
     return Adventure(Seeded(random), kills=8, troubles=8, jobs=3, easy=number % 2 == 0)
 
 
 def lived_through(adventure: Adventure) -> str:
-    """What was wrong, "" if nothing."""
+    """Run a round and return what was wrong, or ""."""
     try:
         adventure.live()
         adventure.check()
@@ -88,7 +88,7 @@ def lived_through(adventure: Adventure) -> str:
 
 
 def found_wrong(adventure: Adventure) -> dict[str, int]:
-    """Counted anew, so that one problem does not hide another; never nothing."""
+    """Return every problem of a round; one problem does not hide another."""
     room = adventure.room
     room.fleet.unreachable = False
     lost = leaked = unaccounted = 0

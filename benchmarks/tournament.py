@@ -1,7 +1,7 @@
 """The paper-scale tournament: 112 policies on 1,000 jobs of up to 48 slots, and its speed.
 
-The same policies stepped through ``Policy.decide`` in Python, on a sample of the same jobs and in
-the same run, give the ratio and must give the same results.
+The same policies run through ``Policy.decide`` in Python on a sample of the same jobs, in the same
+run. That gives the ratio, and the results must be equal.
 """
 
 from __future__ import annotations
@@ -79,14 +79,15 @@ def main() -> None:
     header = ("way", "jobs", "policy-slots", "seconds", "policy-slots per second")
     speedup = rates[1] / (stepped / seconds)
     notes = (
-        f"112 policies on each job; a policy-slot is one decision with its accounting. On one core "
-        f"the batch is {speedup:.0f} times as fast as `Policy.decide` slot by slot; the largest "
-        f"difference between the two in utility, cost or finishing slot is {difference:.1e}."
+        "Each job is played with 112 policies. A policy-slot is one decision with its accounting. "
+        f"On one core the batch is {speedup:.0f} times as fast as `Policy.decide` slot by slot. "
+        "The largest difference between the two in utility, cost or finishing slot is "
+        f"{difference:.1e}."
     )
     publish(
-        "tournament.md",
+        "tournament",
         "The tournament's speed",
-        "python benchmarks/tournament.py",
+        "How many decisions per second does the batch simulation make?",
         [markdown_table(header, rows), notes],
         write=not (options.quick or options.no_write),
     )

@@ -2,9 +2,8 @@
 
     python benchmarks/tree.py --base REVISION
 
-Files, lines, names that exist twice and docstrings are counted in the sources. Then two programs
-run, one simulated decision and one ``duetune plan``, and the modules are counted of which at least
-one function was called.
+Files, lines, duplicate names and docstrings are counted in the sources. Then two programs run, one
+simulated decision and one ``duetune plan``; the modules are counted in which any function ran.
 """
 
 from __future__ import annotations
@@ -76,9 +75,9 @@ def main() -> None:
     rows = [[name, before[name], after[name]] for name in after]
     table = markdown_table(["", f"before ({given.base})", "now"], rows)
     publish(
-        "tree.md",
+        "tree",
         "The source tree",
-        "python benchmarks/tree.py",
+        "How large is the source tree, and how many modules does one decision touch?",
         [table],
         write=not given.no_write,
     )
@@ -86,6 +85,7 @@ def main() -> None:
 
 
 def figures(tree: Path, *, quick: bool) -> dict[str, float]:
+    """Return the figures of one tree."""
     package = tree / "src" / "duetune"
     files = sorted(package.rglob("*.py"))
     rooms = [
@@ -125,7 +125,7 @@ def figures(tree: Path, *, quick: bool) -> dict[str, float]:
 
 
 def docstring_lines(module: ast.Module) -> int:
-    """Lines of docstrings, those below constants included."""
+    """Count lines of docstrings, including those below constants."""
     return sum(
         (node.end_lineno or node.lineno) - node.lineno + 1
         for node in ast.walk(module)
@@ -136,7 +136,7 @@ def docstring_lines(module: ast.Module) -> int:
 
 
 def touched(tree: Path, program: str) -> int:
-    """How many modules of ``tree`` run a function while ``program`` runs."""
+    """Count the modules of ``tree`` in which a function runs while ``program`` runs."""
     with tempfile.TemporaryDirectory() as home:
         environment = os.environ | {"PYTHONPATH": str(tree / "src"), "DUETUNE_HOME": home}
         # Once without the probe: the compiler takes long, and longer when it is watched.

@@ -1,4 +1,4 @@
-"""What the demo promises, checked: the job, its deadline and bill, and the adapter in plain peft.
+"""Checks what the demo promises: the job, its deadline and bill, and the adapter in plain peft.
 
 python check.py job     prints the id of the latest job
 python check.py JOB     checks it
@@ -18,15 +18,18 @@ HELD_OUT = 64
 
 
 def answer(*words: str) -> dict:
+    """Return the JSON answer of a duetune command."""
     done = subprocess.run([*PROGRAM, *words, "--json"], capture_output=True, check=True)  # noqa: S603
     return json.loads(done.stdout)
 
 
 def latest() -> str:
+    """Return the id of the latest job."""
     return answer("queue", "--all")["jobs"][0]["id"]
 
 
 def check(job: str) -> None:
+    """Print the outcome of a job and fail if a promise is broken."""
     row = answer("status", job)["status"]["job"]
     runs = {run["policy"]: run for run in answer("explain", job)["explanation"]["whole_runs"]}
     on_demand = runs["on_demand"]
@@ -47,7 +50,7 @@ def check(job: str) -> None:
 
 
 def losses(model: Path, adapter: Path) -> tuple[float, float]:
-    """Of the base model and with the adapter, through transformers and peft alone."""
+    """Return the loss of the base model and with the adapter, by transformers and peft alone."""
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
     import torch  # noqa: PLC0415
@@ -65,7 +68,7 @@ def losses(model: Path, adapter: Path) -> tuple[float, float]:
 
 
 def fresh_rows() -> list[str]:
-    """Of the same kind, from another seed, and none that is in the dataset."""
+    """Return rows of the same kind from another seed, without those in the dataset."""
     import make_dataset  # noqa: PLC0415
 
     known = set(Path(__file__).with_name("support.jsonl").read_text("utf-8").splitlines())
@@ -74,6 +77,7 @@ def fresh_rows() -> list[str]:
 
 
 def loss(model: object, tokenizer: object, rows: list[str]) -> float:
+    """Return the mean loss of a model on these rows."""
     import torch  # noqa: PLC0415
 
     total = 0.0

@@ -1,4 +1,4 @@
-"""Writes support.jsonl: made-up conversations of a shop's customer service, the same every time."""
+"""Writes support.jsonl: invented customer service conversations of a shop, always the same."""
 
 from __future__ import annotations
 
@@ -35,6 +35,7 @@ CASES = (
 
 
 def rows(*, seed: int, count: int) -> list[str]:
+    """Return ``count`` conversations as JSON lines."""
     draw = random.Random(seed)  # noqa: S311 - no secret
     lines = []
     for _ in range(count):

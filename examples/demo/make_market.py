@@ -1,6 +1,6 @@
-"""Writes market.csv: a volatile spot market of our own making, the same every time.
+"""Writes market.csv: a volatile synthetic spot market, always the same.
 
-Spot comes and goes every hour or two, in part or altogether, at a third of the price on demand.
+Spot capacity changes every hour or two, at about a third of the on-demand price.
 """
 
 from __future__ import annotations

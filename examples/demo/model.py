@@ -1,4 +1,4 @@
-"""Builds the demo's model on the spot: a small Llama over bytes, with random weights."""
+"""Builds the model of the demo: a small Llama over bytes, with random weights."""
 
 from __future__ import annotations
 

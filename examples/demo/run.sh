@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The main job on the embedded fleet: a real LoRA fine-tune through real preemptions.
-# Run from the root of the repository, with the program's folder as the only argument.
+# Runs the main job on the embedded fleet: a real LoRA fine-tune through real preemptions.
+# Run it from the root of the repository. The only argument is the folder of the program.
 set -euo pipefail
 bin=${1:-.venv/bin}
 out=out/demo
