@@ -18,7 +18,7 @@ from duetune.control.market_watch import MarketMemory
 from duetune.control.turn import Page, lifetimes, measured_pace, reported
 from duetune.core.events import Learned, UserRequested
 from duetune.core.fleet import Limit, Release
-from duetune.engine.engine import Engine, lookahead
+from duetune.engine.engine import Engine, horizon
 from duetune.errors import DuetuneError, FleetError, StaleController, StoreError
 
 if TYPE_CHECKING:
@@ -32,9 +32,6 @@ if TYPE_CHECKING:
     from duetune.core.ports import Forecaster, Policy
 
     Requests = Sequence[tuple[int, str, UserRequest]]
-
-USUAL_HORIZON = 24
-"""Slots of forecast that a policy is shown, unless it is known to use more."""
 
 SETTLE_SHARE = 0.02
 """Wait this share of the slot before deciding: prices change at the start of a slot."""
@@ -227,7 +224,7 @@ class Controller:
 
     def _expected(self, page: Page) -> Forecast:
         policy = self._policy_named(page.engine.state.submitted.policy)
-        return self._memory.forecast(page.market, max(USUAL_HORIZON, lookahead(policy)))
+        return self._memory.forecast(page.market, horizon(policy))
 
     def _observed(self, page: Page) -> Observed:
         """Return the observation that the policy is shown: without the spot GPUs of other jobs."""

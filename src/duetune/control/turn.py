@@ -1,4 +1,4 @@
-"""One job in one turn of the controller: the events of the turn, and the news that make them.
+"""One job in one turn of the controller: its events, and the reports that cause them.
 
 Bills of running nodes and training steps change all the time, so they enter the journal only now
 and then. The end of a node or of a training phase enters it at once.
@@ -105,7 +105,10 @@ def _is_news(node: Node, known: Node | None, *, due: bool) -> bool:
 
 
 def _never_launched(state: JobState, fleet: FleetReport, released: AbstractSet[str]) -> list[Node]:
-    """Return nodes that were released before their launch reached the fleet: it refuses them."""
+    """Return nodes that were released before the fleet got their launch.
+
+    If the launch still arrives, the fleet refuses it.
+    """
     known = {node.id for node in fleet.nodes}
     return [
         msgspec.structs.replace(

@@ -185,7 +185,7 @@ def _report(state: JobState, event: Reported) -> None:
 
 
 def _refused(state: JobState, node: Node) -> None:
-    """Decide once more in this slot: the job can get no more spot GPUs than it has."""
+    """Ask for a new decision, once per slot. It sees only the spot GPUs that the job has."""
     wanted = node.kind is NodeKind.SPOT and node.id not in state.releasing
     if wanted and state.refused_in != state.slot:
         state.refused_in = state.slot
@@ -226,8 +226,8 @@ def time_is_up(state: JobState, event: Observed) -> str:
 def job_observed(state: JobState, event: Observed) -> Job:
     """Return the job with its throughput curve corrected by the paces measured so far.
 
-    A value that was derived from the curve is derived again. The result is the same before and
-    after ``event`` was handled.
+    If the user gave no value, it is computed again from the corrected curve. The result is the same
+    before and after ``event`` was handled.
     """
     if not event.pace:
         return state.job

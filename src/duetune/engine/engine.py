@@ -41,6 +41,10 @@ FALLBACK = "on_demand"
 """The policy that decides when the chosen one fails; it needs no forecast and no memory."""
 
 
+USUAL_HORIZON = 24
+"""Slots of forecast that a policy is shown, unless it is known to use more."""
+
+
 class Engine:
     """The engine of job ``stream``.
 
@@ -272,6 +276,11 @@ def decide(policy: Policy, view: View) -> Decision:
 def lookahead(policy: Policy) -> int:
     """Return how many slots of forecast a policy is known to use."""
     return policy.lookahead if isinstance(policy, CompiledPolicy) else 0
+
+
+def horizon(policy: Policy) -> int:
+    """Return how many slots of forecast a policy is shown, live and in simulations."""
+    return max(USUAL_HORIZON, lookahead(policy))
 
 
 def _answer(policy: Policy, view: View) -> Decision:

@@ -1,4 +1,4 @@
-"""Why a job held the GPUs it held: what it saw and expected, what it decided, and what other
+"""Explains each decision of a job: what it saw and expected, what it decided, and what other
 policies would have decided and cost.
 """
 

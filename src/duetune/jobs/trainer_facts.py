@@ -1,8 +1,8 @@
 """What duetune's own trainer does, in terms of configuration knowledge.
 
-This is the only place that states it: the default of every field, how weights and optimiser state
-are stored, and how GPUs share the work. ``fits``, ``recommend``, ``plan`` and ``launch`` all ask
-``TrainerKnowledge``, so they give the same answer.
+It says how weights and optimiser state are stored and how GPUs share the work. ``fits``,
+``recommend``, ``plan`` and ``launch`` all ask ``TrainerKnowledge``, so they give the same answer.
+Which value an open field of a job gets (precision, batch, method) is decided in ``question``.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _OPTIONS: dict[str, tuple[str, ...]] = {
 """The values of configuration fields that the trainer supports."""
 
 _GRADIENTS_HELD = 2
-"""Microbatches per step at which gradients are held during the whole step."""
+"""From this many microbatches per step on, gradients stay in memory during the whole step."""
 
 _SMALL_RANK = 64
 """Largest measured LoRA rank. Up to it, adapter gradients are too small to matter, so runs that
@@ -74,8 +74,10 @@ def trainer_software() -> str:
 
 
 def precision_kept(method: str, computed: str) -> Precision:
-    """Return how weights are stored that compute in bf16, fp16 or fp32. Trained weights are stored
-    in 32 bits, frozen weights beside adapters in the precision they compute in.
+    """Return the storage precision of weights whose computations run in ``computed``.
+
+    Trained weights are stored in 32 bits. Frozen weights beside adapters are stored in the
+    precision they compute in.
     """
     return (_TRAINED if method == Method.FULL else _FROZEN)[computed]
 

@@ -8,9 +8,9 @@
 The program contains only the possible pairs. The linear relaxation is solved first. In its
 solution, at most as many jobs are split between shapes as there are partitions and quotas; these
 are rounded. If the rounded solution is not within the gap of the bound, an integer program is
-solved. Up to ``LARGEST`` pairs that is the whole program. Beyond, it covers the split jobs and the
-jobs that lose least by another shape, and all other jobs keep their shape; this usually reaches the
-bound.
+solved. Up to ``LARGEST`` pairs that is the whole program. Beyond, it contains the split jobs and
+those for which another shape costs least extra. All other jobs keep their shape. The result is
+usually within the gap.
 
 The costs come from the planners that call ``assigned``: ``sia`` and ``tutti``.
 """

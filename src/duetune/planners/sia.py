@@ -4,8 +4,8 @@ The pace of a job in each shape is divided by its smallest pace and multiplied b
 can run with, so that all jobs count alike. A shape other than the present one is discounted by the
 restart factor r = (T - N S) / (T + S) of a job of age T seconds with N restarts of S seconds. The
 program minimises the sum of the paces to the power p; with p below 0 the slowest jobs count most.
-Having no GPUs costs more than any shape. Jobs start with the smallest shape and at most double in a
-round. The integer program itself is in ``round_program``.
+Having no GPUs costs more than almost every shape. Jobs start with the smallest shape and at most
+double in a round. The integer program itself is in ``round_program``.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from duetune.core.fleet import Task
 from duetune.core.ledger import Entry, Outcome
 from duetune.core.physics import job_physics, step
 from duetune.core.progress import Phase, Progress
-from duetune.engine.engine import Engine, lookahead
+from duetune.engine.engine import Engine, horizon
 from duetune.errors import Bug
 from duetune.market.forecast.forecast_source import ForecastKind, ForecastSource
 from duetune.market.forecast.simple import outlook_at, past_before
@@ -32,9 +32,6 @@ if TYPE_CHECKING:
     from duetune.core.market import MarketTrace, Slot
     from duetune.core.physics import SlotStep
     from duetune.core.ports import Forecaster, Policy
-
-USUAL_HORIZON = 24
-"""Number of forecast slots that a policy is shown, unless it declares that it uses more."""
 
 LAST_VALUE = ForecastSource(kind=ForecastKind.LAST)
 
@@ -72,7 +69,7 @@ class Episode:
         self._forecaster = (
             source.forecaster(trace, start) if isinstance(source, ForecastSource) else source
         )
-        self._horizon = max(USUAL_HORIZON, lookahead(policy))
+        self._horizon = horizon(policy)
         self._physics = job_physics(job)
         self._held, self._progress, self._spent = Allocation(), 0.0, 0.0
         self._entries: list[Entry] = []

@@ -37,10 +37,10 @@ MARGIN = 0
 """Index of the feature column that holds the margin."""
 
 SLOPE = 20.0
-"""Log-odds per unit of margin for physics alone, as if a peak were sometimes off by 8%."""
+"""Log-odds per unit of margin without measurements. It matches an error of about 8% in the peak."""
 
 FAR = 0.4
-"""A margin beyond this is certain: no physics is off by half."""
+"""Above this margin memory is certainly enough: the computed peak is never wrong by half."""
 
 HALF_TRUST = 10.0
 """With this many runs of the rarer outcome, the classifier counts as much as physics."""
@@ -77,8 +77,7 @@ class Validity(msgspec.Struct, frozen=True, kw_only=True):
     - ``odds``: turn the remaining margin into a probability.
     - ``classifier``: trees that see the margin and all other features.
     - ``by_software``: odds for software with enough runs, because failures and the accuracy of
-      peaks
-    depend on the software and on who measured.
+      peaks depend on the software and on who measured.
     """
 
     memory: Forest
@@ -142,8 +141,8 @@ def fit_validity(
 ) -> Validity:
     """Return the model for rows to which ``physics`` was fitted.
 
-    ``peak_bytes`` is NaN if it was not measured, or if all memory was used. The classifier learns
-    from margins of physics and trees that had not seen the row, as it will be asked later.
+    ``peak_bytes`` is NaN if it was not measured, or if all memory was used. Each row's
+    margin comes from models fitted without that row, because later questions are about unseen rows.
     """
     rows = it.configurations
     known = np.isfinite(peak_bytes)

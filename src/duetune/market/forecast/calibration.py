@@ -49,9 +49,9 @@ _FAR = 0.01
 class CalibratedCounts:
     """A calibrated model of counts.
 
-    Counts have atoms: an interval of whole numbers can hardly ever cover exactly 90%. The share of
-    an atom that lies below a level counts as a miss, so coverage is exact if the edge of an
-    interval counts with the probability that makes it so (randomised coverage).
+    Counts have atoms: an interval of whole numbers can hardly ever cover exactly 90%. So a
+    value on the edge of an interval counts partly as inside. The part is chosen so that the
+    coverage is exactly the nominal one (randomised coverage).
 
     A few days of data cannot show everything that may happen. A ``doubt`` that fades with time and
     grows with the distance ahead is therefore mixed in last: half even over all counts, half at
