@@ -109,7 +109,8 @@ def test_a_queue_that_makes_no_sense_and_a_project_without_gpus_are_refused_by_n
     )
     none = home.run("plan", home.spec(project="old"), status=2).stderr
     assert none == (
-        "duetune: project: 'old' is not allowed; expected one with a quota; queue.quotas.old is 0\n"
+        "duetune: project: 'old' is not allowed; expected a project with a quota above 0; "
+        "queue.quotas.old is 0\n"
     )
     (home.path / "config.toml").write_text('[queue]\ngpus = 3\nplanner = "oracle"\n')
     unknown = home.run("plan", home.spec(), status=2).stderr

@@ -72,7 +72,7 @@ def test_the_wheel_has_every_module_and_data_file_and_nothing_else(wheel):
         for path in (source / "duetune").rglob("*")
         if path.suffix in {".py", *DATA} and "__pycache__" not in path.parts
     }
-    for name in ("py.typed", "knowledge/registry.json", "knowledge/data/h200.csv"):
+    for name in ("py.typed", "knowledge/facts/registry.json", "knowledge/data/h200.csv"):
         assert f"duetune/{name}" in packed
     assert any("/migrations/" in name for name in packed)
 

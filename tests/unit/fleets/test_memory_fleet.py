@@ -76,7 +76,7 @@ def test_nodes_are_lost_with_and_without_notice():
     assert fleet.node("b").notice_at == fleet.clock.now() + 30
     fleet.clock.advance(31)
     assert fleet.node("b").state is NodeState.LOST
-    with pytest.raises(Bug, match="which is lost already"):
+    with pytest.raises(Bug, match="which is already lost"):
         fleet.lose("b")
     with pytest.raises(Bug, match="never launched"):
         fleet.finish("z")
