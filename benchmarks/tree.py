@@ -25,12 +25,14 @@ REVIEWED = "e0f369b"
 """The revision that the review of the tree was about."""
 
 DECISION = """
-import duetune
-job = duetune.Job(work=3.0, deadline=2, value=40.0, throughput=duetune.linear_throughput(4))
-market = duetune.synthetic_market("price_spike", slots=64, seed=1)
-policy = duetune.Ahap()
+try:
+    from support.harness import Room
+except ImportError:
+    from rooms import Room
+room = Room()
+room.submit()
 started = True
-duetune.simulate_job(job, market, policy, start=24)
+room.controller.turn()
 """
 PLAN = """
 import os, pathlib
@@ -43,17 +45,23 @@ assert not main(["plan", str(job), "--json"])
 PROBE = """
 import contextlib, io, sys
 seen, space = set(), {"started": False}
+def imports(frame):
+    while frame is not None:
+        if frame.f_code.co_name == "<module>" and "duetune" in frame.f_code.co_filename:
+            return True
+        frame = frame.f_back
+    return False
 def watch(frame, event, arg):
-    # Bodies of modules and classes run on import: only functions count.
-    if event == "call" and frame.f_code.co_flags & 1 and space["started"]:
-        name = frame.f_globals.get("__name__", "")
-        if name.startswith("duetune"):
+    name = frame.f_globals.get("__name__", "")
+    if event == "call" and space["started"] and name.startswith("duetune") and name not in seen:
+        # What runs while a module is imported is not the program's way.
+        if frame.f_code.co_flags & 1 and not imports(frame):
             seen.add(name)
 sys.setprofile(watch)
 with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit):
     exec(sys.argv[1], space)
 sys.setprofile(None)
-print(len(seen))
+print(len([name for name in seen if not name.startswith("duetune.testing")]))
 """
 
 
@@ -64,7 +72,7 @@ def main() -> None:
     after = figures(ROOT, quick=given.quick)
     with tempfile.TemporaryDirectory() as folder:
         archive = subprocess.run(
-            ["git", "archive", given.base, "src"],
+            ["git", "archive", given.base, "src", "tests"],
             cwd=ROOT,
             check=True,
             capture_output=True,
@@ -119,7 +127,7 @@ def figures(tree: Path, *, quick: bool) -> dict[str, float]:
         "public classes and functions without a docstring": silent,
     }
     if not quick:
-        measured["modules that a first decision runs through"] = touched(tree, DECISION)
+        measured["modules that a first live decision runs through"] = touched(tree, DECISION)
         measured["modules that `duetune plan` runs through"] = touched(tree, PLAN)
     return measured
 
@@ -138,7 +146,12 @@ def docstring_lines(module: ast.Module) -> int:
 def touched(tree: Path, program: str) -> int:
     """Count the modules of ``tree`` in which a function runs while ``program`` runs."""
     with tempfile.TemporaryDirectory() as home:
-        environment = os.environ | {"PYTHONPATH": str(tree / "src"), "DUETUNE_HOME": home}
+        environment = os.environ | {
+            "PYTHONPATH": os.pathsep.join(
+                str(tree / part) for part in ("src", "tests", "tests/unit/control")
+            ),
+            "DUETUNE_HOME": home,
+        }
         # Once without the probe: the compiler takes long, and longer when it is watched.
         for code in (f"exec({program!r})", PROBE):
             done = subprocess.run(

@@ -61,7 +61,7 @@ class Home:
     @cached_property
     def store(self) -> Store:
         """The home's database, created if there is none."""
-        from duetune.store.home_store import opened_store
+        from duetune.store.store import opened_store
 
         return opened_store(self.settings)
 
@@ -183,7 +183,7 @@ class Home:
         from duetune.jobs.trainer_facts import TrainerKnowledge, trainer_software
         from duetune.knowledge.advisor import Advisor
         from duetune.registry.sources import site_history, site_source
-        from duetune.store.home_store import existing_store
+        from duetune.store.store import existing_store
 
         notes: tuple[str, ...] = ()
         try:

@@ -9,14 +9,12 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from duetune.errors import FleetError, InvalidInput
-from duetune.registry.feeds import OF_FLEET, feed_named
-from duetune.registry.fleets import fleet_named
+from duetune.registry.fleets import OF_FLEET, feed_named, fleet_named
 from duetune.registry.forecasters import forecast_named
 from duetune.registry.planners import planner_named
-from duetune.registry.policies import policies_named, policy_named
-from duetune.registry.selectors import selector_named
+from duetune.registry.policies import policies_named, policy_named, selector_named
 from duetune.settings import HOME
-from duetune.store.home_store import opened_store
+from duetune.store.store import opened_store
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

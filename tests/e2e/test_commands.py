@@ -12,8 +12,7 @@ import pytest
 from duetune.cli import app as program
 from duetune.cli import main, options, select, simulate, tournament
 from duetune.core.job import Job, linear_throughput
-from duetune.registry.policies import GROUPS, POLICIES
-from duetune.registry.selectors import SELECTORS
+from duetune.registry.policies import GROUPS, POLICIES, SELECTORS
 
 
 @pytest.fixture(autouse=True)

@@ -15,7 +15,7 @@ from unittest.mock import patch
 from duetune.cli import main
 from duetune.jobs import submit
 from duetune.settings import load_settings
-from duetune.store.home_store import opened_store
+from duetune.store.store import opened_store
 from duetune.wiring import running_fleet
 from support.patience import PATIENCE_S, slowness, until
 

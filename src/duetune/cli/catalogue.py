@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import click
 
-from duetune.registry.feeds import feeds_listed
-from duetune.registry.fleets import fleets_listed
+from duetune.registry.fleets import feeds_listed, fleets_listed
 from duetune.registry.forecasters import forecasters_listed
 from duetune.registry.markets import markets_listed
 from duetune.registry.plugins import Listed
-from duetune.registry.policies import GROUPS, policies_listed
-from duetune.registry.selectors import SELECTORS
+from duetune.registry.policies import GROUPS, SELECTORS, policies_listed
 
 _FILES = (
     Listed(

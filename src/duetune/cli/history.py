@@ -203,7 +203,7 @@ def _fields(given: tuple[str, ...]) -> dict[str, str]:
 def _known(*, everything: bool) -> History:
     from duetune.knowledge.history import History
     from duetune.registry.sources import site_history
-    from duetune.store.home_store import existing_store
+    from duetune.store.store import existing_store
 
     store = existing_store(Home().settings)
     if everything:

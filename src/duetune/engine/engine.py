@@ -16,8 +16,8 @@ from duetune.core.events import Decided, Ended, Observed, Status
 from duetune.core.fleet import Launch, Limit, NodeKind, NodeState, Release
 from duetune.core.physics import affordable, job_physics, value_of_finishing
 from duetune.engine.effects import after, job_observed, time_is_up
-from duetune.engine.market_history import highest_price, seen_by
 from duetune.engine.node_requests import requested
+from duetune.engine.state import highest_price, seen_by
 from duetune.errors import Bug, DuetuneError, InvalidInput, NotFound
 from duetune.policies.compiled_policy import CompiledPolicy
 

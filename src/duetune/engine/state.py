@@ -1,4 +1,7 @@
-"""The state of a job: the result of all its events. How events change it is in ``effects``."""
+"""The state of a job: the result of all its events, and the market as the job has seen it.
+
+How events change the state is in ``effects``.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +9,18 @@ import math
 from typing import TYPE_CHECKING
 
 import msgspec
+import numpy as np
 
-from duetune.core.decision import Allocation
+from duetune.core.decision import Allocation, Seen
 from duetune.core.events import Ended, Status, Submitted
 from duetune.core.fleet import Node, NodeKind, NodeState
 from duetune.core.job import Job
 from duetune.core.progress import Progress
-from duetune.engine.market_history import Watched
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+    from duetune.core.market import Slot
 
 
 class Ending(msgspec.Struct, frozen=True):
@@ -23,6 +28,31 @@ class Ending(msgspec.Struct, frozen=True):
 
     status: Status
     reason: str
+
+
+class Watched(msgspec.Struct):
+    """The market as a job observed it, with one entry per slot, counted from 1.
+
+    A slot without an observation repeats the slot before it. Slots before the first observation, in
+    slot ``first``, repeat that one. A later observation of the same slot replaces the earlier one.
+    """
+
+    prices: list[float] = msgspec.field(default_factory=list)
+    counts: list[int] = msgspec.field(default_factory=list)
+    first: int = 0
+
+    def look(self, slot: int, market: Slot) -> None:
+        """Add the market of ``slot``; called with every observation when it takes effect."""
+        if not slot > self.first > 0:
+            self.first = slot
+            self.prices[:slot] = [market.spot_price] * slot
+            self.counts[:slot] = [market.available] * slot
+            return
+        missed = slot - 1 - len(self.prices)
+        self.prices += self.prices[-1:] * missed
+        self.counts += self.counts[-1:] * missed
+        self.prices[slot - 1 : slot] = [market.spot_price]
+        self.counts[slot - 1 : slot] = [market.available]
 
 
 class JobState(msgspec.Struct):
@@ -185,3 +215,31 @@ class JobState(msgspec.Struct):
 def _count(nodes: Iterable[Node]) -> Allocation:
     kinds = [node.kind for node in nodes]
     return Allocation(spot=kinds.count(NodeKind.SPOT), on_demand=kinds.count(NodeKind.ON_DEMAND))
+
+
+def highest_price(submitted: Submitted) -> float:
+    """Return the highest spot price that the job pays, in dollars per GPU and slot."""
+    if submitted.max_price is None:
+        return math.inf
+    return submitted.max_price * submitted.slot_s / 3600
+
+
+def seen_by(submitted: Submitted, watched: Watched, slot: int, market: Slot) -> Seen:
+    """Return the market before the job and up to ``slot``, whose market is ``market``.
+
+    Slots with a price above the job's highest price count as having no spot GPU.
+    """
+    past, before = submitted.past, slot - 1
+    first = len(past.spot_price)
+    prices, counts = np.empty(first + slot), np.empty(first + slot, dtype=np.int64)
+    for column, old, seen, now in (
+        (prices, past.prices, watched.prices, market.spot_price),
+        (counts, past.counts, watched.counts, market.available),
+    ):
+        known = min(before, len(seen))
+        column[:first] = old
+        column[first : first + known] = seen[:known]
+        column[first + known :] = seen[-1] if 0 < known < before else now
+        column[-1] = now
+    counts[prices > highest_price(submitted)] = 0
+    return Seen(spot_price=prices, available=counts)

@@ -19,9 +19,8 @@ import numpy as np
 from duetune.core.market import MarketTrace, Pool
 from duetune.errors import InvalidInput, NotFound
 from duetune.market.resample import Availability, availability_named, resample
-from duetune.market.slot_grid import Gaps, GridObservations, one_trace, place
+from duetune.market.slot_grid import EPOCH, Gaps, GridObservations, microseconds, one_trace, place
 from duetune.market.tabular import numbers_of, read_frame, texts_of, times_of
-from duetune.market.timestamps import EPOCH, microseconds
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -12,8 +12,15 @@ import numpy as np
 from duetune.core.market import MarketTrace, Pool
 from duetune.errors import InvalidInput
 from duetune.market.resample import with_availability
-from duetune.market.slot_grid import Gaps, Steps, one_trace, step_grid, time_range
-from duetune.market.timestamps import moment_at, parse_moment
+from duetune.market.slot_grid import (
+    Gaps,
+    Steps,
+    moment_at,
+    one_trace,
+    parse_moment,
+    step_grid,
+    time_range,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -11,7 +11,7 @@ import numpy as np
 
 from duetune.core.market import MarketTrace
 from duetune.errors import InvalidInput
-from duetune.market.timestamps import (
+from duetune.market.slot_grid import (
     MICROSECONDS_PER_HOUR,
     aware_microseconds,
     checked_slot_hours,

@@ -22,7 +22,7 @@ import numpy as np
 
 from duetune.core.market import MarketTrace
 from duetune.errors import InvalidInput
-from duetune.market.timestamps import checked_slot_hours
+from duetune.market.slot_grid import checked_slot_hours
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -16,10 +16,10 @@ import numpy as np
 
 from duetune.core.market import MarketTrace, Pool
 from duetune.errors import InvalidInput, MissingExtra
-from duetune.market.slot_grid import GridObservations
-from duetune.market.timestamps import (
+from duetune.market.slot_grid import (
     EPOCH,
     MICROSECONDS_PER_HOUR,
+    GridObservations,
     microseconds,
     parse_moment,
     written,

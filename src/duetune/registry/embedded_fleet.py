@@ -17,7 +17,7 @@ from duetune.fleets.host import Connected
 from duetune.market.resample import slice_slots
 from duetune.registry.markets import SYNTHETIC_SLOTS, market_named, markets_from_file
 from duetune.settings import SiteSettings
-from duetune.store.home_store import made_home, opened_store
+from duetune.store.store import made_home, opened_store
 
 if TYPE_CHECKING:
     from duetune.core.market import MarketTrace

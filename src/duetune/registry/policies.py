@@ -1,4 +1,4 @@
-"""Policies and groups of policies by name.
+"""Policies, groups of policies, and the selectors that choose one, by name.
 
 Policies need compiled kernels and optional extras, so each is imported when its name is used.
 """
@@ -13,6 +13,8 @@ from duetune.registry.plugins import Kind, Listed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from duetune.policies.select.hedge import Learner
 
 POLICY_GROUP = "duetune.policies"
 """The entry point group of policies. An entry names a policy or a factory of one."""
@@ -195,3 +197,29 @@ def _malformed(name: str, head: str) -> InvalidInput:
     form = next(listed.name for listed in POLICIES if listed.name.startswith(head))
     words = "WINDOW and COMMITMENT whole numbers; numbers at the end are optional"
     return InvalidInput("policy", name, form if head != "ahap" else f"{form}, {words}")
+
+
+SELECTORS = (
+    Listed("hedge", "exponential weights, rate from the number of jobs and ex-ante ranges"),
+    Listed("adahedge", "exponential weights with an adaptive rate, in dollars"),
+    Listed("fixed_share[:MEMORY]", "follows a best policy that changes over time; MEMORY in jobs"),
+)
+
+
+def selector_named(name: str, arms: int, *, jobs: int) -> Learner:
+    """Return a learner over ``arms`` policies for a sequence of ``jobs`` jobs."""
+    from duetune.policies.select import AdaHedge, FixedShare, Hedge
+
+    match name.strip().split(":"):
+        case ["hedge"]:
+            return Hedge(arms, jobs=jobs)
+        case ["adahedge"]:
+            return AdaHedge(arms)
+        case ["fixed_share"]:
+            return FixedShare(arms)
+        case ["fixed_share", memory] if memory.isdecimal():
+            return FixedShare(arms, memory=int(memory))
+        case _:
+            raise InvalidInput(
+                "selector", name, f"one of {', '.join(each.name for each in SELECTORS)}"
+            )

@@ -1,6 +1,7 @@
 """The store: one object for everything that outlives a process.
 
-``home_store`` finds the store of a home folder.
+``opened_store`` and ``existing_store`` find the store of a home folder. It is created
+when something is written, not when something is asked.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from sqlalchemy import make_url
 from sqlalchemy.exc import ArgumentError
 
 from duetune.errors import InvalidInput
+from duetune.settings import HOME
 from duetune.store.database import postgres_database
 from duetune.store.database_journal import DatabaseJournal, rebuild
 from duetune.store.database_schema import migrate
@@ -26,6 +28,7 @@ from duetune.store.sqlite import sqlite_database
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from duetune.settings import Settings
     from duetune.store.database import Database
 
 ALLOWED = "a file, sqlite:///FILE or postgresql+psycopg://USER:PASSWORD@HOST/DATABASE"
@@ -98,3 +101,27 @@ def _database(url_or_path: str | Path) -> Database:
     if kind == "postgresql":
         return postgres_database(url)
     raise InvalidInput("store", url.render_as_string(hide_password=True), ALLOWED)
+
+
+def opened_store(settings: Settings) -> Store:
+    """Return the store of the home; creates both if they do not exist."""
+    made_home(settings)
+    return open_store(settings.database)
+
+
+def existing_store(settings: Settings) -> Store | None:
+    """Return the store of the home; None if there is none. Called by commands that only read."""
+    if "://" not in settings.database and not Path(settings.database).is_file():
+        return None
+    return opened_store(settings)
+
+
+def made_home(settings: Settings) -> None:
+    """Create the home folder if it does not exist; only its owner may read it."""
+    try:
+        settings.home.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as error:
+        reason = error.strerror or type(error).__name__
+        raise InvalidInput(
+            HOME, str(settings.home), f"a folder that can be created ({reason})"
+        ) from None

@@ -7,7 +7,7 @@ import pytest
 
 from duetune.core.events import Event, Past, Submitted
 from duetune.engine.engine import Engine
-from duetune.engine.market_history import highest_price
+from duetune.engine.state import highest_price
 from duetune.registry.policies import policy_named
 from support.places import JOURNALS
 from support.stories import SLOT_S, Story, moment

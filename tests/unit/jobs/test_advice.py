@@ -28,8 +28,7 @@ from duetune.registry.sources import (
     site_source,
 )
 from duetune.settings import Settings
-from duetune.store.home_store import existing_store
-from duetune.store.store import open_store
+from duetune.store.store import existing_store, open_store
 
 ONE = Configuration(model="meta-llama/Llama-3.2-1B", gpu_model="H200", batch_size=4)
 

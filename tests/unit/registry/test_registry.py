@@ -21,8 +21,7 @@ from duetune.policies.pool import baselines, default_pool, paper_pool
 from duetune.policies.select import AdaHedge, FixedShare, Hedge
 from duetune.registry.forecasters import FORECASTERS
 from duetune.registry.markets import SYNTHETIC_SLOTS, market_named, markets_listed
-from duetune.registry.policies import policies_named, policy_named
-from duetune.registry.selectors import selector_named
+from duetune.registry.policies import policies_named, policy_named, selector_named
 from support.places import ROOT
 
 # Names carry six significant digits.
