@@ -15,9 +15,14 @@ from duetune.jobs import submit
 JOB = "name: small\nrun: echo done\ndeadline: 6h\n"
 
 
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """One home for all tests: the model of what was measured is fitted once."""
+    return tmp_path_factory.mktemp("api") / "home"
+
+
 @pytest.fixture(autouse=True)
-def home(tmp_path, monkeypatch):
-    folder = tmp_path / "home"
+def home(folder, monkeypatch):
     monkeypatch.setenv("DUETUNE_HOME", str(folder))
     monkeypatch.setattr(submit, "SCENARIOS", 10)
     return folder
