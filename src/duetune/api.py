@@ -7,6 +7,7 @@ a table in a notebook. All of them take ``home``, the folder of the duetune home
 
 from __future__ import annotations
 
+from collections import deque
 from typing import TYPE_CHECKING
 
 from duetune.home import Home
@@ -51,11 +52,7 @@ def launch(
     place = Home(home)
     prepared = job if isinstance(job, PreparedJob) else place.plan(job)
     name = place.launch(prepared)
-    found = place.status(name)
-    if wait:
-        for found in place.follow(name):  # noqa: B007 - the last one is returned
-            pass
-    return found
+    return deque(place.follow(name), maxlen=1).pop() if wait else place.status(name)
 
 
 def status(job: str, *, home: Folder = None) -> JobStatus:

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 TRAINING_PACKAGES = ("torch", "torchft", "peft")
 REFRESH_S = 0.5
 MOST_STARTS = 3
-"""How often ``follow`` starts a controller that keeps ending before it gives up."""
+"""``follow`` gives up after it has started a controller this many times."""
 
 
 class Home:

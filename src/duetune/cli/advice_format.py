@@ -52,17 +52,11 @@ def between(interval: Interval, form: str = "") -> str:
 
 def chance(share: float) -> str:
     """Return the probability that a configuration fits, in the colour of the verdict."""
+    from duetune.knowledge.advice import percentage
     from duetune.knowledge.estimate import FITS
 
     colour = "green" if share >= FITS else "yellow" if share > 1 - FITS else "red"
     return f"[{colour}]{percentage(share)}[/]"
-
-
-def percentage(share: float) -> str:
-    """Return a probability; never 0% or 100%, since estimates are not certain."""
-    if share > 0.994:
-        return ">99%"
-    return "<1%" if share < 0.006 else f"{share:.0%}"
 
 
 def parts_table(fit: Fit) -> Table:

@@ -127,8 +127,7 @@ def _show(fit: Fit) -> None:
 def _headline(fit: Fit) -> str:
     from rich.markup import escape
 
-    from duetune.cli.advice_format import percentage
-    from duetune.knowledge.advice import Verdict
+    from duetune.knowledge.advice import Verdict, percentage
 
     words = {
         Verdict.YES: "[bold green]Yes, it fits[/]",

@@ -13,12 +13,12 @@ from duetune.cli.advice_format import (
     evidence_table,
     number,
     parts_table,
-    percentage,
     shortly,
 )
 from duetune.cli.context import duration_words
 from duetune.cli.fits import show_fit
 from duetune.cli.tables import console, new_table
+from duetune.knowledge.advice import percentage
 from duetune.knowledge.ranking import SURE_ENOUGH
 from duetune.simulate.summary import dollars
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from duetune.store.selector import SelectorStates
 
 TRIES = 20
-"""How often a state is saved again when another process has saved one in between."""
+"""Maximum attempts to save a state while other processes keep saving theirs first."""
 
 
 class PoolLearning:

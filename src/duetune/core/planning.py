@@ -22,7 +22,7 @@ MOST_NODES = 100_000
 
 
 class Tenure(StrEnum):
-    """How long a GPU stays.
+    """The way a GPU is held, which says how long it stays.
 
     ``fixed``: always. ``spot``: until it is taken away. ``on_demand``: as long as it is paid for.
     """

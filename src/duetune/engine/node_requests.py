@@ -28,7 +28,7 @@ LATE_SHARE = 0.25
 
 
 class Room(NamedTuple):
-    """How many nodes may be launched beside those of other jobs, and how many of these on spot."""
+    """The number of nodes that a job may launch now beside other jobs, and how many may be spot."""
 
     nodes: int
     spot: int

@@ -1,4 +1,4 @@
-"""How long an optimiser step takes with 1, 2, ... GPUs.
+"""The time of an optimiser step with 1, 2, ... GPUs.
 
 The time comes from the best source there is: measured runs, the emulation, configuration knowledge,
 or a rule of thumb.

@@ -12,7 +12,7 @@ import msgspec
 from duetune.core.job import MAX_SLOTS, Job, Reconfiguration, ReconfigurationKey
 from duetune.errors import InvalidInput
 from duetune.jobs.spec.amounts import written_deadline, written_duration
-from duetune.jobs.spec.job_spec import AUTO, Spot
+from duetune.jobs.spec.sections import AUTO, Spot
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -25,7 +25,7 @@ class Lag(msgspec.Struct, frozen=True):
 
 
 class Pattern(msgspec.Struct, frozen=True):
-    """How much of the variance the clock explains, and how much it would explain by chance.
+    """The share of variance that the clock explains, and the share that chance would explain.
 
     - ``share``: the share of variance that the clock explains.
     - ``chance``: the mean share over series whose cycles were each rotated by a random amount. That

@@ -1,4 +1,4 @@
-"""How much better simple causal predictors are than the last value, by horizon.
+"""Skill by horizon: the gain of simple causal predictors over the last value.
 
 These are diagnostics of a series, each a line of arithmetic over its past. The forecasters that
 policies use are in ``duetune.market.forecast``.

@@ -1,4 +1,4 @@
-"""How long the market stays up or down, and how many bits one slot of it carries."""
+"""Spells of the market, up and down: their lengths, and the bits that one slot carries."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many machines with how many GPUs an exported job needs."""
+"""The machines of an exported job: their number, and the GPUs in each."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from duetune.jobs.recipe import recipe_by_data_sheet
 from duetune.jobs.site import CPU
 from duetune.jobs.spec.amounts import written_deadline, written_duration
 from duetune.jobs.spec.conversion_notes import Note, one_line
-from duetune.jobs.spec.job_spec import AUTO, CheckpointSpec
+from duetune.jobs.spec.sections import AUTO, CheckpointSpec
 
 if TYPE_CHECKING:
     from duetune.interop.export_jobs.machines import Machines

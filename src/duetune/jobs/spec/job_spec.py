@@ -1,6 +1,7 @@
 """The job spec: every field a user may give, checked in one place.
 
-Parsers of single values are in the neighbouring modules; reading files is in ``load``.
+Its sections are in ``sections`` and ``training_fields``, parsers of single values in the other
+neighbouring modules. Reading files is in ``load``.
 """
 
 from __future__ import annotations
@@ -26,17 +27,13 @@ from pydantic import (
 
 from duetune.core.job import NAME, NAME_WORDS
 from duetune.errors import InvalidInput
-from duetune.jobs.spec import accelerators as accelerator_words
 from duetune.jobs.spec import variables as environment_words
-from duetune.jobs.spec.accelerators import AcceleratorChoice, Accelerators
 from duetune.jobs.spec.amounts import (
     DEADLINE,
     DURATION,
-    INTERVAL,
     Deadline,
     Dollars,
     Duration,
-    Interval,
     PositiveDollars,
 )
 from duetune.jobs.spec.places import (
@@ -50,6 +47,7 @@ from duetune.jobs.spec.places import (
     resolved_place,
 )
 from duetune.jobs.spec.problems import InvalidSpec, Meaning, problems_of, refusal
+from duetune.jobs.spec.sections import AUTO, CheckpointSpec, Resources
 from duetune.jobs.spec.training_fields import Training
 from duetune.jobs.spec.variables import Envs, Secrets, Tags
 from duetune.jobs.spec.yaml_document import written_yaml
@@ -57,7 +55,6 @@ from duetune.jobs.spec.yaml_document import written_yaml
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-AUTO = "auto"
 LONGEST_SCRIPT = 100_000
 SCRIPT = f"shell commands, at most {LONGEST_SCRIPT} characters"
 PROJECT = f"empty, or {NAME_WORDS}"
@@ -71,22 +68,6 @@ class MethodChoice(StrEnum):
     AUTO = "auto"
     LORA = "lora"
     FULL = "full"
-
-
-class Spot(StrEnum):
-    """Whether spot GPUs are used. AUTO mixes spot and on-demand; ONLY cannot promise a deadline."""
-
-    AUTO = "auto"
-    ONLY = "only"
-    NEVER = "never"
-
-
-def _spot(value: object) -> Spot:
-    if isinstance(value, bool):
-        return Spot.ONLY if value else Spot.NEVER
-    if isinstance(value, str) and value in set(Spot):
-        return Spot(value)
-    raise refusal("auto, only (or true), never (or false)")
 
 
 def _method(value: object) -> MethodChoice:
@@ -109,48 +90,6 @@ def _script(value: object) -> str:
 
 
 Script = Annotated[str, PlainValidator(_script), WithJsonSchema({"type": "string", "minLength": 1})]
-
-
-class Resources(BaseModel):
-    """The section ``resources``: which GPUs, and whether they may be spot."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-
-    accelerators: Annotated[
-        AcceleratorChoice,
-        Meaning("Which GPU, and how many of them the job can use.", accelerator_words.ALLOWED),
-    ] = Field(default_factory=Accelerators, json_schema_extra={"default": AUTO})
-    spot: Annotated[
-        Annotated[
-            Spot,
-            BeforeValidator(_spot),
-            WithJsonSchema({"enum": ["auto", "only", "never", True, False]}),
-        ],
-        Meaning(
-            "Whether to use spot GPUs; `auto` mixes spot and on-demand.",
-            "auto, only (or true), never (or false)",
-        ),
-    ] = Spot.AUTO
-
-
-class CheckpointSpec(BaseModel):
-    """The section ``checkpoint``: where, how often and how many checkpoints are saved."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-
-    dir: Annotated[
-        PathText | None,
-        Meaning("The folder for checkpoints; by default the job's own folder.", PATH),
-    ] = None
-    every: Annotated[
-        Interval,
-        Meaning("How often to save; `auto` follows the measured rate of preemptions.", INTERVAL),
-    ] = "auto"
-    keep: Annotated[
-        int,
-        Field(ge=1, le=10_000),
-        Meaning("How many checkpoints to keep.", "a whole number from 1 to 10000"),
-    ] = 2
 
 
 def _default_name(fields: dict[str, object]) -> str:

@@ -44,7 +44,7 @@ def computed_dtype(method: str, precision: str) -> str | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Timing:
-    """How long a configuration is measured.
+    """The length of the measurement of one configuration.
 
     - ``warm_up_steps``: steps before the measurement.
     - ``min_steps``, ``min_s``: the measurement ends when both are reached.

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from duetune.errors import InvalidInput
-from duetune.jobs.spec.job_spec import JobSpec, MethodChoice, Spot, spec_json_schema
+from duetune.jobs.spec.job_spec import JobSpec, MethodChoice, spec_json_schema
 from duetune.jobs.spec.load import load_text
+from duetune.jobs.spec.sections import Spot
 
 
 def job(**fields):
