@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from duetune.policies.select.adaptive import AdaHedge, FixedShare
     from duetune.policies.select.hedge import Hedge
     from duetune.policies.solve.dynamic import offline_optimum
-    from duetune.registry.forecasters import forecast_named
+    from duetune.registry.markets import forecast_named
     from duetune.registry.policies import policy_named
     from duetune.simulate.episode import simulate as simulate_job
     from duetune.simulate.tournament import run_tournament
@@ -91,7 +91,7 @@ _HOMES = {
     "deadline_guard": "duetune.policies.guard",
     "explain": "duetune.api",
     "fits": "duetune.api",
-    "forecast_named": "duetune.registry.forecasters",
+    "forecast_named": "duetune.registry.markets",
     "launch": "duetune.api",
     "linear_throughput": "duetune.core.job",
     "load_spec": "duetune.jobs.spec.load",

@@ -10,7 +10,7 @@ import msgspec
 
 from duetune.errors import FleetError, InvalidInput
 from duetune.registry.fleets import OF_FLEET, feed_named, fleet_named
-from duetune.registry.forecasters import forecast_named
+from duetune.registry.markets import forecast_named
 from duetune.registry.planners import planner_named
 from duetune.registry.policies import policies_named, policy_named, selector_named
 from duetune.settings import HOME

@@ -5,8 +5,7 @@ from __future__ import annotations
 import click
 
 from duetune.registry.fleets import feeds_listed, fleets_listed
-from duetune.registry.forecasters import forecasters_listed
-from duetune.registry.markets import markets_listed
+from duetune.registry.markets import forecasters_listed, markets_listed
 from duetune.registry.plugins import Listed
 from duetune.registry.policies import GROUPS, SELECTORS, policies_listed
 

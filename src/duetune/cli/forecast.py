@@ -12,7 +12,7 @@ from duetune.cli.forecast_backtest import backtest
 from duetune.cli.json_output import JsonDocument, MarketNote
 from duetune.cli.options import ForecasterCommand, market_options, run_options
 from duetune.errors import InvalidInput
-from duetune.registry.forecasters import forecast_named
+from duetune.registry.markets import forecast_named
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

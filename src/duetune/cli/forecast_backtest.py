@@ -11,7 +11,7 @@ from duetune.cli.context import print_answer
 from duetune.cli.json_output import JsonDocument, MarketNote, read_document
 from duetune.cli.options import ForecasterCommand, market_options, run_options
 from duetune.errors import InvalidInput
-from duetune.registry.forecasters import forecast_named
+from duetune.registry.markets import forecast_named
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -239,7 +239,7 @@ class ForecasterCommand(click.Command):
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the names of the forecasters, those of plug-ins included."""
         from duetune.market.forecast.forecast_source import ALLOWED
-        from duetune.registry.forecasters import FORECASTERS, forecasters_listed
+        from duetune.registry.markets import FORECASTERS, forecasters_listed
 
         others = ", ".join(each.name for each in forecasters_listed()[len(FORECASTERS) :])
         registered = f" From plug-ins: {others}." if others else ""

@@ -10,7 +10,7 @@ from duetune.cli.case_options import case_options
 from duetune.cli.context import print_answer
 from duetune.cli.json_output import JsonDocument, MarketNote
 from duetune.cli.options import forecast_option, market_options, run_options
-from duetune.registry.forecasters import forecast_named
+from duetune.registry.markets import forecast_named
 from duetune.registry.policies import policies_named
 
 if TYPE_CHECKING:

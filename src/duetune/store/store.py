@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
@@ -42,9 +43,6 @@ class Store(Queries):
     """An open store. Threads may share it; every process opens its own.
 
     ``journal``: the events of all jobs.
-    ``requests``: user requests that wait for the controller.
-    ``selector``: the states of the policy selector.
-    ``observations``: measured runs.
     ``clock``: wall time at which rows are recorded; no decision depends on it.
     """
 
@@ -53,9 +51,21 @@ class Store(Queries):
         self._clock = clock
         self.name = database.name
         self.journal = DatabaseJournal(database, clock)
-        self.requests = Inbox(database, clock)
-        self.selector = SelectorStates(database, clock)
-        self.observations = Observations(database)
+
+    @cached_property
+    def requests(self) -> Inbox:
+        """User requests that wait for the controller."""
+        return Inbox(self._database, self._clock)
+
+    @cached_property
+    def selector(self) -> SelectorStates:
+        """The states of the policy selector."""
+        return SelectorStates(self._database, self._clock)
+
+    @cached_property
+    def observations(self) -> Observations:
+        """Measured runs."""
+        return Observations(self._database)
 
     def rebuild(self) -> int:
         """Compute the read models again from the journal; return the number of jobs."""

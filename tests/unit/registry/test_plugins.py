@@ -19,7 +19,7 @@ from duetune.market.synthetic import synthetic_market
 from duetune.policies.ahap import Ahap
 from duetune.policies.guard import PolicyGuard
 from duetune.registry.fleets import feed_named, feeds_listed, fleet_named, fleets_listed
-from duetune.registry.forecasters import forecast_named, forecasters_listed
+from duetune.registry.markets import forecast_named, forecasters_listed
 from duetune.registry.planners import planner_named, planners_listed
 from duetune.registry.policies import policies_listed, policies_named, policy_named
 from duetune.registry.sources import source_named, sources_listed

@@ -19,8 +19,7 @@ from duetune.policies.baselines import MaximalSpot, OnDemandOnly, UniformProgres
 from duetune.policies.guard import CompiledGuard, deadline_guard
 from duetune.policies.pool import baselines, default_pool, paper_pool
 from duetune.policies.select import AdaHedge, FixedShare, Hedge
-from duetune.registry.forecasters import FORECASTERS
-from duetune.registry.markets import SYNTHETIC_SLOTS, market_named, markets_listed
+from duetune.registry.markets import FORECASTERS, SYNTHETIC_SLOTS, market_named, markets_listed
 from duetune.registry.policies import policies_named, policy_named, selector_named
 from support.places import ROOT
 

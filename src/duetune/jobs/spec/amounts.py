@@ -1,4 +1,4 @@
-"""Durations, deadlines and dollar amounts as people write them in a spec.
+"""Durations, deadlines, dollars and numbers of GPUs as people write them in a spec.
 
 ``parse_...`` reads a value and raises a refusal that says what is allowed; ``written_...`` writes
 it back in a form that parses to the same value.
@@ -11,8 +11,10 @@ import re
 from datetime import datetime, timedelta
 from typing import Annotated, Literal
 
+import msgspec
 from pydantic import PlainSerializer, PlainValidator, WithJsonSchema
 
+from duetune.core.job import MAX_GPUS
 from duetune.jobs.spec.problems import refusal
 
 LONGEST = timedelta(days=366)
@@ -178,3 +180,100 @@ def _none_or_some(value: object) -> float:
 
 PositiveDollars = Annotated[float, PlainValidator(_some), _SCHEMA]
 Dollars = Annotated[float, PlainValidator(_none_or_some), _SCHEMA]
+
+
+AUTO = "auto"
+ACCELERATORS = (
+    "auto, a name (H100), a name and a number (H100:4) or a range (H100:1..8, auto:1..8), "
+    f"1 to {MAX_GPUS} GPUs"
+)
+# Known names get the spelling that clouds use; other names stay as they are written.
+_KNOWN_GPUS = """
+    A10 A10G A100 A100-80GB A40 A6000 B200 B300 GB200 GB300 GH200 H100 H100-SXM H200 L4 L40 L40S
+    MI300X P100 RTX3090 RTX4090 RTX5090 RTX6000-Ada T4 V100 V100-32GB
+""".split()  # noqa: SIM905 - words are easier to read than a list of them
+_GPU_SPELLING = {name.casefold(): name for name in _KNOWN_GPUS}
+_GPU_NAME = r"[A-Za-z][A-Za-z0-9._-]{0,62}"
+_GPUS = re.compile(rf"({_GPU_NAME})(?: *: *(.+))?")
+_GPU_COUNT = re.compile(r"([0-9]{1,9})(?: *(\.\.) *([0-9]{1,9})?)?")
+
+
+class Accelerators(msgspec.Struct, frozen=True):
+    """A GPU name and how many a job can use.
+
+    ``name`` None means any GPU; ``most`` None means as many as make the job faster.
+    """
+
+    name: str | None = None
+    least: int = 1
+    most: int | None = None
+
+    def __str__(self) -> str:
+        name = self.name or AUTO
+        if self.least == self.most:
+            return f"{name}:{self.least}"
+        if self.most is None:
+            return name if self.least == 1 else f"{name}:{self.least}.."
+        return f"{name}:{self.least}..{self.most}"
+
+
+def parse_accelerators(value: object) -> Accelerators:
+    """Return the GPUs that a spec asks for; refuses more than one kind."""
+    if isinstance(value, Accelerators):
+        value = str(value)
+    count: object = None
+    if isinstance(value, str):
+        found = _GPUS.fullmatch(value.strip())
+        if found is None:
+            raise refusal(ACCELERATORS)
+        name, count = found[1], found[2]
+    elif isinstance(value, dict) and len(value) == 1:
+        ((key, count),) = value.items()
+        if not isinstance(key, str) or re.fullmatch(_GPU_NAME, key) is None or count is None:
+            raise refusal(ACCELERATORS)
+        name = key
+    elif isinstance(value, (dict, list, tuple)) and len(value) > 1:
+        raise refusal(f"{ACCELERATORS}; only one kind, because all GPUs of a job must be the same")
+    else:
+        raise refusal(ACCELERATORS)
+    least, most = (1, None) if count is None else _range(count)
+    if name.casefold() == AUTO:
+        return Accelerators(None, least, most)
+    return Accelerators(_GPU_SPELLING.get(name.casefold(), name), least, most)
+
+
+def _range(count: object) -> tuple[int, int | None]:
+    """Return the least and most GPUs of ``4``, ``1..8`` or ``2..``."""
+    if isinstance(count, bool) or not isinstance(count, (int, str)):
+        raise refusal(ACCELERATORS)
+    found = _GPU_COUNT.fullmatch(str(count).strip())
+    if found is None:
+        raise refusal(ACCELERATORS)
+    least = int(found[1])
+    if found[3] is not None:
+        most: int | None = int(found[3])
+    else:
+        most = None if found[2] else least
+    if not 1 <= least <= (most or MAX_GPUS) <= MAX_GPUS:
+        raise refusal(ACCELERATORS)
+    return least, most
+
+
+AcceleratorChoice = Annotated[
+    Accelerators,
+    PlainValidator(parse_accelerators),
+    PlainSerializer(str, return_type=str),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "string", "examples": ["auto", "H100", "H100:4", "H100:1..8"]},
+                {
+                    "type": "object",
+                    "minProperties": 1,
+                    "maxProperties": 1,
+                    "additionalProperties": {"type": ["integer", "string"]},
+                },
+            ]
+        }
+    ),
+]

@@ -10,9 +10,13 @@ from typing import Annotated
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
-from duetune.jobs.spec import accelerators as accelerator_words
-from duetune.jobs.spec.accelerators import AcceleratorChoice, Accelerators
-from duetune.jobs.spec.amounts import INTERVAL, Interval
+from duetune.jobs.spec.amounts import (
+    ACCELERATORS,
+    INTERVAL,
+    AcceleratorChoice,
+    Accelerators,
+    Interval,
+)
 from duetune.jobs.spec.places import PATH, PathText
 from duetune.jobs.spec.problems import Meaning, refusal
 
@@ -42,7 +46,7 @@ class Resources(BaseModel):
 
     accelerators: Annotated[
         AcceleratorChoice,
-        Meaning("Which GPU, and how many of them the job can use.", accelerator_words.ALLOWED),
+        Meaning("Which GPU, and how many of them the job can use.", ACCELERATORS),
     ] = Field(default_factory=Accelerators, json_schema_extra={"default": AUTO})
     spot: Annotated[
         Annotated[

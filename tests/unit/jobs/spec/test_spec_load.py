@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from duetune.errors import InvalidInput
-from duetune.jobs.spec.accelerators import ALLOWED
-from duetune.jobs.spec.amounts import DEADLINE, DURATION
+from duetune.jobs.spec.amounts import ACCELERATORS, DEADLINE, DURATION
 from duetune.jobs.spec.job_spec import JobSpec
 from duetune.jobs.spec.load import check_paths, load_checked, load_spec, load_text
 from duetune.jobs.spec.places import DATASET, MODEL
@@ -161,7 +160,7 @@ def test_unknown_fields_are_refused_with_the_likely_one(line, field, shown, allo
             "resources: {accelerators: 4}",
             "resources.accelerators",
             "4",
-            ALLOWED,
+            ACCELERATORS,
         ),
         (
             "training: [lora]",

@@ -9,7 +9,7 @@ from pydantic_core import PydanticCustomError
 
 from duetune.errors import InvalidInput
 from duetune.jobs.spec import accelerators, places, variables
-from duetune.jobs.spec.accelerators import Accelerators, parse_accelerators
+from duetune.jobs.spec.amounts import Accelerators, parse_accelerators
 from duetune.jobs.spec.job_spec import JobSpec
 from duetune.jobs.spec.variables import parse_envs, parse_secrets, parse_tags
 
