@@ -8,7 +8,7 @@ import pytest
 from pydantic_core import PydanticCustomError
 
 from duetune.errors import InvalidInput
-from duetune.jobs.spec import accelerators, places, variables
+from duetune.jobs.spec import amounts, places, variables
 from duetune.jobs.spec.amounts import Accelerators, parse_accelerators
 from duetune.jobs.spec.job_spec import JobSpec
 from duetune.jobs.spec.variables import parse_envs, parse_secrets, parse_tags
@@ -55,12 +55,12 @@ class TestAccelerators:
         ],
     )  # fmt: skip
     def test_anything_else_is_refused(self, given):
-        assert allowed_of(parse_accelerators, given) == accelerators.ALLOWED
+        assert allowed_of(parse_accelerators, given) == amounts.ACCELERATORS
 
     @pytest.mark.parametrize("given", [["H100", "A100"], {"H100": 4, "A100": 8}])
     def test_two_kinds_are_refused(self, given):
         assert allowed_of(parse_accelerators, given) == (
-            f"{accelerators.ALLOWED}; only one kind, because all GPUs of a job must be the same"
+            f"{amounts.ACCELERATORS}; only one kind, because all GPUs of a job must be the same"
         )
 
 
