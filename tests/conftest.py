@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import sys
 
 from hypothesis import HealthCheck, settings
 
@@ -9,6 +10,10 @@ pytest_plugins = ["support.postgres"]
 
 # Tests run side by side: threads of a library would wait for each other, and for them.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# Byte code is kept, whatever the shell says: every worker would compile all tests anew.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 # Derandomised: a run that passed here passes in CI. No example has a time limit, since the first
 # one pays for the compiler. `make test-more` looks further, at other examples each time.

@@ -28,6 +28,15 @@ def home(tmp_path):
     home.close()
 
 
+@pytest.fixture(scope="module")
+def calm(tmp_path_factory):
+    """A home with a fleet whose market never changes; the tests of a process share it."""
+    home = LiveHome(tmp_path_factory.mktemp("calm"))
+    home.start_fleet(home.market(*CALM))
+    yield home
+    home.close()
+
+
 def test_a_job_runs_through_preemptions_and_leaves_a_bill_and_reasons(home):
     home.start_fleet(home.market(*PREEMPTING), notice=0.5, silent=0, run=home.run_program)
     done = home.run_program("launch", home.spec(steps=25, deadline="24h"), "--yes")
@@ -82,9 +91,8 @@ def test_the_controller_is_killed_again_and_again_and_nothing_is_lost(home):
     assert all(each.same for each in redecided(home.story(job), policy_named))
 
 
-def test_a_controller_killed_at_one_crash_point_after_the_other_loses_nothing(home):
-    home.start_fleet(home.market(*CALM))
-    job = home.launch(home.spec(steps=30), DUETUNE_CRASH_AT="journal.append:before:1")
+def test_a_controller_killed_at_one_crash_point_after_the_other_loses_nothing(calm):
+    job = calm.launch(calm.spec(steps=30), DUETUNE_CRASH_AT="journal.append:before:1")
     for point in (
         "journal.append:after:1",
         "fleet.apply:before:1",
@@ -92,52 +100,50 @@ def test_a_controller_killed_at_one_crash_point_after_the_other_loses_nothing(ho
         "learning.append:before:1",
         "",
     ):
-        home.until(lambda: home.controller() is None, "the crash")
-        home.run("controller", "start", DUETUNE_CRASH_AT=point)
-    assert home.until_over(job).status == "SUCCEEDED"
-    home.until(lambda: isinstance(home.story(job)[-1].event, Learned), "what was learnt")
-    assert never_two_at_once(accounted(home, job))
+        calm.until(lambda: calm.controller() is None, "the crash")
+        calm.run("controller", "start", DUETUNE_CRASH_AT=point)
+    assert calm.until_over(job).status == "SUCCEEDED"
+    calm.until(lambda: isinstance(calm.story(job)[-1].event, Learned), "what was learnt")
+    assert never_two_at_once(accounted(calm, job))
 
 
-def test_a_killed_worker_is_started_again_and_a_killed_agent_costs_its_node(home):
-    home.start_fleet(home.market(*CALM))
-    job = home.launch(home.spec(steps=40))
-    home.until_step(job, 3)
-    worker = home.process("pretend_trainer.py 40")
+def test_a_killed_worker_is_started_again_and_a_killed_agent_costs_its_node(calm):
+    job = calm.launch(calm.spec(steps=40))
+    calm.until_step(job, 3)
+    worker = calm.process("pretend_trainer.py 40")
     os.kill(worker, signal.SIGKILL)
-    home.until_step(job, 6)
-    agent = home.parent(home.process("bash -c"))
+    calm.until_step(job, 6)
+    agent = calm.parent(calm.process("bash -c"))
     os.kill(agent, signal.SIGKILL)
-    row = home.until_over(job)
+    row = calm.until_over(job)
     assert row.status == "SUCCEEDED"
-    lost = [node for node in accounted(home, job) if node.state is NodeState.LOST]
+    lost = [node for node in accounted(calm, job) if node.state is NodeState.LOST]
     assert len(lost) == 1
 
 
-def test_cancel_pause_resume_and_amend_are_kept(home):
-    home.start_fleet(home.market(*CALM))
-    job = home.launch(home.spec(steps=200))
-    home.until_step(job, 2)
-    home.kill_controller()
-    home.json("pause", job)
-    home.until(lambda: home.job(job).status == "PAUSED", "the pause")
-    home.until(lambda: not home.fleet_alive(job), "the release of its node")
-    earliest = home.fleet().clock.now() + 20 * 3600
-    home.run("amend", job, "--deadline", "20h", "--budget", "$50")
-    latest = home.fleet().clock.now() + 20 * 3600
-    left_at = home.step(job)
-    home.run("resume", job)
-    home.until_step(job, left_at + 2)
-    row = home.job(job)
+def test_cancel_pause_resume_and_amend_are_kept(calm):
+    job = calm.launch(calm.spec(steps=200))
+    calm.until_step(job, 2)
+    calm.kill_controller()
+    calm.json("pause", job)
+    calm.until(lambda: calm.job(job).status == "PAUSED", "the pause")
+    calm.until(lambda: not calm.fleet_alive(job), "the release of its node")
+    earliest = calm.fleet().clock.now() + 20 * 3600
+    calm.run("amend", job, "--deadline", "20h", "--budget", "$50")
+    latest = calm.fleet().clock.now() + 20 * 3600
+    left_at = calm.step(job)
+    calm.run("resume", job)
+    calm.until_step(job, left_at + 2)
+    row = calm.job(job)
     assert row.budget == 50
     assert earliest <= row.deadline_at <= latest
     assert (
-        "which is already spent" in home.run("amend", job, "--budget", "0.000001", status=2).stderr
+        "which is already spent" in calm.run("amend", job, "--budget", "0.000001", status=2).stderr
     )
-    home.run("cancel", job)
-    assert home.until_over(job).status == "CANCELLED"
-    accounted(home, job)
-    over = home.run("cancel", job, status=2)
+    calm.run("cancel", job)
+    assert calm.until_over(job).status == "CANCELLED"
+    accounted(calm, job)
+    over = calm.run("cancel", job, status=2)
     assert over.stderr == (
         f"duetune: job: '{job}' is not allowed; expected a job that is still active; "
         "this one is CANCELLED\n"
@@ -159,46 +165,43 @@ def test_the_budget_holds_while_the_controller_is_dead(home):
     accounted(home, job)
 
 
-def test_a_command_that_can_never_work_fails_the_job_and_says_why(home):
-    home.start_fleet(home.market(*CALM))
-    spec = home.spec(run=json.dumps("echo nothing to see here; exit 78"))
-    done = home.run("launch", spec, "--yes", status=1)
+def test_a_command_that_can_never_work_fails_the_job_and_says_why(calm):
+    spec = calm.spec(run=json.dumps("echo nothing to see here; exit 78"))
+    done = calm.run("launch", spec, "--yes", status=1)
     assert "FAILED" in done.stdout
-    job = home.json("queue", "--all")["jobs"][0]["id"]
-    assert home.job(job).status == "FAILED"
-    accounted(home, job)
-    assert "nothing to see here" in home.run("logs", job).stdout
+    job = calm.json("queue", "--all")["jobs"][0]["id"]
+    assert calm.job(job).status == "FAILED"
+    accounted(calm, job)
+    assert "nothing to see here" in calm.run("logs", job).stdout
 
 
-def test_secrets_reach_the_job_and_nothing_else(home):
-    home.start_fleet(home.market(*CALM))
-    spec = home.spec(
+def test_secrets_reach_the_job_and_nothing_else(calm):
+    spec = calm.spec(
         policy="auto",
-        run=json.dumps('test "${#TOKEN}" = 12 && exec ' + home.command(4, 0.1)),
+        run=json.dumps('test "${#TOKEN}" = 12 && exec ' + calm.command(4, 0.1)),
         secrets="[TOKEN]",
     )
-    refused = home.run("launch", spec, "--yes", status=2)
+    refused = calm.run("launch", spec, "--yes", status=2)
     assert refused.stderr.startswith("duetune: secrets: 'TOKEN' is not allowed")
-    job = home.launch(spec, TOKEN="s3cr3t-value")  # noqa: S106 - made up
-    assert home.until_over(job).status == "SUCCEEDED"
-    for path in home.path.rglob("*"):
+    job = calm.launch(spec, TOKEN="s3cr3t-value")  # noqa: S106 - made up
+    assert calm.until_over(job).status == "SUCCEEDED"
+    for path in calm.path.rglob("*"):
         if path.is_file() and path.name != "secrets.json":
             assert b"s3cr3t-value" not in path.read_bytes(), path
 
 
-def test_an_own_command_that_ends_well_is_done_and_one_that_keeps_crashing_has_failed(home):
-    home.start_fleet(home.market(*CALM))
-    job = home.launch(home.spec(run=json.dumps("echo all done")))
-    row = home.until_over(job)
+def test_an_own_command_that_ends_well_is_done_and_one_that_keeps_crashing_has_failed(calm):
+    job = calm.launch(calm.spec(run=json.dumps("echo all done")))
+    row = calm.until_over(job)
     assert (row.status, row.reason) == ("SUCCEEDED", "its command exited with status 0")
     assert row.finished_at <= row.deadline_at
-    accounted(home, job)
-    refused = home.run("fleet", "start", "--max-gpus", 0, status=2)
+    accounted(calm, job)
+    refused = calm.run("fleet", "start", "--max-gpus", 0, status=2)
     assert refused.stderr == "duetune: site.max_gpus: 0 is not allowed; expected 1 or more\n"
-    job = home.launch(home.spec(run=json.dumps("exec nosuchprogram")))
-    running = home.run("fleet", "stop", status=2)
+    job = calm.launch(calm.spec(run=json.dumps("exec nosuchprogram")))
+    running = calm.run("fleet", "stop", status=2)
     assert f"jobs are running ({job})" in running.stderr
-    row = home.until_over(job)
+    row = calm.until_over(job)
     assert row.status == "FAILED"
-    assert "given up" in home.run("logs", job).stdout
-    accounted(home, job)
+    assert "given up" in calm.run("logs", job).stdout
+    accounted(calm, job)
