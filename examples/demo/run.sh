@@ -13,11 +13,13 @@ trap '"$bin/duetune" fleet stop >/dev/null 2>&1 || true' EXIT
 
 say() { printf '\n\033[1m$ %s\033[0m\n' "$*"; }
 
-"$bin/python" examples/demo/model.py "$out/model"
+# How long an emulated GPU takes for a microbatch; on a busy machine all of the demo takes longer.
+microbatch=$("$bin/python" examples/demo/model.py "$out/model")
+speed=$(awk "BEGIN { print 11.25 / $microbatch }")
 
-say duetune fleet start --trace examples/demo/market.csv --speed 225 ...
-"$bin/duetune" fleet start --trace examples/demo/market.csv --speed 225 --history 96 \
-  --max-gpus 4 --emulated-microbatch 0.05 --notice 2 --silent 0.2 --seed 7
+say duetune fleet start --trace examples/demo/market.csv --speed "$speed" ...
+"$bin/duetune" fleet start --trace examples/demo/market.csv --speed "$speed" --history 96 \
+  --max-gpus 4 --emulated-microbatch "$microbatch" --notice 2 --silent 0.2 --seed 7
 
 say duetune launch examples/demo/job.yaml
 "$bin/duetune" launch examples/demo/job.yaml --yes
