@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 CHARACTERS_PER_TOKEN = 4.0
 """The average of English text with common tokenizers."""
 
+SAMPLE = 500
+"""A sample of a large dataset has at least this many rows, and fewer than twice as many."""
+
 ROW = "an object with 'text', with 'prompt' and 'completion', or with 'messages'"
 
 
@@ -68,13 +71,17 @@ class DataRow(msgspec.Struct, frozen=True):
 
 
 class DatasetSummary(msgspec.Struct, frozen=True):
-    """Figures of a dataset. ``complete`` is false if only its first rows were read."""
+    """Figures of a dataset. ``complete`` is false if only its first rows were read.
+
+    ``sample`` has all rows of a small dataset, and of a large one every n-th row.
+    """
 
     rows: int
     kind: RowKind
     characters: int
     longest: int
     complete: bool = True
+    sample: tuple[DataRow, ...] = ()
 
     @property
     def tokens_per_row(self) -> float:
@@ -102,17 +109,23 @@ def check_dataset(place: str | Path, limit: int | None = None) -> DatasetSummary
     rows = characters = longest = 0
     kind: RowKind | None = None
     complete = True
+    sample: list[DataRow] = []
+    every = 1
     for row in rows_of(place):
         if limit is not None and rows >= limit:
             complete = False
             break
+        if rows % every == 0:
+            sample.append(row)
+        if len(sample) == 2 * SAMPLE:
+            sample, every = sample[::2], 2 * every
         rows += 1
         kind = row.kind
         characters += row.characters
         longest = max(longest, row.characters)
     if kind is None:
         raise InvalidInput("limit", limit, "a whole number from 1 on")
-    return DatasetSummary(rows, kind, characters, longest, complete)
+    return DatasetSummary(rows, kind, characters, longest, complete, tuple(sample))
 
 
 def _checked(content: object, where: str) -> DataRow:
