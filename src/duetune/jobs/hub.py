@@ -6,6 +6,7 @@ The hub is asked for access only; nothing is downloaded. A hub that does not ans
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import threading
 from enum import StrEnum
@@ -42,12 +43,40 @@ class Access(StrEnum):
 
 
 class Repo(msgspec.Struct, frozen=True):
-    """One repository as a job would find it now. ``folder`` is its cached copy, if there is one."""
+    """One repository as a job would find it now.
+
+    ``folder`` is its cached copy, if there is one; ``rows`` is the size of a dataset, if known.
+    """
 
     kind: RepoKind
     name: str
     access: Access
     folder: Path | None = None
+    rows: int | None = None
+
+
+class _Split(msgspec.Struct, frozen=True):
+    name: str
+    num_examples: int
+
+
+class _Sizes(msgspec.Struct, frozen=True):
+    """One configuration in the metadata of a dataset."""
+
+    config_name: str = "default"
+    splits: tuple[_Split, ...] = ()
+
+
+class _Card(msgspec.Struct, frozen=True):
+    dataset_info: _Sizes | tuple[_Sizes, ...] = ()
+
+    @property
+    def rows(self) -> int | None:
+        """The rows of the split that is trained on; None if the card does not say."""
+        found = self.dataset_info if isinstance(self.dataset_info, tuple) else (self.dataset_info,)
+        default = [each for each in found if each.config_name == "default"] or list(found)
+        sizes = [each.num_examples for each in default[0].splits if each.name == "train"]
+        return sizes[0] if len(default) == 1 and sizes else None
 
 
 def look_up(wanted: Sequence[tuple[RepoKind, str]], environ: Mapping[str, str]) -> list[Repo]:
@@ -73,7 +102,7 @@ def look_up(wanted: Sequence[tuple[RepoKind, str]], environ: Mapping[str, str]) 
             threads[kind, name].start()
     for key, thread in threads.items():
         thread.join(TIMEOUT_S)
-        found[key] = msgspec.structs.replace(found[key], access=thread.access)
+        found[key] = msgspec.structs.replace(found[key], access=thread.access, rows=thread.rows)
     return [found[each] for each in wanted]
 
 
@@ -83,6 +112,7 @@ class _Asking(threading.Thread):
     def __init__(self, kind: RepoKind, name: str, environ: Mapping[str, str]) -> None:
         super().__init__(daemon=True)
         self.access = Access.UNREACHABLE
+        self.rows: int | None = None
         self._repo = (kind, name)
         self._endpoint, self._token = environ.get("HF_ENDPOINT"), environ.get("HF_TOKEN")
 
@@ -105,6 +135,12 @@ class _Asking(threading.Thread):
             self.access = Access.UNREACHABLE
         else:
             self.access = Access.REACHABLE
+            with contextlib.suppress(Exception):  # the size is welcome, but not needed
+                if kind is RepoKind.DATASET:
+                    card = api.dataset_info(name, timeout=TIMEOUT_S).card_data
+                    self.rows = (
+                        None if card is None else msgspec.convert(card.to_dict(), _Card).rows
+                    )
 
 
 def hub_cache(environ: Mapping[str, str]) -> Path:

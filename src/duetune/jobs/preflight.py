@@ -27,7 +27,7 @@ from duetune.training.task import TrainingMethod
 from duetune.training.tokenizer_file import chat_template, has_tokenizer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from duetune.jobs.configure import TrainingPlan
     from duetune.jobs.spec.job_spec import JobSpec
@@ -88,16 +88,17 @@ def preflight(
     task: TrainingTask | None,
     facts: ModelFacts | None,
     summary: DatasetSummary | None,
+    repos: Sequence[Repo],
     machine: Machine,
     environ: Mapping[str, str],
 ) -> Preflight:
     """Return what is wrong with a planned job. ``task`` is None for a user's own command.
 
-    ``environ`` is the environment of the job's workers; ``summary`` is None for data on the hub.
+    ``environ`` is the environment of the job's workers; ``summary`` is None for data on the hub,
+    and ``repos`` are what ``hub_repos`` returns.
     """
     if task is None:
         return Preflight(tuple(_ignored(spec)))
-    repos = _repos(spec, environ)
     folder = Path(task.model) if is_path(task.model) else repos[0].folder
     try:
         data = None if summary is None else check_rows(summary, folder, task.max_length)
@@ -136,8 +137,10 @@ def _ignored(spec: JobSpec) -> Iterator[Finding]:
         )
 
 
-def _repos(spec: JobSpec, environ: Mapping[str, str]) -> list[Repo]:
-    """Return what the hub or its cache has of the job, the model first."""
+def hub_repos(spec: JobSpec, environ: Mapping[str, str]) -> list[Repo]:
+    """Return what the hub or its cache has of a job for the built-in trainer, the model first."""
+    if spec.run is not None:
+        return []
     wanted = [
         (kind, place)
         for kind, place in (
@@ -150,7 +153,7 @@ def _repos(spec: JobSpec, environ: Mapping[str, str]) -> list[Repo]:
     return look_up(wanted, environ)
 
 
-def _access(repos: list[Repo], machine: Machine) -> Iterator[Finding]:
+def _access(repos: Sequence[Repo], machine: Machine) -> Iterator[Finding]:
     """Find names on the hub that a worker could not load."""
     for repo in repos:
         says = f"{_HUB}; it {repo.access.value}"
@@ -296,7 +299,7 @@ def _disk(
     spec: JobSpec,
     plan: TrainingPlan,
     facts: ModelFacts | None,
-    repos: list[Repo],
+    repos: Sequence[Repo],
     machine: Machine,
     environ: Mapping[str, str],
 ) -> Iterator[Finding]:

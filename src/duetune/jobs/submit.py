@@ -28,7 +28,7 @@ from duetune.files import OWNER, write_whole
 from duetune.fleets.embedded.node_assignment import SECRETS_FILE
 from duetune.jobs.configure import TrainingPlan, configure, held_out_rows
 from duetune.jobs.measured_runs import measured_paces, ran_out_of_memory
-from duetune.jobs.preflight import Machine, Preflight, job_environment, preflight
+from duetune.jobs.preflight import Machine, Preflight, hub_repos, job_environment, preflight
 from duetune.jobs.quote import Quote, make_quote
 from duetune.jobs.site import Site
 from duetune.jobs.spec.job_spec import JobSpec
@@ -134,7 +134,9 @@ def prepare(spec: JobSpec, submitter: Submitter, store: Store, *, seed: int = 0)
     environ = job_environment(spec)  # refuses variables and secrets that are not set
     _check_model(spec)
     summary = _dataset(spec)
-    rows = None if summary is None else summary.rows
+    repos = hub_repos(spec, environ)
+    sizes = [each.rows for each in repos if each.name == spec.dataset]
+    rows = summary.rows if summary is not None else next(iter(sizes), None)
     facts = None if spec.model is None or spec.run is not None else model_facts(spec.model)
     site = _site(spec, submitter)
     earlier = store.observations.history(origin=Origin.PRODUCTION)
@@ -149,7 +151,7 @@ def prepare(spec: JobSpec, submitter: Submitter, store: Store, *, seed: int = 0)
         tokens_per_row=None if summary is None else summary.tokens_per_row,
     )
     task = None if spec.run is not None else training_task(spec, plan)
-    checked = preflight(spec, plan, task, facts, summary, submitter.machine, environ)
+    checked = preflight(spec, plan, task, facts, summary, repos, submitter.machine, environ)
     held_out = None if rows is None else held_out_rows(spec, rows)
     terms = _terms(spec, plan, site, submitter.market)
     quote = make_quote(

@@ -1,8 +1,10 @@
 """The rows of a dataset: which forms a row may have, and checks of all rows of a dataset.
 
 A row is a ``text``, a ``prompt`` with its ``completion``, or the ``messages`` of a conversation.
-Other columns are ignored. Neither torch nor transformers is needed, so a wrong dataset is refused
-before it costs anything. File formats are read in ``records``; tokens are made in ``tokens``.
+Two forms of other tools are read as ``messages``: ``instruction``, ``input`` and ``output``
+(Alpaca), and ``conversations`` with ``from`` and ``value`` (ShareGPT). Other columns are ignored.
+Neither torch nor transformers is needed, so a wrong dataset is refused before it costs anything.
+File formats are read in ``records``; tokens are made in ``tokens``.
 """
 
 from __future__ import annotations
@@ -25,7 +27,11 @@ CHARACTERS_PER_TOKEN = 4.0
 SAMPLE = 500
 """A sample of a large dataset has at least this many rows, and fewer than twice as many."""
 
-ROW = "an object with 'text', with 'prompt' and 'completion', or with 'messages'"
+ROW = (
+    "an object with 'text', with 'prompt' and 'completion', with 'messages', with 'conversations', "
+    "or with 'instruction' and 'output'"
+)
+_ROLES = {"human": "user", "gpt": "assistant"}
 
 
 class RowKind(StrEnum):
@@ -68,6 +74,33 @@ class DataRow(msgspec.Struct, frozen=True):
         if self.completion is not None and self.prompt is not None:
             return len(self.prompt) + len(self.completion)
         return len(self.text or "")
+
+
+class _Turn(msgspec.Struct, frozen=True):
+    """One message of a conversation in the form of ShareGPT."""
+
+    role: str = msgspec.field(name="from")
+    content: str = msgspec.field(name="value")
+
+
+class _ForeignRow(msgspec.Struct, frozen=True):
+    """A row in the form of Alpaca or ShareGPT."""
+
+    instruction: str = ""
+    input: str | None = None
+    output: str = ""
+    system: str | None = None
+    conversations: tuple[_Turn, ...] = ()
+
+    def row(self) -> DataRow:
+        """Return the row as a conversation; empty if it has none of the two forms."""
+        turns = [(_ROLES.get(turn.role, turn.role), turn.content) for turn in self.conversations]
+        if not turns and self.instruction and self.output:
+            question = f"{self.instruction}\n{self.input}" if self.input else self.instruction
+            turns = [("user", question), ("assistant", self.output)]
+        if turns and self.system:
+            turns.insert(0, ("system", self.system))
+        return DataRow(messages=tuple(Message(*turn) for turn in turns)) if turns else DataRow()
 
 
 class DatasetSummary(msgspec.Struct, frozen=True):
@@ -131,6 +164,8 @@ def check_dataset(place: str | Path, limit: int | None = None) -> DatasetSummary
 def _checked(content: object, where: str) -> DataRow:
     try:
         row = msgspec.convert(content, DataRow)
+        if row.kind is None:
+            row = msgspec.convert(content, _ForeignRow).row()
     except msgspec.ValidationError as error:
         raise InvalidInput(where, content, f"{ROW} ({error})") from None
     if row.kind is None:
