@@ -20,7 +20,7 @@ ENOUGH_S = 1.0
 
 LOOK_S = 0.25
 _ERASE = "\r\033[K"
-_WORDS = "Compiling code for its first use, about half a minute; later runs start at once"
+_WORDS = "Compiling for the first use, which takes about half a minute"
 
 
 class CompileNotice:

@@ -88,9 +88,12 @@ def _show(rows: list[JobRow], home: Home) -> None:
     columns |= {
         "status": lambda row: status_words(row.status),
         "steps": lambda row: f"{row.step}/{row.total_steps}",
-        "spot": lambda row: str(row.spot),
-        "on-dem": lambda row: str(row.on_demand),
     }
+    if wide:
+        columns["spot"] = lambda row: str(row.spot)
+        columns["on-dem"] = lambda row: str(row.on_demand)
+    else:
+        columns["spot+od"] = lambda row: f"{row.spot}+{row.on_demand}"
     if wide or any(row.limited for row in rows):
         columns["share"] = _share
     columns |= {"spent": lambda row: dollars(row.spent), "due": lambda row: _due(row, now)}

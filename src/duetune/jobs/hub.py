@@ -138,9 +138,7 @@ class _Asking(threading.Thread):
             with contextlib.suppress(Exception):  # the size is welcome, but not needed
                 if kind is RepoKind.DATASET:
                     card = api.dataset_info(name, timeout=TIMEOUT_S).card_data
-                    self.rows = (
-                        None if card is None else msgspec.convert(card.to_dict(), _Card).rows
-                    )
+                    self.rows = msgspec.convert(vars(card), _Card).rows
 
 
 def hub_cache(environ: Mapping[str, str]) -> Path:
