@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import threading
+import time
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -100,8 +101,9 @@ def look_up(wanted: Sequence[tuple[RepoKind, str]], environ: Mapping[str, str]) 
             # A daemon: a name server that does not answer must hold up neither plan nor exit.
             threads[kind, name] = _Asking(kind, name, environ)
             threads[kind, name].start()
+    until = time.monotonic() + TIMEOUT_S
     for key, thread in threads.items():
-        thread.join(TIMEOUT_S)
+        thread.join(max(0.0, until - time.monotonic()))
         found[key] = msgspec.structs.replace(found[key], access=thread.access, rows=thread.rows)
     return [found[each] for each in wanted]
 

@@ -48,11 +48,13 @@ from duetune.training.dataset_rows import check_dataset
 from duetune.training.task import write_task
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     import numpy as np
     from numpy.typing import NDArray
 
+    from duetune.jobs.hub import Repo
+    from duetune.knowledge.facts.model_facts import ModelFacts
     from duetune.settings import Settings
     from duetune.training.dataset_rows import DatasetSummary
 
@@ -100,7 +102,8 @@ class PreparedJob(msgspec.Struct, frozen=True):
                 for line in quote.lines
             ),
             f"{self.spec.name}: {self.plan.method}, {self.plan.total_steps} steps on "
-            f"{self.plan.max_gpus} x {self.plan.accelerator}; policy {self.policy}",
+            f"{self.plan.max_gpus} x {self.plan.accelerator}; policy {self.policy}"
+            + "".join(f"; {each.severity}: {each}" for each in self.preflight.findings),
         )
 
 
@@ -137,7 +140,7 @@ def prepare(spec: JobSpec, submitter: Submitter, store: Store, *, seed: int = 0)
     repos = hub_repos(spec, environ)
     sizes = [each.rows for each in repos if each.name == spec.dataset]
     rows = summary.rows if summary is not None else next(iter(sizes), None)
-    facts = None if spec.model is None or spec.run is not None else model_facts(spec.model)
+    facts = _model_facts(spec, repos)
     site = _site(spec, submitter)
     earlier = store.observations.history(origin=Origin.PRODUCTION)
     plan = configure(
@@ -257,6 +260,14 @@ def _check_model(spec: JobSpec) -> None:
         return
     if not (Path(spec.model) / "config.json").is_file():
         raise InvalidInput("model", spec.model, "a folder with a config.json")
+
+
+def _model_facts(spec: JobSpec, repos: Sequence[Repo]) -> ModelFacts | None:
+    """Return the sizes of the model, from its cached copy if it is on the hub and was fetched."""
+    if spec.run is not None or spec.model is None:
+        return None
+    folders = [str(each.folder) for each in repos if each.name == spec.model and each.folder]
+    return model_facts(folders[0] if folders else spec.model)
 
 
 def _dataset(spec: JobSpec) -> DatasetSummary | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import shutil
 import threading
@@ -185,11 +186,20 @@ def test_the_disk_must_have_room(bench, monkeypatch, free, refused):
 class TestHub:
     def test_offline_is_refused_at_once_on_the_own_machine(self, bench, monkeypatch):
         monkeypatch.setattr(hub, "_Asking", None)  # nothing may be asked
-        words = bench.refused(model="org/a-1b", rows="org/rows")
+        words = bench.refused(model="org/a-1b")
         assert words == (
             "model: 'org/a-1b' is not allowed; expected a folder, or a name on the Hugging Face "
-            "hub that can be fetched; it is not in the local cache, and HF_HUB_OFFLINE is set; "
-            "'duetune plan' lists 1 more"
+            "hub that can be fetched; it is not in the local cache, and HF_HUB_OFFLINE is set"
+        )
+        assert "'duetune plan' lists " in bench.refused(model="org/a-1b", rows="org/rows")
+
+    def test_a_dataset_on_the_hub_needs_its_library(self, bench, monkeypatch):
+        real = importlib.util.find_spec
+        absent = lambda name: None if name == "datasets" else real(name)  # noqa: E731
+        monkeypatch.setattr(importlib.util, "find_spec", absent)
+        assert any(
+            "'datasets' is not installed" in str(each)
+            for each in bench.check(rows="org/rows").findings
         )
 
     def test_another_fleet_may_reach_what_this_machine_does_not(self, bench):
@@ -206,6 +216,9 @@ class TestHub:
         found = bench.check(model="org/a-1b", environ=environ)
         assert found.findings == ()
         assert found.data.exact
+        model_file = place / "snapshots" / "abc" / "model.safetensors"
+        model_file.unlink()  # only the configuration was fetched
+        assert "HF_HUB_OFFLINE is set" in bench.refused(model="org/a-1b", environ=environ)
 
     @pytest.mark.parametrize(
         ("status", "code", "access"),

@@ -94,6 +94,11 @@ class Hyperparameters:
         self._optimiser()
         if not lora:
             self._without_lora()
+        elif values.get("lora_target_modules") is None:
+            self._source.note(
+                "lora_target_modules",
+                "not given: all linear layers are adapted here; there PEFT chooses by the model",
+            )
         given = {field: value for field, value in values.items() if value is not None}
         self._batch_note(given)
         # In the order of the spec, whatever the order of the other tool.

@@ -70,6 +70,7 @@ def from_llamafactory(source: ForeignFile) -> dict[str, object]:
     training.precision()
     training.values["gradient_checkpointing"] = not source.flag("disable_gradient_checkpointing")
     training.modules("lora_target", frozenset(("all",)))
+    training.values.setdefault("lora_target_modules", "all-linear" if kind == "lora" else None)
     folder = source.text("dataset_dir") or "data"
     datasets = _places(source, "dataset", folder)
     if not datasets:
@@ -83,8 +84,6 @@ def from_llamafactory(source: ForeignFile) -> dict[str, object]:
     collected = training.collect(lora=kind == "lora")
     if kind == "lora" and "lora_alpha" not in collected:
         collected["lora_alpha"] = 2.0 * float(str(collected["lora_r"]))
-    if kind == "lora":
-        collected.setdefault("lora_target_modules", "all-linear")
     fields: dict[str, object] = {
         "model": model,
         "dataset": datasets[0],
