@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 def plan(spec: JobSpec | str | Path, *, seed: int = 0, home: Folder = None) -> PreparedJob:
     """Return how a job would be trained, what it would cost and when it would be done.
 
-    Nothing is started or spent.
+    Nothing is started or spent. ``prepared.preflight.findings`` says what is wrong with the job,
+    ``prepared.settings`` has every training setting with where it comes from.
 
         >>> prepared = duetune.plan("job.yaml")
         >>> prepared.quote.document.chosen.cost

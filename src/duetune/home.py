@@ -118,11 +118,15 @@ class Home:
         return prepare(self.spec(spec), desk(self.settings), self.store, seed=seed)
 
     def launch(self, prepared: PreparedJob) -> str:
-        """Submit a planned job and return its id; starts the fleet and controller if needed."""
+        """Submit a planned job and return its id; starts the fleet and controller if needed.
+
+        Refuses a job of which the plan says that it would certainly fail.
+        """
         from duetune.jobs.submit import submit
         from duetune.wiring import desk_site, start_fleet
 
         self.require_training(prepared.spec)
+        prepared.preflight.refuse()
         fleet = start_fleet(self.settings)
         self.start_controller()
         return submit(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from duetune.errors import FleetError, InvalidInput
-from duetune.registry.fleets import OF_FLEET, feed_named, fleet_named
+from duetune.registry.fleets import EMBEDDED, OF_FLEET, feed_named, fleet_named
 from duetune.registry.markets import forecast_named
 from duetune.registry.planners import planner_named
 from duetune.registry.policies import policies_named, policy_named, selector_named
@@ -73,6 +73,7 @@ def on_demand_usd_h(settings: Settings) -> float:
 
 def desk(settings: Settings) -> Submitter:
     """Return where jobs are prepared: on the running fleet, or on the one that would be started."""
+    from duetune.jobs.preflight import Machine
     from duetune.jobs.submit import Submitter
 
     check_names(settings)
@@ -86,6 +87,7 @@ def desk(settings: Settings) -> Submitter:
         policy_named=policy_named,
         learner=lambda arms: selector_named(settings.selector, arms, jobs=1000),
         knowledge=lambda store: live_knowledge(settings, store),
+        machine=Machine(settings.jobs, own=settings.site.fleet.strip() == EMBEDDED),
         queue=settings.queue,
     )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import subprocess
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import pytest
 
@@ -83,11 +83,20 @@ def small_disk(path, size):
         subprocess.run(["umount", "-l", str(path)], check=False)
 
 
+def fill(disk):
+    with suppress(OSError), (disk / "filler").open("wb", buffering=0) as file:
+        while file.write(bytes(4096)):
+            pass
+
+
 def test_a_full_disk_does_not_stop_training(home, model):
-    """No checkpoint can be saved: the job says so, goes on, and finishes."""
-    with small_disk(home.folder / "small", "16k") as disk:
+    """The disk fills up after the launch, so no checkpoint can be saved: the job says so, goes on,
+    and finishes.
+    """
+    with small_disk(home.folder / "small", "4m") as disk:
         home.start_fleet(home.market(*SPOT), slot_wall_s=3.0, warm=True, emulated_microbatch=0.05)
         job = home.launch(spec(home, model, checkpoint=f'{{dir: {disk}, every: "1s"}}'))
+        fill(disk)
         row = home.until_over(job)
         assert row.status == "SUCCEEDED", home.logs()
         assert not list(disk.glob("step-*"))

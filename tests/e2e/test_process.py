@@ -46,6 +46,18 @@ def test_help_imports_nothing_heavy(arguments):
     assert done.stdout.splitlines()[-1] == "[]"
 
 
+def test_no_command_needs_anything_heavy_for_its_help():
+    code = (
+        "import sys; from duetune.cli import main; from duetune.cli.app import COMMANDS;"
+        "[main([name, '--help']) for name in COMMANDS];"
+        "heavy = {'numba', 'rich', 'matplotlib', 'polars', 'torch', 'transformers',"
+        "'huggingface_hub', 'sqlalchemy'};"
+        "print(sorted(heavy & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
 def test_the_version_is_printed():
     done = run("--version")
     assert done.returncode == 0

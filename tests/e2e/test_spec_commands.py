@@ -62,11 +62,11 @@ class TestImport:
         assert out == (
             "# Imported from skypilot (sky.yaml).\n"
             "# Differences:\n"
-            "#   run: runs on one GPU here; SKYPILOT_* variables are not set\n"
+            "#   resources.accelerators: L4:2 becomes L4:1: your own command runs on one GPU here\n"
             "deadline: 8h\n"
             "name: t\n"
             "resources:\n"
-            "  accelerators: L4:2\n"
+            "  accelerators: L4:1\n"
             "  spot: only\n"
             "run: |\n"
             "  python train.py\n"
@@ -96,10 +96,10 @@ class TestImport:
         assert document["spec"] == {
             "deadline": "8h",
             "name": "t",
-            "resources": {"accelerators": "L4:2", "spot": "only"},
+            "resources": {"accelerators": "L4:1", "spot": "only"},
             "run": "python train.py\n",
         }
-        assert [note["field"] for note in document["notes"]] == ["run"]
+        assert [note["field"] for note in document["notes"]] == ["resources.accelerators"]
         assert Path("j.yaml").exists()
 
     def test_standard_input(self, duetune, monkeypatch):
@@ -190,7 +190,7 @@ class TestExport:
     def test_there_and_back(self, duetune):
         Path("job.yaml").write_text(
             'name: x\nrun: |\n  python train.py "$A"\ndeadline: 8h\nworkdir: .\n'
-            "resources: {accelerators: 'H100:4'}\nenvs: {A: 'it''s'}\nsecrets: [TOKEN]\n"
+            "resources: {accelerators: 'H100:1'}\nenvs: {A: 'it''s'}\nsecrets: [TOKEN]\n"
         )
         duetune("export", "job.yaml", "--to", "skypilot", "-o", "sky.yaml")
         duetune("import", "sky.yaml", "--deadline", "8h", "-o", "back.yaml")
@@ -304,7 +304,9 @@ class TestScripts:
         assert first["DUETUNE_EPOCH"].isdigit()
         assert first["CUDA_VISIBLE_DEVICES"] == "0"
         assert environment(machine / "here-1")["CUDA_VISIBLE_DEVICES"] == "1"
-        assert json.loads((folder / "task.json").read_text()) == {
+        task = json.loads((folder / "task.json").read_text())
+        assert (task["learning_rate"], task["eval_fraction"], task["fp16"]) == (2e-4, 0.05, False)
+        expected = {
             "model": "Qwen/Qwen3-0.6B",
             "dataset": "data.jsonl",
             "method": "full",
@@ -315,6 +317,7 @@ class TestScripts:
             "gradient_checkpointing": True,
             "max_length": 1024,
         }
+        assert task | expected == task
 
     def test_the_gpus_that_were_given_are_used(self, duetune, machine, monkeypatch):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,7")

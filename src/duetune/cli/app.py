@@ -117,12 +117,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the program, by default with the arguments of the process; return its exit status."""
     session = CommandOptions(debug=os.environ.get("DUETUNE_DEBUG", "") not in {"", "0"})
     try:
-        status = app.main(
-            args=None if arguments is None else list(arguments),
-            prog_name="duetune",
-            standalone_mode=False,
-            obj=session,
-        )
+        with session.notice:
+            status = app.main(
+                args=None if arguments is None else list(arguments),
+                prog_name="duetune",
+                standalone_mode=False,
+                obj=session,
+            )
         sys.stdout.flush()
     except (click.Abort, KeyboardInterrupt):
         return INTERRUPTED

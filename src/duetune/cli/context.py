@@ -40,8 +40,16 @@ def waiting(words: str) -> Iterator[None]:
     """Show a spinner with these words while the block runs; a pipe shows nothing."""
     from rich.console import Console
 
-    with Console(stderr=True).status(words):
-        yield
+    context = click.get_current_context(silent=True)
+    notice = getattr(context.obj if context else None, "notice", None)
+    if notice is not None:
+        notice.held = True  # the spinner has the line
+    try:
+        with Console(stderr=True).status(words):
+            yield
+    finally:
+        if notice is not None:
+            notice.held = False
 
 
 def duration_words(seconds: float) -> str:

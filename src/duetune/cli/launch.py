@@ -12,22 +12,30 @@ from duetune.home import Home
 
 if TYPE_CHECKING:
     from duetune.jobs.configure import TrainingPlan
+    from duetune.jobs.preflight import Preflight
     from duetune.jobs.quote_document import QuoteDocument
     from duetune.jobs.spec.job_spec import JobSpec
     from duetune.jobs.status import JobStatus
     from duetune.jobs.submit import PreparedJob
+    from duetune.jobs.training_settings import Setting
 
 OVER_BADLY = 1
 
 
 class PlanAnswer(Answer, frozen=True, kw_only=True):
-    """The answer of ``plan --json``; ``chosen`` is the reason for the policy."""
+    """The answer of ``plan --json``.
+
+    ``chosen`` is the reason for the policy, ``settings`` are all training settings with where they
+    come from, and ``preflight`` is what was found to be wrong.
+    """
 
     name: str
     policy: str
     chosen: str
     plan: TrainingPlan
     quote: QuoteDocument
+    settings: tuple[Setting, ...]
+    preflight: Preflight
 
 
 class LaunchAnswer(Answer, frozen=True, kw_only=True):
@@ -44,9 +52,10 @@ class LaunchAnswer(Answer, frozen=True, kw_only=True):
 @click.option("--seed", type=int, default=0, metavar="N", help="Seed of the scenarios.")
 @json_option
 def plan(spec: str, seed: int, as_json: bool) -> None:
-    """Show how a job would be trained, what it would cost and when it would finish.
+    """Check a job, and show how it would be trained, its cost and its finish time.
 
-    Nothing is started or spent.
+    Nothing is started or spent. The exit status is 2 if the job would certainly fail, as it is
+    with `launch`.
     """
     home = Home()
     prepared = _prepared(home, spec, seed)
@@ -59,12 +68,15 @@ def plan(spec: str, seed: int, as_json: bool) -> None:
                 chosen=prepared.chosen,
                 plan=prepared.plan,
                 quote=prepared.quote.document,
+                settings=prepared.settings,
+                preflight=prepared.preflight,
             )
         )
-        return
-    from duetune.cli.plan_tables import show_plan
+    else:
+        from duetune.cli.plan_tables import show_plan
 
-    show_plan(prepared)
+        show_plan(prepared)
+    prepared.preflight.refuse()
 
 
 @click.command()
@@ -85,6 +97,7 @@ def launch(spec: str, yes: bool, detach: bool, seed: int, as_json: bool) -> None
     job_spec = home.spec(spec)
     home.require_training(job_spec)
     prepared = _prepared(home, job_spec, seed)
+    prepared.preflight.refuse()
     if not as_json:
         from duetune.cli.plan_tables import show_plan
 

@@ -12,12 +12,17 @@ from duetune.cli.tables import console, new_table
 from duetune.simulate.summary import dollars
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
     from rich.table import Table
 
     from duetune.jobs.configure import TrainingPlan
     from duetune.jobs.quote_document import QuoteDocument, QuoteLine
     from duetune.jobs.submit import PreparedJob
+    from duetune.jobs.training_settings import Setting
 
+IN_BATCH = {"per_device_train_batch_size", "gradient_accumulation_steps"}
+COLOURS = {"refused": ("red", "Would fail"), "warning": ("yellow", "Warning")}
 ROLES = {
     "chosen": "duetune",
     "on_demand_only": "on-demand only",
@@ -32,7 +37,7 @@ def show_plan(prepared: PreparedJob) -> None:
     what = f"{spec.model} on {spec.dataset}" if spec.run is None else "own command"
     screen.print(f"[bold]{escape(spec.name)}[/]: {escape(what)}")
     screen.print()
-    screen.print(_training_table(prepared.plan, own=spec.run is not None))
+    screen.print(_training_table(prepared.plan, prepared.settings))
     screen.print()
     screen.print(_quote_table(quote))
     screen.print()
@@ -40,31 +45,43 @@ def show_plan(prepared: PreparedJob) -> None:
         screen.print(sentence)
 
 
-def _training_table(chosen: TrainingPlan, *, own: bool) -> Table:
+def _training_table(chosen: TrainingPlan, settings: Sequence[Setting]) -> Table:
+    """Return how the job is trained: what was chosen or is the default, and why."""
     table = new_table("training", "", "why", left=("training", "", "why"))
     rows: list[tuple[str, str, str]] = [
         ("accelerators", _gpus(chosen), chosen.reasons.get("accelerator", "")),
-        ("steps", f"{chosen.total_steps}", chosen.reasons.get("total_steps", "")),
         ("speed", _speed(chosen), _grounds(chosen)),
     ]
-    if not own:
-        rows[1:1] = [
-            ("method", chosen.method, chosen.reasons.get("method", "")),
-            (
-                "batch",
-                f"{chosen.global_batch} = {chosen.accumulation} x {chosen.microbatch}",
-                chosen.reasons.get("microbatch", ""),
-            ),
-            ("precision", chosen.precision, chosen.reasons.get("precision", "")),
-            ("max_length", str(chosen.max_length), chosen.reasons.get("max_length", "")),
+    if chosen.memory_gb is not None:
+        terms = sorted(chosen.memory_terms.items(), key=lambda term: -term[1])[:3]
+        words = ", ".join(f"{name} {size:.2g}" for name, size in terms)
+        rows.append(("memory", _memory(chosen), words))
+    if settings:
+        batch = f"{chosen.global_batch} = {chosen.accumulation} x {chosen.microbatch}"
+        rows.append(("batch", batch, chosen.reasons.get("microbatch", "")))
+        rows += [
+            (each.name, setting_words(each.value), each.origin)
+            for each in settings
+            if each.name not in IN_BATCH
         ]
-        if chosen.memory_gb is not None:
-            terms = sorted(chosen.memory_terms.items(), key=lambda term: -term[1])[:3]
-            words = ", ".join(f"{name} {size:.2g}" for name, size in terms)
-            rows.append(("memory", _memory(chosen), words))
+    else:
+        rows.append(("steps", f"{chosen.total_steps}", chosen.reasons.get("total_steps", "")))
     for name, value, why in rows:
         table.add_row(name, escape(value), f"[dim]{escape(why)}[/]")
     return table
+
+
+def setting_words(value: bool | float | str | tuple[str, ...]) -> str:
+    """Return the value of a setting as a spec would have it."""
+    match value:
+        case bool():
+            return str(value).lower()
+        case tuple():
+            return ", ".join(value)
+        case str():
+            return value
+        case _:
+            return f"{value:g}"
 
 
 def _gpus(chosen: TrainingPlan) -> str:
@@ -148,5 +165,17 @@ def _sentences(prepared: PreparedJob, quote: QuoteDocument) -> list[str]:
         f"Due in {due} (stopped after {last}), {money}; one decision every {slot}.",
         f"Policy {escape(prepared.policy)}: {escape(prepared.chosen)}.",
         *(f"[yellow]Note:[/] {escape(note)}." for note in quote.notes),
+        *_findings(prepared),
         f"[dim]Based on {quote.scenarios} scenarios from {quote.history_slots} past slots.[/]",
     ]
+
+
+def _findings(prepared: PreparedJob) -> Iterator[str]:
+    """Yield what is wrong with the job: first what ``launch`` refuses, then the warnings."""
+    checked = prepared.preflight
+    for each in sorted(checked.findings, key=lambda each: each.severity):
+        colour, word = COLOURS[each.severity.value]
+        yield f"[{colour}]{word}:[/] {escape(str(each))}."
+    if checked.data is not None and checked.data.sampled < checked.data.rows:
+        sampled, rows = checked.data.sampled, checked.data.rows
+        yield f"[dim]Lengths were checked on {sampled:,} of {rows:,} rows.[/]"

@@ -10,8 +10,13 @@ from duetune.cli.context import Answer, duration_words, json_option, print_answe
 from duetune.home import Home
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from duetune.core.events import Status
     from duetune.store.rows import CostLine, JobRow
+
+WIDTH_FOR_POLICIES = 110
+"""A narrower screen shows no policies, and priorities and shares only if jobs have them."""
 
 COLOURS = {
     "QUEUED": "yellow",
@@ -73,26 +78,34 @@ def _show(rows: list[JobRow], home: Home) -> None:
     from duetune.jobs.controller_process import LOG_FILE
     from duetune.simulate.summary import dollars
 
-    table = tables.new_table(
-        *("job", "prio", "status", "steps", "spot", "on-dem", "share", "spent", "due", "policy"),
-        left=("job", "status", "due", "policy"),
-    )
     fleet = home.fleet
     now = None if fleet is None else fleet.clock.now()
+    screen = tables.console()
+    wide = screen.width >= WIDTH_FOR_POLICIES
+    columns: dict[str, Callable[[JobRow], str]] = {"job": lambda row: escape(row.id)}
+    if wide or any(row.priority for row in rows):
+        columns["prio"] = lambda row: str(row.priority)
+    columns |= {
+        "status": lambda row: status_words(row.status),
+        "steps": lambda row: f"{row.step}/{row.total_steps}",
+    }
+    if wide:
+        columns["spot"] = lambda row: str(row.spot)
+        columns["on-dem"] = lambda row: str(row.on_demand)
+    else:
+        columns["spot+od"] = lambda row: f"{row.spot}+{row.on_demand}"
+    if wide or any(row.limited for row in rows):
+        columns["share"] = _share
+    columns |= {"spent": lambda row: dollars(row.spent), "due": lambda row: _due(row, now)}
+    if wide:
+        columns["policy"] = lambda row: escape(row.policy)
+    table = tables.new_table(*columns, left=("job", "policy"), gap=2 if wide else 1)
+    for column in table.columns:
+        if column.header in {"status", "due"}:
+            column.justify = "left"
     for row in rows:
-        table.add_row(
-            escape(row.id),
-            str(row.priority),
-            status_words(row.status),
-            f"{row.step}/{row.total_steps}",
-            str(row.spot),
-            str(row.on_demand),
-            _share(row),
-            dollars(row.spent),
-            _due(row, now),
-            escape(row.policy),
-        )
-    tables.console().print(table)
+        table.add_row(*(cell(row) for cell in columns.values()))
+    screen.print(table)
     if home.controller is None and any(not row.status.final for row in rows):
         click.echo("No controller is running: 'duetune controller start' continues these jobs.")
     elif fleet is None and any(not row.status.final for row in rows):

@@ -169,11 +169,20 @@ def export(
     """
     from duetune.interop.export_jobs.writing import Target, export_job
     from duetune.jobs.spec.load import load_spec, load_text
+    from duetune.settings import load_settings
 
     path = _check_target(output, force=force)
     source = _given_file(file)
     spec = load_text(source) if isinstance(source, str) else load_spec(source)
-    exported = export_job(spec, Target(target), gpus=gpus, image=image, file=output or "FILE")
+    exported = export_job(
+        spec,
+        Target(target),
+        gpus=gpus,
+        image=image,
+        file=output or "FILE",
+        folder=source.absolute().parent if isinstance(source, Path) else None,
+        home_gpu=load_settings().site.accelerator,
+    )
     if path is not None:
         write_whole(path, exported.text, "--output")
     if as_json:

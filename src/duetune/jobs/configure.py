@@ -196,15 +196,17 @@ def held_out_rows(spec: JobSpec, rows: int) -> int:
 
 def _check_accelerator(spec: JobSpec, site: Site) -> None:
     """Refuse GPUs that the site does not have, or more than it has."""
-    name, least, _ = spec.gpus
+    name, least, asked = spec.gpus
     given = str(spec.resources.accelerators)
     if name is not None and not site.sells(name):
         allowed = f"auto or {site.accelerator}, the only GPU of the fleet"
         raise InvalidInput("resources.accelerators", given, allowed)
-    most = 1 if spec.run is not None else site.max_gpus
+    if spec.run is not None and (asked or least) > 1:
+        allowed = f"{name or 'auto'}:1, because your own command (run) runs on one GPU"
+        raise InvalidInput("resources.accelerators", given, allowed)
+    most = site.max_gpus
     if least > most:
         why = f"{site.limit} allows no more" if site.limit else "the fleet has no more"
-        why = "your own command (run) runs on one GPU" if spec.run is not None else why
         raise InvalidInput("resources.accelerators", given, f"at most {most}: {why}")
 
 

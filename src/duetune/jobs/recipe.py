@@ -139,15 +139,21 @@ def choose_recipe(
     return _Choice(spec, site, model, gpus, rows, prospects).made()
 
 
-def recipe_by_data_sheet(spec: JobSpec, accelerator: str, gpus: int) -> Configuration:
+def recipe_by_data_sheet(
+    spec: JobSpec,
+    accelerator: str,
+    gpus: int,
+    rows: int | None = None,
+    tokens_per_row: float | None = None,
+) -> Configuration:
     """Return the recipe for ``gpus`` GPUs of one kind, from data sheets and physics alone.
 
-    Exports call it: they know no fleet, no dataset and no measured runs.
+    Exports call it: they know no fleet and no measured runs. ``rows`` are the training examples.
     """
     site = Site(accelerator=accelerator, max_gpus=gpus, software=trainer_software())
-    prospects = Prospects(TrainerKnowledge(AnalyticSource(), site.software))
+    prospects = Prospects(TrainerKnowledge(AnalyticSource(), site.software), tokens_per_row)
     model = None if spec.model is None else model_facts(spec.model)
-    return choose_recipe(spec, site, model, gpus, None, prospects).one
+    return choose_recipe(spec, site, model, gpus, rows, prospects).one
 
 
 class _Choice:

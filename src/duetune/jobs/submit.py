@@ -26,13 +26,15 @@ from duetune.core.ports import Policy
 from duetune.errors import InvalidInput
 from duetune.files import OWNER, write_whole
 from duetune.fleets.embedded.node_assignment import SECRETS_FILE
-from duetune.jobs.configure import TrainingPlan, configure
+from duetune.jobs.configure import TrainingPlan, configure, held_out_rows
 from duetune.jobs.measured_runs import measured_paces, ran_out_of_memory
+from duetune.jobs.preflight import Machine, Preflight, hub_repos, job_environment, preflight
 from duetune.jobs.quote import Quote, make_quote
 from duetune.jobs.site import Site
 from duetune.jobs.spec.job_spec import JobSpec
 from duetune.jobs.spec.places import is_path
 from duetune.jobs.terms import Terms, job_terms
+from duetune.jobs.training_settings import Setting, training_settings, training_task
 from duetune.jobs.user_requests import seconds_until
 from duetune.knowledge.facts.model_facts import model_facts
 from duetune.knowledge.observation import Origin
@@ -43,14 +45,16 @@ from duetune.policies.select.hedge import Learner
 from duetune.settings import QueueSettings
 from duetune.store.store import Store
 from duetune.training.dataset_rows import check_dataset
-from duetune.training.task import TrainingTask, write_task
+from duetune.training.task import write_task
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     import numpy as np
     from numpy.typing import NDArray
 
+    from duetune.jobs.hub import Repo
+    from duetune.knowledge.facts.model_facts import ModelFacts
     from duetune.settings import Settings
     from duetune.training.dataset_rows import DatasetSummary
 
@@ -67,7 +71,8 @@ class PreparedJob(msgspec.Struct, frozen=True):
     """A job that could be submitted; nothing has been written or spent.
 
     The deadline in ``terms`` counts from when the job was prepared; ``submit`` computes it again.
-    ``chosen`` says why ``policy`` was chosen.
+    ``chosen`` says why ``policy`` was chosen. ``settings`` are all training settings with where
+    they come from; ``preflight`` is what was found to be wrong.
     """
 
     spec: JobSpec
@@ -79,6 +84,8 @@ class PreparedJob(msgspec.Struct, frozen=True):
     rows: int | None
     outlook: Outlook
     past: Past
+    settings: tuple[Setting, ...] = ()
+    preflight: Preflight = Preflight()
 
     def _repr_html_(self) -> str:
         quote = self.quote.document
@@ -95,7 +102,8 @@ class PreparedJob(msgspec.Struct, frozen=True):
                 for line in quote.lines
             ),
             f"{self.spec.name}: {self.plan.method}, {self.plan.total_steps} steps on "
-            f"{self.plan.max_gpus} x {self.plan.accelerator}; policy {self.policy}",
+            f"{self.plan.max_gpus} x {self.plan.accelerator}; policy {self.policy}"
+            + "".join(f"; {each.severity}: {each}" for each in self.preflight.findings),
         )
 
 
@@ -107,6 +115,7 @@ class Submitter(msgspec.Struct, frozen=True):
     - ``learner`` makes a selector for a number of policies.
     - ``knowledge`` returns configuration knowledge. It takes seconds, so it is called only if
       needed.
+    - ``machine`` says where jobs are kept and run.
     - ``queue`` limits how many GPUs one job can hold.
     """
 
@@ -117,6 +126,7 @@ class Submitter(msgspec.Struct, frozen=True):
     policy_named: Callable[[str], Policy]
     learner: Callable[[int], Learner]
     knowledge: Callable[[Store], KnowledgeSource]
+    machine: Machine
     queue: QueueSettings = QueueSettings()
 
 
@@ -124,12 +134,13 @@ def prepare(spec: JobSpec, submitter: Submitter, store: Store, *, seed: int = 0)
     """Return the planned and quoted job. ``plan`` and ``launch`` call it; everything that can be
     wrong with a job is refused here, before anything is spent.
     """
-    spec.environment(os.environ)  # refuses variables and secrets that are not set
-    spec.secret_values(os.environ)
+    environ = job_environment(spec)  # refuses variables and secrets that are not set
     _check_model(spec)
     summary = _dataset(spec)
-    rows = None if summary is None else summary.rows
-    facts = None if spec.model is None else model_facts(spec.model)
+    repos = hub_repos(spec, environ)
+    sizes = [each.rows for each in repos if each.name == spec.dataset]
+    rows = summary.rows if summary is not None else next(iter(sizes), None)
+    facts = _model_facts(spec, repos)
     site = _site(spec, submitter)
     earlier = store.observations.history(origin=Origin.PRODUCTION)
     plan = configure(
@@ -142,6 +153,9 @@ def prepare(spec: JobSpec, submitter: Submitter, store: Store, *, seed: int = 0)
         ran_out=ran_out_of_memory(earlier),
         tokens_per_row=None if summary is None else summary.tokens_per_row,
     )
+    task = None if spec.run is not None else training_task(spec, plan)
+    checked = preflight(spec, plan, task, facts, summary, repos, submitter.machine, environ)
+    held_out = None if rows is None else held_out_rows(spec, rows)
     terms = _terms(spec, plan, site, submitter.market)
     quote = make_quote(
         terms,
@@ -163,6 +177,8 @@ def prepare(spec: JobSpec, submitter: Submitter, store: Store, *, seed: int = 0)
         rows=rows,
         outlook=_outlook(submitter),
         past=_past(submitter),
+        settings=() if task is None else training_settings(spec, plan, task, held_out),
+        preflight=checked,
     )
 
 
@@ -181,7 +197,7 @@ def submit(
     (folder / SPEC_FILE).write_text(prepared.spec.to_yaml(), "utf-8")
     _write_secrets(folder, prepared.spec, os.environ)
     if prepared.spec.run is None:
-        write_task(folder, training_task(prepared))
+        write_task(folder, training_task(prepared.spec, prepared.plan))
     event = Submitted(
         at=market.at,
         spec=msgspec.json.encode(prepared.spec.document()).decode(),
@@ -224,37 +240,6 @@ def _terms(spec: JobSpec, plan: TrainingPlan, site: Site, market: MarketReport) 
     return job_terms(relative, plan, site, market, market.at)
 
 
-def training_task(prepared: PreparedJob) -> TrainingTask:
-    """Return the task file of the built-in trainer for a prepared job."""
-    spec, chosen = prepared.spec, prepared.plan
-    given = dict(spec.training.given)
-    for field in (
-        *("num_train_epochs", "max_steps", "per_device_train_batch_size", "bf16", "fp16"),
-        *("gradient_accumulation_steps", "gradient_checkpointing", "max_length"),
-    ):
-        given.pop(field, None)
-    every = spec.checkpoint.every
-    return msgspec.convert(
-        {
-            "model": spec.model,
-            "dataset": spec.dataset,
-            "method": chosen.method,
-            "max_steps": chosen.total_steps,
-            "per_device_train_batch_size": chosen.microbatch,
-            "gradient_accumulation_steps": chosen.accumulation,
-            "global_batch": chosen.global_batch,
-            "max_length": chosen.max_length,
-            "bf16": chosen.precision == "bf16",
-            "fp16": chosen.precision == "fp16",
-            "gradient_checkpointing": chosen.gradient_checkpointing,
-            "checkpoint_every_s": every.total_seconds() if isinstance(every, timedelta) else None,
-            "emulated_microbatch_s": chosen.emulated_microbatch_s,
-            **given,
-        },
-        TrainingTask,
-    )
-
-
 def _check_finishable(spec: JobSpec, quote: Quote) -> None:
     """Refuse a job that ends unfinished in every scenario."""
     document = quote.document
@@ -271,14 +256,24 @@ def _check_finishable(spec: JobSpec, quote: Quote) -> None:
 
 def _check_model(spec: JobSpec) -> None:
     """Refuse a model folder without a configuration."""
-    if spec.model is None or not is_path(spec.model):
+    if spec.run is not None or spec.model is None or not is_path(spec.model):
         return
     if not (Path(spec.model) / "config.json").is_file():
         raise InvalidInput("model", spec.model, "a folder with a config.json")
 
 
+def _model_facts(spec: JobSpec, repos: Sequence[Repo]) -> ModelFacts | None:
+    """Return the sizes of the model, from its cached copy if it is on the hub and was fetched."""
+    if spec.run is not None or spec.model is None:
+        return None
+    folders = [str(each.folder) for each in repos if each.name == spec.model and each.folder]
+    return model_facts(folders[0] if folders else spec.model)
+
+
 def _dataset(spec: JobSpec) -> DatasetSummary | None:
-    """Return a summary of the dataset; None if it is not on this machine."""
+    """Return a summary of the dataset; None if it is not on this machine or not ours to read."""
+    if spec.run is not None:
+        return None
     if spec.training.eval_dataset is not None and is_path(spec.training.eval_dataset):
         check_dataset(spec.training.eval_dataset)
     if spec.dataset is None or not is_path(spec.dataset):

@@ -1,8 +1,10 @@
 """The rows of a dataset: which forms a row may have, and checks of all rows of a dataset.
 
 A row is a ``text``, a ``prompt`` with its ``completion``, or the ``messages`` of a conversation.
-Other columns are ignored. Neither torch nor transformers is needed, so a wrong dataset is refused
-before it costs anything. File formats are read in ``records``; tokens are made in ``tokens``.
+Two forms of other tools are read as ``messages``: ``instruction``, ``input`` and ``output``
+(Alpaca), and ``conversations`` with ``from`` and ``value`` (ShareGPT). Other columns are ignored.
+Neither torch nor transformers is needed, so a wrong dataset is refused before it costs anything.
+File formats are read in ``records``; tokens are made in ``tokens``.
 """
 
 from __future__ import annotations
@@ -22,7 +24,14 @@ if TYPE_CHECKING:
 CHARACTERS_PER_TOKEN = 4.0
 """The average of English text with common tokenizers."""
 
-ROW = "an object with 'text', with 'prompt' and 'completion', or with 'messages'"
+SAMPLE = 500
+"""A sample of a large dataset has at least this many rows, and fewer than twice as many."""
+
+ROW = (
+    "an object with 'text', with 'prompt' and 'completion', with 'messages', with 'conversations', "
+    "or with 'instruction' and 'output'"
+)
+_ROLES = {"human": "user", "gpt": "assistant"}
 
 
 class RowKind(StrEnum):
@@ -67,14 +76,45 @@ class DataRow(msgspec.Struct, frozen=True):
         return len(self.text or "")
 
 
+class _Turn(msgspec.Struct, frozen=True):
+    """One message of a conversation in the form of ShareGPT."""
+
+    role: str = msgspec.field(name="from")
+    content: str = msgspec.field(name="value")
+
+
+class _ForeignRow(msgspec.Struct, frozen=True):
+    """A row in the form of Alpaca or ShareGPT."""
+
+    instruction: str = ""
+    input: str | None = None
+    output: str = ""
+    system: str | None = None
+    conversations: tuple[_Turn, ...] = ()
+
+    def row(self) -> DataRow:
+        """Return the row as a conversation; empty if it has none of the two forms."""
+        turns = [(_ROLES.get(turn.role, turn.role), turn.content) for turn in self.conversations]
+        if not turns and self.instruction and self.output:
+            question = f"{self.instruction}\n{self.input}" if self.input else self.instruction
+            turns = [("user", question), ("assistant", self.output)]
+        if turns and self.system:
+            turns.insert(0, ("system", self.system))
+        return DataRow(messages=tuple(Message(*turn) for turn in turns)) if turns else DataRow()
+
+
 class DatasetSummary(msgspec.Struct, frozen=True):
-    """Figures of a dataset. ``complete`` is false if only its first rows were read."""
+    """Figures of a dataset. ``complete`` is false if only its first rows were read.
+
+    ``sample`` has all rows of a small dataset, and of a large one every n-th row.
+    """
 
     rows: int
     kind: RowKind
     characters: int
     longest: int
     complete: bool = True
+    sample: tuple[DataRow, ...] = ()
 
     @property
     def tokens_per_row(self) -> float:
@@ -102,22 +142,30 @@ def check_dataset(place: str | Path, limit: int | None = None) -> DatasetSummary
     rows = characters = longest = 0
     kind: RowKind | None = None
     complete = True
+    sample: list[DataRow] = []
+    every = 1
     for row in rows_of(place):
         if limit is not None and rows >= limit:
             complete = False
             break
+        if rows % every == 0:
+            sample.append(row)
+        if len(sample) == 2 * SAMPLE:
+            sample, every = sample[::2], 2 * every
         rows += 1
         kind = row.kind
         characters += row.characters
         longest = max(longest, row.characters)
     if kind is None:
         raise InvalidInput("limit", limit, "a whole number from 1 on")
-    return DatasetSummary(rows, kind, characters, longest, complete)
+    return DatasetSummary(rows, kind, characters, longest, complete, tuple(sample))
 
 
 def _checked(content: object, where: str) -> DataRow:
     try:
         row = msgspec.convert(content, DataRow)
+        if row.kind is None:
+            row = msgspec.convert(content, _ForeignRow).row()
     except msgspec.ValidationError as error:
         raise InvalidInput(where, content, f"{ROW} ({error})") from None
     if row.kind is None:

@@ -167,6 +167,19 @@ def save_model(model: LanguageModel, tokenizer: Tokenizer, folder: Path) -> None
     tokenizer.save_pretrained(folder)
 
 
+def check_adapter(task: TrainingTask) -> None:
+    """Refuse LoRA layers that the model does not have. No weights are loaded or made; plans call
+    this where the names of the weights leave it open.
+    """
+    try:
+        config = transformers.AutoConfig.from_pretrained(task.model)
+        with torch.device("meta"):
+            model = transformers.AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
+    except (OSError, ValueError, TypeError, KeyError, RuntimeError) as error:
+        raise _refused(task, "a causal language model", error) from None
+    _with_adapter(task, cast("LanguageModel", model))
+
+
 def _with_adapter(task: TrainingTask, base: LanguageModel) -> LanguageModel:
     chosen = task.lora_target_modules
     config = peft.LoraConfig(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from datetime import timedelta
 
@@ -18,6 +19,7 @@ from duetune.jobs.configure import configure
 from duetune.jobs.site import Site
 from duetune.jobs.spec.job_spec import JobSpec
 from duetune.jobs.trainer_facts import trainer_software
+from duetune.jobs.training_settings import training_task
 from duetune.knowledge.facts.model_facts import model_facts
 
 
@@ -421,7 +423,10 @@ class TestPlannedRecipe:
             assert f'"per_device_train_batch_size": {plan.microbatch}' in text
             assert f'"gradient_accumulation_steps": {plan.accumulation}' in text
             assert '"bf16": true' in text
-            note = f"{plan.method}, bf16, {plan.accumulation} x {plan.microbatch} examples per step"
+            note = (
+                f"{plan.method}, bf16, {plan.accumulation} x {plan.microbatch} examples of at most "
+                f"{plan.max_length} tokens per step"
+            )
             assert f"#   training: {note}, planned for 4 x H100 from data sheets" in text
 
     def test_given_fields_stay(self):
@@ -431,7 +436,29 @@ class TestPlannedRecipe:
         assert '"per_device_train_batch_size": 3' in text
         assert '"gradient_accumulation_steps": 2' in text
         assert '"fp16": true' in text
-        assert "bf16" not in text
+        assert '"bf16": false' in text
+
+    def test_every_setting_is_that_of_the_plan(self, tmp_path):
+        """The defaults of another version, or a small dataset, must not change the job."""
+        rows = "".join(f'{{"prompt": "{n}", "completion": "{n}"}}\n' for n in range(6))
+        (tmp_path / "d.jsonl").write_text(rows)
+        spec = job(resources={"accelerators": "H100:1"}, method="lora")
+        site = Site(accelerator="H100", max_gpus=1, software=trainer_software())
+        plan = configure(spec, site, 6, model_facts(spec.model), tokens_per_row=1)
+        task = training_task(spec, plan)
+        text = export_job(spec, Target.SBATCH, folder=tmp_path).text
+        found = json.loads(text.split("<<'DUETUNE_TASK'\n")[1].split("DUETUNE_TASK")[0])
+        assert found["num_train_epochs"] == plan.epochs
+        assert (found["learning_rate"], found["lora_r"]) == (2e-4, 16)
+        for field in set(found) - {"num_train_epochs", "dataset", "model"}:
+            assert found[field] == getattr(task, field), field
+        for field in ("learning_rate", "lr_scheduler_type", "lora_alpha", "eval_fraction", "bf16"):
+            assert field in found
+
+    def test_the_gpu_of_the_home_is_planned_for_where_none_is_named(self):
+        text = export_job(job(), Target.SBATCH, home_gpu="H100").text
+        assert '"bf16": true' in text
+        assert "planned for 1 x H100" in text
 
     def test_a_gpu_that_is_not_named_is_said_to_be_unknown(self):
         assert "planned for an unknown GPU" in export_job(job(), Target.SBATCH).text

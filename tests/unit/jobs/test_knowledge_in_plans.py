@@ -211,7 +211,7 @@ def shown(plan):
     screen = console()
     screen.width = 200
     with screen.capture() as captured:
-        screen.print(_training_table(plan, own=False))
+        screen.print(_training_table(plan, ()))
     return captured.get()
 
 

@@ -134,3 +134,19 @@ def test_checking_needs_neither_torch_nor_transformers():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_rows_of_alpaca_and_sharegpt_are_conversations(tmp_path):
+    alpaca = [{"instruction": "Add", "input": "1 2", "output": "3", "system": "Be brief"}]
+    (row,) = rows_of(lines(tmp_path / "alpaca.jsonl", alpaca))
+    assert [(turn.role, turn.content) for turn in row.messages] == [
+        ("system", "Be brief"),
+        ("user", "Add\n1 2"),
+        ("assistant", "3"),
+    ]
+    turns = [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello"}]
+    (row,) = rows_of(lines(tmp_path / "sharegpt.jsonl", [{"conversations": turns}]))
+    assert [(turn.role, turn.content) for turn in row.messages] == [
+        ("user", "Hi"),
+        ("assistant", "Hello"),
+    ]

@@ -8,24 +8,31 @@ from __future__ import annotations
 
 import shlex
 from enum import StrEnum
+from pathlib import Path
 from typing import TYPE_CHECKING, assert_never
 
 import msgspec
 
-from duetune.errors import InvalidInput
+from duetune.errors import InvalidInput, MissingExtra
 from duetune.interop.export_jobs.kubernetes import to_rayjob, to_trainjob
 from duetune.interop.export_jobs.machines import machines_of
 from duetune.interop.export_jobs.sbatch import to_sbatch
 from duetune.interop.export_jobs.to_skypilot import ANY, to_skypilot
+from duetune.jobs.configure import held_out_rows
 from duetune.jobs.recipe import recipe_by_data_sheet
 from duetune.jobs.site import CPU
 from duetune.jobs.spec.amounts import written_deadline, written_duration
 from duetune.jobs.spec.conversion_notes import Note, one_line
 from duetune.jobs.spec.sections import AUTO, CheckpointSpec
+from duetune.jobs.spec.training_fields import Training
+from duetune.jobs.trainer_facts import USUAL
+from duetune.knowledge.configurations.configuration import Method
+from duetune.training.dataset_rows import check_dataset
 
 if TYPE_CHECKING:
     from duetune.interop.export_jobs.machines import Machines
     from duetune.jobs.spec.job_spec import JobSpec
+    from duetune.training.dataset_rows import DatasetSummary
 
 
 class Notes:
@@ -110,17 +117,24 @@ def export_job(
     gpus: int | None = None,
     image: str | None = None,
     file: str = "FILE",
+    folder: Path | None = None,
+    home_gpu: str | None = None,
 ) -> Exported:
     """Return the job as a file of ``target``. ``duetune export`` calls it.
 
     Secrets are named in the file; their values never are. ``file`` is the name the file will have.
+    Relative paths of the spec start at ``folder``, by default the current one. ``home_gpu`` is what
+    a job is planned for that names no GPU.
     """
     machines = machines_of(spec, gpus)
     notes = Notes(file)
     notes.common(spec, machines, has_limit=target is not Target.SKYPILOT)
     if image is not None and target in {Target.SKYPILOT, Target.SBATCH}:
         raise InvalidInput("--image", image, f"no value: {target} does not use containers")
-    spec = _planned(spec, machines, target, notes)
+    if spec.run is None:
+        any_gpu = ANY[0] if target is Target.SKYPILOT else home_gpu or CPU
+        data = _data(spec, folder or Path.cwd(), notes)
+        spec = _planned(spec, machines, notes, machines.accelerator or any_gpu, data)
     match target:
         case Target.SKYPILOT:
             text = to_skypilot(spec, machines, notes)
@@ -136,35 +150,70 @@ def export_job(
     return Exported(target, first + notes.comment() + text, tuple(notes.how), tuple(notes.all))
 
 
-def _planned(spec: JobSpec, machines: Machines, target: Target, notes: Notes) -> JobSpec:
-    """Return the spec with the recipe that ``duetune plan`` would choose for these GPUs.
+def _data(spec: JobSpec, folder: Path, notes: Notes) -> DatasetSummary | None:
+    """Return a summary of the dataset if it can be read here; the batch depends on its size."""
+    place = spec.resolved(folder).dataset
+    if place is None or not Path(place).exists():
+        return None
+    try:
+        return check_dataset(place)
+    except (InvalidInput, MissingExtra) as error:
+        notes.add("dataset", f"the trainer cannot read it: {error}")
+        return None
 
-    Fields that the spec gives stay as they are. A job that does not fit by the data sheet is
+
+def _planned(
+    spec: JobSpec,
+    machines: Machines,
+    notes: Notes,
+    accelerator: str,
+    data: DatasetSummary | None,
+) -> JobSpec:
+    """Return the spec with everything that ``duetune plan`` would choose for these GPUs.
+
+    Fields that the spec gives stay as they are. All others are written out, so that the job does
+    not change with the defaults of another version. A job that does not fit by the data sheet is
     exported as it is, with a note: the other site may know its GPUs better.
     """
-    if spec.run is not None:
-        return spec
-    any_gpu = ANY[0] if target is Target.SKYPILOT else CPU
-    accelerator = machines.accelerator or any_gpu
+    rows = None if data is None else data.rows - held_out_rows(spec, data.rows)
+    length = None if data is None else data.tokens_per_row
     try:
-        recipe = recipe_by_data_sheet(spec, accelerator, machines.total)
+        recipe = recipe_by_data_sheet(spec, accelerator, machines.total, rows, length)
     except InvalidInput as error:
         notes.add("training", f"not planned, the job may not run: {error}")
         return spec
-    given = spec.training.given
+    precision = recipe.precision.removesuffix("-mixed")
     chosen: dict[str, object] = {
         "per_device_train_batch_size": recipe.batch_size,
         "gradient_accumulation_steps": recipe.grad_accum,
         "gradient_checkpointing": recipe.grad_checkpoint,
         "max_length": recipe.tokens_per_sample,
+        "bf16": precision == "bf16",
+        "fp16": precision == "fp16",
     }
-    precision = recipe.precision.removesuffix("-mixed")
-    if precision != "fp32" and not (given.get("bf16") or given.get("fp16")):
-        chosen[precision] = True
     gpu = f"{machines.total} x {accelerator}" if accelerator != CPU else "an unknown GPU"
     notes.add(
         "training",
-        f"{recipe.method}, {precision}, {recipe.grad_accum} x {recipe.batch_size} examples per "
-        f"step, planned for {gpu} from data sheets, without measured runs",
+        f"{recipe.method}, {precision}, {recipe.grad_accum} x {recipe.batch_size} examples of at "
+        f"most {recipe.tokens_per_sample} tokens per step, planned for {gpu} from data sheets, "
+        "without measured runs",
     )
-    return spec.amended(method=recipe.method.value, training=chosen | given)
+    if accelerator == CPU:
+        notes.add("resources.accelerators", "name the GPU, so that precision and batch suit it")
+    given = spec.training.given
+    defaults = _defaults(given, lora=recipe.method is Method.LORA)
+    return spec.amended(method=recipe.method.value, training=defaults | chosen | given)
+
+
+def _defaults(given: dict[str, object], *, lora: bool) -> dict[str, object]:
+    """Return the trainer's defaults of the fields that matter for the result."""
+    instead = {"max_steps": "num_train_epochs", "warmup_ratio": "warmup_steps"}
+    instead["eval_dataset"] = "eval_fraction"
+    replaced = {field for other, field in instead.items() if other in given}
+    return {
+        field: getattr(USUAL, field)
+        for field in Training.model_fields
+        if field not in {*instead, *replaced}
+        and (lora or not field.startswith("lora_"))
+        and getattr(USUAL, field) is not None
+    }

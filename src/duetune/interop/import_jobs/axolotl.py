@@ -62,7 +62,8 @@ def from_axolotl(source: ForeignFile) -> dict[str, object]:
     held_out = _datasets(source, "test_datasets")
     if held_out:
         training.values["eval_dataset"] = held_out[0]
-        source.take("val_set_size")
+        if source.take("val_set_size"):
+            source.note("val_set_size", "is not imported: test_datasets are used for evaluation")
     else:
         training.held_out("val_set_size")
     keep = source.whole("save_total_limit")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from duetune.core.job import MAX_GPUS, NAME
+from duetune.core.job import NAME
 from duetune.interop.import_jobs.foreign_file import masked, truth, variables
 from duetune.jobs.spec.conversion_notes import OWN_LINES
 
@@ -42,7 +42,11 @@ def from_skypilot(source: ForeignFile) -> dict[str, object]:
     elif name is not None:
         source.note("name", f"{name!r} is not imported: letters, digits, '.', '_', '-' only")
     nodes = source.whole("num_nodes") or 1
-    resources, labels, priority = _resources(source, nodes)
+    if nodes > 1:
+        source.note("num_nodes", f"{nodes} is not imported: your own command runs on one node here")
+    if "SKYPILOT_" in run:
+        source.note("run", "SKYPILOT_* variables are not set here")
+    resources, labels, priority = _resources(source)
     if resources:
         fields["resources"] = resources
     workdir = source.take("workdir")
@@ -64,7 +68,7 @@ def from_skypilot(source: ForeignFile) -> dict[str, object]:
 
 
 def _resources(
-    source: ForeignFile, nodes: int
+    source: ForeignFile,
 ) -> tuple[dict[str, object], dict[str, object], int | None]:
     """Return the section ``resources``, the labels and the priority of a task."""
     given = {key: value for key, value in source.mapping("resources").items() if value is not None}
@@ -84,7 +88,7 @@ def _resources(
         if rest:
             words = "; ".join(", ".join(f"{key} {each[key]}" for key in each) for each in rest)
             source.note(f"resources.{kind}", f"{words} is not imported")
-    chosen = _accelerators(source, accelerators, nodes)
+    chosen = _accelerators(source, accelerators)
     if chosen is not None:
         wanted["accelerators"] = chosen
     if spot == {True}:
@@ -118,8 +122,8 @@ def _use_spot(source: ForeignFile, given: dict[str, object], default: bool | Non
     return value
 
 
-def _accelerators(source: ForeignFile, value: object, nodes: int) -> str | None:
-    """Return one kind of GPU for all machines together: ``H100:8`` on two nodes is ``H100:16``."""
+def _accelerators(source: ForeignFile, value: object) -> str | None:
+    """Return one GPU of the first kind: a job with its own command runs on one GPU."""
     if value is None:
         return None
     kinds: list[tuple[str, object]] = []
@@ -133,12 +137,12 @@ def _accelerators(source: ForeignFile, value: object, nodes: int) -> str | None:
                 "resources.accelerators",
                 f"{other}:{number} is not imported: a job has one kind of GPU",
             )
-    total = int(str(count)) * nodes
-    if total > MAX_GPUS:
-        raise source.wrong("resources.accelerators", total, f"at most {MAX_GPUS} GPUs")
-    if total > 1:
-        source.note("run", "runs on one GPU here; SKYPILOT_* variables are not set")
-    return f"{name}:{total}"
+    if count != 1:
+        source.note(
+            "resources.accelerators",
+            f"{name}:{count} becomes {name}:1: your own command runs on one GPU here",
+        )
+    return f"{name}:1"
 
 
 def _kind(source: ForeignFile, name: object, count: object) -> tuple[str, object]:

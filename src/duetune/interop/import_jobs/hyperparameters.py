@@ -56,7 +56,10 @@ _NUMBERS = (
 )
 
 
-ROWS = "rows need the columns text, prompt and completion, or messages"
+ROWS = (
+    "rows need the columns text, prompt and completion, messages, conversations, or instruction "
+    "and output"
+)
 
 
 class Hyperparameters:
@@ -91,6 +94,11 @@ class Hyperparameters:
         self._optimiser()
         if not lora:
             self._without_lora()
+        elif values.get("lora_target_modules") is None:
+            self._source.note(
+                "lora_target_modules",
+                "not given: all linear layers are adapted here; there PEFT chooses by the model",
+            )
         given = {field: value for field, value in values.items() if value is not None}
         self._batch_note(given)
         # In the order of the spec, whatever the order of the other tool.
@@ -104,8 +112,10 @@ class Hyperparameters:
         for name, value in (("bf16", bf16), ("fp16", fp16)):
             if isinstance(value, str):
                 self._source.note(name, f"{value} is read as true")
-        self.values["bf16"] = True if bf16 else None
-        self.values["fp16"] = True if fp16 else None
+        # Both false is 32 bits there; left out here, the GPU would decide.
+        neither = False if bf16 is False and not fp16 else None
+        self.values["bf16"] = True if bf16 else neither
+        self.values["fp16"] = True if fp16 else neither
 
     def modules(self, name: str, every: frozenset[str]) -> None:
         """Take the LoRA layers; ``every`` are the tool's words for all linear layers."""

@@ -52,7 +52,8 @@ def from_llamafactory(source: ForeignFile) -> dict[str, object]:
     stage = source.text("stage") or "sft"
     if stage != "sft":
         raise source.wrong("stage", stage, _only("sft"))
-    source.flag("do_train")
+    if source.flag("do_train") is False:
+        source.note("do_train", "false is not imported: a job always trains")
     model = source.text("model_name_or_path")
     if model is None:
         raise source.wrong("model_name_or_path", None, "the model to fine-tune")
@@ -69,6 +70,7 @@ def from_llamafactory(source: ForeignFile) -> dict[str, object]:
     training.precision()
     training.values["gradient_checkpointing"] = not source.flag("disable_gradient_checkpointing")
     training.modules("lora_target", frozenset(("all",)))
+    training.values.setdefault("lora_target_modules", "all-linear" if kind == "lora" else None)
     folder = source.text("dataset_dir") or "data"
     datasets = _places(source, "dataset", folder)
     if not datasets:
@@ -82,8 +84,6 @@ def from_llamafactory(source: ForeignFile) -> dict[str, object]:
     collected = training.collect(lora=kind == "lora")
     if kind == "lora" and "lora_alpha" not in collected:
         collected["lora_alpha"] = 2.0 * float(str(collected["lora_r"]))
-    if kind == "lora":
-        collected.setdefault("lora_target_modules", "all-linear")
     fields: dict[str, object] = {
         "model": model,
         "dataset": datasets[0],
@@ -110,7 +110,7 @@ def _places(source: ForeignFile, field: str, folder: str) -> list[str]:
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise source.wrong(field, value, "names of datasets")
     names = [name.strip() for name in names if name.strip()]
-    known = _known(source, folder)
+    known = _known(source, folder, names[:1])
     for name in names[1:]:
         source.note(field, f"{name} is not imported: a job has one dataset; join the files")
     return [_place(source, field, name, folder, known) for name in names[:1]]
@@ -130,8 +130,9 @@ def _place(
         if getattr(entry, detail):
             source.note(f"{field} {name}", f"{detail} {getattr(entry, detail)} is not imported")
     columns = ", ".join(f"{role} {column}" for role, column in entry.columns.items())
-    words = f"formatting {entry.formatting}" + (f", columns {columns}" if columns else "")
-    source.note(f"{field} {name}", f"{words}: {ROWS}; convert others first")
+    if columns or entry.formatting not in {"alpaca", "sharegpt"}:
+        words = f"formatting {entry.formatting}" + (f", columns {columns}" if columns else "")
+        source.note(f"{field} {name}", f"{words}: {ROWS}; convert others first")
     if entry.hf_hub_url:
         return entry.hf_hub_url
     if not entry.file_name:
@@ -139,14 +140,23 @@ def _place(
     return str(home / entry.file_name)
 
 
-def _known(source: ForeignFile, folder: str) -> tuple[Path, dict[str, _Dataset]]:
+def _note_rest(source: ForeignFile, path: Path, names: list[str]) -> None:
+    """Note the keys of the entries in use that have no meaning here."""
+    entries = msgspec.json.decode(path.read_bytes(), type=dict[str, dict[str, object]])
+    for name in names:
+        for key in entries.get(name, {}).keys() - set(_Dataset.__struct_fields__):
+            source.note(f"{_INFO} {name}", f"{key} is not imported")
+
+
+def _known(source: ForeignFile, folder: str, names: list[str]) -> tuple[Path, dict[str, _Dataset]]:
     """Return the nearest ``dataset_info.json``, beside the file or above it, and its folder."""
-    for up in (source.folder, *source.folder.parents[:_LEVELS_UP]):
-        path = up / folder / _INFO
+    above = [up / folder / _INFO for up in source.folder.parents[:_LEVELS_UP]]
+    for path in (source.folder / folder / _INFO, source.folder / _INFO, *above):
         if not path.is_file():
             continue
         try:
             known = msgspec.json.decode(path.read_bytes(), type=dict[str, _Dataset])
+            _note_rest(source, path, names)
         except (OSError, msgspec.MsgspecError) as error:
             raise InvalidInput(_INFO, str(path), f"readable JSON of datasets ({error})") from None
         return Path(os.path.relpath(path.parent, source.folder)), known

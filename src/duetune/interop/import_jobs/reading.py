@@ -89,7 +89,19 @@ def import_job(
     except InvalidSpec as error:
         where = "" if error.problems[0].path == ("deadline",) else f"{document.source} -> "
         raise InvalidSpec(error.problems, where) from None
+    if _size_unknown(spec, folder):
+        source.note(
+            "training.max_steps",
+            f"plan needs it if the card of {spec.dataset} on the hub does not state its size",
+        )
     return Imported(chosen, spec, tuple(source.notes))
+
+
+def _size_unknown(spec: JobSpec, folder: Path) -> bool:
+    """Return whether the number of steps follows from a dataset that is not on this machine."""
+    if spec.dataset is None or spec.training.max_steps is not None:
+        return False
+    return not is_path(spec.dataset) and not (folder / spec.dataset).exists()
 
 
 def recognised(document: Document) -> Tool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 import math
 import re
 from pathlib import Path
@@ -12,6 +11,7 @@ import msgspec
 
 from duetune.errors import InvalidInput
 from duetune.knowledge.facts.model_registry import registered
+from duetune.knowledge.facts.weight_files import tensor_shapes
 
 _UNITS = {"m": 1e6, "b": 1e9, "t": 1e12}
 # Active parameters in a name: A3B, a800m.
@@ -75,6 +75,11 @@ class ModelFacts(msgspec.Struct, frozen=True):
     def active_parameters(self) -> int:
         """Return the parameters that take part in each token."""
         return self.active or self.parameters
+
+    @property
+    def learned_positions(self) -> bool:
+        """Return whether a sequence longer than ``context`` cannot be computed at all."""
+        return self.family in _LEARNED_POSITIONS
 
     @property
     def linear_widths(self) -> int:
@@ -173,8 +178,8 @@ def _of_folder(folder: Path) -> ModelFacts | None:
     there.
     """
     facts = _of_config(_read(folder / "config.json"), "the config.json in its folder")
-    counted = _counted(folder)
-    if counted is None:
+    counted = sum(map(math.prod, tensor_shapes(folder).values()))
+    if not counted:
         return facts
     source = "the weights in its folder"
     if facts is None:
@@ -340,26 +345,6 @@ class _Shape:
         config = self.config
         named = config.shared_intermediate_size or config.shared_expert_intermediate_size
         return named or (config.n_shared_experts or 0) * self.expert_width
-
-
-def _counted(folder: Path) -> int | None:
-    """Return the parameters in a folder's safetensors files; only the headers are read."""
-    total = 0
-    for path in sorted(folder.glob("*.safetensors")):
-        try:
-            with path.open("rb") as file:
-                length = int.from_bytes(file.read(8), "little")
-                if not 0 < length <= 100_000_000:
-                    return None
-                header = json.loads(file.read(length))
-            total += sum(
-                math.prod(tensor["shape"])
-                for name, tensor in header.items()
-                if name != "__metadata__"
-            )
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            return None
-    return total or None
 
 
 def _of_name(name: str) -> ModelFacts | None:

@@ -1,0 +1,72 @@
+"""How the rows of a dataset fit into the ``max_length`` of a job, from a sample of them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from duetune.training.dataset_rows import CHARACTERS_PER_TOKEN
+from duetune.training.tokenizer_file import file_tokenizer
+from duetune.training.tokens import tokenized
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from duetune.training.dataset_rows import DataRow, DatasetSummary
+
+MOST_CHARACTERS = 4_000_000
+"""At most this much of the sample is tokenized, so that a plan of long texts stays quick."""
+
+_ENDLESS = 1 << 30
+
+
+class DataCheck(msgspec.Struct, frozen=True, kw_only=True):
+    """How the rows of a dataset fit into ``max_length`` tokens.
+
+    ``sampled`` of ``rows`` were looked at: ``cut`` of them are longer than ``max_length``,
+    ``dropped`` have nothing to learn within it, and ``longest`` is the most tokens of one row.
+    ``exact`` is false if tokens were estimated from characters.
+    """
+
+    rows: int
+    sampled: int
+    cut: int
+    dropped: int
+    longest: int
+    exact: bool
+
+
+def check_rows(summary: DatasetSummary, folder: Path | None, max_length: int) -> DataCheck:
+    """Return how the sampled rows fit into ``max_length`` tokens, counted by the tokenizer in
+    ``folder`` or else estimated from their characters.
+    """
+    sample: list[DataRow] = []
+    characters = 0
+    for row in summary.sample:
+        if sample and characters + row.characters > MOST_CHARACTERS:
+            break
+        sample.append(row)
+        characters += row.characters
+    tokenizer = None if folder is None else file_tokenizer(folder)
+    if tokenizer is None:
+        lengths = [round(row.characters / CHARACTERS_PER_TOKEN) for row in sample]
+        return DataCheck(
+            rows=summary.rows,
+            sampled=len(sample),
+            cut=sum(length > max_length for length in lengths),
+            dropped=0,
+            longest=max(lengths),
+            exact=False,
+        )
+    whole = tokenized(sample, tokenizer, _ENDLESS)
+    rows = [whole.row(index) for index in range(len(whole))]
+    kept = sum(bool(counts[1:max_length].any()) for _, counts in rows)
+    return DataCheck(
+        rows=summary.rows,
+        sampled=len(sample),
+        cut=sum(len(ids) > max_length and bool(counts[1:max_length].any()) for ids, counts in rows),
+        dropped=len(sample) - kept,
+        longest=max(len(ids) for ids, _ in rows),
+        exact=True,
+    )
