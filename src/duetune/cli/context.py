@@ -1,4 +1,4 @@
-"""What all commands share: how they print JSON, show that they wait, and write durations."""
+"""What all commands share: the settings of a call, JSON answers, a spinner, durations in words."""
 
 from __future__ import annotations
 
@@ -14,6 +14,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     Body = Callable[..., int | None]
+
+
+class CommandOptions:
+    """Settings of one call of the program, kept as click's context object."""
+
+    def __init__(self, *, debug: bool) -> None:
+        self.debug = debug
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
+from duetune.cli.context import CommandOptions
 from duetune.errors import InvalidInput
 from duetune.registry.markets import market_named, markets_from_file
 
@@ -42,13 +43,6 @@ def _slot_hours(
     if hours is not None and not 1 / 60 <= hours <= 24 * 7:
         raise InvalidInput("slot_hours", hours, "hours, from 1/60 (a minute) to 168 (a week)")
     return hours
-
-
-class CommandOptions:
-    """Settings of one call of the program, kept as click's context object."""
-
-    def __init__(self, *, debug: bool) -> None:
-        self.debug = debug
 
 
 class MarketOptions(msgspec.Struct, frozen=True):

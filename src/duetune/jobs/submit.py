@@ -31,9 +31,8 @@ from duetune.jobs.measured_runs import measured_paces, ran_out_of_memory
 from duetune.jobs.quote import Quote, make_quote
 from duetune.jobs.site import Site
 from duetune.jobs.spec.job_spec import JobSpec
-from duetune.jobs.spec.places import is_path
-from duetune.jobs.terms import Terms, job_terms
-from duetune.jobs.user_requests import seconds_until
+from duetune.jobs.spec.values import is_path
+from duetune.jobs.terms import Terms, job_terms, seconds_until
 from duetune.knowledge.facts.model_facts import model_facts
 from duetune.knowledge.observation import Origin
 from duetune.knowledge.sources.knowledge_source import KnowledgeSource

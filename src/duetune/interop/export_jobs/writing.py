@@ -19,9 +19,9 @@ from duetune.interop.export_jobs.sbatch import to_sbatch
 from duetune.interop.export_jobs.to_skypilot import ANY, to_skypilot
 from duetune.jobs.recipe import recipe_by_data_sheet
 from duetune.jobs.site import CPU
-from duetune.jobs.spec.amounts import written_deadline, written_duration
 from duetune.jobs.spec.conversion_notes import Note, one_line
 from duetune.jobs.spec.sections import AUTO, CheckpointSpec
+from duetune.jobs.spec.values import written_deadline, written_duration
 
 if TYPE_CHECKING:
     from duetune.interop.export_jobs.machines import Machines
