@@ -11,7 +11,7 @@ import pytest
 from duetune.core.fleet import NodeState
 from duetune.fleets.embedded import FleetSettings, start_provider
 from duetune.fleets.embedded.cloud_settings import FleetFaults
-from duetune.registry.embedded_fleet import SITE_FILE, site_market
+from duetune.registry.fleets import SITE_FILE, site_market
 from duetune.settings import SiteSettings
 from support.accounts import accounted, never_two_at_once
 from support.live_home import LEFT_RUNNING, LiveHome

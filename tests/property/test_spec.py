@@ -16,10 +16,10 @@ from duetune.interop.export_jobs.script import task_document
 from duetune.interop.export_jobs.writing import Target, export_job
 from duetune.interop.import_jobs.foreign_file import is_secret_name
 from duetune.interop.import_jobs.reading import Tool, import_job
-from duetune.jobs.spec.amounts import LONGEST, parse_deadline, parse_duration, written_duration
 from duetune.jobs.spec.job_spec import JobSpec
 from duetune.jobs.spec.load import load_text
 from duetune.jobs.spec.training_fields import SCHEDULES
+from duetune.jobs.spec.values import LONGEST, parse_deadline, parse_duration, written_duration
 from duetune.jobs.spec.yaml_document import parse_document, written_yaml
 from duetune.training.task import TrainingTask
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import click
 
 from duetune import __version__
-from duetune.cli.options import CommandOptions
+from duetune.cli.context import CommandOptions
 from duetune.errors import DuetuneError
 
 if TYPE_CHECKING:

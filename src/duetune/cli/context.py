@@ -1,7 +1,8 @@
-"""What all commands share: how they print JSON, show that they wait, and write durations."""
+"""What all commands share: the settings of a call, JSON answers, a spinner, durations in words."""
 
 from __future__ import annotations
 
+import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -9,11 +10,23 @@ import click
 import msgspec
 
 from duetune import __version__
+from duetune.cli.compile_notice import CompileNotice
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     Body = Callable[..., int | None]
+
+
+class CommandOptions:
+    """Settings of one call of the program, kept as click's context object.
+
+    ``notice`` tells on the terminal that code is being compiled.
+    """
+
+    def __init__(self, *, debug: bool) -> None:
+        self.debug = debug
+        self.notice = CompileNotice(sys.stderr)
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):

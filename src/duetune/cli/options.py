@@ -7,13 +7,12 @@ Options of the job are in ``job_options``, of many drawn jobs in ``case_options`
 from __future__ import annotations
 
 import functools
-import sys
 from typing import TYPE_CHECKING
 
 import click
 import msgspec
 
-from duetune.cli.compile_notice import CompileNotice
+from duetune.cli.context import CommandOptions
 from duetune.errors import InvalidInput
 from duetune.registry.markets import market_named, markets_from_file
 
@@ -44,17 +43,6 @@ def _slot_hours(
     if hours is not None and not 1 / 60 <= hours <= 24 * 7:
         raise InvalidInput("slot_hours", hours, "hours, from 1/60 (a minute) to 168 (a week)")
     return hours
-
-
-class CommandOptions:
-    """Settings of one call of the program, kept as click's context object.
-
-    ``notice`` tells on the terminal that code is being compiled.
-    """
-
-    def __init__(self, *, debug: bool) -> None:
-        self.debug = debug
-        self.notice = CompileNotice(sys.stderr)
 
 
 class MarketOptions(msgspec.Struct, frozen=True):

@@ -22,9 +22,9 @@ from duetune.jobs.inventory import (
 from duetune.jobs.question import USUAL_GPUS, Question
 from duetune.jobs.site import Site
 from duetune.jobs.spec.job_spec import JobSpec
-from duetune.jobs.spec.places import is_path
+from duetune.jobs.spec.values import is_path
+from duetune.jobs.terms import seconds_until
 from duetune.jobs.trainer_facts import USUAL, placement, trainer_software
-from duetune.jobs.user_requests import seconds_until
 from duetune.knowledge.advice import GIVEN, Request, asked_gpu, asked_model
 from duetune.knowledge.configurations.configuration import Sharding
 from duetune.knowledge.configurations.space_files import default_space

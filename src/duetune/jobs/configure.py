@@ -16,7 +16,7 @@ import msgspec
 from duetune.errors import InvalidInput
 from duetune.jobs.question import USUAL_GPUS
 from duetune.jobs.recipe import Prospects, choose_recipe, known
-from duetune.jobs.spec.amounts import written_deadline
+from duetune.jobs.spec.values import written_deadline
 from duetune.jobs.step_time import Basis, step_seconds
 from duetune.jobs.trainer_facts import USUAL, TrainerKnowledge
 from duetune.knowledge.advice import GIVEN

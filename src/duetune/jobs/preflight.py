@@ -20,7 +20,7 @@ from duetune.errors import InvalidInput
 from duetune.jobs.data_check import DataCheck, check_rows
 from duetune.jobs.disk_space import FETCHED_BYTES, DiskNeed, disks, needed_space, size_words
 from duetune.jobs.hub import Access, Repo, RepoKind, hub_cache, look_up
-from duetune.jobs.spec.places import is_path
+from duetune.jobs.spec.values import is_path
 from duetune.knowledge.facts.weight_files import tensor_shapes
 from duetune.training.dataset_rows import RowKind
 from duetune.training.task import TrainingMethod

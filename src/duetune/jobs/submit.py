@@ -32,10 +32,9 @@ from duetune.jobs.preflight import Machine, Preflight, hub_repos, job_environmen
 from duetune.jobs.quote import Quote, make_quote
 from duetune.jobs.site import Site
 from duetune.jobs.spec.job_spec import JobSpec
-from duetune.jobs.spec.places import is_path
-from duetune.jobs.terms import Terms, job_terms
+from duetune.jobs.spec.values import is_path
+from duetune.jobs.terms import Terms, job_terms, seconds_until
 from duetune.jobs.training_settings import Setting, training_settings, training_task
-from duetune.jobs.user_requests import seconds_until
 from duetune.knowledge.facts.model_facts import model_facts
 from duetune.knowledge.observation import Origin
 from duetune.knowledge.sources.knowledge_source import KnowledgeSource

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import time
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -11,8 +12,8 @@ import msgspec
 
 from duetune.core.job import MAX_SLOTS, Job, Reconfiguration, ReconfigurationKey
 from duetune.errors import InvalidInput
-from duetune.jobs.spec.amounts import written_deadline, written_duration
 from duetune.jobs.spec.sections import AUTO, Spot
+from duetune.jobs.spec.values import written_deadline, written_duration
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -247,3 +248,15 @@ def _duration(seconds: float) -> str:
 
 def _moment(seconds: float) -> str:
     return datetime.fromtimestamp(math.ceil(seconds - 1e-6), tz=UTC).isoformat()
+
+
+def seconds_until(deadline: timedelta | datetime, speed: float) -> float:
+    """Return the market seconds from now to a deadline. A moment is wall time; the market's clock
+    runs ``speed`` times as fast.
+    """
+    if isinstance(deadline, timedelta):
+        return deadline.total_seconds()
+    left = (deadline.timestamp() - time.time()) * speed
+    if left <= 0:
+        raise InvalidInput("deadline", deadline.isoformat(), "a moment in the future")
+    return left

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from duetune.jobs.spec.amounts import written_duration
+from duetune.jobs.spec.values import written_duration
 from duetune.knowledge.advice import GIVEN
 from duetune.knowledge.configurations.configuration import Method
 from duetune.training.task import TrainingTask

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import time
-from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from duetune.core.events import Amend
 from duetune.errors import FleetError, InvalidInput
 from duetune.jobs.spec.job_spec import JobSpec
+from duetune.jobs.terms import seconds_until
 
 if TYPE_CHECKING:
-    from datetime import datetime
-
     from duetune.core.events import UserRequest
     from duetune.fleets.host import Connected
     from duetune.store.rows import JobRow
@@ -45,15 +42,3 @@ def amended_terms(
     if spec.budget is not None and spec.budget < row.spent:
         raise InvalidInput("budget", budget, f"at least ${row.spent:.2f}, which is already spent")
     return Amend(deadline=moment, budget=spec.budget)
-
-
-def seconds_until(deadline: timedelta | datetime, speed: float) -> float:
-    """Return the market seconds from now to a deadline. A moment is wall time; the market's clock
-    runs ``speed`` times as fast.
-    """
-    if isinstance(deadline, timedelta):
-        return deadline.total_seconds()
-    left = (deadline.timestamp() - time.time()) * speed
-    if left <= 0:
-        raise InvalidInput("deadline", deadline.isoformat(), "a moment in the future")
-    return left

@@ -1,17 +1,35 @@
-"""Fleets and market feeds by name: ``[site] fleet`` and ``[site] feed`` in ``config.toml``."""
+"""Fleets and market feeds by name, and the embedded fleet of a home.
+
+The names are the values of ``[site] fleet`` and ``[site] feed`` in ``config.toml``.
+"""
 
 from __future__ import annotations
 
+import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
+
+from duetune.core.fleet import MarketReport
 from duetune.core.ports import MarketFeed
+from duetune.errors import InvalidInput
+from duetune.files import write_whole
+from duetune.fleets.embedded.client import EmbeddedFleet, provider_status, start_provider
+from duetune.fleets.embedded.cloud_settings import DEFAULT_PRELOAD, FleetSettings
+from duetune.fleets.host import Connected
+from duetune.market.resample import slice_slots
+from duetune.registry.markets import SYNTHETIC_SLOTS, market_named, markets_from_file
 from duetune.registry.plugins import Kind, Listed
+from duetune.settings import SiteSettings
+from duetune.store.store import made_home, opened_store
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from duetune.fleets.host import Connected, FleetHost
-    from duetune.settings import Settings, SiteSettings
+    from duetune.core.market import MarketTrace
+    from duetune.fleets.host import FleetHost
+    from duetune.settings import Settings
 
 FLEET_GROUP = "duetune.fleets"
 """The entry point group of fleets. An entry names a factory that takes the settings and the texts
@@ -31,7 +49,6 @@ def fleet_named(settings: Settings, site: SiteSettings | None = None) -> FleetHo
     ``site`` starts the embedded fleet on another site than the configured one.
     """
     from duetune.fleets.host import AlwaysOn, Connected
-    from duetune.registry.embedded_fleet import EmbeddedHost
 
     name = settings.site.fleet.strip()
     if name == EMBEDDED:
@@ -93,3 +110,127 @@ FEED_KIND: Kind[MarketFeed] = Kind(
     lambda found: found if isinstance(found, MarketFeed) else None,
     "a market feed: now() and history()",
 )
+
+
+SITE_FILE = "site.json"
+WEEK_HOURS = 168.0
+
+
+class EmbeddedHost:
+    """The ``FleetHost`` of the home's embedded fleet.
+
+    With a ``site`` the fleet is started on that site; a fleet that runs on another site is refused.
+    """
+
+    def __init__(self, settings: Settings, site: SiteSettings | None = None) -> None:
+        self._settings, self._wanted = settings, site
+
+    def running(self) -> Connected | None:
+        """Return the fleet if its provider answers, else None."""
+        if provider_status(self._settings.fleet) is None:
+            return None
+        return _connected(EmbeddedFleet(self._settings.fleet))
+
+    def start(self) -> Connected:
+        """Return the running fleet, or start one."""
+        if self._wanted is None and (found := self.running()) is not None:
+            return found
+        return self._start(self.site() if self._wanted is None else self._wanted)
+
+    def revive(self) -> None:
+        """Start a fleet that died again on its site; called when the fleet does not answer."""
+        if self.running() is None:
+            self._start(self._started_on())
+
+    def feed(self) -> MarketFeed:
+        """Return the feed of the running fleet, or of the fleet that would be started now."""
+        found = self.running()
+        return _MarketAtStart(self.site()) if found is None else found.feed
+
+    def site(self) -> SiteSettings:
+        """Return the site of the running fleet, or of the fleet that would be started now.
+
+        While jobs are not over it is the site they were started on, else the configured site.
+        """
+        if self.running() is not None:
+            return self._started_on()
+        if not (self._settings.fleet / SITE_FILE).is_file():
+            return self._settings.site
+        with opened_store(self._settings) as store:
+            return self._started_on() if store.active() else self._settings.site
+
+    def _start(self, site: SiteSettings) -> Connected:
+        folder = self._settings.fleet
+        if site.trace is not None:
+            # A later command may run in another folder.
+            site = msgspec.structs.replace(site, trace=str(Path(site.trace).absolute()))
+        trace = site_market(site)
+        made_home(self._settings)
+        folder.mkdir(exist_ok=True, mode=0o700)
+        fleet = start_provider(
+            folder,
+            FleetSettings(
+                first_slot=history_slots(site, trace),
+                wrap=True,
+                speed=site.speed,
+                grant_delay_s=site.grant_delay_s,
+                notice_s=site.notice_s,
+                silent_share=site.silent_share,
+                on_demand_capacity=site.on_demand_capacity,
+                seed=site.seed,
+                preload=DEFAULT_PRELOAD if site.warm else "",
+            ),
+            trace,
+        )
+        write_whole(folder / SITE_FILE, msgspec.json.encode(site))
+        return _connected(fleet)
+
+    def _started_on(self) -> SiteSettings:
+        """Return the site that the fleet was last started on; by default the configured one."""
+        try:
+            content = (self._settings.fleet / SITE_FILE).read_bytes()
+            return msgspec.json.decode(content, type=SiteSettings)
+        except (OSError, msgspec.MsgspecError):
+            return self._settings.site
+
+
+class _MarketAtStart:
+    """The ``MarketFeed`` of a fleet that is not running: its market if it were started now."""
+
+    def __init__(self, site: SiteSettings) -> None:
+        self._trace = site_market(site)
+        self._first = history_slots(site, self._trace)
+
+    def now(self) -> MarketReport:
+        at, slot_s = time.time(), self._trace.slot_hours * 3600
+        return MarketReport(at, self._first, at, slot_s, self._trace.slot(self._first))
+
+    def history(self, slots: int) -> MarketTrace | None:
+        known = min(slots, self._first)
+        return slice_slots(self._trace, self._first - known, self._first) if known > 0 else None
+
+
+def site_market(site: SiteSettings) -> MarketTrace:
+    """Return the market that the embedded fleet of a site replays."""
+    if site.trace is not None:
+        return markets_from_file(site.trace, pool=site.pool, slot_hours=site.slot_hours)[0]
+    return market_named(
+        site.market, seed=site.seed, slot_hours=site.slot_hours, slots=SYNTHETIC_SLOTS
+    )
+
+
+def history_slots(site: SiteSettings, trace: MarketTrace) -> int:
+    """Return how many slots are known before the replay begins.
+
+    By default it is one week, but at most half of the trace.
+    """
+    if site.history_slots is not None:
+        if not 0 <= site.history_slots < trace.slots:
+            allowed = f"from 0 to {trace.slots - 1}, within the trace of {trace.slots} slots"
+            raise InvalidInput("history_slots", site.history_slots, allowed)
+        return site.history_slots
+    return min(round(WEEK_HOURS / trace.slot_hours), trace.slots // 2)
+
+
+def _connected(fleet: EmbeddedFleet) -> Connected:
+    return Connected(fleet, fleet, fleet.clock, fleet.clock.speed, fleet.clock.interrupt)

@@ -1,25 +1,31 @@
-"""A database and its transactions. Every failure of the database becomes ``StoreError``.
+"""A database and its transactions, in an SQLite file or in PostgreSQL.
 
-The tables are in ``sql_tables``; how an SQLite file is opened is in ``sqlite``.
+Every failure of the database becomes ``StoreError``. The tables are in ``sql_tables``.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sqlite3
+import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
-from sqlalchemy import create_engine
+from sqlalchemy import URL, create_engine, event
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
-from duetune.errors import MissingExtra, StoreError
+from duetune.errors import InvalidInput, MissingExtra, StoreError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from pathlib import Path
 
-    from sqlalchemy import URL, RowMapping
+    from sqlalchemy import RowMapping
     from sqlalchemy.engine import Connection, Engine
+    from sqlalchemy.engine.interfaces import DBAPIConnection
+    from sqlalchemy.pool import ConnectionPoolEntry
 
 Key = TypeVar("Key")
 Row = TypeVar("Row", bound=msgspec.Struct)
@@ -96,3 +102,95 @@ def _first_line(failure: BaseException) -> str:
     cause = failure.orig if isinstance(failure, DBAPIError) and failure.orig else failure
     lines = str(cause).strip().splitlines()
     return lines[0] if lines else type(cause).__name__
+
+
+BUSY_S = 30.0
+"""How many seconds to wait for another writer."""
+
+_REFUSALS = {
+    sqlite3.SQLITE_NOTADB: "an SQLite database",
+    sqlite3.SQLITE_CORRUPT: "an SQLite database",
+    sqlite3.SQLITE_READONLY: "a file and a folder that can be written",
+    sqlite3.SQLITE_CANTOPEN: "a file and a folder that can be written",
+    sqlite3.SQLITE_PERM: "a file and a folder that can be written",
+}
+"""What is expected of the file, by SQLite's error code; only errors that the user can fix."""
+
+
+def sqlite_database(path: Path) -> Database:
+    """Return the database in the file ``path``; creates it if there is none.
+
+    The caller opens one database at a time: closing a file drops all locks of the process on it.
+    """
+    _make_file(path)
+    engine = create_engine(URL.create("sqlite", database=str(path)))
+    event.listen(engine, "connect", _connected)
+    event.listen(engine, "begin", _begun)
+    with _refusal(path):
+        _use_write_ahead_log(path)
+    return Database(engine, str(path))
+
+
+def _make_file(path: Path) -> None:
+    """Create the file if it does not exist; only its owner may read it, as it holds users' data."""
+    if not path.parent.is_dir():
+        raise InvalidInput("store", str(path), "a file in a folder that exists")
+    if path.is_dir():
+        raise InvalidInput("store", str(path), "a file; this is a folder")
+    try:
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
+    except FileExistsError:
+        pass
+    except OSError as failure:
+        allowed = f"a file that can be created ({failure.strerror})"
+        raise InvalidInput("store", str(path), allowed) from failure
+    if not os.access(path, os.R_OK | os.W_OK, effective_ids=os.access in os.supports_effective_ids):
+        raise InvalidInput("store", str(path), "a file that can be read and written")
+
+
+def _use_write_ahead_log(path: Path) -> None:
+    """Switch to write-ahead logging: readers then never wait for a writer. The file keeps it."""
+    give_up = time.monotonic() + BUSY_S
+    with contextlib.closing(sqlite3.connect(path, timeout=BUSY_S)) as connection:
+        while True:
+            try:
+                connection.execute("PRAGMA journal_mode = WAL")
+            except sqlite3.OperationalError as failure:
+                # Two processes that switch at once do not wait for each other as writers do.
+                if failure.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() > give_up:
+                    raise
+                time.sleep(0.01)
+            else:
+                return
+
+
+@contextlib.contextmanager
+def _refusal(path: Path) -> Iterator[None]:
+    """Turn errors of SQLite into ``InvalidInput`` if the user can fix them, else ``StoreError``."""
+    try:
+        yield
+    except sqlite3.DatabaseError as failure:
+        allowed = _REFUSALS.get(getattr(failure, "sqlite_errorcode", 0) & 0xFF)
+        if allowed is None:
+            raise StoreError(str(path), str(failure)) from failure
+        raise InvalidInput("store", str(path), f"{allowed} ({failure})") from failure
+
+
+def _connected(connection: DBAPIConnection, _entry: ConnectionPoolEntry) -> None:
+    # The driver would begin its transactions too late; ours begin in _begun.
+    connection.isolation_level = None
+    cursor = connection.cursor()
+    for pragma in (
+        f"busy_timeout = {BUSY_S * 1000:.0f}",
+        # The journal must survive a power cut, not only the death of the process.
+        "synchronous = FULL",
+        "foreign_keys = ON",
+    ):
+        cursor.execute(f"PRAGMA {pragma}")
+    cursor.close()
+
+
+def _begun(connection: Connection) -> None:
+    # A writer that begins as a reader would fail instead of waiting for another writer.
+    writes = connection.get_execution_options().get(WRITES, False)
+    connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")

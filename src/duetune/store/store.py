@@ -17,14 +17,13 @@ from sqlalchemy.exc import ArgumentError
 
 from duetune.errors import InvalidInput
 from duetune.settings import HOME
-from duetune.store.database import postgres_database
+from duetune.store.database import postgres_database, sqlite_database
 from duetune.store.database_journal import DatabaseJournal, rebuild
 from duetune.store.database_schema import migrate
 from duetune.store.inbox import Inbox
 from duetune.store.measured_runs_table import Observations
 from duetune.store.queries import Queries
 from duetune.store.selector import SelectorStates
-from duetune.store.sqlite import sqlite_database
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -12,8 +12,8 @@ from duetune.interop.import_jobs.foreign_file import is_secret_name
 from duetune.interop.import_jobs.reading import Tool, import_job, recognised, relocated
 from duetune.jobs.spec.job_spec import JobSpec
 from duetune.jobs.spec.load import load_text
-from duetune.jobs.spec.places import DATASET
 from duetune.jobs.spec.sections import Spot
+from duetune.jobs.spec.values import DATASET
 
 REST_OF_AXOLOTL = "otherwise keep axolotl, with a spec that has 'run: axolotl train FILE'"
 AXOLOTL = """

@@ -9,7 +9,7 @@ import pytest
 from duetune.core.job import ReconfigurationKey
 from duetune.core.physics import job_physics
 from duetune.errors import InvalidInput
-from duetune.jobs.spec.amounts import parse_duration
+from duetune.jobs.spec.values import parse_duration
 from duetune.policies.baselines import OnDemandOnly
 from duetune.simulate.episode import simulate
 from duetune.testing.small_markets import constant_market

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from duetune.core.node_contract import LEFT
 from duetune.interop.export_jobs.script import install_command, run_script
-from duetune.jobs.spec.places import is_path
 from duetune.jobs.spec.sections import Spot
+from duetune.jobs.spec.values import is_path
 from duetune.jobs.spec.yaml_document import written_yaml
 
 if TYPE_CHECKING:

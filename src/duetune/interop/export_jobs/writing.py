@@ -21,10 +21,10 @@ from duetune.interop.export_jobs.to_skypilot import ANY, to_skypilot
 from duetune.jobs.configure import held_out_rows
 from duetune.jobs.recipe import recipe_by_data_sheet
 from duetune.jobs.site import CPU
-from duetune.jobs.spec.amounts import written_deadline, written_duration
 from duetune.jobs.spec.conversion_notes import Note, one_line
 from duetune.jobs.spec.sections import AUTO, CheckpointSpec
 from duetune.jobs.spec.training_fields import Training
+from duetune.jobs.spec.values import written_deadline, written_duration
 from duetune.jobs.trainer_facts import USUAL
 from duetune.knowledge.configurations.configuration import Method
 from duetune.training.dataset_rows import check_dataset

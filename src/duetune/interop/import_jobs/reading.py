@@ -20,8 +20,8 @@ from duetune.interop.import_jobs.llamafactory import from_llamafactory
 from duetune.interop.import_jobs.trl import from_trl
 from duetune.jobs.spec.conversion_notes import Note, one_line
 from duetune.jobs.spec.job_spec import JobSpec
-from duetune.jobs.spec.places import is_path
 from duetune.jobs.spec.problems import InvalidSpec
+from duetune.jobs.spec.values import is_path
 from duetune.jobs.spec.yaml_document import Document, parse_document, read_document
 
 if TYPE_CHECKING:

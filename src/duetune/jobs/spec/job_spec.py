@@ -28,27 +28,25 @@ from pydantic import (
 from duetune.core.job import NAME, NAME_WORDS
 from duetune.errors import InvalidInput
 from duetune.jobs.spec import variables as environment_words
-from duetune.jobs.spec.amounts import (
-    DEADLINE,
-    DURATION,
-    Deadline,
-    Dollars,
-    Duration,
-    PositiveDollars,
-)
-from duetune.jobs.spec.places import (
-    DATASET,
-    MODEL,
-    PATH,
-    DatasetPlace,
-    ModelPlace,
-    PathText,
-    resolved_path,
-    resolved_place,
-)
 from duetune.jobs.spec.problems import InvalidSpec, Meaning, problems_of, refusal
 from duetune.jobs.spec.sections import AUTO, CheckpointSpec, Resources
 from duetune.jobs.spec.training_fields import Training
+from duetune.jobs.spec.values import (
+    DATASET,
+    DEADLINE,
+    DURATION,
+    MODEL,
+    PATH,
+    DatasetPlace,
+    Deadline,
+    Dollars,
+    Duration,
+    ModelPlace,
+    PathText,
+    PositiveDollars,
+    resolved_path,
+    resolved_place,
+)
 from duetune.jobs.spec.variables import Envs, Secrets, Tags
 from duetune.jobs.spec.yaml_document import written_yaml
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from duetune.errors import InvalidInput
 from duetune.jobs.spec.job_spec import JobSpec
-from duetune.jobs.spec.places import DATASET, MODEL, is_path
 from duetune.jobs.spec.problems import InvalidSpec
+from duetune.jobs.spec.values import DATASET, MODEL, is_path
 from duetune.jobs.spec.yaml_document import parse_document, read_document
 
 if TYPE_CHECKING:

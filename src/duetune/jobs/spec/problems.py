@@ -3,7 +3,7 @@
 Each field states its meaning once, as a ``Meaning``; the JSON schema, the reference page and all
 error messages use that text. This module also turns pydantic's errors into one ``InvalidSpec`` that
 names the field, the value and what is allowed. The parsers of single values are in their own
-modules (``amounts``, ``accelerators``, ``places``, ``variables``).
+modules (``values``, ``variables``).
 """
 
 from __future__ import annotations

@@ -10,15 +10,16 @@ from typing import Annotated
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
-from duetune.jobs.spec.amounts import (
+from duetune.jobs.spec.problems import Meaning, refusal
+from duetune.jobs.spec.values import (
     ACCELERATORS,
     INTERVAL,
+    PATH,
     AcceleratorChoice,
     Accelerators,
     Interval,
+    PathText,
 )
-from duetune.jobs.spec.places import PATH, PathText
-from duetune.jobs.spec.problems import Meaning, refusal
 
 AUTO = "auto"
 

@@ -17,8 +17,8 @@ from pydantic import (
     model_validator,
 )
 
-from duetune.jobs.spec.places import DATASET, DatasetPlace
 from duetune.jobs.spec.problems import Meaning, refusal
+from duetune.jobs.spec.values import DATASET, DatasetPlace
 
 MODULES = "all-linear, a name, a regular expression, or a list of names such as [q_proj, v_proj]"
 SCHEDULES = ("linear", "cosine", "constant", "constant_with_warmup")

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta, timezone
 import pytest
 from pydantic_core import PydanticCustomError
 
-from duetune.jobs.spec.amounts import (
+from duetune.jobs.spec.values import (
     DEADLINE,
     DURATION,
     parse_deadline,

@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 
 from duetune.errors import InvalidInput
-from duetune.jobs.spec.amounts import ACCELERATORS, DEADLINE, DURATION
 from duetune.jobs.spec.job_spec import JobSpec
 from duetune.jobs.spec.load import check_paths, load_checked, load_spec, load_text
-from duetune.jobs.spec.places import DATASET, MODEL
+from duetune.jobs.spec.values import ACCELERATORS, DATASET, DEADLINE, DURATION, MODEL
 from support.places import ROOT
 
 START = "model: gpt2\ndataset: imdb\ndeadline: 8h\n"

@@ -8,9 +8,9 @@ import pytest
 from pydantic_core import PydanticCustomError
 
 from duetune.errors import InvalidInput
-from duetune.jobs.spec import amounts, places, variables
-from duetune.jobs.spec.amounts import Accelerators, parse_accelerators
+from duetune.jobs.spec import values, variables
 from duetune.jobs.spec.job_spec import JobSpec
+from duetune.jobs.spec.values import Accelerators, parse_accelerators
 from duetune.jobs.spec.variables import parse_envs, parse_secrets, parse_tags
 
 
@@ -55,12 +55,12 @@ class TestAccelerators:
         ],
     )  # fmt: skip
     def test_anything_else_is_refused(self, given):
-        assert allowed_of(parse_accelerators, given) == amounts.ACCELERATORS
+        assert allowed_of(parse_accelerators, given) == values.ACCELERATORS
 
     @pytest.mark.parametrize("given", [["H100", "A100"], {"H100": 4, "A100": 8}])
     def test_two_kinds_are_refused(self, given):
         assert allowed_of(parse_accelerators, given) == (
-            f"{amounts.ACCELERATORS}; only one kind, because all GPUs of a job must be the same"
+            f"{values.ACCELERATORS}; only one kind, because all GPUs of a job must be the same"
         )
 
 
@@ -171,35 +171,35 @@ class TestPlaces:
          "x.csv", "owner//name", "a..b/c"],
     )  # fmt: skip
     def test_paths_are_known_by_their_look(self, place):
-        assert places.is_path(place)
+        assert values.is_path(place)
 
     @pytest.mark.parametrize("place", ["gpt2", "Qwen/Qwen3-0.6B", "meta-llama/Llama-3.1-8B", "a_b"])
     def test_what_could_be_a_name_on_the_hub_is_none(self, place):
-        assert not places.is_path(place)
+        assert not values.is_path(place)
 
     def test_a_folder_of_that_name_goes_before_the_hub(self, tmp_path):
         (tmp_path / "owner" / "name").mkdir(parents=True)
-        assert places.resolved_place("owner/name", tmp_path) == str(tmp_path / "owner" / "name")
-        assert places.resolved_place("other/name", tmp_path) == "other/name"
+        assert values.resolved_place("owner/name", tmp_path) == str(tmp_path / "owner" / "name")
+        assert values.resolved_place("other/name", tmp_path) == "other/name"
 
     def test_paths_become_absolute(self, tmp_path, monkeypatch):
         monkeypatch.setenv("HOME", "/home/me")
-        assert places.resolved_place("./x/../d.jsonl", tmp_path) == str(tmp_path / "d.jsonl")
-        assert places.resolved_place("/d.jsonl", tmp_path) == "/d.jsonl"
-        assert places.resolved_place("~/d.jsonl", tmp_path) == "/home/me/d.jsonl"
+        assert values.resolved_place("./x/../d.jsonl", tmp_path) == str(tmp_path / "d.jsonl")
+        assert values.resolved_place("/d.jsonl", tmp_path) == "/d.jsonl"
+        assert values.resolved_place("~/d.jsonl", tmp_path) == "/home/me/d.jsonl"
 
     @pytest.mark.parametrize("given", ["", " ", 1, None, [], "a\nb", "x" * 5000])
     def test_what_is_no_place_is_refused(self, given):
-        assert allowed_of(places.parse_dataset, given) == places.DATASET
+        assert allowed_of(values.parse_dataset, given) == values.DATASET
 
     @pytest.mark.parametrize("given", ["s3://bucket/x", "https://x/y.jsonl", "hf://a/b"])
     def test_addresses_are_refused(self, given):
-        expected = f"{places.MODEL}; web addresses are not supported, so download it first"
-        assert allowed_of(places.parse_model, given) == expected
+        expected = f"{values.MODEL}; web addresses are not supported, so download it first"
+        assert allowed_of(values.parse_model, given) == expected
 
     def test_spaces_around_it_are_refused(self):
-        expected = f"{places.PATH}; remove the spaces around it"
-        assert allowed_of(places.parse_path, " x") == expected
+        expected = f"{values.PATH}; remove the spaces around it"
+        assert allowed_of(values.parse_path, " x") == expected
 
     def test_a_path_object_is_text(self):
-        assert places.parse_dataset(Path("/data/x.jsonl")) == "/data/x.jsonl"
+        assert values.parse_dataset(Path("/data/x.jsonl")) == "/data/x.jsonl"
