@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from duetune.core.events import Amend
 from duetune.errors import FleetError, InvalidInput
 from duetune.jobs.spec.job_spec import JobSpec
+from duetune.wall_clock import wall_now
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -53,7 +53,7 @@ def seconds_until(deadline: timedelta | datetime, speed: float) -> float:
     """
     if isinstance(deadline, timedelta):
         return deadline.total_seconds()
-    left = (deadline.timestamp() - time.time()) * speed
+    left = (deadline.timestamp() - wall_now()) * speed
     if left <= 0:
         raise InvalidInput("deadline", deadline.isoformat(), "a moment in the future")
     return left

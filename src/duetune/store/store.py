@@ -7,7 +7,6 @@ when something is written, not when something is asked.
 from __future__ import annotations
 
 import threading
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
@@ -24,6 +23,7 @@ from duetune.store.measured_runs_table import Observations
 from duetune.store.queries import Queries
 from duetune.store.selector import SelectorStates
 from duetune.store.sqlite import sqlite_database
+from duetune.wall_clock import wall_now
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -48,7 +48,7 @@ class Store(Queries):
     ``clock``: wall time at which rows are recorded; no decision depends on it.
     """
 
-    def __init__(self, database: Database, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, database: Database, clock: Callable[[], float] = wall_now) -> None:
         super().__init__(database)
         self._clock = clock
         self.name = database.name
@@ -73,7 +73,7 @@ class Store(Queries):
         self.close()
 
 
-def open_store(url_or_path: str | Path, *, clock: Callable[[], float] = time.time) -> Store:
+def open_store(url_or_path: str | Path, *, clock: Callable[[], float] = wall_now) -> Store:
     """Return the store in an SQLite file or a PostgreSQL database; creates or migrates it."""
     with _opening:
         database = _database(url_or_path)
