@@ -93,9 +93,16 @@ def _show(rows: list[JobRow], home: Home) -> None:
             escape(row.policy),
         )
     tables.console().print(table)
-    if home.controller is None and any(not row.status.final for row in rows):
-        click.echo("No controller is running: 'duetune controller start' continues these jobs.")
-    elif fleet is None and any(not row.status.final for row in rows):
+    active = [row.id for row in rows if not row.status.final]
+    if not active:
+        return
+    if note := home.controller_note():
+        click.echo(note)
+    elif fleet is not None:
+        silent_s = home.fleet_silent_s(active[0])
+        if silent_s is not None:
+            click.echo(f"The fleet does not answer since {silent_s:.0f} s.")
+    else:
         log = home.settings.home / LOG_FILE
         click.echo(
             f"The fleet is not running. The controller will start it again; if not, see {log}."

@@ -85,6 +85,7 @@ class JobState(msgspec.Struct):
     - ``nodes``: every node that the job ever had, by id; ``epochs`` has their epochs.
     - ``confirmed``: ids of nodes that the fleet has reported.
     - ``releasing``: ids of nodes that the fleet was or will be told to release.
+    - ``silent_since``: since when the fleet does not answer; None if it does.
 
     Training:
 
@@ -118,6 +119,7 @@ class JobState(msgspec.Struct):
     epochs: dict[str, int] = msgspec.field(default_factory=dict)
     confirmed: set[str] = msgspec.field(default_factory=set)
     releasing: set[str] = msgspec.field(default_factory=set)
+    silent_since: float | None = None
     user_requests: set[int] = msgspec.field(default_factory=set)
     progress: Progress = Progress()
     progress_at: float | None = None

@@ -5,6 +5,7 @@ The tables are in ``sql_tables``; how an SQLite file is opened is in ``sqlite``.
 
 from __future__ import annotations
 
+import contextlib
 import sqlite3
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeVar
@@ -13,13 +14,17 @@ import msgspec
 from sqlalchemy import create_engine
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
-from duetune.errors import MissingExtra, StoreError
+from duetune.errors import MissingExtra, StoreError, StoreLost
+from duetune.files import OWNER
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from pathlib import Path
 
     from sqlalchemy import URL, RowMapping
     from sqlalchemy.engine import Connection, Engine
+
+    from duetune.store.sqlite import DatabaseFile
 
 Key = TypeVar("Key")
 Row = TypeVar("Row", bound=msgspec.Struct)
@@ -31,10 +36,14 @@ _AT_ONCE = 500
 
 
 class Database:
-    """An open database. ``name`` stands in messages: a path, or a URL without its password."""
+    """An open database. ``name`` stands in messages: a path, or a URL without its password.
 
-    def __init__(self, engine: Engine, name: str) -> None:
+    ``file`` is the file of an SQLite database, None for a server.
+    """
+
+    def __init__(self, engine: Engine, name: str, file: DatabaseFile | None = None) -> None:
         self.name = name
+        self._file = file
         self._engine = engine
         self._writer = engine.execution_options(**{WRITES: True})
 
@@ -46,18 +55,33 @@ class Database:
     @contextmanager
     def reading(self) -> Iterator[Connection]:
         """Open a transaction that sees one state of the database."""
+        self._check()
         with self._translated(), self._engine.begin() as connection:
             yield connection
 
     @contextmanager
     def writing(self) -> Iterator[Connection]:
         """Open a transaction that is committed at the end, or rolled back by an exception."""
+        self._check()
         with self._translated(), self._writer.begin() as connection:
             yield connection
+
+    def save_copy(self, path: Path) -> None:
+        """Write all of an SQLite database to a new file; called when its own file was deleted."""
+        with self._translated(), contextlib.closing(self._engine.raw_connection()) as connection:
+            # A connection that was opened before the deletion still has the whole content.
+            connection.cursor().execute("VACUUM INTO ?", (str(path),))
+            path.chmod(OWNER)
+        if self._file is not None:
+            self._file.remove_beside()
 
     def close(self) -> None:
         """Close all connections."""
         self._engine.dispose()
+
+    def _check(self) -> None:
+        if self._file is not None and (reason := self._file.lost()):
+            raise StoreLost(self.name, reason)
 
     @contextmanager
     def _translated(self) -> Iterator[None]:

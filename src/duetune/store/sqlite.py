@@ -7,6 +7,7 @@ import os
 import sqlite3
 import time
 from typing import TYPE_CHECKING
+from urllib.parse import quote
 
 from sqlalchemy import URL, create_engine, event
 
@@ -40,12 +41,52 @@ def sqlite_database(path: Path) -> Database:
     The caller opens one database at a time: closing a file drops all locks of the process on it.
     """
     _make_file(path)
-    engine = create_engine(URL.create("sqlite", database=str(path)))
+    # By this form of the name a connection never creates a file in place of one that was deleted.
+    place = URL.create(
+        "sqlite", database=f"file:{quote(str(path))}", query={"mode": "rw", "uri": "true"}
+    )
+    engine = create_engine(place)
     event.listen(engine, "connect", _connected)
     event.listen(engine, "begin", _begun)
     with _refusal(path):
         _use_write_ahead_log(path)
-    return Database(engine, str(path))
+    return Database(engine, str(path), DatabaseFile(path))
+
+
+class DatabaseFile:
+    """The file of an open database, and the two files that SQLite keeps beside it.
+
+    A file's number is not given to another file as long as a connection has the file open.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._number = _file_number(path)
+        self._beside: dict[Path, tuple[int, int] | None] = {
+            path.with_name(f"{path.name}{end}"): None for end in ("-wal", "-shm")
+        }
+
+    def lost(self) -> str:
+        """Return why it is no longer the file that was opened; empty if it still is."""
+        now = _file_number(self._path)
+        if now != self._number:
+            return "its file was deleted" if now is None else "its file was replaced by another"
+        self._beside = {path: _file_number(path) for path in self._beside}
+        return ""
+
+    def remove_beside(self) -> None:
+        """Remove the files beside it: SQLite would apply them to the next file of this name."""
+        for path, number in self._beside.items():
+            if number is not None and _file_number(path) == number:
+                path.unlink(missing_ok=True)
+
+
+def _file_number(path: Path) -> tuple[int, int] | None:
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def _make_file(path: Path) -> None:

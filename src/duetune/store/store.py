@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Self
 from sqlalchemy import make_url
 from sqlalchemy.exc import ArgumentError
 
-from duetune.errors import InvalidInput
+from duetune.errors import InvalidInput, StoreLost
 from duetune.settings import HOME
 from duetune.store.database import postgres_database
 from duetune.store.database_journal import DatabaseJournal, rebuild
@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 
     from duetune.settings import Settings
     from duetune.store.database import Database
+
+RESCUED = "duetune-rescued-{}.db"
+"""The name of a copy that a controller saves when the database was deleted."""
 
 ALLOWED = "a file, sqlite:///FILE or postgresql+psycopg://USER:PASSWORD@HOST/DATABASE"
 
@@ -61,6 +64,12 @@ class Store(Queries):
         """Compute the read models again from the journal; return the number of jobs."""
         with self._database.writing() as connection:
             return rebuild(connection, at=self._clock())
+
+    def rescue(self, folder: Path) -> Path:
+        """Save the whole store to a new file and return it; called when its file was deleted."""
+        path = folder / RESCUED.format(f"{self._clock():.0f}")
+        self._database.save_copy(path)
+        return path
 
     def close(self) -> None:
         """Close the database."""
@@ -104,9 +113,29 @@ def _database(url_or_path: str | Path) -> Database:
 
 
 def opened_store(settings: Settings) -> Store:
-    """Return the store of the home; creates both if they do not exist."""
+    """Return the store of the home; creates both if they do not exist.
+
+    ``StoreLost`` is raised if the file is missing although the home has jobs.
+    """
     made_home(settings)
+    if "://" not in settings.database:
+        _refuse_empty(settings, Path(settings.database))
     return open_store(settings.database)
+
+
+def _refuse_empty(settings: Settings, database: Path) -> None:
+    """Refuse to create a database where there are jobs: it would forget them."""
+    if database.exists() or not settings.jobs.is_dir():
+        return
+    jobs = sorted(path.name for path in settings.jobs.iterdir() if path.is_dir())
+    if jobs:
+        copies = sorted(settings.home.glob(RESCUED.format("*")))
+        restore = f"'mv {copies[-1]} {database}'" if copies else "a backup"
+        reason = (
+            f"the file is missing, but jobs exist ({', '.join(jobs[:3])}); restore it by {restore}"
+            f" and run 'duetune controller start', or move {settings.jobs} away to begin anew"
+        )
+        raise StoreLost(str(database), reason)
 
 
 def existing_store(settings: Settings) -> Store | None:

@@ -34,6 +34,9 @@ if TYPE_CHECKING:
     from duetune.core.market import MarketTrace
     from duetune.fleets.embedded.cloud_settings import FleetSettings
 
+TIMEOUT = "DUETUNE_FLEET_TIMEOUT_S"
+"""The variable with the seconds after which a call counts as not answered."""
+
 TIMEOUT_S = 10.0
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 10.0
@@ -47,11 +50,11 @@ class EmbeddedFleet:
     All methods raise ``FleetError`` if the provider does not answer or refuses the call.
     """
 
-    def __init__(self, folder: Path | str, *, timeout_s: float = TIMEOUT_S) -> None:
+    def __init__(self, folder: Path | str) -> None:
         self.folder = Path(folder).expanduser()
         self.clock = ScaledClock(self.folder)
         self._signpost = Signpost(self.folder)
-        self._timeout_s = timeout_s
+        self._timeout_s = float(os.environ.get(TIMEOUT) or TIMEOUT_S)
 
     def apply(self, commands: Sequence[Command]) -> None:
         """Carry out commands; repeating a command has no further effect."""
