@@ -25,20 +25,20 @@ PRICE = 0.9
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory):
-    """One home for all outages. Calls time out soon, and its processes read a made-up wall clock."""
+    """One home for all outages. Calls time out soon, and the wall clock can be set."""
     home = LiveHome(tmp_path_factory.mktemp("outages"))
     offset = home.folder / "offset"
     offset.write_text("0")
     home.environment |= {OFFSET_FILE: str(offset), "DUETUNE_FLEET_TIMEOUT_S": "0.5"}
-    home.start_fleet(home.market((PRICE, 2)), slot_wall_s=20.0 if MORE else 2.0)
+    home.start_fleet(home.market((PRICE, 2)), slot_wall_s=20.0 if MORE else 4.0)
     yield home
     home.close()
 
 
-@pytest.fixture
-def job(home, tmp_path):
-    """A job that runs through the test, and then has finished and was billed to the cent."""
-    enough = tmp_path / "enough"
+@pytest.fixture(scope="module")
+def job(home):
+    """A job that runs through all outages, and then has finished and was billed to the cent."""
+    enough = home.folder / "enough"
     command = f"{home.command(10_000, 0.1)} {enough}"
     name = home.launch(home.spec(steps=100, run=json.dumps(command)))
     home.until_step(name, 2)
