@@ -214,7 +214,7 @@ def run_controller(settings: Settings) -> None:
     try:
         store = opened_store(settings)
     except StoreLost:
-        _release_jobs(settings)
+        _release_jobs(settings, running_fleet(settings), ())
         raise
     fleet = start_fleet(settings)
     controller = make_controller(settings, store, fleet)
@@ -231,7 +231,7 @@ def run_controller(settings: Settings) -> None:
         controller.run(linger_s=LINGER_WALL_S * fleet.speed, stop=lambda: bool(stopping))
     except StoreLost as error:
         log.warning("%s; all nodes are released, so that nothing more is paid", error)
-        _release_jobs(settings)
+        _release_jobs(settings, fleet, controller.jobs)
         _rescue(settings, store)
         raise
     log.info("controller of %s ends", settings.home)
@@ -245,15 +245,17 @@ def _rescue(settings: Settings, store: Store) -> None:
         log.warning("the journal could not be saved: %s", error)
 
 
-def _release_jobs(settings: Settings) -> None:
-    """Release the nodes of every job that has a folder; the journal cannot say which have any."""
+def _release_jobs(settings: Settings, fleet: Connected | None, jobs: Sequence[str]) -> None:
+    """Release the nodes of ``jobs`` and of every job that has a folder.
+
+    It is called when the journal cannot say which jobs have nodes.
+    """
     from duetune.control.disturbances import release_all
 
-    found = running_fleet(settings)
-    if found is None or not settings.jobs.is_dir():
+    if fleet is None:
         return
-    jobs = sorted(path.name for path in settings.jobs.iterdir() if path.is_dir())
-    left = release_all(found.fleet, found.clock, jobs)
+    folders = (path.name for path in settings.jobs.glob("*") if path.is_dir())
+    left = release_all(fleet.fleet, fleet.clock, sorted({*jobs, *folders}))
     if left:
         log.error("the fleet does not answer; these jobs may still hold GPUs: %s", ", ".join(left))
 

@@ -25,10 +25,14 @@ COLOURS = {
 
 
 class QueueAnswer(Answer, frozen=True, kw_only=True):
-    """The answer of ``queue --json``; ``controller`` is the process id, None if none runs."""
+    """The answer of ``queue --json``; ``controller`` is the process id, None if none runs.
+
+    ``fleet_silent_s`` is for how many seconds the fleet has not answered.
+    """
 
     controller: int | None
     jobs: tuple[JobRow, ...]
+    fleet_silent_s: float | None = None
 
 
 class CostAnswer(Answer, frozen=True, kw_only=True):
@@ -57,8 +61,14 @@ def queue(everything: bool, limit: int, as_json: bool) -> None:
     alive = [each for each in Status if not each.final]
     rows = home.store.jobs(status=None if everything else alive, limit=limit)
     if as_json:
-        answer = QueueAnswer(command="queue", controller=home.controller, jobs=tuple(rows))
-        print_answer(answer)
+        print_answer(
+            QueueAnswer(
+                command="queue",
+                controller=home.controller,
+                jobs=tuple(rows),
+                fleet_silent_s=_silent_s(home, rows),
+            )
+        )
         return
     if not rows:
         click.echo("No jobs." if everything else "No unfinished jobs; --all shows all jobs.")
@@ -93,20 +103,23 @@ def _show(rows: list[JobRow], home: Home) -> None:
             escape(row.policy),
         )
     tables.console().print(table)
-    active = [row.id for row in rows if not row.status.final]
-    if not active:
+    if all(row.status.final for row in rows):
         return
     if note := home.controller_note():
         click.echo(note)
-    elif fleet is not None:
-        silent_s = home.fleet_silent_s(active[0])
-        if silent_s is not None:
-            click.echo(f"The fleet does not answer since {silent_s:.0f} s.")
-    else:
+    elif (silent_s := _silent_s(home, rows)) is not None:
+        click.echo(f"The fleet does not answer since {silent_s:.0f} s.")
+    elif fleet is None:
         log = home.settings.home / LOG_FILE
         click.echo(
             f"The fleet is not running. The controller will start it again; if not, see {log}."
         )
+
+
+def _silent_s(home: Home, rows: list[JobRow]) -> float | None:
+    """Return for how many seconds the fleet has not answered, as one of the jobs knows it."""
+    active = [row.id for row in rows if not row.status.final]
+    return home.fleet_silent_s(active[0]) if active else None
 
 
 def status_words(status: Status) -> str:

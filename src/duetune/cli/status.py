@@ -67,6 +67,8 @@ def _lines(home: Home, job: str, *, silent: bool) -> JobStatus:
         running = [node for node in found.nodes if node.state.value == "running"]
         spot = sum(node.kind.value == "spot" for node in running)
         held = f"{spot} spot, {len(running) - spot} on-demand"
+        if found.fleet_silent_s is not None:
+            held += " (the fleet does not answer)"
         words = f"{found.job.status.value} slot {found.slot}: {held}"
         if words != printed and not silent:
             progress = found.progress

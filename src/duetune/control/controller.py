@@ -51,7 +51,8 @@ class Controller:
 
     Several controllers may be started on the same books: the journal lets one of them write, and
     the others stop with ``StaleController``. ``queue`` is called in each turn. If the queue has a
-    limit, the jobs share the GPUs; otherwise each job decides for itself.
+    limit, the jobs share the GPUs; otherwise each job decides for itself. ``jobs`` are those of the
+    last turn.
     """
 
     def __init__(
@@ -75,6 +76,7 @@ class Controller:
         self._sharing: Sharing | None = None
         self._limits: dict[str, Limit] = {}
         self._released: set[str] = set()
+        self.jobs: Sequence[str] = ()
         self._time = TimeWatch(world.clock, world.speed)
         self._turn_at = world.clock.now()
         self._failing: dict[str, float] = {}
@@ -106,7 +108,7 @@ class Controller:
         # Requests are read first: one for a job that is submitted in between is not late.
         self._turn_at = self.world.clock.now()
         requests = self.books.requests.pending()
-        streams = self.books.active()
+        self.jobs = streams = self.books.active()
         disturbances = self._time.disturbances()
         for stream in streams:
             with self._contained(stream):
