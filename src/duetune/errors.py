@@ -8,6 +8,7 @@
     ├── SolverStopped     the integer program hit its time limit
     ├── FleetError        a call of the fleet failed; says whether a retry helps
     ├── StoreError        a call of the database failed
+    │   └── StoreLost     the database was deleted or replaced while jobs exist
     ├── StaleController   another controller has written to the journal; this one stops
     └── Bug               an event that is illegal now; lists the events before it
 
@@ -115,6 +116,12 @@ class StoreError(DuetuneError):
         self.store = store
         self.reason = reason
         super().__init__(f"the store {store} cannot be used: {reason}")
+
+
+class StoreLost(StoreError):
+    """The database was deleted or replaced, although its jobs exist. Only the user can help."""
+
+    code = "store_lost"
 
 
 class StaleController(DuetuneError):

@@ -79,6 +79,17 @@ class Home:
 
         return controller_pid(self.settings)
 
+    def controller_note(self) -> str:
+        """Return what to tell a user who waits for a job if no controller runs; else empty."""
+        from duetune.jobs.controller_process import LOG_FILE, supervisor_of
+
+        if self.controller is not None:
+            return ""
+        if supervisor_of(self.settings) is not None:
+            log = self.settings.home / LOG_FILE
+            return f"The controller has died and will be started again; see {log}."
+        return "No controller is running: 'duetune controller start' continues unfinished jobs."
+
     def check_settings(self) -> None:
         """Refuse settings that would stop a new controller; one that runs is left alone."""
         from duetune.wiring import check_names
@@ -151,6 +162,13 @@ class Home:
 
         row = self.store.job(job)
         return job_status(row, self.settings, self.store, self.fleet, controller=self.controller)
+
+    def fleet_silent_s(self, job: str) -> float | None:
+        """Return for how many real seconds the fleet has not answered, by the job's journal."""
+        from duetune.jobs.status import silent_s
+        from duetune.simulate.journal_replay import state_of
+
+        return silent_s(state_of(self.store.journal.read(job), stream=job), self.fleet)
 
     def follow(self, job: str) -> Iterator[JobStatus]:
         """Yield a job's status twice a second until the job is over.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from duetune.errors import FleetError, InvalidInput
+from duetune.errors import DuetuneError, InvalidInput, StoreError, StoreLost
 from duetune.registry.fleets import EMBEDDED, OF_FLEET, feed_named, fleet_named
 from duetune.registry.markets import forecast_named
 from duetune.registry.planners import planner_named
@@ -213,7 +213,11 @@ def _settle(settings: Settings, store: Store, job: str, story: Sequence[Recorded
 def run_controller(settings: Settings) -> None:
     """The controller's process: until all jobs are over, or it is told to stop."""
     check_names(settings)
-    store = opened_store(settings)
+    try:
+        store = opened_store(settings)
+    except StoreLost:
+        _release_jobs(settings, running_fleet(settings), ())
+        raise
     fleet = start_fleet(settings)
     controller = make_controller(settings, store, fleet)
     stopping: list[int] = []
@@ -225,13 +229,42 @@ def run_controller(settings: Settings) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, stop)
     log.info("controller of %s begins", settings.home)
-    controller.run(linger_s=LINGER_WALL_S * fleet.speed, stop=lambda: bool(stopping))
+    try:
+        controller.run(linger_s=LINGER_WALL_S * fleet.speed, stop=lambda: bool(stopping))
+    except StoreLost as error:
+        log.warning("%s; all nodes are released, so that nothing more is paid", error)
+        _release_jobs(settings, fleet, controller.jobs)
+        _rescue(settings, store)
+        raise
     log.info("controller of %s ends", settings.home)
+
+
+def _rescue(settings: Settings, store: Store) -> None:
+    """Save the journal of a database whose file is gone, as long as it is still open."""
+    try:
+        log.warning("the journal is saved in %s", store.rescue(settings.home))
+    except StoreError as error:
+        log.warning("the journal could not be saved: %s", error)
+
+
+def _release_jobs(settings: Settings, fleet: Connected | None, jobs: Sequence[str]) -> None:
+    """Release the nodes of ``jobs`` and of every job that has a folder.
+
+    It is called when the journal cannot say which jobs have nodes.
+    """
+    from duetune.control.disturbances import release_all
+
+    if fleet is None:
+        return
+    folders = (path.name for path in settings.jobs.glob("*") if path.is_dir())
+    left = release_all(fleet.fleet, fleet.clock, sorted({*jobs, *folders}))
+    if left:
+        log.error("the fleet does not answer; these jobs may still hold GPUs: %s", ", ".join(left))
 
 
 def _revive(settings: Settings) -> None:
     """Have a fleet that died started again, where that is our business."""
     try:
         fleet_named(settings).revive()
-    except (FleetError, InvalidInput) as error:
+    except (DuetuneError, OSError) as error:
         log.warning("the fleet cannot be started again: %s", error)

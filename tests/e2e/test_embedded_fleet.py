@@ -238,6 +238,24 @@ def test_a_worker_without_a_sign_of_life_is_started_again(home):
     assert "no heartbeat" in home.log()
 
 
+def test_a_worker_is_not_blamed_for_time_in_which_its_agent_stood_still_too(home):
+    home.start(msgspec.structs.replace(QUICK, heartbeat_timeout_s=1.0))
+    home.script(
+        "while true; do touch $DUETUNE_JOB_DIR/heartbeats/$DUETUNE_NODE_ID; echo $$ > pid; "
+        "sleep 0.05; done"
+    )
+    until((home.job / "pid").exists)
+    worker = int((home.job / "pid").read_text())
+    agent = int(Path(f"/proc/{worker}/stat").read_text().rpartition(")")[2].split()[1])
+    for number in (signal.SIGSTOP, signal.SIGCONT):
+        # The agent looks first: the file is then older than the limit.
+        os.kill(agent, number)
+        os.kill(worker, number)
+        time.sleep(1.5)
+    assert "no heartbeat" not in home.log()
+    assert home.node().state is NodeState.RUNNING
+
+
 def test_whoever_never_gave_a_sign_of_life_is_left_alone(home):
     home.start(msgspec.structs.replace(QUICK, heartbeat_timeout_s=0.1))
     home.script("echo up > up; exec sleep 600")

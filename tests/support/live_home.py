@@ -176,11 +176,13 @@ class LiveHome:
         return self.json("controller", "status")["pid"]
 
     def kill_controller(self):
-        pid = self.controller()
-        if pid is not None:
-            os.kill(pid, signal.SIGKILL)
-            self.until(lambda: self.controller() is None, "the controller's death")
-        return pid
+        """For good: with the process that would start it again."""
+        found = self.json("controller", "status")
+        for pid in (found["supervisor"], found["pid"]):
+            if pid is not None:
+                os.kill(pid, signal.SIGKILL)
+        self.until(lambda: self.controller() is None, "the controller's death")
+        return found["pid"]
 
     def processes(self):
         """Every process that was started with this home, by what it runs."""

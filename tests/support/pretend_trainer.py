@@ -1,6 +1,7 @@
-"""An own command that pretends to train: python pretend_trainer.py STEPS SECONDS_PER_STEP.
+"""An own command that pretends to train: python pretend_trainer.py STEPS SECONDS_PER_STEP [FILE].
 
-It keeps the contract (progress, checkpoint, notice) with the standard library alone.
+It keeps the contract (progress, checkpoint, notice) with the standard library alone. It has
+finished after all steps, or as soon as FILE exists.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: notices.append(1))
     step = int(saved.read_text()) if saved.exists() else 0
     print("begins at step", step, flush=True)  # noqa: T201 - the log is what is tested
-    while step < total:
+    while step < total and not any(map(os.path.exists, sys.argv[3:])):
         if notices:
             return LEFT
         time.sleep(step_s)

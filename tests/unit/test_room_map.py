@@ -14,7 +14,7 @@ from support.places import ROOT
 
 PAGE = ROOT / "docs" / "explanation" / "design.md"
 BLOCK = re.compile(r"(<!-- rooms -->\n```mermaid\n)(.*?)(```\n)", re.DOTALL)
-SMALL = {"errors", "files", "conversion", "settings", "notebook"}
+SMALL = {"errors", "files", "conversion", "settings", "notebook", "wall_clock"}
 """Modules that everything uses: drawn, they would hide the rest."""
 
 

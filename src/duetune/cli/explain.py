@@ -79,6 +79,8 @@ def _show_run(row: JobRow, explanation: Explanation) -> None:
             escape(each.reason),
         )
     screen.print(table)
+    for slot, words in explanation.disturbances:
+        screen.print(f"Slot {slot}: {escape(words)}.")
     if not explanation.whole_runs:
         return
     screen.print()

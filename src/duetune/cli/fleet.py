@@ -152,8 +152,9 @@ def stop(force: bool, as_json: bool) -> None:
 def _running_jobs(home: Home) -> list[str]:
     """Return the unfinished jobs if a controller runs: it would start the fleet again for them."""
     from duetune.core.events import Status
+    from duetune.jobs.controller_process import supervisor_of
 
-    if home.controller is None:
+    if home.controller is None and supervisor_of(home.settings) is None:
         return []
     return [row.id for row in home.store.jobs(status=[each for each in Status if not each.final])]
 

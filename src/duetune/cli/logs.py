@@ -36,6 +36,8 @@ def logs(job: str, follow: bool, node: str | None, tail: int | None, controller:
     home = Home()
     row = home.store.job(job)
     folder = home.settings.folder(row.id) / LOGS
+    if not row.status.final and (note := home.controller_note()):
+        click.echo(note, err=True)
     if controller:
         _print_new({home.settings.home / LOG_FILE: 0}, tail, {})
         return

@@ -30,10 +30,14 @@ COLOURS = {
 
 
 class QueueAnswer(Answer, frozen=True, kw_only=True):
-    """The answer of ``queue --json``; ``controller`` is the process id, None if none runs."""
+    """The answer of ``queue --json``; ``controller`` is the process id, None if none runs.
+
+    ``fleet_silent_s`` is for how many seconds the fleet has not answered.
+    """
 
     controller: int | None
     jobs: tuple[JobRow, ...]
+    fleet_silent_s: float | None = None
 
 
 class CostAnswer(Answer, frozen=True, kw_only=True):
@@ -62,8 +66,14 @@ def queue(everything: bool, limit: int, as_json: bool) -> None:
     alive = [each for each in Status if not each.final]
     rows = home.store.jobs(status=None if everything else alive, limit=limit)
     if as_json:
-        answer = QueueAnswer(command="queue", controller=home.controller, jobs=tuple(rows))
-        print_answer(answer)
+        print_answer(
+            QueueAnswer(
+                command="queue",
+                controller=home.controller,
+                jobs=tuple(rows),
+                fleet_silent_s=_silent_s(home, rows),
+            )
+        )
         return
     if not rows:
         click.echo("No jobs." if everything else "No unfinished jobs; --all shows all jobs.")
@@ -106,13 +116,23 @@ def _show(rows: list[JobRow], home: Home) -> None:
     for row in rows:
         table.add_row(*(cell(row) for cell in columns.values()))
     screen.print(table)
-    if home.controller is None and any(not row.status.final for row in rows):
-        click.echo("No controller is running: 'duetune controller start' continues these jobs.")
-    elif fleet is None and any(not row.status.final for row in rows):
+    if all(row.status.final for row in rows):
+        return
+    if note := home.controller_note():
+        click.echo(note)
+    elif (silent_s := _silent_s(home, rows)) is not None:
+        click.echo(f"The fleet does not answer since {silent_s:.0f} s.")
+    elif fleet is None:
         log = home.settings.home / LOG_FILE
         click.echo(
             f"The fleet is not running. The controller will start it again; if not, see {log}."
         )
+
+
+def _silent_s(home: Home, rows: list[JobRow]) -> float | None:
+    """Return for how many seconds the fleet has not answered, as one of the jobs knows it."""
+    active = [row.id for row in rows if not row.status.final]
+    return home.fleet_silent_s(active[0]) if active else None
 
 
 def status_words(status: Status) -> str:

@@ -41,8 +41,8 @@ def status(job: str, follow: bool, as_json: bool) -> None:
     from duetune.cli import tables
 
     tables.console().print(panel(found))
-    if not found.job.status.final and found.controller is None:
-        click.echo("No controller is running: 'duetune controller start' continues this job.")
+    if not found.job.status.final and (note := home.controller_note()):
+        click.echo(note)
 
 
 def watch(home: Home, job: str, *, silent: bool = False) -> JobStatus:
@@ -67,6 +67,8 @@ def _lines(home: Home, job: str, *, silent: bool) -> JobStatus:
         running = [node for node in found.nodes if node.state.value == "running"]
         spot = sum(node.kind.value == "spot" for node in running)
         held = f"{spot} spot, {len(running) - spot} on-demand"
+        if found.fleet_silent_s is not None:
+            held += " (the fleet does not answer)"
         words = f"{found.job.status.value} slot {found.slot}: {held}"
         if words != printed and not silent:
             progress = found.progress
@@ -99,6 +101,8 @@ def panel(found: JobStatus) -> Group:
     bar = f"[green]{'█' * full}[/][dim]{'░' * (BAR - full)}[/] {int(share * 100):>3}%"
     grid.add_row("steps", f"{bar}  {progress.step} of {total}{_loss(found)}")
     grid.add_row("GPUs", _gpus(found))
+    if found.fleet_silent_s is not None:
+        grid.add_row("fleet", f"[red]does not answer since {found.fleet_silent_s:.0f} s[/]")
     if row.limited:
         words = f"{row.share} of {row.wish} (slot {found.share_slot}): {found.share_reason}"
         grid.add_row("share", escape(words))

@@ -5,12 +5,12 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from duetune.core.node_contract import HAZARD, PROGRESS
 from duetune.training.hazard import Hazard, write_hazard
 from duetune.training.worker_contract import read_progress
+from duetune.wall_clock import steady_now, wall_now
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -74,25 +74,41 @@ class Books(NamedTuple):
     active: Callable[[], Sequence[str]]
 
 
+class _Look(NamedTuple):
+    """A look at a job's report; ``at`` and ``made``, when it was made, are steady time."""
+
+    at: float
+    progress: Progress | None
+    made: float
+
+
 class FolderReports:
     """The ``Reports`` of fleets that share a disk with the controller: files in the job's folder.
 
-    Workers write wall time; ``clock`` may run ``speed`` times faster.
+    Workers write wall time; ``clock`` may run ``speed`` times faster. A report that was not there
+    at the last look was made after it, whatever the wall clock was set to in between.
     """
 
     def __init__(self, jobs: Path, clock: Clock, speed: float) -> None:
         self._jobs, self._clock, self._speed = jobs, clock, speed
+        self._looks: dict[str, _Look] = {}
 
     def read(self, job: str) -> tuple[Progress, float] | None:
         """Return the progress file of a job and its time; None if there is no valid file."""
         path = self._jobs / job / PROGRESS
+        last, now = self._looks.get(job), steady_now()
         progress = read_progress(path)
         if progress is None:
+            self._looks[job] = _Look(now, None, 0.0)
             return None
-        # A report without a time was made when its file was written.
-        made_at = progress.at or _written_at(path)
-        age_s = max(0.0, time.time() - made_at)
-        return progress, self._clock.now() - age_s * self._speed
+        if last is not None and progress == last.progress:
+            made = last.made
+        else:
+            # A report without a time was made when its file was written.
+            age_s = max(0.0, wall_now() - (progress.at or _written_at(path)))
+            made = now - (age_s if last is None else min(age_s, now - last.at))
+        self._looks[job] = _Look(now, progress, made)
+        return progress, self._clock.now() - (now - made) * self._speed
 
     def hazard(self, job: str, lived_s: float, losses: int) -> None:
         """Write the hazard file of a job: the mean wall time between losses."""
@@ -105,4 +121,4 @@ def _written_at(path: Path) -> float:
     try:
         return path.stat().st_mtime
     except OSError:
-        return time.time()
+        return wall_now()

@@ -14,12 +14,13 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from duetune.control.arbitration import left_by_others, sharing_now
+from duetune.control.disturbances import TimeWatch
 from duetune.control.market_watch import MarketMemory
 from duetune.control.turn import Page, lifetimes, measured_pace, reported
-from duetune.core.events import Learned, UserRequested
+from duetune.core.events import Disturbance, Disturbed, Learned, UserRequested
 from duetune.core.fleet import Limit, Release
 from duetune.engine.engine import Engine, horizon
-from duetune.errors import DuetuneError, FleetError, StaleController, StoreError
+from duetune.errors import DuetuneError, FleetError, StaleController, StoreError, StoreLost
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -39,6 +40,9 @@ SETTLE_SHARE = 0.02
 LOOKS_PER_SLOT = 10
 """Take at least this many turns per slot, even if the polling interval is longer."""
 
+SILENT_S = 2.0
+"""A fleet whose calls fail for this many real seconds does not answer: that is an event."""
+
 log = logging.getLogger(__name__)
 
 
@@ -47,7 +51,8 @@ class Controller:
 
     Several controllers may be started on the same books: the journal lets one of them write, and
     the others stop with ``StaleController``. ``queue`` is called in each turn. If the queue has a
-    limit, the jobs share the GPUs; otherwise each job decides for itself.
+    limit, the jobs share the GPUs; otherwise each job decides for itself. ``jobs`` are those of the
+    last turn.
     """
 
     def __init__(
@@ -71,6 +76,10 @@ class Controller:
         self._sharing: Sharing | None = None
         self._limits: dict[str, Limit] = {}
         self._released: set[str] = set()
+        self.jobs: Sequence[str] = ()
+        self._time = TimeWatch(world.clock, world.speed)
+        self._turn_at = world.clock.now()
+        self._failing: dict[str, float] = {}
 
     def run(self, *, linger_s: float = 0.0, stop: Callable[[], bool] = lambda: False) -> None:
         """Take turns until ``stop`` returns true or there was no job for ``linger_s`` seconds."""
@@ -81,12 +90,14 @@ class Controller:
                 last_busy = clock.now()
             elif clock.now() - last_busy >= linger_s:
                 return
-            clock.wait_until(self.next_turn(clock.now()))
+            self._time.wait_until(self.next_turn(clock.now()))
 
     def _turned(self) -> bool:
         """Take a turn; a full disk or an unreachable database only delays the next one."""
         try:
             return self.turn()
+        except StoreLost:
+            raise
         except StoreError as error:
             log.warning("%s", error)
             self._engines.clear()
@@ -95,11 +106,15 @@ class Controller:
     def turn(self) -> bool:
         """Run one tick for all jobs; return whether there was a job."""
         # Requests are read first: one for a job that is submitted in between is not late.
+        self._turn_at = self.world.clock.now()
         requests = self.books.requests.pending()
-        streams = self.books.active()
+        self.jobs = streams = self.books.active()
+        disturbances = self._time.disturbances()
         for stream in streams:
             with self._contained(stream):
                 self._engine(stream)  # every job must see what the other jobs hold
+                for what, seconds in disturbances:
+                    self._disturbed(stream, what, seconds)
         self.tick(*streams, requests=requests)
         for stream in set(self._engines) - set(streams):
             del self._engines[stream]
@@ -141,6 +156,7 @@ class Controller:
                     continue
                 page = Page(engine, self.world.feed.now())
                 fleet = self.world.fleet.observe(stream)
+                self._answered(page)
                 for number, job, request in requests:
                     if job == stream and number not in engine.state.user_requests:
                         page.happened(UserRequested(page.market.at, number, request))
@@ -263,12 +279,45 @@ class Controller:
         except FleetError as error:
             # Nodes and workers continue; the next turn repeats the unconfirmed commands.
             log.warning("job %s: %s", stream, error)
+            self._unanswered(stream, str(error))
             self.world.revive()
         except (StaleController, StoreError):
             raise
         except DuetuneError:
             log.exception("job %s cannot be served", stream)
             self._engines.pop(stream, None)
+
+    def _unanswered(self, stream: str, message: str) -> None:
+        """Journal that the fleet does not answer, once it has not done so for some seconds."""
+        since = self._failing.setdefault(stream, self._turn_at)
+        seconds = (self.world.clock.now() - since) / self.world.speed
+        engine = self._engines.get(stream)
+        if seconds >= SILENT_S and engine is not None and engine.state.silent_since is None:
+            self._disturbed(stream, Disturbance.FLEET_SILENT, seconds, since, message)
+
+    def _answered(self, page: Page) -> None:
+        """Journal that the fleet answers again; called after each call that succeeded."""
+        self._failing.pop(page.stream, None)
+        since = page.engine.state.silent_since
+        if since is not None:
+            seconds = (page.market.at - since) / self.world.speed
+            page.happened(Disturbed(page.market.at, Disturbance.FLEET_ANSWERS, seconds, since))
+
+    def _disturbed(
+        self,
+        stream: str,
+        what: Disturbance,
+        seconds: float,
+        since: float | None = None,
+        message: str = "",
+    ) -> None:
+        """Write a disturbance into the journal of a job at once."""
+        engine = self._engines[stream]
+        # Events that are not written yet will be forgotten, so nothing may be written after them.
+        if not engine.is_over() and engine.position == self._written[stream]:
+            event = Disturbed(self.world.clock.now(), what, seconds, since, message)
+            engine.handle(event)
+            self._append(engine, [event])
 
     def _append(self, engine: Engine, events: Sequence[Event]) -> None:
         if events:

@@ -224,6 +224,31 @@ class Ended(msgspec.Struct, frozen=True, tag="ended"):
     output: str = ""
 
 
+class Disturbance(StrEnum):
+    """What can go wrong around a job without being the fault of its nodes or its training."""
+
+    FLEET_SILENT = "fleet_silent"
+    FLEET_ANSWERS = "fleet_answers"
+    CLOCK_SET = "clock_set"
+    STOOD_STILL = "stood_still"
+
+
+class Disturbed(msgspec.Struct, frozen=True, tag="disturbed"):
+    """Something went wrong around the job. It changes no decision; ``explain`` shows it.
+
+    ``seconds``: real seconds. How long the fleet has not answered or the controller stood still,
+    or by how much the wall clock was set.
+    ``since``: when the fleet stopped answering, by the fleet's clock.
+    ``message``: what the fleet's last failed call said.
+    """
+
+    at: float
+    what: Disturbance
+    seconds: float = 0.0
+    since: float | None = None
+    message: str = ""
+
+
 class Learned(msgspec.Struct, frozen=True, tag="learned"):
     """The utility in dollars that each policy of the pool would have had on the job's market.
 
@@ -236,7 +261,17 @@ class Learned(msgspec.Struct, frozen=True, tag="learned"):
     utilities: tuple[float, ...]
 
 
-Event = Submitted | UserRequested | Reported | Observed | Decided | Requested | Ended | Learned
+Event = (
+    Submitted
+    | UserRequested
+    | Reported
+    | Observed
+    | Decided
+    | Requested
+    | Disturbed
+    | Ended
+    | Learned
+)
 
 
 class Recorded(msgspec.Struct, frozen=True):

@@ -16,6 +16,8 @@ from duetune.core.events import (
     Amend,
     Cancel,
     Decided,
+    Disturbance,
+    Disturbed,
     Ended,
     Learned,
     Observed,
@@ -41,8 +43,8 @@ if TYPE_CHECKING:
 STALL_SLOTS = 6
 """A job fails after this many consecutive slots in which it held GPUs and made no progress."""
 
-_LIVE = frozenset({UserRequested, Reported, Observed, Decided, Requested, Ended})
-_STOPPING = frozenset({UserRequested, Reported, Requested, Ended})
+_LIVE = frozenset({UserRequested, Reported, Observed, Decided, Requested, Disturbed, Ended})
+_STOPPING = frozenset({UserRequested, Reported, Requested, Disturbed, Ended})
 _OVER = frozenset({UserRequested, Learned})
 LEGAL: dict[Status | None, frozenset[type]] = {
     None: frozenset({Submitted}),
@@ -80,7 +82,7 @@ def after(
 
 def _take_effect(
     state: JobState,
-    event: UserRequested | Reported | Observed | Decided | Requested | Ended | Learned,
+    event: UserRequested | Reported | Observed | Decided | Requested | Disturbed | Ended | Learned,
 ) -> None:
     match event:
         case UserRequested():
@@ -98,6 +100,11 @@ def _take_effect(
                 state.memo_gpus = state.most_gpus
         case Requested():
             _node_request(state, event)
+        case Disturbed():
+            if event.what is Disturbance.FLEET_SILENT:
+                state.silent_since = event.since
+            elif event.what is Disturbance.FLEET_ANSWERS:
+                state.silent_since = None
         case Ended():
             state.status, state.reason, state.ended = event.status, event.reason, event
         case Learned():

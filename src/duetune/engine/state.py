@@ -14,7 +14,7 @@ import numpy as np
 from duetune.core.decision import Allocation, Seen
 from duetune.core.events import Ended, Status, Submitted
 from duetune.core.fleet import Node, NodeKind, NodeState
-from duetune.core.job import Job
+from duetune.core.job import MAX_SLOTS, Job
 from duetune.core.progress import Progress
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ class Watched(msgspec.Struct):
 
     A slot without an observation repeats the slot before it. Slots before the first observation, in
     slot ``first``, repeat that one. A later observation of the same slot replaces the earlier one.
+    No job has more than ``MAX_SLOTS`` slots, so a clock that jumps cannot fill the memory.
     """
 
     prices: list[float] = msgspec.field(default_factory=list)
@@ -43,6 +44,7 @@ class Watched(msgspec.Struct):
 
     def look(self, slot: int, market: Slot) -> None:
         """Add the market of ``slot``; called with every observation when it takes effect."""
+        slot = min(slot, MAX_SLOTS)
         if not slot > self.first > 0:
             self.first = slot
             self.prices[:slot] = [market.spot_price] * slot
@@ -85,6 +87,7 @@ class JobState(msgspec.Struct):
     - ``nodes``: every node that the job ever had, by id; ``epochs`` has their epochs.
     - ``confirmed``: ids of nodes that the fleet has reported.
     - ``releasing``: ids of nodes that the fleet was or will be told to release.
+    - ``silent_since``: since when the fleet does not answer; None if it does.
 
     Training:
 
@@ -118,6 +121,7 @@ class JobState(msgspec.Struct):
     epochs: dict[str, int] = msgspec.field(default_factory=dict)
     confirmed: set[str] = msgspec.field(default_factory=set)
     releasing: set[str] = msgspec.field(default_factory=set)
+    silent_since: float | None = None
     user_requests: set[int] = msgspec.field(default_factory=set)
     progress: Progress = Progress()
     progress_at: float | None = None
@@ -229,6 +233,7 @@ def seen_by(submitted: Submitted, watched: Watched, slot: int, market: Slot) -> 
 
     Slots with a price above the job's highest price count as having no spot GPU.
     """
+    slot = min(slot, MAX_SLOTS)
     past, before = submitted.past, slot - 1
     first = len(past.spot_price)
     prices, counts = np.empty(first + slot), np.empty(first + slot, dtype=np.int64)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from duetune.core.decision import Allocation
-from duetune.core.events import Decided, Ended, Observed
+from duetune.core.events import Decided, Disturbance, Disturbed, Ended, Observed
 from duetune.core.physics import charge
 from duetune.engine.engine import Engine, decide
 from duetune.errors import InvalidInput
@@ -76,7 +76,10 @@ class WholeRun(msgspec.Struct, frozen=True):
 
 
 class Explanation(msgspec.Struct, frozen=True):
-    """All explained slots of a job; ``cost`` is None while it runs."""
+    """All explained slots of a job; ``cost`` is None while it runs.
+
+    ``disturbances`` are what went wrong around the job: the slot, and what happened.
+    """
 
     job: str
     policy: str
@@ -84,6 +87,7 @@ class Explanation(msgspec.Struct, frozen=True):
     slots: tuple[SlotExplained, ...]
     cost: float | None
     whole_runs: tuple[WholeRun, ...] = ()
+    disturbances: tuple[tuple[int, str], ...] = ()
 
     def _repr_html_(self) -> str:
         return html_table(
@@ -142,7 +146,25 @@ def explained(
         slots=tuple(each for each in found if slot is None or each.slot == slot),
         cost=ended[0] if ended else None,
         whole_runs=_whole_runs(story, policy_named) if found else (),
+        disturbances=tuple(
+            (engine.state.slot_at(each.event.at), _disturbance(each.event))
+            for each in story
+            if isinstance(each.event, Disturbed)
+        ),
     )
+
+
+def _disturbance(event: Disturbed) -> str:
+    """Return what happened in one line."""
+    match event.what:
+        case Disturbance.FLEET_SILENT:
+            return f"the fleet did not answer: {event.message}"
+        case Disturbance.FLEET_ANSWERS:
+            return f"the fleet answered again after {event.seconds:.0f} s"
+        case Disturbance.CLOCK_SET:
+            return f"the wall clock was set by {event.seconds:+.0f} s; market time went on"
+        case Disturbance.STOOD_STILL:
+            return f"the controller stood still for {event.seconds:.0f} s"
 
 
 def _explained(

@@ -4,6 +4,8 @@ workers.
 
 from __future__ import annotations
 
+import threading
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -19,9 +21,15 @@ from duetune.store.rows import JobRow
 from duetune.training.worker_contract import read_progress
 
 if TYPE_CHECKING:
+    from duetune.core.fleet import FleetReport, MarketReport
+    from duetune.engine.state import JobState
     from duetune.fleets.host import Connected
     from duetune.settings import Settings
     from duetune.store.store import Store
+
+
+ANSWER_S = 2.0
+"""How many seconds a reader waits for the fleet before the journal must do."""
 
 
 class MarketNow(msgspec.Struct, frozen=True):
@@ -40,6 +48,8 @@ class JobStatus(msgspec.Struct, frozen=True):
     - ``slot`` is the present slot and ``deadline_slot`` the last one that is on time.
     - ``share_reason`` says why the queue gives the job no more GPUs, as of ``share_slot``;
       ``holders`` are the GPUs that other jobs hold now.
+    - ``fleet_silent_s`` is for how many real seconds the fleet has not answered. Nodes and money
+      are then those of the journal.
     """
 
     job: JobRow
@@ -58,6 +68,7 @@ class JobStatus(msgspec.Struct, frozen=True):
     share_reason: str = ""
     share_slot: int | None = None
     holders: dict[str, int] = {}
+    fleet_silent_s: float | None = None
 
     def _repr_html_(self) -> str:
         running = [node for node in self.nodes if node.state is NodeState.RUNNING]
@@ -89,22 +100,24 @@ def job_status(
     state = state_of(store.journal.read(job.id), stream=job.id)
     progress = state.progress
     nodes = tuple(state.nodes.values())
-    now = market = None
+    now = market = silent = None
     if not job.status.final:
         progress = read_progress(settings.folder(job.id) / PROGRESS) or progress
-        try:
-            if fleet is not None:
-                nodes = fleet.fleet.observe(job.id).nodes or nodes
-                report = fleet.feed.now()
-                hours = report.slot_s / 3600
-                now = report.at
-                market = MarketNow(
-                    report.slot.spot_price / hours,
-                    report.slot.available,
-                    report.slot.on_demand_price / hours,
-                )
-        except FleetError:
-            now = market = None
+        answer = None if fleet is None else _asked(fleet, job.id)
+        if answer is not None:
+            seen, report = answer
+            nodes = seen.nodes or nodes
+            hours = report.slot_s / 3600
+            now = report.at
+            market = MarketNow(
+                report.slot.spot_price / hours,
+                report.slot.available,
+                report.slot.on_demand_price / hours,
+            )
+        elif fleet is not None:
+            # The clock needs no answer.
+            now = fleet.clock.now()
+            silent = silent_s(state, fleet) or ANSWER_S
     running = sum(node.state is NodeState.RUNNING for node in nodes)
     curve = state.job.throughput
     finish = None
@@ -129,7 +142,33 @@ def job_status(
         share_reason=state.share_reason if job.limited else "",
         share_slot=state.slot if job.limited else None,
         holders=_holders(job, store) if job.limited else {},
+        fleet_silent_s=silent,
     )
+
+
+def silent_s(state: JobState, fleet: Connected | None) -> float | None:
+    """Return for how many real seconds the fleet has not answered, by the journal of a job.
+
+    None means that it answers, or that no controller has noticed yet.
+    """
+    if state.silent_since is None or fleet is None:
+        return None
+    return max(0.0, fleet.clock.now() - state.silent_since) / fleet.speed
+
+
+def _asked(fleet: Connected, job: str) -> tuple[FleetReport, MarketReport] | None:
+    """Return the job's nodes and the market; None if the fleet does not answer soon."""
+    answers: list[tuple[FleetReport, MarketReport]] = []
+
+    def ask() -> None:
+        with suppress(FleetError):
+            answers.append((fleet.fleet.observe(job), fleet.feed.now()))
+
+    # A fleet may take as long as it likes to fail; who only reads does not wait for it.
+    asking = threading.Thread(target=ask, daemon=True)
+    asking.start()
+    asking.join(ANSWER_S)
+    return answers[0] if answers else None
 
 
 def _holders(job: JobRow, store: Store) -> dict[str, int]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import time
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -14,6 +13,7 @@ from duetune.core.job import MAX_SLOTS, Job, Reconfiguration, ReconfigurationKey
 from duetune.errors import InvalidInput
 from duetune.jobs.spec.sections import AUTO, Spot
 from duetune.jobs.spec.values import written_deadline, written_duration
+from duetune.wall_clock import wall_now
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -256,7 +256,7 @@ def seconds_until(deadline: timedelta | datetime, speed: float) -> float:
     """
     if isinstance(deadline, timedelta):
         return deadline.total_seconds()
-    left = (deadline.timestamp() - time.time()) * speed
+    left = (deadline.timestamp() - wall_now()) * speed
     if left <= 0:
         raise InvalidInput("deadline", deadline.isoformat(), "a moment in the future")
     return left

@@ -5,7 +5,7 @@ The names are the values of ``[site] fleet`` and ``[site] feed`` in ``config.tom
 
 from __future__ import annotations
 
-import time
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,9 +13,9 @@ import msgspec
 
 from duetune.core.fleet import MarketReport
 from duetune.core.ports import MarketFeed
-from duetune.errors import InvalidInput
+from duetune.errors import FleetError, InvalidInput
 from duetune.files import write_whole
-from duetune.fleets.embedded.client import EmbeddedFleet, provider_status, start_provider
+from duetune.fleets.embedded.client import EmbeddedFleet, running_provider, start_provider
 from duetune.fleets.embedded.cloud_settings import DEFAULT_PRELOAD, FleetSettings
 from duetune.fleets.host import Connected
 from duetune.market.resample import slice_slots
@@ -23,6 +23,7 @@ from duetune.registry.markets import SYNTHETIC_SLOTS, market_named, markets_from
 from duetune.registry.plugins import Kind, Listed
 from duetune.settings import SiteSettings
 from duetune.store.store import made_home, opened_store
+from duetune.wall_clock import wall_now
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -126,15 +127,16 @@ class EmbeddedHost:
         self._settings, self._wanted = settings, site
 
     def running(self) -> Connected | None:
-        """Return the fleet if its provider answers, else None."""
-        if provider_status(self._settings.fleet) is None:
-            return None
-        return _connected(EmbeddedFleet(self._settings.fleet))
+        """Return the fleet if its provider runs, whether or not it answers just now."""
+        found = running_provider(self._settings.fleet)
+        return None if found is None else _connected(found)
 
     def start(self) -> Connected:
-        """Return the running fleet, or start one."""
+        """Return the running fleet as soon as it answers, or start one."""
         if self._wanted is None and (found := self.running()) is not None:
-            return found
+            with suppress(FleetError):
+                found.feed.now()
+                return found
         return self._start(self.site() if self._wanted is None else self._wanted)
 
     def revive(self) -> None:
@@ -202,7 +204,7 @@ class _MarketAtStart:
         self._first = history_slots(site, self._trace)
 
     def now(self) -> MarketReport:
-        at, slot_s = time.time(), self._trace.slot_hours * 3600
+        at, slot_s = wall_now(), self._trace.slot_hours * 3600
         return MarketReport(at, self._first, at, slot_s, self._trace.slot(self._first))
 
     def history(self, slots: int) -> MarketTrace | None:

@@ -12,6 +12,7 @@ import numpy as np
 
 from duetune.core.decision import Allocation
 from duetune.core.events import Decided, Observed, Submitted
+from duetune.core.job import MAX_SLOTS
 from duetune.core.market import MarketTrace
 from duetune.engine.effects import after
 from duetune.engine.engine import Engine, offered
@@ -87,7 +88,8 @@ def market_lived(story: Sequence[Recorded], *, slots: int = 0) -> MarketTrace:
     }
     if not seen:
         raise InvalidInput("journal", "no slot observed", "a job that has started")
-    length = max(slots, *seen)
+    # A clock that jumped may have observed one slot far after the end of the job.
+    length = max(slots, min(max(seen), MAX_SLOTS))
     last = seen[min(seen)]
     columns = []
     for slot in range(1, length + 1):

@@ -11,12 +11,14 @@ import sqlite3
 import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeVar
+from urllib.parse import quote
 
 import msgspec
 from sqlalchemy import URL, create_engine, event
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
-from duetune.errors import InvalidInput, MissingExtra, StoreError
+from duetune.errors import InvalidInput, MissingExtra, StoreError, StoreLost
+from duetune.files import OWNER
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from sqlalchemy.engine import Connection, Engine
     from sqlalchemy.engine.interfaces import DBAPIConnection
     from sqlalchemy.pool import ConnectionPoolEntry
+
 
 Key = TypeVar("Key")
 Row = TypeVar("Row", bound=msgspec.Struct)
@@ -37,10 +40,14 @@ _AT_ONCE = 500
 
 
 class Database:
-    """An open database. ``name`` stands in messages: a path, or a URL without its password."""
+    """An open database. ``name`` stands in messages: a path, or a URL without its password.
 
-    def __init__(self, engine: Engine, name: str) -> None:
+    ``file`` is the file of an SQLite database, None for a server.
+    """
+
+    def __init__(self, engine: Engine, name: str, file: DatabaseFile | None = None) -> None:
         self.name = name
+        self._file = file
         self._engine = engine
         self._writer = engine.execution_options(**{WRITES: True})
 
@@ -52,18 +59,33 @@ class Database:
     @contextmanager
     def reading(self) -> Iterator[Connection]:
         """Open a transaction that sees one state of the database."""
+        self._check()
         with self._translated(), self._engine.begin() as connection:
             yield connection
 
     @contextmanager
     def writing(self) -> Iterator[Connection]:
         """Open a transaction that is committed at the end, or rolled back by an exception."""
+        self._check()
         with self._translated(), self._writer.begin() as connection:
             yield connection
+
+    def save_copy(self, path: Path) -> None:
+        """Write all of an SQLite database to a new file; called when its own file was deleted."""
+        with self._translated(), contextlib.closing(self._engine.raw_connection()) as connection:
+            # A connection that was opened before the deletion still has the whole content.
+            connection.cursor().execute("VACUUM INTO ?", (str(path),))
+            path.chmod(OWNER)
+        if self._file is not None:
+            self._file.remove_beside()
 
     def close(self) -> None:
         """Close all connections."""
         self._engine.dispose()
+
+    def _check(self) -> None:
+        if self._file is not None and (reason := self._file.lost()):
+            raise StoreLost(self.name, reason)
 
     @contextmanager
     def _translated(self) -> Iterator[None]:
@@ -123,12 +145,52 @@ def sqlite_database(path: Path) -> Database:
     The caller opens one database at a time: closing a file drops all locks of the process on it.
     """
     _make_file(path)
-    engine = create_engine(URL.create("sqlite", database=str(path)))
+    # By this form of the name a connection never creates a file in place of one that was deleted.
+    place = URL.create(
+        "sqlite", database=f"file:{quote(str(path))}", query={"mode": "rw", "uri": "true"}
+    )
+    engine = create_engine(place)
     event.listen(engine, "connect", _connected)
     event.listen(engine, "begin", _begun)
     with _refusal(path):
         _use_write_ahead_log(path)
-    return Database(engine, str(path))
+    return Database(engine, str(path), DatabaseFile(path))
+
+
+class DatabaseFile:
+    """The file of an open database, and the two files that SQLite keeps beside it.
+
+    A file's number is not given to another file as long as a connection has the file open.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._number = _file_number(path)
+        self._beside: dict[Path, tuple[int, int] | None] = {
+            path.with_name(f"{path.name}{end}"): None for end in ("-wal", "-shm")
+        }
+
+    def lost(self) -> str:
+        """Return why it is no longer the file that was opened; empty if it still is."""
+        now = _file_number(self._path)
+        if now != self._number:
+            return "its file was deleted" if now is None else "its file was replaced by another"
+        self._beside = {path: _file_number(path) for path in self._beside}
+        return ""
+
+    def remove_beside(self) -> None:
+        """Remove the files beside it: SQLite would apply them to the next file of this name."""
+        for path, number in self._beside.items():
+            if number is not None and _file_number(path) == number:
+                path.unlink(missing_ok=True)
+
+
+def _file_number(path: Path) -> tuple[int, int] | None:
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def _make_file(path: Path) -> None:

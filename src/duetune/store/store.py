@@ -7,7 +7,6 @@ when something is written, not when something is asked.
 from __future__ import annotations
 
 import threading
-import time
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Self
 from sqlalchemy import make_url
 from sqlalchemy.exc import ArgumentError
 
-from duetune.errors import InvalidInput
+from duetune.errors import InvalidInput, StoreLost
 from duetune.settings import HOME
 from duetune.store.database import postgres_database, sqlite_database
 from duetune.store.database_journal import DatabaseJournal, rebuild
@@ -24,12 +23,16 @@ from duetune.store.inbox import Inbox
 from duetune.store.measured_runs_table import Observations
 from duetune.store.queries import Queries
 from duetune.store.selector import SelectorStates
+from duetune.wall_clock import wall_now
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from duetune.settings import Settings
     from duetune.store.database import Database
+
+RESCUED = "duetune-rescued-{}.db"
+"""The name of a copy that a controller saves when the database was deleted."""
 
 ALLOWED = "a file, sqlite:///FILE or postgresql+psycopg://USER:PASSWORD@HOST/DATABASE"
 
@@ -45,7 +48,7 @@ class Store(Queries):
     ``clock``: wall time at which rows are recorded; no decision depends on it.
     """
 
-    def __init__(self, database: Database, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, database: Database, clock: Callable[[], float] = wall_now) -> None:
         super().__init__(database)
         self._clock = clock
         self.name = database.name
@@ -71,6 +74,12 @@ class Store(Queries):
         with self._database.writing() as connection:
             return rebuild(connection, at=self._clock())
 
+    def rescue(self, folder: Path) -> Path:
+        """Save the whole store to a new file and return it; called when its file was deleted."""
+        path = folder / RESCUED.format(f"{self._clock():.0f}")
+        self._database.save_copy(path)
+        return path
+
     def close(self) -> None:
         """Close the database."""
         self._database.close()
@@ -82,7 +91,7 @@ class Store(Queries):
         self.close()
 
 
-def open_store(url_or_path: str | Path, *, clock: Callable[[], float] = time.time) -> Store:
+def open_store(url_or_path: str | Path, *, clock: Callable[[], float] = wall_now) -> Store:
     """Return the store in an SQLite file or a PostgreSQL database; creates or migrates it."""
     with _opening:
         database = _database(url_or_path)
@@ -113,9 +122,29 @@ def _database(url_or_path: str | Path) -> Database:
 
 
 def opened_store(settings: Settings) -> Store:
-    """Return the store of the home; creates both if they do not exist."""
+    """Return the store of the home; creates both if they do not exist.
+
+    ``StoreLost`` is raised if the file is missing although the home has jobs.
+    """
     made_home(settings)
+    if "://" not in settings.database:
+        _refuse_empty(settings, Path(settings.database))
     return open_store(settings.database)
+
+
+def _refuse_empty(settings: Settings, database: Path) -> None:
+    """Refuse to create a database where there are jobs: it would forget them."""
+    if database.exists() or not settings.jobs.is_dir():
+        return
+    jobs = sorted(path.name for path in settings.jobs.iterdir() if path.is_dir())
+    if jobs:
+        copies = sorted(settings.home.glob(RESCUED.format("*")))
+        restore = f"'mv {copies[-1]} {database}'" if copies else "a backup"
+        reason = (
+            f"the file is missing, but jobs exist ({', '.join(jobs[:3])}); restore it by {restore}"
+            f" and run 'duetune controller start', or move {settings.jobs} away to begin anew"
+        )
+        raise StoreLost(str(database), reason)
 
 
 def existing_store(settings: Settings) -> Store | None:

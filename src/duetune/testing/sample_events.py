@@ -11,6 +11,8 @@ from duetune.core.events import (
     Amend,
     Cancel,
     Decided,
+    Disturbance,
+    Disturbed,
     Ended,
     Learned,
     NodeRequest,
@@ -147,6 +149,13 @@ def story() -> tuple[Event, ...]:
         UserRequested(at=_ORIGIN + 3200, wish_id=2, wish=Resume()),
         UserRequested(
             at=_ORIGIN + 3300, wish_id=3, wish=Amend(deadline=_ORIGIN + 9000, budget=55.5)
+        ),
+        Disturbed(
+            at=_ORIGIN + 3400,
+            what=Disturbance.FLEET_SILENT,
+            seconds=20.0,
+            since=_ORIGIN + 3380,
+            message="the fleet does not answer",
         ),
         Reported(at=_ORIGIN + 4001, nodes=(taken, released)),
         UserRequested(at=_ORIGIN + 4100, wish_id=4, wish=Cancel()),

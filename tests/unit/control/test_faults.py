@@ -6,7 +6,14 @@ import math
 
 import pytest
 
-from duetune.core.events import Decided, Observed, Reported, Requested
+from duetune.core.events import (
+    Decided,
+    Disturbance,
+    Disturbed,
+    Observed,
+    Reported,
+    Requested,
+)
 from duetune.core.fleet import Launch, NodeKind, NodeState, Release, Task
 from duetune.core.progress import Phase, Progress
 from duetune.errors import FleetError, InvalidInput
@@ -538,13 +545,19 @@ class TestAccounts:
         assert room.learning.calls == {"job": 1}
         assert room.journal.length("job") == written
 
-    def test_nothing_is_written_while_the_fleet_is_silent(self):
+    def test_that_the_fleet_is_silent_is_written_once_and_nothing_else_meanwhile(self):
         room = Room(learning=Lessons())
         room.submit()
         room.fleet.unreachable = True
         room.run(slots=0.2)
-        assert len(room.events()) == 1
+        silent = room.events()[1:]
+        assert [event.what for event in silent] == [Disturbance.FLEET_SILENT]
+        assert silent[0].since == room.state().silent_since == room.began
         room.fleet.unreachable = False
         check_story(room)
         room.run()
         succeeded(room)
+        answers = room.events(kind=Disturbed)[1]
+        assert answers.what is Disturbance.FLEET_ANSWERS
+        assert answers.seconds == pytest.approx(0.2 * SLOT_S, rel=0.2)
+        assert room.state().silent_since is None

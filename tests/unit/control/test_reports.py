@@ -11,6 +11,7 @@ import pytest
 from duetune.control.connections import FolderReports
 from duetune.testing.memory_fleet import ManualClock
 from duetune.training.hazard import read_hazard
+from duetune.wall_clock import OFFSET_FILE
 
 
 @pytest.fixture
@@ -47,3 +48,20 @@ def test_the_hazard_is_in_the_workers_own_seconds(folder):
     # One loss in eight hours believed before, four in twenty seen: 28 hours and five, 100 times
     # as fast.
     assert mean == pytest.approx(28 * 3600 / 5 / 100)
+
+
+@pytest.mark.parametrize("step", [600, -600])
+def test_a_report_is_never_older_than_the_last_look_whatever_the_wall_clock_says(
+    folder, tmp_path, monkeypatch, step
+):
+    offset = tmp_path / "offset"
+    offset.write_text("0")
+    monkeypatch.setenv(OFFSET_FILE, str(offset))
+    path = folder / "job" / "progress.json"
+    reports = FolderReports(folder, ManualClock(1000.0), speed=1.0)
+    path.write_text(json.dumps({"step": 3, "phase": "training", "at": time.time()}))
+    assert reports.read("job")[1] == pytest.approx(1000, abs=60)
+    offset.write_text(str(step))
+    assert reports.read("job")[1] == pytest.approx(1000, abs=60)
+    path.write_text(json.dumps({"step": 4, "phase": "training", "at": time.time()}))
+    assert reports.read("job")[1] == pytest.approx(1000, abs=60)

@@ -13,6 +13,7 @@ from duetune.core.events import (
     Ended,
     Learned,
     Pause,
+    Recorded,
     Reported,
     Requested,
     Resume,
@@ -20,11 +21,13 @@ from duetune.core.events import (
     UserRequested,
 )
 from duetune.core.fleet import Launch, Limit, NodeEnd, NodeKind, NodeState, Release, Task
+from duetune.core.job import MAX_SLOTS
 from duetune.core.progress import Phase
 from duetune.engine.effects import STALL_SLOTS
 from duetune.engine.engine import Engine
 from duetune.errors import Bug, NotFound
 from duetune.registry.policies import policy_named
+from duetune.simulate.journal_replay import market_lived
 from support.stories import SLOT_S, Story, moment
 
 RUNNING, REQUESTED = NodeState.RUNNING, NodeState.REQUESTED
@@ -487,3 +490,12 @@ class TestDeciding:
         assert story.state.slot_is_due(moment(1))
         assert story.state.slot_at(moment(1) - 1e-7) == 2
         assert story.state.slot_at(moment(0) - SLOT_S) == 1
+
+
+def test_a_clock_that_jumps_by_millions_of_slots_ends_the_job_and_fills_no_memory():
+    story = begun()
+    story.slot(5e6)
+    assert story.state.ending.reason.startswith("the hard deadline has passed")
+    assert len(story.state.watched.prices) == MAX_SLOTS
+    market = market_lived([Recorded(at, each) for at, each in enumerate(story.events, 1)])
+    assert market.slots == MAX_SLOTS

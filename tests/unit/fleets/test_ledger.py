@@ -13,6 +13,7 @@ from duetune.fleets.embedded.cloud_settings import Order
 from duetune.fleets.embedded.provider_service import open_cloud
 from duetune.fleets.embedded.replay import save_market
 from duetune.testing import constant_market, market_of
+from duetune.wall_clock import ClockReading
 
 WALL = 1_700_000_000.75
 SETTINGS = FleetSettings(speed=10.0, grant_delay_s=0.0, notice_s=0.0)
@@ -25,10 +26,15 @@ def order_for(folder, market=None, settings=SETTINGS):
     return Order(settings, trace.name, save_market(folder, trace))
 
 
-def opened(folder, order, wall):
+def later(seconds=0.0, *, step=0.0, boot="first"):
+    """The machine's clocks so many seconds after the beginning, the wall clock set by ``step``."""
+    return ClockReading(WALL + seconds + step, 500.0 + seconds, boot)
+
+
+def opened(folder, order, now):
     """A provider's beginning, and its ledger closed again as by a kill."""
     with Ledger(folder) as ledger:
-        return open_cloud(folder, order, ledger, wall)
+        return open_cloud(folder, order, ledger, now)
 
 
 def running_node(cloud, folder, moment):
@@ -92,22 +98,21 @@ def test_a_signs_of_life_outdates_the_lines(tmp_path):
 def test_the_clock_begins_at_a_whole_second_with_the_first_slot(tmp_path):
     market = market_of([0.1, 0.2, 0.3], [1, 2, 3])
     order = order_for(tmp_path, market, msgspec.structs.replace(SETTINGS, first_slot=1))
-    cloud, begin = opened(tmp_path, order, WALL)
-    assert begin.anchor.market_time(WALL) == begin.began == 1_700_000_000.0
-    assert begin.anchor.market_time(WALL + 6) == begin.began + 60
-    assert begin.anchor.wall_time(begin.began + 60) == pytest.approx(WALL + 6)
+    cloud, begin = opened(tmp_path, order, later())
+    assert begin.anchor.market_time(later()) == begin.began == 1_700_000_000.0
+    assert begin.anchor.market_time(later(6)) == begin.began + 60
     report = cloud.replay.report(begin.began)
     assert (report.index, report.slot.spot_price) == (1, 0.2)
 
 
 def test_after_a_kill_nodes_are_lost_when_they_were_last_known_to_live(tmp_path):
     order = order_for(tmp_path)
-    cloud, begin = opened(tmp_path, order, WALL)
+    cloud, begin = opened(tmp_path, order, later())
     running_node(cloud, tmp_path, begin.began + 100)
     with Ledger(tmp_path) as ledger:
         ledger.append([Limit("job", 8.0), Cancelled("job", "never")])
         ledger.note_alive(begin.began + 1000)
-    after, again = opened(tmp_path, order, WALL + 500)
+    after, again = opened(tmp_path, order, later(500))
     assert again == begin, "clock and market go on"
     (node,) = after.report("job").nodes
     assert (node.state, node.reason) == (NodeState.LOST, "the fleet was restarted")
@@ -116,40 +121,67 @@ def test_after_a_kill_nodes_are_lost_when_they_were_last_known_to_live(tmp_path)
     assert after.limits == {"job": 8.0}
     after.apply(Launch("never", "job", NodeKind.SPOT, 1, TASK), begin.began + 5000)
     assert after.find("never").state is NodeState.REFUSED
-    third, _ = opened(tmp_path, order, WALL + 900)
+    third, _ = opened(tmp_path, order, later(900))
     assert third.report("job").nodes[0] == node, "once is enough"
+
+
+@pytest.mark.parametrize("step", [600.0, -600.0])
+def test_a_wall_clock_that_is_set_does_not_move_the_market(tmp_path, step):
+    order = order_for(tmp_path)
+    cloud, begin = opened(tmp_path, order, later())
+    assert begin.anchor.market_time(later(6, step=step)) == begin.began + 60
+    running_node(cloud, tmp_path, begin.began)
+    after, again = opened(tmp_path, order, later(90, step=step))
+    assert again == begin
+    assert again.anchor.market_time(later(90)) == begin.began + 900
+    after.advance(again.anchor.market_time(later(100, step=step)))
+    assert after.at == begin.began + 1000
+
+
+def test_after_a_restart_of_the_machine_wall_time_says_how_long_it_took(tmp_path):
+    order = order_for(tmp_path)
+    _, begin = opened(tmp_path, order, later())
+    with Ledger(tmp_path) as ledger:
+        ledger.note_alive(begin.began + 1000)
+    restarted = ClockReading(WALL + 200, 3.0, "second")
+    _, again = opened(tmp_path, order, restarted)
+    assert again.began == begin.began
+    assert again.anchor.market_time(restarted) == begin.began + 2000
+    wrong = ClockReading(WALL - 9e8, 3.0, "third")
+    _, third = opened(tmp_path, order, wrong)
+    assert third.anchor.market_time(wrong) == begin.began + 1000, "no clock goes back"
 
 
 def test_after_a_kill_what_was_only_requested_is_refused(tmp_path):
     order = order_for(tmp_path, settings=msgspec.structs.replace(SETTINGS, grant_delay_s=60.0))
-    cloud, begin = opened(tmp_path, order, WALL)
+    cloud, begin = opened(tmp_path, order, later())
     running_node(cloud, tmp_path, begin.began + 1)
-    after, _ = opened(tmp_path, order, WALL + 5)
+    after, _ = opened(tmp_path, order, later(5))
     (node,) = after.report("job").nodes
     assert (node.state, node.billed) == (NodeState.REFUSED, 0.0)
 
 
 def test_other_settings_after_a_kill_do_not_change_an_old_bill(tmp_path):
-    cloud, begin = opened(tmp_path, order_for(tmp_path), WALL)
+    cloud, begin = opened(tmp_path, order_for(tmp_path), later())
     running_node(cloud, tmp_path, begin.began)
     with Ledger(tmp_path) as ledger:
         ledger.note_alive(begin.began + 900)
     dear = order_for(tmp_path, constant_market(spot_price=9.0))
-    after, second = opened(tmp_path, dear, WALL + 1000)
+    after, second = opened(tmp_path, dear, later(1000))
     assert after.report("job").nodes[0].billed == pytest.approx(0.2)
-    assert second.began >= begin.anchor.market_time(WALL + 1000)
+    assert second.began >= begin.anchor.market_time(later(1000))
     assert after.replay.report(second.began).slot.spot_price == 9.0
 
 
 def test_after_a_stop_the_market_begins_anew_on_the_same_grid_of_slots(tmp_path):
     market = market_of([0.1, 0.2, 0.3], [1, 2, 3])
     order = order_for(tmp_path, market)
-    _, begin = opened(tmp_path, order, WALL)
+    _, begin = opened(tmp_path, order, later())
     with Ledger(tmp_path) as ledger:
         ledger.append([Closed(begin.began + 2000)])
-    cloud, second = opened(tmp_path, order, WALL + 1000)
+    cloud, second = opened(tmp_path, order, later(1000))
     assert second.began == begin.began + 6 * 1800, "10,000 s later, at the next boundary"
-    assert second.anchor.market_time(WALL + 1000) == second.began
+    assert second.anchor.market_time(later(1000)) == second.began
     report = cloud.replay.report(second.began)
     assert (report.index, report.slot.spot_price) == (6, 0.1)
 
@@ -159,7 +191,7 @@ def test_a_released_unknown_and_a_limit_reach_the_book_through_the_desk(tmp_path
 
     order = order_for(tmp_path)
     with Ledger(tmp_path) as ledger:
-        cloud, begin = open_cloud(tmp_path, order, ledger, WALL)
+        cloud, begin = open_cloud(tmp_path, order, ledger, later())
         desk = Desk(cloud, ledger, begin.anchor, lambda: None)
         desk.apply(
             [Limit("job", 5.0), Release("x", "job"), Launch("a", "job", NodeKind.SPOT, 1, TASK)]

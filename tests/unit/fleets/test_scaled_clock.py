@@ -10,13 +10,14 @@ from duetune.core.ports import Clock
 from duetune.errors import FleetError, InvalidInput
 from duetune.fleets.embedded import FleetSettings, ScaledClock
 from duetune.fleets.embedded.clock import PROVIDER_FILE, Anchor, ProviderFile
+from duetune.wall_clock import OFFSET_FILE, StepWatch, clock_reading
 from support.patience import PATIENCE_S
 
 SETTINGS = FleetSettings(preload="")
 
 
 def write(folder, *, market, speed):
-    anchor = Anchor(wall=time.time(), market=market, speed=speed)
+    anchor = Anchor.at(clock_reading(), market, speed)
     file = ProviderFile("http://127.0.0.1:1", 1, "token", "m", "d", 1800.0, anchor, SETTINGS)
     (folder / PROVIDER_FILE).write_bytes(msgspec.json.encode(file))
 
@@ -60,6 +61,22 @@ def test_it_goes_on_without_the_file_and_follows_a_new_one(tmp_path):
     assert clock.now() >= 90_000.0
     (tmp_path / PROVIDER_FILE).write_text("{half of")
     assert clock.now() >= 90_000.0
+
+
+def test_a_wall_clock_that_is_set_is_noticed_and_changes_no_wait(tmp_path, monkeypatch):
+    offset = tmp_path / "offset"
+    offset.write_text("0")
+    monkeypatch.setenv(OFFSET_FILE, str(offset))
+    write(tmp_path, market=0.0, speed=1.0)
+    clock, steps = ScaledClock(tmp_path), StepWatch()
+    assert steps.step_s() == 0.0
+    first = clock.now()
+    for step in (600, 0):
+        offset.write_text(str(step))
+        assert first <= clock.now() < first + 300
+        clock.wait_until(clock.now() + 0.01)
+        assert abs(steps.step_s()) == pytest.approx(600, abs=5)
+    assert steps.step_s() == 0.0
 
 
 def test_without_a_fleet_there_is_no_clock(tmp_path):

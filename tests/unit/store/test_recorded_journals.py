@@ -13,6 +13,9 @@ from duetune.errors import InvalidInput
 from duetune.store import sql_tables
 from support.places import JOURNALS
 
+LATER = {"disturbed"}
+"""The kinds of events that did not exist when the journals were written."""
+
 
 class Line(msgspec.Struct, forbid_unknown_fields=True):
     stream: str
@@ -54,7 +57,8 @@ def test_a_journal_of_every_schema_there_was_is_readable(store, schema):
 def test_no_field_was_renamed_and_no_value_changed_since(store, schema):
     lines = [line for line in recorded(schema) if line.stream == "tuning"]
     put(store, lines)
-    assert {line.tag for line in lines} == {kind.__struct_config__.tag for kind in get_args(Event)}
+    today = {kind.__struct_config__.tag for kind in get_args(Event)}
+    assert {line.tag for line in lines} == today - LATER
     for line, found in zip(lines, store.journal.read("tuning"), strict=True):
         assert found.position == line.position
         today = msgspec.json.decode(msgspec.json.encode(found.event))

@@ -50,6 +50,9 @@ class Agent:
         self._gave_up = False
         self._start_at = 0.0
         self._leaving = leaving
+        self._beat: float | None = None
+        self._silent_s = 0.0
+        self._checked = 0.0
 
     def run(self) -> int:
         """Run until the worker is done (returns 0) or the provider is gone (returns 1)."""
@@ -82,6 +85,7 @@ class Agent:
             self._channel.close()
             become_worker(self._assignment)
         self._worker, self._started = pid, time.monotonic()
+        self._beat, self._silent_s, self._checked = None, 0.0, time.monotonic()
 
     def _read_channel(self) -> bool:
         """Act on the provider's messages; return whether the provider is still there."""
@@ -147,15 +151,25 @@ class Agent:
         return sum(moment > reported for moment in self._crashes)
 
     def _check_heartbeat(self) -> None:
-        """Kill a worker whose heartbeat file has become too old."""
+        """Kill a worker whose heartbeat file has not changed for too long.
+
+        Only time that this process has lived through counts. If the whole machine stood still, or
+        if its wall clock was set, the worker is not to blame.
+        """
+        now = time.monotonic()
+        elapsed, self._checked = now - self._checked, now
         if self._worker is None or self._heartbeat is None:
             return
         try:
-            age = time.time() - self._heartbeat.stat().st_mtime
+            beat = self._heartbeat.stat().st_mtime
         except OSError:
             return
-        if age > self._assignment.heartbeat_timeout_s:
-            self._log(f"has sent no heartbeat for {age:.0f} s; killing it")
+        if beat != self._beat:
+            self._beat, self._silent_s = beat, 0.0
+            return
+        self._silent_s += min(elapsed, 2 * self._check_s())
+        if self._silent_s > self._assignment.heartbeat_timeout_s:
+            self._log(f"has sent no heartbeat for {self._silent_s:.0f} s; killing it")
             self._heartbeat.unlink(missing_ok=True)
             os.kill(self._worker, signal.SIGKILL)
 
@@ -167,6 +181,10 @@ class Agent:
             return max(0.0, self._start_at - time.monotonic())
         if self._heartbeat is None:
             return None
+        return self._check_s()
+
+    def _check_s(self) -> float:
+        """Return the seconds between two looks at the heartbeat file."""
         return min(HEARTBEAT_CHECK_S, self._assignment.heartbeat_timeout_s / 4)
 
     def _log(self, message: str) -> None:

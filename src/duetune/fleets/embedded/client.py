@@ -20,11 +20,10 @@ import msgspec
 
 from duetune.core.fleet import FleetReport, MarketReport
 from duetune.errors import FleetError, InvalidInput
-from duetune.fleets.embedded import processes
+from duetune.fleets.embedded import daemon, processes
 from duetune.fleets.embedded.bill_ledger import read_story
 from duetune.fleets.embedded.clock import PROVIDER_FILE, ScaledClock, Signpost
 from duetune.fleets.embedded.cloud_settings import Order
-from duetune.fleets.embedded.daemon import BUSY, is_locked
 from duetune.fleets.embedded.provider_messages import FleetStatus, HistoryDocument, Problem
 from duetune.fleets.embedded.replay import save_market
 
@@ -34,6 +33,9 @@ if TYPE_CHECKING:
     from duetune.core.fleet import Command
     from duetune.core.market import MarketTrace
     from duetune.fleets.embedded.cloud_settings import FleetSettings
+
+TIMEOUT = "DUETUNE_FLEET_TIMEOUT_S"
+"""The variable with the seconds after which a call counts as not answered."""
 
 TIMEOUT_S = 10.0
 START_TIMEOUT_S = 60.0
@@ -48,11 +50,11 @@ class EmbeddedFleet:
     All methods raise ``FleetError`` if the provider does not answer or refuses the call.
     """
 
-    def __init__(self, folder: Path | str, *, timeout_s: float = TIMEOUT_S) -> None:
+    def __init__(self, folder: Path | str) -> None:
         self.folder = Path(folder).expanduser()
         self.clock = ScaledClock(self.folder)
         self._signpost = Signpost(self.folder)
-        self._timeout_s = timeout_s
+        self._timeout_s = float(os.environ.get(TIMEOUT) or TIMEOUT_S)
 
     def apply(self, commands: Sequence[Command]) -> None:
         """Carry out commands; repeating a command has no further effect."""
@@ -139,26 +141,37 @@ def stop_provider(folder: Path | str) -> bool:
     Workers have ``release_grace_s`` of the settings to leave.
     """
     place = _place(folder)
-    was_running = is_locked(place)
-    if was_running:
-        provider = Signpost(place).read()
+    running = daemon.running(place)
+    if running is not None:
+        grace_s = Signpost(place).read().settings.release_grace_s
         with contextlib.suppress(FleetError):
             EmbeddedFleet(place).stop()
-        grace_s = provider.settings.release_grace_s
         if not _wait_for_end(place, grace_s + STOP_TIMEOUT_S):
             # It does not react any more. Its nodes end with it.
-            processes.send(provider.pid, signal.SIGKILL)
+            running.send(signal.SIGKILL)
             _wait_for_end(place, STOP_TIMEOUT_S)
     processes.end_marked(place)
-    return was_running
+    return running is not None
 
 
 def provider_status(folder: Path | str) -> FleetStatus | None:
     """Return the status of the provider in ``folder``; None if no provider runs."""
+    fleet = running_provider(folder)
+    return None if fleet is None else fleet.status()
+
+
+def running_provider(folder: Path | str) -> EmbeddedFleet | None:
+    """Return the fleet of the provider in ``folder``, which may be too busy to answer.
+
+    None means that no provider runs. Nothing is asked of the provider, so this never waits.
+    """
     place = _place(folder)
-    if not is_locked(place) or not (place / PROVIDER_FILE).exists():
+    if daemon.running(place) is None or not (place / PROVIDER_FILE).exists():
         return None
-    return EmbeddedFleet(place).status()
+    try:
+        return EmbeddedFleet(place)
+    except FleetError:  # It has just ended and removed its file.
+        return None
 
 
 def _place(folder: Path | str) -> Path:
@@ -196,9 +209,9 @@ def _running(place: Path, order: Order) -> EmbeddedFleet:
     """Return a provider that answers: the running one (it may just start or stop) or a new one."""
     deadline = time.monotonic() + START_TIMEOUT_S
     while True:
-        if not is_locked(place):
+        if daemon.running(place) is None:
             problem = _spawn(place, order)
-            if problem not in {"", BUSY.decode()}:
+            if problem not in {"", daemon.BUSY.decode()}:
                 message = f"the fleet in {place} could not be started: {problem}"
                 raise FleetError(message, retry=False)
         try:
@@ -214,7 +227,7 @@ def _running(place: Path, order: Order) -> EmbeddedFleet:
 
 def _wait_for_end(place: Path, seconds: float) -> bool:
     deadline = time.monotonic() + seconds
-    while is_locked(place):
+    while daemon.running(place) is not None:
         if time.monotonic() > deadline:
             return False
         time.sleep(0.02)

@@ -7,19 +7,18 @@ ensures that a folder has at most one provider.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import sys
-import time
 import traceback
 from pathlib import Path
 from typing import NoReturn
+
+from duetune.fleets.process_lock import ProcessIdentity, hold, holder
 
 LOCK_FILE = "lock"
 LOG_FILE = "provider.log"
 READY = b"ready"
 BUSY = b"busy"
-LOCK_PATIENCE_S = 2.0
 
 
 def main() -> int:
@@ -40,36 +39,9 @@ def main() -> int:
     return 1
 
 
-def locked(folder: Path) -> int | None:
-    """Take the folder's provider lock and return its descriptor; None if it is taken."""
-    descriptor = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o600)
-    deadline = time.monotonic() + LOCK_PATIENCE_S
-    while True:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            # ``is_locked`` of another process may hold it for a moment.
-            if time.monotonic() > deadline:
-                os.close(descriptor)
-                return None
-            time.sleep(0.02)
-        else:
-            return descriptor
-
-
-def is_locked(folder: Path) -> bool:
-    """Return whether a provider of the folder runs."""
-    try:
-        descriptor = os.open(folder / LOCK_FILE, os.O_RDWR)
-    except FileNotFoundError:
-        return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(descriptor)
-    return False
+def running(folder: Path) -> ProcessIdentity | None:
+    """Return the provider process of the folder; None if none runs."""
+    return holder(folder / LOCK_FILE)
 
 
 def _detached(folder: Path, order: bytes, speaker: int) -> NoReturn:
@@ -81,7 +53,7 @@ def _detached(folder: Path, order: bytes, speaker: int) -> NoReturn:
         empty = os.open(os.devnull, os.O_RDONLY)
         for source, target in ((empty, 0), (log, 1), (log, 2)):
             os.dup2(source, target)
-        if locked(folder) is None:
+        if hold(folder / LOCK_FILE) is None:
             os.write(speaker, BUSY)
         else:
             code = _serve(folder, order, speaker)

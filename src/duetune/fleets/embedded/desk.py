@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -108,10 +107,10 @@ class Desk:
             to_do, self._to_do = list(self._to_do.values()), {}
         return to_do
 
-    def next_wall_moment(self) -> float:
-        """Return the wall time at which the cloud's next event is due."""
+    def next_event_s(self) -> float:
+        """Return the seconds until the cloud's next event is due."""
         with self._lock:
-            return self.anchor.wall_time(self._cloud.next_moment())
+            return self.anchor.seconds_until(self._cloud.next_moment())
 
     def gone(self, key: Key, code: int | None) -> None:
         """Record that a worker has ended with ``code``; None means that the node has died."""
@@ -161,8 +160,8 @@ class Desk:
         self._held_back.clear()
 
     def _now(self) -> float:
-        # The system clock may be set back; the market clock must not go back.
-        return max(self._cloud.at, self.anchor.market_time(time.time()))
+        # After a restart of the machine its wall clock may be behind; the market must not go back.
+        return max(self._cloud.at, self.anchor.market_now())
 
 
 @contextlib.contextmanager

@@ -33,6 +33,7 @@ from duetune.fleets.embedded.node_assignment import (
 )
 from duetune.fleets.embedded.provider_messages import FleetStatus, NoticeDocument
 from duetune.fleets.embedded.starter import Starter
+from duetune.wall_clock import StepWatch, wall_now
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -68,6 +69,7 @@ class Provider:
         self._noticed: set[Key] = set()
         self._started: set[Key] = set()
         self._next_note = 0.0
+        self._steps = StepWatch()
         self._stop_requests = 0
 
     def status(self) -> FleetStatus:
@@ -127,6 +129,8 @@ class Provider:
         self._starter.tend()
         self._crew.tend()
         self._coordinators.tend(living)
+        if step_s := self._steps.step_s():
+            log.warning("the wall clock was set by %+.0f s; the market clock goes on", step_s)
         now = time.monotonic()
         if living and now >= self._next_note:
             self.desk.note_alive()
@@ -135,7 +139,7 @@ class Provider:
         soonest = min(part.next_moment() for part in parts)
         if living:
             soonest = min(soonest, self._next_note)
-        return max(0.0, min(soonest - now, self.desk.next_wall_moment() - time.time()))
+        return max(0.0, min(soonest - now, self.desk.next_event_s()))
 
     def _sleep(self, seconds: float) -> None:
         for key, _ in self._selector.select(min(seconds, 3600.0)):
@@ -157,7 +161,7 @@ class Provider:
         elif not node.state.alive:
             self._devices.give_back(key)
             if node.end is NodeEnd.RELEASED and launch is not None and key in self._crew:
-                leaves_by = time.time() + self._settings.release_grace_s
+                leaves_by = wall_now() + self._settings.release_grace_s
                 self._write_notice(launch, leaves_by)
                 self._crew.leave(key, self._settings.release_grace_s)
             else:
@@ -199,7 +203,7 @@ class Provider:
             launch = record.launch
             key = (record.node.job, record.node.id)
             if launch is not None and key in self._crew:
-                self._write_notice(launch, time.time() + self._settings.release_grace_s)
+                self._write_notice(launch, wall_now() + self._settings.release_grace_s)
                 self._crew.leave(key, self._settings.release_grace_s)
         while self._stop_requests == 1 and any(node for _, node in self._crew.members()):
             self._crew.tend()

@@ -6,7 +6,6 @@ import logging
 import math
 import os
 import threading
-import time
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -22,6 +21,7 @@ from duetune.fleets.embedded.cloud_settings import Order
 from duetune.fleets.embedded.provider import Provider
 from duetune.fleets.embedded.replay import MarketReplay, market_file
 from duetune.market.traces import load_trace
+from duetune.wall_clock import clock_reading
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from duetune.core.fleet import Node
     from duetune.fleets.embedded.bill_ledger import Story
+    from duetune.wall_clock import ClockReading
 
 
 def serve(folder: Path, order: bytes, ready: Callable[[], None]) -> None:
@@ -40,7 +41,7 @@ def serve(folder: Path, order: bytes, ready: Callable[[], None]) -> None:
     os.environ[processes.MARK] = str(folder)
     processes.adopt_orphans()
     with Ledger(folder) as ledger:
-        cloud, opened = open_cloud(folder, wanted, ledger, time.time())
+        cloud, opened = open_cloud(folder, wanted, ledger, clock_reading())
         provider = Provider(folder, opened, cloud, ledger)
         server = Server(provider, opened.settings.faults)
         provider.url = server.url
@@ -64,7 +65,9 @@ def serve(folder: Path, order: bytes, ready: Callable[[], None]) -> None:
         (folder / PROVIDER_FILE).unlink(missing_ok=True)
 
 
-def open_cloud(folder: Path, order: Order, ledger: Ledger, wall: float) -> tuple[Cloud, Opened]:
+def open_cloud(
+    folder: Path, order: Order, ledger: Ledger, now: ClockReading
+) -> tuple[Cloud, Opened]:
     """Return the cloud of a new provider and the ledger line that opens it.
 
     If the last provider was killed, clock and market continue and its nodes are lost. If it was
@@ -74,7 +77,12 @@ def open_cloud(folder: Path, order: Order, ledger: Ledger, wall: float) -> tuple
     settled = _settled(folder, story, ledger)
     opened = story.opened
     if opened is None or story.closed or order.difference(opened.settings, opened.digest):
-        opened = _new_opening(folder, order, story, wall)
+        opened = _new_opening(folder, order, story, now)
+    elif not opened.anchor.holds(now):
+        # The machine was restarted, and with it the steady clock.
+        present = max(story.last_at, opened.anchor.market_time(now))
+        anchor = Anchor.at(now, present, opened.anchor.speed)
+        opened = msgspec.structs.replace(opened, anchor=anchor)
     ledger.append([opened])
     cloud = Cloud(_replay_of(folder, opened), opened.settings)
     cloud.restore(settled, story.limits, story.cancelled, story.last_at)
@@ -105,12 +113,12 @@ def _settled(folder: Path, story: Story, ledger: Ledger) -> list[Node]:
     return [ended.get(key, node) for key, node in story.nodes.items()]
 
 
-def _new_opening(folder: Path, order: Order, story: Story, wall: float) -> Opened:
+def _new_opening(folder: Path, order: Order, story: Story, now: ClockReading) -> Opened:
     """Return the line that starts the market again, after the time of all earlier providers."""
     before = story.opened
-    began, index = float(math.floor(wall)), order.settings.first_slot
+    began, index = float(math.floor(now.wall)), order.settings.first_slot
     if before is not None:
-        present = max(story.last_at, before.anchor.market_time(wall))
+        present = max(story.last_at, before.anchor.market_time(now))
         slots = math.ceil((present - before.began) / before.slot_s)
         began = before.began + slots * before.slot_s
         index = before.first_index + slots
@@ -118,7 +126,7 @@ def _new_opening(folder: Path, order: Order, story: Story, wall: float) -> Opene
         settings=order.settings,
         market=order.market,
         digest=order.digest,
-        anchor=Anchor(wall=wall, market=began, speed=order.settings.speed),
+        anchor=Anchor.at(now, began, order.settings.speed),
         began=began,
         slot_s=load_trace(market_file(folder, order.digest)).slot_hours * 3600,
         first_index=index,
