@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 
 import msgspec
 import pytest
 
-from duetune.core.fleet import NodeState
+from duetune.core.fleet import NodeEnd, NodeState
 from duetune.fleets.embedded import FleetSettings, start_provider
 from duetune.fleets.embedded.cloud_settings import FleetFaults
 from duetune.registry.embedded_fleet import SITE_FILE, site_market
@@ -98,3 +99,27 @@ def test_a_notice_that_never_comes_costs_at_most_what_was_not_saved(home):
     assert all(node.notice_at is None for node in lost)
     # The pretend trainer saves every step.
     assert home.json("status", job)["status"]["lost_steps"] <= 1 * len(lost)
+
+
+def test_workers_that_are_killed_or_find_a_full_disk_never_fail_the_job(home):
+    """Seven SIGKILLs and three exits for lack of space, all before the first step: the job moves
+    from node to node, ``status`` says why, and in the end it succeeds with an exact bill.
+    """
+    home.start_fleet(home.market((0.9, 1)), slot_wall_s=6.0)
+    counter = home.folder / "starts"
+    script = (
+        f"echo x >> {counter}; starts=$(wc -l < {counter}); "
+        "if [ $starts -le 7 ]; then kill -9 $$; fi; "
+        "if [ $starts -le 10 ]; then echo 'cp: No space left on device' >&2; exit 1; fi; "
+        f"exec {home.command(2, 0.1)}"
+    )
+    job = home.launch(home.spec(steps=2, run=json.dumps(script)))
+    told = home.until(lambda: home.json("status", job)["status"]["trouble"], "the trouble")
+    assert "killed or the disk is full" in told
+    shown = home.run("status", job).stdout
+    assert "killed by SIGKILL, 3 times; leaving this node" in shown
+    assert home.until_over(job).status == "SUCCEEDED"
+    nodes = accounted(home, job)
+    assert [node.end for node in nodes].count(NodeEnd.CRASHED) == 3
+    assert never_two_at_once(nodes)
+    assert home.json("status", job)["status"]["trouble"] == ""

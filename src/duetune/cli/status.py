@@ -117,6 +117,10 @@ def panel(found: JobStatus) -> Group:
     grid.add_row("policy", escape(row.policy))
     if row.reason:
         grid.add_row("why", escape(row.reason))
+    if found.trouble:
+        grid.add_row("trouble", f"[red]{escape(found.trouble)}[/]")
+    if found.log_tail:
+        grid.add_row("log", escape("\n".join(found.log_tail)))
     if row.output:
         grid.add_row("output", escape(row.output))
     title = Text.from_markup(f"[bold]{escape(row.id)}[/]  {status_words(row.status)}")

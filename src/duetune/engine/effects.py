@@ -175,6 +175,8 @@ def _report(state: JobState, event: Reported) -> None:
             _stop(state, Status.FAILED, message or "the training command cannot run; see the logs")
     if event.progress is not None and not state.progress.phase.final:
         state.lost_steps += max(0, state.progress.step - event.progress.step)
+        if event.progress.step > state.progress.step:
+            state.stepped_at = event.at
         state.progress = event.progress
         state.loss = state.loss if event.progress.loss is None else event.progress.loss
         state.progress_at = event.progress_at if event.progress_at is not None else event.at
@@ -198,8 +200,10 @@ def _observe(state: JobState, event: Observed) -> None:
         state.status = Status.RUNNING
     if event.slot > state.slot:
         busy = event.held.total > 0 and state.slot > 0 and not state.waited
-        stuck = busy and event.progress <= state.progress_at_slot
-        state.stalled_slots = state.stalled_slots + 1 if stuck else 0
+        if event.progress > state.progress_at_slot or not busy:
+            state.stalled_slots = 0
+        elif not _lost_in_slot(state):
+            state.stalled_slots += 1
         state.progress_at_slot = event.progress
         state.waited = False
     state.slot, state.due = event.slot, False
@@ -213,6 +217,19 @@ def _observe(state: JobState, event: Observed) -> None:
         _stop(state, Status.FAILED, f"{over}{_where(state)}")
     elif state.stalled_slots >= STALL_SLOTS:
         _stop(state, Status.FAILED, f"no step done in {STALL_SLOTS} slots; see the logs")
+
+
+def _lost_in_slot(state: JobState) -> bool:
+    """Return whether the slot that ends lost all its nodes: that is never the job's fault."""
+    ran = [node for node in state.nodes.values() if node.started_at is not None]
+    return not any(
+        node.state is NodeState.RUNNING and (node.started_at or 0.0) <= state.slot_began
+        for node in ran
+    ) and any(
+        (node.state is NodeState.LOST or node.end is NodeEnd.CRASHED)
+        and (node.ended_at or 0.0) > state.slot_began
+        for node in ran
+    )
 
 
 def time_is_up(state: JobState, event: Observed) -> str:

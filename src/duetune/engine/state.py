@@ -13,7 +13,7 @@ import numpy as np
 
 from duetune.core.decision import Allocation, Seen
 from duetune.core.events import Ended, Status, Submitted
-from duetune.core.fleet import Node, NodeKind, NodeState
+from duetune.core.fleet import Node, NodeEnd, NodeKind, NodeState
 from duetune.core.job import Job
 from duetune.core.progress import Progress
 
@@ -90,6 +90,7 @@ class JobState(msgspec.Struct):
 
     - ``progress``: the latest report, made at ``progress_at``.
     - ``progress_at_slot``: work done before the present slot.
+    - ``stepped_at``: when the number of steps last grew.
     - ``loss``: the last loss that was reported.
     - ``pace``: measured steps per slot, by number of GPUs.
     - ``stalled_slots``: consecutive slots with GPUs and without progress.
@@ -121,6 +122,7 @@ class JobState(msgspec.Struct):
     user_requests: set[int] = msgspec.field(default_factory=set)
     progress: Progress = Progress()
     progress_at: float | None = None
+    stepped_at: float = -math.inf
     pace: dict[int, float] = msgspec.field(default_factory=dict)
     lost_steps: int = 0
     preemptions: int = 0
@@ -188,6 +190,14 @@ class JobState(msgspec.Struct):
     def running(self) -> Allocation:
         """Return the GPUs that are running and not being released."""
         return _count(node for node in self.alive() if node.state is NodeState.RUNNING)
+
+    def crashed(self) -> list[Node]:
+        """Return the nodes that failed the job since its last step, oldest first."""
+        return [
+            node
+            for node in self.nodes.values()
+            if node.end is NodeEnd.CRASHED and (node.ended_at or 0.0) > self.stepped_at
+        ]
 
     def held(self) -> Allocation:
         """Return what was held in the slot that ends, before any preemption.

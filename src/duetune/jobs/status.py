@@ -10,7 +10,7 @@ import msgspec
 
 from duetune.core.events import Status
 from duetune.core.fleet import Node, NodeKind, NodeState
-from duetune.core.node_contract import PROGRESS
+from duetune.core.node_contract import LOGS, PROGRESS
 from duetune.core.progress import Progress
 from duetune.errors import FleetError
 from duetune.notebook import html_fields
@@ -19,9 +19,15 @@ from duetune.store.rows import JobRow
 from duetune.training.worker_contract import read_progress
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from duetune.engine.state import JobState
     from duetune.fleets.host import Connected
     from duetune.settings import Settings
     from duetune.store.store import Store
+
+TAIL_LINES = 5
+TAIL_BYTES = 4000
 
 
 class MarketNow(msgspec.Struct, frozen=True):
@@ -40,6 +46,8 @@ class JobStatus(msgspec.Struct, frozen=True):
     - ``slot`` is the present slot and ``deadline_slot`` the last one that is on time.
     - ``share_reason`` says why the queue gives the job no more GPUs, as of ``share_slot``;
       ``holders`` are the GPUs that other jobs hold now.
+    - ``trouble`` says how many nodes have failed the job since its last step. It and ``log_tail``,
+      the last lines of such a node's log, are empty if none has and the job has not failed.
     """
 
     job: JobRow
@@ -58,6 +66,8 @@ class JobStatus(msgspec.Struct, frozen=True):
     share_reason: str = ""
     share_slot: int | None = None
     holders: dict[str, int] = {}
+    trouble: str = ""
+    log_tail: tuple[str, ...] = ()
 
     def _repr_html_(self) -> str:
         running = [node for node in self.nodes if node.state is NodeState.RUNNING]
@@ -72,6 +82,7 @@ class JobStatus(msgspec.Struct, frozen=True):
                 "slot": f"{self.slot}, due at the end of slot {self.deadline_slot}",
                 "policy": self.job.policy,
                 "why": self.job.reason,
+                **({"trouble": self.trouble} if self.trouble else {}),
             },
             self.job.id,
         )
@@ -112,6 +123,7 @@ def job_status(
         pace = curve[min(running, len(curve) - 1)]
         left = max(0, progress.total_steps - progress.step)
         finish = now + left / pace * state.submitted.slot_s if pace > 0 else None
+    trouble, suspect = _trouble(job, state)
     return JobStatus(
         job=job,
         progress=progress,
@@ -129,7 +141,36 @@ def job_status(
         share_reason=state.share_reason if job.limited else "",
         share_slot=state.slot if job.limited else None,
         holders=_holders(job, store) if job.limited else {},
+        trouble=trouble,
+        log_tail=_tail(settings.folder(job.id) / LOGS / f"{suspect}.log") if suspect else (),
     )
+
+
+def _trouble(job: JobRow, state: JobState) -> tuple[str, str]:
+    """Return what went wrong since the last step, and the node whose log shows it."""
+    if job.status is Status.FAILED:
+        ran = [node.id for node in state.nodes.values() if node.started_at is not None]
+        return "", ran[-1] if ran else ""
+    crashed = [] if job.status.final else state.crashed()
+    if not crashed:
+        return "", ""
+    nodes = "a node" if len(crashed) == 1 else f"{len(crashed)} nodes"
+    text = (
+        f"{nodes} failed since the last step: the process was killed or the disk is full; "
+        "the job goes on with another node"
+    )
+    return text, crashed[-1].id
+
+
+def _tail(log: Path) -> tuple[str, ...]:
+    """Return the last lines of a log, or nothing if it cannot be read."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, log.stat().st_size - TAIL_BYTES))
+            text = file.read().decode(errors="replace")
+    except OSError:
+        return ()
+    return tuple(text.splitlines()[-TAIL_LINES:])
 
 
 def _holders(job: JobRow, store: Store) -> dict[str, int]:
