@@ -162,6 +162,15 @@ class Job(msgspec.Struct, frozen=True):
         """Return the largest number of GPUs that the job can use."""
         return len(self.throughput) - 1
 
+    def fewest_slots(self, work: float) -> int:
+        """Return the fewest slots in which on-demand GPUs do ``work``, with a resize in the first.
+
+        All GPUs are held, because no smaller number is faster.
+        """
+        most, rule = self.throughput[-1], self.reconfiguration
+        first = min(rule.grow, rule.shrink, rule.preempted) * most
+        return 1 + max(0, math.ceil((work - first) / most - 1e-9))
+
     @property
     def hard_deadline(self) -> int:
         """Return D = floor(gamma d), the last slot in which finishing has value."""
