@@ -77,7 +77,7 @@ def test_jobs_go_on_where_they_were_when_the_fleet_has_died_or_was_stopped(home,
 def test_grants_that_never_come_cost_nothing_and_end_at_the_hard_deadline(home):
     """Requests are given up and made again; the job fails at its hard deadline, unbilled."""
     start_faulty(home, FleetFaults(never_grant=True))
-    job = home.launch(home.spec(steps=4, deadline="90m"))
+    job = home.launch(home.spec(steps=4, deadline="90m", hard_deadline="true"))
     row = home.until_over(job)
     assert row.status == "FAILED"
     assert row.reason.startswith("the hard deadline has passed")

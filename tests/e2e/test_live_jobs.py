@@ -123,7 +123,7 @@ def test_cancel_pause_resume_and_amend_are_kept(home):
     home.until(lambda: home.job(job).status == "PAUSED", "the pause")
     home.until(lambda: not home.fleet_alive(job), "the release of its node")
     earliest = home.fleet().clock.now() + 20 * 3600
-    home.run("amend", job, "--deadline", "20h", "--budget", "$50")
+    home.run("amend", job, "--deadline", "20h", "--budget", "$50", "--yes")
     latest = home.fleet().clock.now() + 20 * 3600
     left_at = home.step(job)
     home.run("resume", job)

@@ -10,7 +10,7 @@ from duetune.cli.context import Answer, duration_words, json_option, print_answe
 from duetune.home import Home
 
 if TYPE_CHECKING:
-    from duetune.core.events import Status
+    from duetune.core.events import GivenUp, Status
     from duetune.store.rows import CostLine, JobRow
 
 COLOURS = {
@@ -25,10 +25,14 @@ COLOURS = {
 
 
 class QueueAnswer(Answer, frozen=True, kw_only=True):
-    """The answer of ``queue --json``; ``controller`` is the process id, None if none runs."""
+    """The answer of ``queue --json``; ``controller`` is the process id, None if none runs.
+
+    ``given_up`` has the jobs that their policy has given up, with the terms that would save them.
+    """
 
     controller: int | None
     jobs: tuple[JobRow, ...]
+    given_up: dict[str, GivenUp]
 
 
 class CostAnswer(Answer, frozen=True, kw_only=True):
@@ -57,8 +61,16 @@ def queue(everything: bool, limit: int, as_json: bool) -> None:
     alive = [each for each in Status if not each.final]
     rows = home.store.jobs(status=None if everything else alive, limit=limit)
     if as_json:
-        answer = QueueAnswer(command="queue", controller=home.controller, jobs=tuple(rows))
-        print_answer(answer)
+        from duetune.jobs.status import jobs_given_up
+
+        print_answer(
+            QueueAnswer(
+                command="queue",
+                controller=home.controller,
+                jobs=tuple(rows),
+                given_up=jobs_given_up(rows, home.store),
+            )
+        )
         return
     if not rows:
         click.echo("No jobs." if everything else "No unfinished jobs; --all shows all jobs.")
@@ -71,6 +83,7 @@ def _show(rows: list[JobRow], home: Home) -> None:
 
     from duetune.cli import tables
     from duetune.jobs.controller_process import LOG_FILE
+    from duetune.jobs.status import given_up_text, jobs_given_up
     from duetune.simulate.summary import dollars
 
     table = tables.new_table(
@@ -93,6 +106,11 @@ def _show(rows: list[JobRow], home: Home) -> None:
             escape(row.policy),
         )
     tables.console().print(table)
+    lost = jobs_given_up(rows, home.store)
+    for row in rows:
+        if row.id in lost:
+            words = given_up_text(lost[row.id], row.updated_at if now is None else now)
+            click.echo(f"{row.id}: {words}.")
     if home.controller is None and any(not row.status.final for row in rows):
         click.echo("No controller is running: 'duetune controller start' continues these jobs.")
     elif fleet is None and any(not row.status.final for row in rows):

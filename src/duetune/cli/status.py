@@ -68,6 +68,8 @@ def _lines(home: Home, job: str, *, silent: bool) -> JobStatus:
         spot = sum(node.kind.value == "spot" for node in running)
         held = f"{spot} spot, {len(running) - spot} on-demand"
         words = f"{found.job.status.value} slot {found.slot}: {held}"
+        words += f"; {found.given_up_text}" if found.given_up is not None else ""
+        words += f"; {found.trouble}" if found.trouble else ""
         if words != printed and not silent:
             progress = found.progress
             loss = "" if progress.loss is None else f", loss {progress.loss:.3f}"
@@ -117,6 +119,8 @@ def panel(found: JobStatus) -> Group:
     grid.add_row("policy", escape(row.policy))
     if row.reason:
         grid.add_row("why", escape(row.reason))
+    if found.given_up is not None:
+        grid.add_row("[red]given up[/]", f"[red]{escape(found.given_up_text)}[/]")
     if found.trouble:
         grid.add_row("trouble", f"[red]{escape(found.trouble)}[/]")
     if found.log_tail:

@@ -98,6 +98,7 @@ class Job(msgspec.Struct, frozen=True):
     ``hard_deadline_factor``: the hard deadline as a multiple of the deadline.
     ``decay``: rate per slot of an exponential ``value_shape``.
     ``budget``: the most dollars that the job may cost; None means no limit.
+    ``unit``: what a unit of work is called in reasons.
     """
 
     work: float
@@ -111,6 +112,7 @@ class Job(msgspec.Struct, frozen=True):
     reconfiguration: Reconfiguration = Reconfiguration()
     budget: float | None = None
     name: str = "job"
+    unit: str = "work units"
 
     def __post_init__(self) -> None:
         _require_positive("work", self.work)

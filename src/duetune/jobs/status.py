@@ -4,21 +4,25 @@ workers.
 
 from __future__ import annotations
 
+import math
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from duetune.core.events import Status
+from duetune.core.events import GivenUp, Status
 from duetune.core.fleet import Node, NodeKind, NodeState
 from duetune.core.node_contract import LOGS, PROGRESS
 from duetune.core.progress import Progress
 from duetune.errors import FleetError
+from duetune.jobs.spec.amounts import written_duration
 from duetune.notebook import html_fields
 from duetune.simulate.journal_replay import state_of
 from duetune.store.rows import JobRow
 from duetune.training.worker_contract import read_progress
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from pathlib import Path
 
     from duetune.engine.state import JobState
@@ -46,6 +50,7 @@ class JobStatus(msgspec.Struct, frozen=True):
     - ``slot`` is the present slot and ``deadline_slot`` the last one that is on time.
     - ``share_reason`` says why the queue gives the job no more GPUs, as of ``share_slot``;
       ``holders`` are the GPUs that other jobs hold now.
+    - ``given_up`` is set if the policy has given the job up; it has the terms that would save it.
     - ``trouble`` says how many nodes have failed the job since its last step. It and ``log_tail``,
       the last lines of such a node's log, are empty if none has and the job has not failed.
     """
@@ -66,8 +71,15 @@ class JobStatus(msgspec.Struct, frozen=True):
     share_reason: str = ""
     share_slot: int | None = None
     holders: dict[str, int] = {}
+    given_up: GivenUp | None = None
     trouble: str = ""
     log_tail: tuple[str, ...] = ()
+
+    @property
+    def given_up_text(self) -> str:
+        """Return why the job is given up and what would save it; empty if it is not given up."""
+        now = self.job.updated_at if self.now is None else self.now
+        return "" if self.given_up is None else given_up_text(self.given_up, now)
 
     def _repr_html_(self) -> str:
         running = [node for node in self.nodes if node.state is NodeState.RUNNING]
@@ -82,6 +94,7 @@ class JobStatus(msgspec.Struct, frozen=True):
                 "slot": f"{self.slot}, due at the end of slot {self.deadline_slot}",
                 "policy": self.job.policy,
                 "why": self.job.reason,
+                **({"given up": self.given_up_text} if self.given_up else {}),
                 **({"trouble": self.trouble} if self.trouble else {}),
             },
             self.job.id,
@@ -141,9 +154,23 @@ def job_status(
         share_reason=state.share_reason if job.limited else "",
         share_slot=state.slot if job.limited else None,
         holders=_holders(job, store) if job.limited else {},
+        given_up=None if job.status.final else state.given_up,
         trouble=trouble,
         log_tail=_tail(settings.folder(job.id) / LOGS / f"{suspect}.log") if suspect else (),
     )
+
+
+def given_up_text(lost: GivenUp, now: float) -> str:
+    """Return the sentence about a job that is given up; the deadline counts from ``now``."""
+    left = math.ceil(max(0.0, (lost.deadline or now) - now) / 60) * 60
+    return lost.text(f"{written_duration(timedelta(seconds=left))} from now")
+
+
+def jobs_given_up(rows: Iterable[JobRow], store: Store) -> dict[str, GivenUp]:
+    """Return the jobs of these rows that are given up. ``duetune queue`` calls it."""
+    idle = [row.id for row in rows if not row.status.final and not row.spot + row.on_demand]
+    states = {job: state_of(store.journal.read(job), stream=job) for job in idle}
+    return {job: state.given_up for job, state in states.items() if state.given_up is not None}
 
 
 def _trouble(job: JobRow, state: JobState) -> tuple[str, str]:

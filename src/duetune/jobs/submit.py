@@ -32,6 +32,7 @@ from duetune.jobs.quote import Quote, make_quote
 from duetune.jobs.site import Site
 from duetune.jobs.spec.job_spec import JobSpec
 from duetune.jobs.spec.places import is_path
+from duetune.jobs.spec.sections import AUTO
 from duetune.jobs.terms import Terms, job_terms
 from duetune.jobs.user_requests import seconds_until
 from duetune.knowledge.facts.model_facts import model_facts
@@ -143,6 +144,7 @@ def prepare(spec: JobSpec, submitter: Submitter, store: Store, *, seed: int = 0)
         tokens_per_row=None if summary is None else summary.tokens_per_row,
     )
     terms = _terms(spec, plan, site, submitter.market)
+    terms = msgspec.structs.replace(terms, notes=(*terms.notes, *_priority_notes(spec, submitter)))
     quote = make_quote(
         terms,
         submitter.pool,
@@ -151,13 +153,14 @@ def prepare(spec: JobSpec, submitter: Submitter, store: Store, *, seed: int = 0)
         scenarios=SCENARIOS,
         seed=seed,
     )
-    _check_finishable(spec, quote)
     policy, chosen = _chosen(spec, terms, submitter, quote.utilities, store)
+    quote = quote.with_policy(submitter.policy_named(policy))
+    _check_finishable(spec, quote)
     return PreparedJob(
         spec=spec,
         plan=plan,
         terms=terms,
-        quote=quote.with_policy(submitter.policy_named(policy)),
+        quote=quote,
         policy=policy,
         chosen=chosen,
         rows=rows,
@@ -200,6 +203,7 @@ def submit(
         past=prepared.past,
         priority=prepared.spec.priority,
         project=prepared.spec.project,
+        soft=terms.soft,
     )
     journal_with_crash_points(store.journal).append(job, [event], expected=0)
     return job
@@ -215,6 +219,15 @@ def _site(spec: JobSpec, submitter: Submitter) -> Site:
             "project", spec.project, f"a project with a quota above 0; {limit[1]} is 0"
         )
     return submitter.site.within(*limit)
+
+
+def _priority_notes(spec: JobSpec, submitter: Submitter) -> list[str]:
+    """Return a note if the priority has no effect, because jobs never compete."""
+    if spec.priority == 0 or submitter.queue.limit(spec.project) is not None:
+        return []
+    return [
+        "priority has no effect, because nothing limits the GPUs: set gpus or a quota in [queue]"
+    ]
 
 
 def _terms(spec: JobSpec, plan: TrainingPlan, site: Site, market: MarketReport) -> Terms:
@@ -256,7 +269,7 @@ def training_task(prepared: PreparedJob) -> TrainingTask:
 
 
 def _check_finishable(spec: JobSpec, quote: Quote) -> None:
-    """Refuse a job that ends unfinished in every scenario."""
+    """Refuse a job that its policy finishes in no scenario."""
     document = quote.document
     if document.chosen.finished > 0:
         return
@@ -267,6 +280,8 @@ def _check_finishable(spec: JobSpec, quote: Quote) -> None:
     if spec.max_price is not None:
         allowed = "more: no scenario has enough spot capacity at that price"
         raise InvalidInput("max_price", spec.max_price, allowed)
+    if spec.policy != AUTO:
+        raise InvalidInput("policy", spec.policy, "another: it finishes the job in no scenario")
 
 
 def _check_model(spec: JobSpec) -> None:
