@@ -123,3 +123,29 @@ def test_workers_that_are_killed_or_find_a_full_disk_never_fail_the_job(home):
     assert [node.end for node in nodes].count(NodeEnd.CRASHED) == 3
     assert never_two_at_once(nodes)
     assert home.json("status", job)["status"]["trouble"] == ""
+
+
+def test_a_budget_that_runs_out_is_a_hard_cap_until_it_is_raised(home):
+    """No cent beyond the budget is billed, ``status`` and ``queue`` say which budget would save the
+    job, and with that budget it goes on to success.
+    """
+    home.start_fleet(home.market((0.9, 1), on_demand=1.0), max_gpus=1)
+    # The plan expects about 2 slots of at most $0.50; the command takes 5 or more.
+    job = home.launch(home.spec(steps=40, step_s=0.25, deadline="2h", budget=1.2))
+
+    def lost():
+        return home.json("status", job)["status"]["given_up"]
+
+    needed = home.until(lost, "the end of the budget")["budget"]
+    home.until(lambda: not home.fleet_alive(job), "the release of its node")
+    bill = sum(node.billed for node in home.fleet().fleet.observe(job).nodes)
+    # Whole slots are decided, so at most the price of one slot is left over.
+    assert 1.2 - 0.5 <= bill <= 1.2
+    said = f"given up, the budget is used up; a budget of ${needed:.2f}"
+    assert said in " ".join(home.run("status", job).stdout.split())
+    assert said in " ".join(home.run("queue").stdout.split())
+    assert "given up, the budget is used up" in " ".join(home.run("explain", job).stdout.split())
+    home.run("amend", job, "--budget", str(needed + 5), "--yes")
+    assert home.until_over(job).status == "SUCCEEDED"
+    assert bill < home.job(job).cost <= needed + 5
+    accounted(home, job)

@@ -120,7 +120,7 @@ def panel(found: JobStatus) -> Group:
     if row.reason:
         grid.add_row("why", escape(row.reason))
     if found.given_up is not None:
-        grid.add_row("[red]given up[/]", f"[red]{escape(found.given_up_text)}[/]")
+        grid.add_row("[red]warning[/]", f"[red]{escape(found.given_up_text)}[/]")
     if found.trouble:
         grid.add_row("trouble", f"[red]{escape(found.trouble)}[/]")
     if found.log_tail:

@@ -13,11 +13,9 @@ import msgspec
 
 from duetune.core.decision import Allocation
 from duetune.core.events import (
-    DOUBTS,
     Amend,
     Cancel,
     Decided,
-    Doubt,
     Ended,
     Learned,
     Observed,
@@ -261,15 +259,12 @@ def _doubt(state: JobState, event: Decided) -> None:
 def time_is_up(state: JobState, event: Observed) -> str:
     """Return why the job must end in the slot that ``event`` begins; empty if it need not.
 
-    A soft deadline ends only a job that waits in vain for other terms.
+    A soft deadline ends no job: one that is given up costs nothing, and new terms can save it.
     """
     stop_at = state.submitted.stop_at
-    if event.slot > state.job.hard_deadline:
-        doubt = None if state.given_up is None else state.given_up.because
-        if not state.submitted.soft or event.slot > LAST_TARGET:
-            return "the hard deadline has passed"
-        if doubt in {Doubt.BUDGET, Doubt.WORTHLESS}:
-            return DOUBTS[doubt]
+    last = LAST_TARGET if state.submitted.soft else state.job.hard_deadline
+    if event.slot > last:
+        return "the hard deadline has passed"
     return "max_duration has passed" if stop_at is not None and event.at >= stop_at else ""
 
 

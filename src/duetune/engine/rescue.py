@@ -37,12 +37,11 @@ def given_up(view: View, submitted: Submitted) -> GivenUp | None:
     if doubt is None:
         return None
     hours = submitted.slot_s / 3600
+    late = view.slot + slots > job.deadline and not submitted.soft
     over = job.budget is not None and view.spent + cost > job.budget
     return GivenUp(
         because=doubt,
-        deadline=submitted.origin + (view.slot + slots) * submitted.slot_s
-        if view.slot + slots > job.deadline
-        else None,
+        deadline=submitted.origin + (view.slot + slots) * submitted.slot_s if late else None,
         budget=_cents(view.spent + cost) if over else None,
         value=_cents(VALUE_MARGIN * cost) if job.value < VALUE_MARGIN * cost else None,
         max_price=_cents(on_demand / hours) if priced_out and doubt is Doubt.SPOT_ONLY else None,

@@ -168,8 +168,8 @@ def given_up_text(lost: GivenUp, now: float) -> str:
 
 def jobs_given_up(rows: Iterable[JobRow], store: Store) -> dict[str, GivenUp]:
     """Return the jobs of these rows that are given up. ``duetune queue`` calls it."""
-    idle = [row.id for row in rows if not row.status.final and not row.spot + row.on_demand]
-    states = {job: state_of(store.journal.read(job), stream=job) for job in idle}
+    active = [row.id for row in rows if not row.status.final]
+    states = {job: state_of(store.journal.read(job), stream=job) for job in active}
     return {job: state.given_up for job, state in states.items() if state.given_up is not None}
 
 

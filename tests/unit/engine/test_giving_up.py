@@ -156,12 +156,19 @@ class TestSoftDeadlines:
         assert room.status() is Status.SUCCEEDED
         assert room.state().slot < 80
 
-    def test_the_budget_still_ends_it_and_says_so(self):
+    def test_it_waits_for_a_larger_budget_and_pays_nothing_meanwhile(self):
         room = Room(PLENTY, pace=0.3)
         self.soft(room, policy="ahap", steps=100, deadline=10, value=90.0, budget=5.0)
         room.run(slots=60)
+        assert room.status() is Status.RUNNING
+        assert room.state().given_up.because is Doubt.BUDGET
+        assert 4 < room.bill() <= 5
+        assert room.fleet.alive("job") == []
+        room.budgets["job"].append(200.0)
+        room.ask(Amend(budget=200.0))
+        room.run(slots=60)
         check_over(room)
-        assert room.ended().reason.startswith("the budget is used up")
+        assert room.status() is Status.SUCCEEDED
 
     def test_its_decisions_come_again_from_the_journal(self):
         room = Room(PLENTY, pace=0.3)
