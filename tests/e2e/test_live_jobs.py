@@ -123,6 +123,9 @@ def test_cancel_pause_resume_and_amend_are_kept(home):
     home.until(lambda: home.job(job).status == "PAUSED", "the pause")
     home.until(lambda: not home.fleet_alive(job), "the release of its node")
     earliest = home.fleet().clock.now() + 20 * 3600
+    assert "confirm with --yes" in home.run("amend", job, "--budget", "$50", status=2).stderr
+    soon = home.run("amend", job, "--deadline", "31m", "--yes", status=2).stderr
+    assert "all GPUs need that long on demand for the rest" in soon
     home.run("amend", job, "--deadline", "20h", "--budget", "$50", "--yes")
     latest = home.fleet().clock.now() + 20 * 3600
     left_at = home.step(job)
