@@ -4,7 +4,8 @@
     >>> duetune.plan("job.yaml")       # how it would be trained, what it would cost
     >>> duetune.launch("job.yaml")     # run it; status() and explain() tell how it goes
 
-To run jobs: ``JobSpec``, ``plan``, ``launch``, ``status``, ``explain``, ``fits``, ``recommend``.
+To run jobs: ``JobSpec``, ``plan``, ``launch``, ``status``, ``amend``, ``explain``, ``fits``,
+``recommend``.
 To study them: ``load_trace`` or ``synthetic_market``, a policy such as ``Rubato``, ``simulate_job``
 and ``run_tournament``. Each name is imported on first use, so ``import duetune`` is quick.
 """
@@ -15,7 +16,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from duetune.api import explain, fits, launch, plan, recommend, status
+    from duetune.api import amend, explain, fits, launch, plan, recommend, status
     from duetune.core.job import Job, linear_throughput
     from duetune.core.market import MarketTrace
     from duetune.home import Home
@@ -55,6 +56,7 @@ __all__ = [
     "Rubato",
     "UniformProgress",
     "__version__",
+    "amend",
     "deadline_guard",
     "explain",
     "fits",
@@ -88,6 +90,7 @@ _HOMES = {
     "OnDemandOnly": "duetune.policies.baselines",
     "Rubato": "duetune.policies.rubato",
     "UniformProgress": "duetune.policies.baselines",
+    "amend": "duetune.api",
     "deadline_guard": "duetune.policies.guard",
     "explain": "duetune.api",
     "fits": "duetune.api",

@@ -1,4 +1,5 @@
-"""What ``import duetune`` offers for running jobs: plan, launch, status, explain, fits, recommend.
+"""What ``import duetune`` offers for running jobs: plan, launch, status, amend, explain, fits,
+recommend.
 
 Each function does what the command of the same name does, and returns a value that shows itself as
 a table in a notebook. All of them take ``home``, the folder of the duetune home; by default it is
@@ -15,6 +16,7 @@ from duetune.home import Home
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from duetune.jobs.amendment import Amendment
     from duetune.jobs.explain import Explanation
     from duetune.jobs.spec.job_spec import JobSpec
     from duetune.jobs.status import JobStatus
@@ -63,6 +65,28 @@ def status(job: str, *, home: Folder = None) -> JobStatus:
     120
     """
     return Home(home).status(job)
+
+
+def amend(
+    job: str,
+    *,
+    deadline: str | None = None,
+    budget: str | None = None,
+    value: str | None = None,
+    force: bool = False,
+    home: Folder = None,
+) -> Amendment:
+    """Change the terms of a job that is not finished, and return them with a new quote.
+
+    Terms that cannot be met are refused with ``InvalidInput``, unless ``force`` is set.
+
+        >>> duetune.amend("support-x7k2m", deadline="12h").quote.chosen.cost
+        14.2
+    """
+    place = Home(home)
+    amended = place.amendment(job, deadline=deadline, budget=budget, value=value, force=force)
+    place.ask(amended.job.id, amended.request)
+    return amended
 
 
 def explain(job: str, slot: int | None = None, *, home: Folder = None) -> Explanation:

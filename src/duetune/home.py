@@ -22,8 +22,10 @@ from duetune.settings import HOME, load_settings
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from duetune.core.events import UserRequest
     from duetune.fleets.host import Connected
     from duetune.jobs.advice_request import Wanted
+    from duetune.jobs.amendment import Amendment
     from duetune.jobs.explain import Explanation
     from duetune.jobs.fit_question import FitQuestion
     from duetune.jobs.site import Site
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     from duetune.knowledge.advisor import Advisor
     from duetune.knowledge.configurations.configuration import Configuration
     from duetune.settings import Settings
+    from duetune.store.rows import JobRow
     from duetune.store.store import Store
 
 TRAINING_PACKAGES = ("torch", "torchft", "peft")
@@ -190,6 +193,36 @@ class Home:
                 starts += 1
                 self.start_controller()
             time.sleep(REFRESH_S)
+
+    def amendment(
+        self,
+        job: str,
+        *,
+        deadline: str | None = None,
+        budget: str | None = None,
+        value: str | None = None,
+        force: bool = False,
+        seed: int = 0,
+    ) -> Amendment:
+        """Return new terms for a job with a new quote; nothing is changed yet.
+
+        Refuses terms that cannot be met, unless ``force`` is set.
+        """
+        from duetune.jobs.amendment import amendment
+        from duetune.jobs.user_requests import active_job, amended_terms
+        from duetune.wiring import desk
+
+        row = active_job(self.store, job)
+        request = amended_terms(row, self.fleet, deadline, budget, value)
+        return amendment(row, request, desk(self.settings), self.store, force=force, seed=seed)
+
+    def ask(self, job: str, request: UserRequest) -> tuple[JobRow, int, int]:
+        """Store a request about a job; return the job, the request's number and the controller."""
+        from duetune.jobs.user_requests import asked
+
+        self.check_settings()
+        row, number = asked(self.store, job, request)
+        return row, number, self.start_controller()
 
     def explain(self, job: str, slot: int | None = None) -> Explanation:
         """Return why a job held what it held: every decision, or one slot in full."""

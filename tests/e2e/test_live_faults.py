@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 
 import msgspec
 import pytest
 
-from duetune.core.fleet import NodeState
+from duetune.core.fleet import NodeEnd, NodeState
 from duetune.fleets.embedded import FleetSettings, start_provider
 from duetune.fleets.embedded.cloud_settings import FleetFaults
 from duetune.registry.fleets import SITE_FILE, site_market
@@ -76,7 +77,7 @@ def test_jobs_go_on_where_they_were_when_the_fleet_has_died_or_was_stopped(home,
 def test_grants_that_never_come_cost_nothing_and_end_at_the_hard_deadline(home):
     """Requests are given up and made again; the job fails at its hard deadline, unbilled."""
     start_faulty(home, FleetFaults(never_grant=True))
-    job = home.launch(home.spec(steps=4, deadline="90m"))
+    job = home.launch(home.spec(steps=4, deadline="90m", hard_deadline="true"))
     row = home.until_over(job)
     assert row.status == "FAILED"
     assert row.reason.startswith("the hard deadline has passed")
@@ -98,3 +99,53 @@ def test_a_notice_that_never_comes_costs_at_most_what_was_not_saved(home):
     assert all(node.notice_at is None for node in lost)
     # The pretend trainer saves every step.
     assert home.json("status", job)["status"]["lost_steps"] <= 1 * len(lost)
+
+
+def test_workers_that_are_killed_or_find_a_full_disk_never_fail_the_job(home):
+    """Seven SIGKILLs and three exits for lack of space, all before the first step: the job moves
+    from node to node, ``status`` says why, and in the end it succeeds with an exact bill.
+    """
+    home.start_fleet(home.market((0.9, 1)), slot_wall_s=6.0)
+    counter = home.folder / "starts"
+    script = (
+        f"echo x >> {counter}; starts=$(wc -l < {counter}); "
+        "if [ $starts -le 7 ]; then kill -9 $$; fi; "
+        "if [ $starts -le 10 ]; then echo 'cp: No space left on device' >&2; exit 1; fi; "
+        f"exec {home.command(2, 0.1)}"
+    )
+    job = home.launch(home.spec(steps=2, run=json.dumps(script)))
+    told = home.until(lambda: home.json("status", job)["status"]["trouble"], "the trouble")
+    assert "killed or the disk is full" in told
+    shown = home.run("status", job).stdout
+    assert "killed by SIGKILL, 3 times; leaving this node" in shown
+    assert home.until_over(job).status == "SUCCEEDED"
+    nodes = accounted(home, job)
+    assert [node.end for node in nodes].count(NodeEnd.CRASHED) == 3
+    assert never_two_at_once(nodes)
+    assert home.json("status", job)["status"]["trouble"] == ""
+
+
+def test_a_budget_that_runs_out_is_a_hard_cap_until_it_is_raised(home):
+    """No cent beyond the budget is billed, ``status`` and ``queue`` say which budget would save the
+    job, and with that budget it goes on to success.
+    """
+    home.start_fleet(home.market((0.9, 1), on_demand=1.0), max_gpus=1)
+    # The plan expects about 2 slots of at most $0.50; the command takes 5 or more.
+    job = home.launch(home.spec(steps=40, step_s=0.25, deadline="2h", budget=1.2))
+
+    def lost():
+        return home.json("status", job)["status"]["given_up"]
+
+    needed = home.until(lost, "the end of the budget")["budget"]
+    home.until(lambda: not home.fleet_alive(job), "the release of its node")
+    bill = sum(node.billed for node in home.fleet().fleet.observe(job).nodes)
+    # Whole slots are decided, so at most the price of one slot is left over.
+    assert 1.2 - 0.5 <= bill <= 1.2
+    said = f"given up, the budget is used up; a budget of ${needed:.2f}"
+    assert said in " ".join(home.run("status", job).stdout.split())
+    assert said in " ".join(home.run("queue").stdout.split())
+    assert "given up, the budget is used up" in " ".join(home.run("explain", job).stdout.split())
+    home.run("amend", job, "--budget", str(needed + 5), "--yes")
+    assert home.until_over(job).status == "SUCCEEDED"
+    assert bill < home.job(job).cost <= needed + 5
+    accounted(home, job)

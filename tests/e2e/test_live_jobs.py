@@ -129,7 +129,10 @@ def test_cancel_pause_resume_and_amend_are_kept(calm):
     calm.until(lambda: calm.job(job).status == "PAUSED", "the pause")
     calm.until(lambda: not calm.fleet_alive(job), "the release of its node")
     earliest = calm.fleet().clock.now() + 20 * 3600
-    calm.run("amend", job, "--deadline", "20h", "--budget", "$50")
+    assert "confirm with --yes" in calm.run("amend", job, "--budget", "$50", status=2).stderr
+    soon = calm.run("amend", job, "--deadline", "31m", "--yes", status=2).stderr
+    assert "all GPUs need that long on demand for the rest" in soon
+    calm.run("amend", job, "--deadline", "20h", "--budget", "$50", "--yes")
     latest = calm.fleet().clock.now() + 20 * 3600
     left_at = calm.step(job)
     calm.run("resume", job)

@@ -35,7 +35,7 @@ REASONS = (
     "the hard deadline has passed",
     "max_duration has passed",
     "no step done in",
-    "the training command cannot work",
+    "the training command cannot run",
 )
 
 

@@ -35,7 +35,7 @@ COMMANDS = {
     "cancel": ("duetune.cli.job_requests:cancel", "Stop a job permanently."),
     "pause": ("duetune.cli.job_requests:pause", "Release a job's GPUs until it is resumed."),
     "resume": ("duetune.cli.job_requests:resume", "Continue a paused job."),
-    "amend": ("duetune.cli.job_requests:amend", "Change the deadline or budget of a job."),
+    "amend": ("duetune.cli.job_requests:amend", "Change the deadline, budget or value of a job."),
     "fleet": ("duetune.cli.fleet:fleet", "Start, show or stop the emulated fleet."),
     "controller": (
         "duetune.cli.controller:controller",

@@ -76,7 +76,7 @@ def _show_run(row: JobRow, explanation: Explanation) -> None:
             f"[yellow]{each.decided.on_demand}[/]",
             f"{each.step:.0f}",
             dollars(each.spent),
-            escape(each.reason),
+            escape(each.why),
         )
     screen.print(table)
     for slot, words in explanation.disturbances:
@@ -131,7 +131,7 @@ def _show_slot(each: SlotExplained, policy: str) -> None:
         f"  decided   [cyan]{each.decided.spot} spot[/], "
         f"[yellow]{each.decided.on_demand} on demand[/] for {dollars(each.charge)}"
     )
-    screen.print(f"  why       {escape(policy)}: {escape(each.reason)}")
+    screen.print(f"  why       {escape(policy)}: {escape(each.why)}")
     if each.others:
         screen.print()
         table = tables.new_table(

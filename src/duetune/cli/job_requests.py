@@ -5,23 +5,29 @@ A request is written to the store at once. The controller carries it out, after 
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING
 
 import click
 
-from duetune.cli.context import Answer, json_option, print_answer
+from duetune.cli.context import Answer, json_option, print_answer, waiting
 from duetune.home import Home
 
 if TYPE_CHECKING:
     from duetune.core.events import UserRequest
+    from duetune.jobs.quote_document import QuoteDocument
 
 
 class RequestAnswer(Answer, frozen=True, kw_only=True):
-    """The answer of ``--json``; ``wish_id`` is the number of the request in the store."""
+    """The answer of ``--json``; ``wish_id`` is the number of the request in the store.
+
+    ``quote`` is about the rest of the job on amended terms.
+    """
 
     job: str
     wish_id: int
     controller: int | None
+    quote: QuoteDocument | None = None
 
 
 @click.command()
@@ -62,28 +68,62 @@ def resume(job: str, as_json: bool) -> None:
     help="The new deadline: a duration from now, such as 3h, or a date and time.",
 )
 @click.option("--budget", metavar="USD", help="The new budget for the whole job.")
+@click.option("--value", metavar="USD", help="What finishing by the deadline is worth now.")
+@click.option("--force", is_flag=True, help="Accept terms that cannot be met.")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask before spending.")
+@click.option("--seed", type=int, default=0, metavar="N", help="Seed of the scenarios.")
 @json_option
-def amend(job: str, deadline: str | None, budget: str | None, as_json: bool) -> None:
-    """Change the deadline or the budget of a job that is not finished."""
-    from duetune.jobs.user_requests import amended_terms
+def amend(
+    job: str,
+    deadline: str | None,
+    budget: str | None,
+    value: str | None,
+    force: bool,
+    yes: bool,
+    seed: int,
+    as_json: bool,
+) -> None:
+    """Change the deadline, budget or value of a job that is not finished.
 
-    if deadline is None and budget is None:
-        raise click.UsageError("nothing to change: give --deadline or --budget")
+    Shows a new quote for the rest of the job and asks. Terms that cannot be met are refused.
+    """
+    if deadline is None and budget is None and value is None:
+        raise click.UsageError("nothing to change: give --deadline, --budget or --value")
     home = Home()
-    terms = amended_terms(home.store.job(job), home.fleet, deadline, budget)
-    _ask("amend", job, terms, "has new terms", as_json=as_json)
-
-
-def _ask(command: str, name: str, request: UserRequest, words: str, *, as_json: bool) -> None:
-    from duetune.jobs.user_requests import asked
-
-    home = Home()
-    home.check_settings()
-    row, number = asked(home.store, name, request)
-    controller = home.start_controller()
-    if as_json:
-        print_answer(
-            RequestAnswer(command=command, job=row.id, wish_id=number, controller=controller)
+    with waiting("Simulating the rest of the job on scenarios"):
+        amended = home.amendment(
+            job, deadline=deadline, budget=budget, value=value, force=force, seed=seed
         )
+    if not as_json:
+        if amended.quote is None:
+            click.echo("These terms cannot be met.")
+        else:
+            from duetune.cli.plan_tables import show_rest
+
+            show_rest(amended.job.id, amended.quote)
+    if not yes:
+        if not sys.stdin.isatty():
+            raise click.UsageError("new terms may spend money: confirm with --yes")
+        if not click.confirm("Amend it?"):
+            click.echo("Nothing was changed.")
+            return
+    _ask("amend", amended.job.id, amended.request, "has new terms", amended.quote, as_json=as_json)
+
+
+def _ask(
+    command: str,
+    name: str,
+    request: UserRequest,
+    words: str,
+    quote: QuoteDocument | None = None,
+    *,
+    as_json: bool,
+) -> None:
+    row, number, controller = Home().ask(name, request)
+    if as_json:
+        answer = RequestAnswer(
+            command=command, job=row.id, wish_id=number, controller=controller, quote=quote
+        )
+        print_answer(answer)
     else:
         click.echo(f"Job {row.id} {words}.")

@@ -45,6 +45,15 @@ def show_plan(prepared: PreparedJob) -> None:
         screen.print(sentence)
 
 
+def show_rest(job: str, quote: QuoteDocument) -> None:
+    """Print the quote for the rest of a job, before ``duetune amend`` asks."""
+    screen = console()
+    screen.print(f"[bold]{escape(job)}[/]: the rest of the job on the new terms")
+    screen.print(_quote_table(quote))
+    for sentence in _terms_sentences(quote):
+        screen.print(sentence)
+
+
 def _training_table(chosen: TrainingPlan, settings: Sequence[Setting]) -> Table:
     """Return how the job is trained: what was chosen or is the default, and why."""
     table = new_table("training", "", "why", left=("training", "", "why"))
@@ -156,17 +165,28 @@ def _after(moment: float | None, quote: QuoteDocument) -> str:
 
 
 def _sentences(prepared: PreparedJob, quote: QuoteDocument) -> list[str]:
+    first, *notes = _terms_sentences(quote)
+    return [
+        first,
+        f"Policy {escape(prepared.policy)}: {escape(prepared.chosen)}.",
+        *notes,
+        *_findings(prepared),
+        f"[dim]Based on {quote.scenarios} scenarios from {quote.history_slots} past slots.[/]",
+    ]
+
+
+def _terms_sentences(quote: QuoteDocument) -> list[str]:
+    """Return deadline and money in one sentence, then the notes."""
     due = duration_words(quote.deadline_at - quote.at)
-    last = duration_words(quote.hard_deadline_at - quote.at)
+    last = f"stopped after {duration_words(quote.hard_deadline_at - quote.at)}"
+    if quote.soft:
+        last = "soft deadline: after it the job goes on at the least cost"
     slot = duration_words(quote.slot_s)
     money = f"value {dollars(quote.value)}"
     money += "" if quote.budget is None else f", budget {dollars(quote.budget)}"
     return [
-        f"Due in {due} (stopped after {last}), {money}; one decision every {slot}.",
-        f"Policy {escape(prepared.policy)}: {escape(prepared.chosen)}.",
+        f"Due in {due} ({last}), {money}; one decision every {slot}.",
         *(f"[yellow]Note:[/] {escape(note)}." for note in quote.notes),
-        *_findings(prepared),
-        f"[dim]Based on {quote.scenarios} scenarios from {quote.history_slots} past slots.[/]",
     ]
 
 

@@ -70,6 +70,8 @@ def _lines(home: Home, job: str, *, silent: bool) -> JobStatus:
         if found.fleet_silent_s is not None:
             held += " (the fleet does not answer)"
         words = f"{found.job.status.value} slot {found.slot}: {held}"
+        words += f"; {found.given_up_text}" if found.given_up is not None else ""
+        words += f"; {found.trouble}" if found.trouble else ""
         if words != printed and not silent:
             progress = found.progress
             loss = "" if progress.loss is None else f", loss {progress.loss:.3f}"
@@ -121,6 +123,12 @@ def panel(found: JobStatus) -> Group:
     grid.add_row("policy", escape(row.policy))
     if row.reason:
         grid.add_row("why", escape(row.reason))
+    if found.given_up is not None:
+        grid.add_row("[red]warning[/]", f"[red]{escape(found.given_up_text)}[/]")
+    if found.trouble:
+        grid.add_row("trouble", f"[red]{escape(found.trouble)}[/]")
+    if found.log_tail:
+        grid.add_row("log", escape("\n".join(found.log_tail)))
     if row.output:
         grid.add_row("output", escape(row.output))
     title = Text.from_markup(f"[bold]{escape(row.id)}[/]  {status_words(row.status)}")

@@ -62,10 +62,12 @@ class Amend(msgspec.Struct, frozen=True, tag="amend"):
 
     ``deadline``: seconds since the epoch.
     ``budget``: dollars for the whole job.
+    ``value``: dollars for finishing by the deadline.
     """
 
     deadline: float | None = None
     budget: float | None = None
+    value: float | None = None
 
 
 UserRequest = Cancel | Pause | Resume | Amend
@@ -105,6 +107,7 @@ class Submitted(msgspec.Struct, frozen=True, tag="submitted"):
     ``past``: the market before the job.
     ``priority``: jobs of higher priority come first when jobs compete.
     ``project``: the jobs of one project together may hold at most its quota.
+    ``soft``: the deadline is soft and has no price: after it the job goes on at the least cost.
     """
 
     at: float
@@ -124,6 +127,7 @@ class Submitted(msgspec.Struct, frozen=True, tag="submitted"):
     past: Past = Past()
     priority: int = 0
     project: str = ""
+    soft: bool = False
 
 
 class UserRequested(msgspec.Struct, frozen=True, tag="wished"):
@@ -180,14 +184,70 @@ class Observed(msgspec.Struct, frozen=True, tag="observed"):
         return self.share != 0 and self.wish != 0
 
 
+class Doubt(StrEnum):
+    """Why a job that could run holds no GPU and no longer defends its deadline."""
+
+    LATE = "late"
+    """Even all GPUs on demand are believed too slow for the deadline."""
+    WORTHLESS = "worthless"
+    """Finishing is believed to cost more than it is worth."""
+    BUDGET = "budget"
+    """The rest of the budget pays for no GPU."""
+    SPOT_ONLY = "spot_only"
+    """The job may use spot GPUs only, and waiting for them has cost the deadline."""
+    POLICY = "policy"
+    """The policy waits although the deadline could still be met."""
+
+
+DOUBTS = {
+    Doubt.LATE: "believed late: even all GPUs on demand could not meet the deadline",
+    Doubt.WORTHLESS: "believed worthless: finishing costs more than it is worth",
+    Doubt.BUDGET: "the budget is used up",
+    Doubt.SPOT_ONLY: "waiting for spot, and believed late",
+    Doubt.POLICY: "its policy waits and no longer defends the deadline",
+}
+"""The doubts in words, for messages that begin with "given up"."""
+
+
+class GivenUp(msgspec.Struct, frozen=True):
+    """A job that its policy has given up, and the terms that would save it; None needs no change.
+
+    ``deadline``: the earliest that on-demand GPUs could still meet, in seconds since the epoch.
+    ``budget``: dollars for the whole job.
+    ``value``: dollars; from there on finishing is worth its cost.
+    ``max_price``: dollars per GPU-hour with which the job could use on-demand GPUs.
+    """
+
+    because: Doubt
+    deadline: float | None = None
+    budget: float | None = None
+    value: float | None = None
+    max_price: float | None = None
+
+    def text(self, deadline: str) -> str:
+        """Return the sentence that users read; ``deadline`` is the moment in the caller's words."""
+        saving = [f"a deadline {deadline} or later"] if self.deadline is not None else []
+        saving += [f"a budget of ${self.budget:.2f}"] if self.budget is not None else []
+        saving += [f"a value of ${self.value:.2f}"] if self.value is not None else []
+        saving += [f"a max_price of ${self.max_price:.2f}"] if self.max_price is not None else []
+        saves = f"; {' and '.join(saving)} would save it" if saving else ""
+        return f"given up, {DOUBTS[self.because]}{saves}"
+
+
 class Decided(msgspec.Struct, frozen=True, tag="decided"):
-    """The decision for a slot: GPUs to hold, the reason, and the policy's memory."""
+    """The decision for a slot: GPUs to hold, the reason, and the policy's memory.
+
+    ``given_up``: set if the policy has given the job up.
+    ``probing``: the policy would give the job up, and its pace is measured again first.
+    """
 
     at: float
     slot: int
     allocation: Allocation
     reason: str
     memo: tuple[float, ...] = ()
+    given_up: GivenUp | None = None
+    probing: bool = False
 
 
 class NodeRequest(msgspec.Struct, frozen=True):

@@ -53,6 +53,8 @@ class NodeEnd(StrEnum):
     """The node's process exited with status 0: the work is done."""
     HOPELESS = "hopeless"
     """The node's process cannot be started or exited with status 78: a retry would fail too."""
+    CRASHED = "crashed"
+    """The node's process was killed again and again or found a full disk: the node is to blame."""
     DIED = "node died"
     """The machine failed, or the process that supervises the node."""
     CANCELLED = "released before it was launched"

@@ -98,6 +98,7 @@ class Job(msgspec.Struct, frozen=True):
     ``hard_deadline_factor``: the hard deadline as a multiple of the deadline.
     ``decay``: rate per slot of an exponential ``value_shape``.
     ``budget``: the most dollars that the job may cost; None means no limit.
+    ``unit``: what a unit of work is called in reasons.
     """
 
     work: float
@@ -111,6 +112,7 @@ class Job(msgspec.Struct, frozen=True):
     reconfiguration: Reconfiguration = Reconfiguration()
     budget: float | None = None
     name: str = "job"
+    unit: str = "work units"
 
     def __post_init__(self) -> None:
         _require_positive("work", self.work)
@@ -161,6 +163,15 @@ class Job(msgspec.Struct, frozen=True):
     def max_gpus(self) -> int:
         """Return the largest number of GPUs that the job can use."""
         return len(self.throughput) - 1
+
+    def fewest_slots(self, work: float) -> int:
+        """Return the fewest slots in which on-demand GPUs do ``work``, with a resize in the first.
+
+        All GPUs are held, because no smaller number is faster.
+        """
+        most, rule = self.throughput[-1], self.reconfiguration
+        first = min(rule.grow, rule.shrink, rule.preempted) * most
+        return 1 + max(0, math.ceil((work - first) / most - 1e-9))
 
     @property
     def hard_deadline(self) -> int:

@@ -31,3 +31,6 @@ LEFT = 75
 """Exit status (EX_TEMPFAIL): the process left because its node will be taken; it can continue."""
 HOPELESS = 78
 """Exit status (EX_CONFIG): the process can never work; it must not be started again."""
+BAD_NODE = 74
+"""Exit status (EX_IOERR) that a node's supervisor reports, never the process itself: the process
+was killed again and again or found a full disk. Another node may work."""

@@ -30,6 +30,7 @@ from duetune.core.events import (
     UserRequested,
 )
 from duetune.core.fleet import Node, NodeEnd, NodeKind, NodeState
+from duetune.core.job import MAX_SLOTS
 from duetune.core.progress import Phase
 from duetune.engine.state import Ending, JobState
 from duetune.errors import Bug, InvalidInput
@@ -42,6 +43,15 @@ if TYPE_CHECKING:
 
 STALL_SLOTS = 6
 """A job fails after this many consecutive slots in which it held GPUs and made no progress."""
+
+PACE_NOISE = 1.1
+"""A soft deadline counts as lost only if a pace this much faster than measured loses it too."""
+
+LATE_SLACK = 2
+"""A job that is late gets this many times the slots that on-demand GPUs need for the rest."""
+
+LAST_TARGET = MAX_SLOTS // 2
+"""The last slot in which a job that is late can go on."""
 
 _LIVE = frozenset({UserRequested, Reported, Observed, Decided, Requested, Disturbed, Ended})
 _STOPPING = frozenset({UserRequested, Reported, Requested, Disturbed, Ended})
@@ -96,6 +106,7 @@ def _take_effect(
                 state.resizes += 1
             state.wanted, state.memo = event.allocation, event.memo
             state.reason = event.reason
+            _doubt(state, event)
             if state.status is not Status.PAUSED:
                 state.memo_gpus = state.most_gpus
         case Requested():
@@ -152,8 +163,12 @@ def _amend(state: JobState, terms: Amend) -> None:
             changes["deadline"] = max(1, state.slot, slots)
         if terms.budget is not None:
             changes["budget"] = terms.budget
+        if terms.value is not None:
+            changes["value"] = terms.value
         state.job = msgspec.structs.replace(state.job, **changes)
         state.amended_deadline = terms.deadline or state.amended_deadline
+        state.amended_value = state.amended_value if terms.value is None else terms.value
+        state.probe_since = 0
     except (InvalidInput, OverflowError, ValueError):
         return
     state.due = True
@@ -182,6 +197,8 @@ def _report(state: JobState, event: Reported) -> None:
             _stop(state, Status.FAILED, message or "the training command cannot run; see the logs")
     if event.progress is not None and not state.progress.phase.final:
         state.lost_steps += max(0, state.progress.step - event.progress.step)
+        if event.progress.step > state.progress.step:
+            state.stepped_at = event.at
         state.progress = event.progress
         state.loss = state.loss if event.progress.loss is None else event.progress.loss
         state.progress_at = event.progress_at if event.progress_at is not None else event.at
@@ -205,8 +222,10 @@ def _observe(state: JobState, event: Observed) -> None:
         state.status = Status.RUNNING
     if event.slot > state.slot:
         busy = event.held.total > 0 and state.slot > 0 and not state.waited
-        stuck = busy and event.progress <= state.progress_at_slot
-        state.stalled_slots = state.stalled_slots + 1 if stuck else 0
+        if event.progress > state.progress_at_slot or not busy:
+            state.stalled_slots = 0
+        elif not _lost_in_slot(state):
+            state.stalled_slots += 1
         state.progress_at_slot = event.progress
         state.waited = False
     state.slot, state.due = event.slot, False
@@ -214,18 +233,44 @@ def _observe(state: JobState, event: Observed) -> None:
     state.waited = state.waited or state.waits
     state.slot_began = max(event.at, state.moment(event.slot - 1))
     if event.pace:
-        state.job = job_observed(state, event)
-        state.pace.update(event.pace)
+        state.job, state.pace = job_observed(state, event), _paces(state, event)
+    state.target = late_target(state, event, state.job)
     if over := time_is_up(state, event):
         _stop(state, Status.FAILED, f"{over}{_where(state)}")
     elif state.stalled_slots >= STALL_SLOTS:
         _stop(state, Status.FAILED, f"no step done in {STALL_SLOTS} slots; see the logs")
 
 
+def _lost_in_slot(state: JobState) -> bool:
+    """Return whether the slot that ends lost all its nodes: that is never the job's fault."""
+    ran = [node for node in state.nodes.values() if node.started_at is not None]
+    return not any(
+        node.state is NodeState.RUNNING and (node.started_at or 0.0) <= state.slot_began
+        for node in ran
+    ) and any(
+        (node.state is NodeState.LOST or node.end is NodeEnd.CRASHED)
+        and (node.ended_at or 0.0) > state.slot_began
+        for node in ran
+    )
+
+
+def _doubt(state: JobState, event: Decided) -> None:
+    """Keep whether the job is given up, and since when its pace is measured again before that."""
+    state.given_up = event.given_up
+    if event.probing and not state.probe_since:
+        state.probe_since, state.probe_from = event.slot, state.progress_at_slot
+    elif event.given_up is None and not event.probing:
+        state.probe_since = 0
+
+
 def time_is_up(state: JobState, event: Observed) -> str:
-    """Return why the job must end in the slot that ``event`` begins; empty if it need not."""
+    """Return why the job must end in the slot that ``event`` begins; empty if it need not.
+
+    A soft deadline ends no job: one that is given up costs nothing, and new terms can save it.
+    """
     stop_at = state.submitted.stop_at
-    if event.slot > state.job.hard_deadline:
+    last = LAST_TARGET if state.submitted.soft else state.job.hard_deadline
+    if event.slot > last:
         return "the hard deadline has passed"
     return "max_duration has passed" if stop_at is not None and event.at >= stop_at else ""
 
@@ -239,11 +284,53 @@ def job_observed(state: JobState, event: Observed) -> Job:
     if not event.pace:
         return state.job
     prior = state.submitted.job
-    curve = calibrated(prior.throughput, state.pace | event.pace)
-    value = prior.value
-    if not state.submitted.value_given:
+    curve = calibrated(prior.throughput, _paces(state, event))
+    value = prior.value if state.amended_value is None else state.amended_value
+    if not state.submitted.value_given and state.amended_value is None:
         value *= prior.throughput[-1] / curve[-1]
     return msgspec.structs.replace(state.job, throughput=curve, value=value)
+
+
+def _paces(state: JobState, event: Observed) -> dict[int, float]:
+    """Return the measured paces after ``event``.
+
+    A measurement that was made because the job is in doubt corrects the older ones as well: they
+    keep their proportions.
+    """
+    if not state.probe_since:
+        return state.pace | event.pace
+    believed = calibrated(state.submitted.job.throughput, state.pace)
+    ratios = [
+        pace / state.pace.get(gpus, believed[gpus])
+        for gpus, pace in event.pace.items()
+        if 0 < gpus < len(believed) and believed[gpus] > 0
+    ]
+    ratio = median(ratios) if ratios else 1.0
+    return {gpus: ratio * pace for gpus, pace in state.pace.items()} | event.pace
+
+
+def late_target(state: JobState, event: Observed, job: Job) -> int | None:
+    """Return the slot by which a job with a soft deadline should finish once its deadline is lost.
+
+    None if the deadline can still be met, or is not soft. The target leaves twice the time that
+    on-demand GPUs need, so that spot can do most of the work. It then moves only by small slips,
+    until the pace turns out much slower. The result is the same before and after ``event`` was
+    handled.
+    """
+    if not state.submitted.soft:
+        return None
+    left = max(0.0, job.work - event.progress)
+    before, target = event.slot - 1, state.target
+    if before + job.fewest_slots(left / PACE_NOISE) <= job.deadline:
+        return None
+    needed = before + job.fewest_slots(left)
+    stop_at = state.submitted.stop_at
+    last = LAST_TARGET if stop_at is None else min(LAST_TARGET, state.slot_at(stop_at) - 1)
+    if needed > last:
+        return None
+    if target is not None and before + job.fewest_slots(left / PACE_NOISE) <= target:
+        return max(target, needed)
+    return min(last, before + LATE_SLACK * job.fewest_slots(left))
 
 
 def calibrated(prior: tuple[float, ...], measured: Mapping[int, float]) -> tuple[float, ...]:

@@ -9,15 +9,15 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 import msgspec
-import numpy as np
 
 from duetune.core.decision import Allocation, Decision, Forecast, View, checked_allocation
-from duetune.core.events import Decided, Ended, Observed, Status
+from duetune.core.events import DOUBTS, Decided, Doubt, Ended, Observed, Status
 from duetune.core.fleet import Launch, Limit, NodeKind, NodeState, Release
 from duetune.core.physics import affordable, job_physics, value_of_finishing
-from duetune.engine.effects import after, job_observed, time_is_up
+from duetune.engine.effects import after, job_observed, late_target, time_is_up
 from duetune.engine.node_requests import requested
-from duetune.engine.state import highest_price, seen_by
+from duetune.engine.rescue import given_up, probe
+from duetune.engine.state import offered, seen_by
 from duetune.errors import Bug, DuetuneError, InvalidInput, NotFound
 from duetune.policies.compiled_policy import CompiledPolicy
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from duetune.core.decision import Outlook
-    from duetune.core.events import Event, Requested, Submitted
+    from duetune.core.events import Event, GivenUp, Requested
     from duetune.core.fleet import Command
     from duetune.core.job import Job
     from duetune.core.market import Slot
@@ -40,6 +40,9 @@ STORY = 12
 FALLBACK = "on_demand"
 """The policy that decides when the chosen one fails; it needs no forecast and no memory."""
 
+
+MOST_PROBE_SLOTS = 3
+"""The pace is measured again until a step is done, but for at most this many slots."""
 
 USUAL_HORIZON = 24
 """Slots of forecast that a policy is shown, unless it is known to use more."""
@@ -150,24 +153,8 @@ class Engine:
         if state.ending is not None:
             return None
         if state.status is Status.PAUSED:
-            decision = Decision(Allocation(), "paused", state.memo)
-        elif observed.share is not None and observed.share < state.job.min_gpus:
-            decision = Decision(Allocation(), f"waits: {observed.share_reason}")
-        else:
-            decision = self._decision(self.view(observed))
-            if observed.share_reason:
-                share = observed.share
-                plural = "" if share == 1 else "s"
-                most = "" if share is None else f"at most {share} GPU{plural}: "
-                reason = f"{decision.reason}; {most}{observed.share_reason}"
-                decision = msgspec.structs.replace(decision, reason=reason)
-        return Decided(
-            at=observed.at,
-            slot=observed.slot,
-            allocation=decision.allocation,
-            reason=decision.reason,
-            memo=decision.memo,
-        )
+            return _decided(observed, Decision(Allocation(), "paused", state.memo))
+        return self._choice(observed)
 
     def wish(self, observed: Observed) -> Allocation:
         """Return what the job would hold if it were alone; called where jobs compete.
@@ -177,8 +164,62 @@ class Engine:
         state = self.state
         if state.status is Status.PAUSED or time_is_up(state, observed):
             return Allocation()
-        alone = msgspec.structs.replace(observed, share=None)
-        return self._decision(self.view(alone)).allocation
+        alone = msgspec.structs.replace(observed, share=None, share_reason="")
+        return self._choice(alone).allocation
+
+    def _choice(self, observed: Observed) -> Decided:
+        """Return the decision within the job's share, and whether the policy gives the job up."""
+        state = self.state
+        if observed.share is not None and observed.share < state.job.min_gpus:
+            alone = self.view(msgspec.structs.replace(observed, share=None))
+            lost = given_up(alone, state.submitted) if observed.wish == 0 else None
+            waits = Decision(Allocation(), f"waits: {observed.share_reason}")
+            return _decided(observed, waits, lost)
+        view = self.view(observed)
+        chosen = _decided(observed, self._decision(view))
+        if not chosen.allocation.total:
+            lost = given_up(view, state.submitted)
+            measuring = None if lost is None else self._measuring(observed, view, lost)
+            chosen = measuring or msgspec.structs.replace(chosen, given_up=lost)
+        notes = [chosen.reason]
+        if (target := late_target(state, observed, job_observed(state, observed))) is not None:
+            notes.insert(0, f"late: finishing at the least cost, by slot {target}")
+        if observed.share_reason:
+            share = observed.share
+            plural = "" if share == 1 else "s"
+            most = "" if share is None else f"at most {share} GPU{plural}: "
+            notes.append(f"{most}{observed.share_reason}")
+        return msgspec.structs.replace(chosen, reason="; ".join(notes))
+
+    def _measuring(self, observed: Observed, view: View, lost: GivenUp) -> Decided | None:
+        """Return the decision to measure the pace again before a job is given up.
+
+        None if the job has no measured pace, if the pace has been measured since the job came into
+        doubt, or if the job would be given up even at the planned pace or twice the measured one.
+        """
+        state = self.state
+        if lost.because not in {Doubt.LATE, Doubt.WORTHLESS} or not (state.pace or observed.pace):
+            return None
+        lasted = observed.slot - state.probe_since
+        stepped = observed.progress > state.probe_from
+        if state.probe_since and lasted > 0 and (stepped or lasted >= MOST_PROBE_SLOTS):
+            return None
+        planned = state.submitted.job.throughput
+        curve = tuple(
+            max(2 * own, plan) for own, plan in zip(view.job.throughput, planned, strict=False)
+        )
+        faster = msgspec.structs.replace(
+            view, job=msgspec.structs.replace(view.job, throughput=curve)
+        )
+        saved = self._decision(faster).allocation.total or not given_up(faster, state.submitted)
+        gpus = probe(view, state.submitted)
+        if not gpus.total or not saved:
+            return None
+        reason = (
+            f"measuring the pace again with {gpus.total} GPU{'s' if gpus.total > 1 else ''} "
+            f"before the job is given up ({DOUBTS[lost.because]})"
+        )
+        return _decided(observed, Decision(gpus, reason, view.memo), probing=True)
 
     def _decision(self, view: View) -> Decision:
         """Ask the policy, or the fallback if it fails: a failure must not cost the deadline."""
@@ -193,10 +234,18 @@ class Engine:
             return Decision(safe.allocation, reason)
 
     def view(self, observed: Observed) -> View:
-        """Return what the policy is shown: a job that can use no more GPUs than its share."""
+        """Return what the policy is shown: a job that can use no more GPUs than its share.
+
+        The deadline of a job that is late and goes on at the least cost is its present target.
+        """
         state = self.state
         market, forecast = offered(observed, state.submitted)
-        job = _job_within(job_observed(state, observed), observed.share)
+        job = job_observed(state, observed)
+        target = late_target(state, observed, job)
+        if target is not None:
+            # Without a price for being late the target would slip again and again.
+            job = msgspec.structs.replace(job, deadline=target, hard_deadline_factor=1.0)
+        job = _job_within(job, observed.share)
         return View(
             job=job,
             slot=observed.slot,
@@ -228,10 +277,15 @@ class Engine:
             status=state.ending.status,
             reason=state.ending.reason,
             cost=state.spent,
-            value=value_of_finishing(state.job, slot) if finished else 0.0,
+            value=self._worth(slot) if finished else 0.0,
             finished_at=finished_at if finished else None,
             output=state.progress.output if finished else "",
         )
+
+    def _worth(self, slot: int) -> float:
+        """Return the dollars for finishing in ``slot``; a soft deadline takes nothing from them."""
+        job = self.state.job
+        return job.value if self.state.submitted.soft else value_of_finishing(job, slot)
 
     def validate(self) -> None:
         """Raise ``Bug`` if the state breaks an invariant; tests call it after every event."""
@@ -273,6 +327,24 @@ def decide(policy: Policy, view: View) -> Decision:
     return msgspec.structs.replace(decision, allocation=allowed, reason=reason)
 
 
+def _decided(
+    observed: Observed,
+    decision: Decision,
+    given_up: GivenUp | None = None,
+    *,
+    probing: bool = False,
+) -> Decided:
+    return Decided(
+        at=observed.at,
+        slot=observed.slot,
+        allocation=decision.allocation,
+        reason=decision.reason,
+        memo=decision.memo,
+        given_up=given_up,
+        probing=probing,
+    )
+
+
 def lookahead(policy: Policy) -> int:
     """Return how many slots of forecast a policy is known to use."""
     return policy.lookahead if isinstance(policy, CompiledPolicy) else 0
@@ -295,21 +367,6 @@ def _answer(policy: Policy, view: View) -> Decision:
         problem = f"{type(error).__name__}: {error}"
         place = f"policy {policy.name} in slot {view.slot}"
         raise InvalidInput(place, problem, "a decision, not an exception") from error
-
-
-def offered(observed: Observed, submitted: Submitted) -> tuple[Slot, Forecast]:
-    """Return the market and forecast that the job can use.
-
-    Spot GPUs above its highest price count as not available.
-    """
-    highest = highest_price(submitted)
-    market = observed.market
-    if market.spot_price > highest:
-        market = msgspec.structs.replace(market, available=0)
-    price = np.array(observed.forecast_price, dtype=np.float64)
-    available = np.array(observed.forecast_available, dtype=np.int64)
-    available[price > highest] = 0
-    return market, Forecast(spot_price=price, available=available)
 
 
 def _job_within(job: Job, share: int | None) -> Job:

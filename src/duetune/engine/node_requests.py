@@ -23,6 +23,9 @@ MOST_DOUBLINGS = 4
 RETRY_SHARE = 0.05
 """Wait this share of a slot after a refusal or a loss before asking again; then double it."""
 
+MOST_RETRY_DOUBLINGS = 6
+"""The wait is doubled at most this many times, to about 3 slots."""
+
 LATE_SHARE = 0.25
 """Launch nothing in this last share of a slot: the next decision is near."""
 
@@ -100,6 +103,7 @@ def _next_try(state: JobState, kind: NodeKind) -> float:
     """Return when nodes of ``kind`` may be asked for again after failures in this slot.
 
     The delay doubles with every failure; nodes that were asked for together count as one failure.
+    Nodes that failed the job count until its next step, whatever their kind and slot.
     """
     failures = {
         node.id: node.ended_at
@@ -108,12 +112,14 @@ def _next_try(state: JobState, kind: NodeKind) -> float:
         and _failed(state, node)
         and node.ended_at is not None
         and node.ended_at > state.slot_began
-    }
+    } | {node.id: node.ended_at or 0.0 for node in state.crashed()}
     if not failures:
         return state.slot_began
     rounds = len({state.epochs[node] for node in failures})
-    delay: float = RETRY_SHARE * state.submitted.slot_s * 2.0 ** min(rounds - 1, 10)
-    return max(failures.values()) + delay
+    delay: float = (
+        RETRY_SHARE * state.submitted.slot_s * 2.0 ** min(rounds - 1, MOST_RETRY_DOUBLINGS)
+    )
+    return max(state.slot_began, max(failures.values()) + delay)
 
 
 def _failed(state: JobState, node: Node) -> bool:

@@ -11,15 +11,16 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from duetune.core.decision import Allocation, Seen
-from duetune.core.events import Ended, Status, Submitted
-from duetune.core.fleet import Node, NodeKind, NodeState
+from duetune.core.decision import Allocation, Forecast, Seen
+from duetune.core.events import Ended, GivenUp, Status, Submitted
+from duetune.core.fleet import Node, NodeEnd, NodeKind, NodeState
 from duetune.core.job import MAX_SLOTS, Job
 from duetune.core.progress import Progress
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from duetune.core.events import Observed
     from duetune.core.market import Slot
 
 
@@ -65,7 +66,10 @@ class JobState(msgspec.Struct):
     - ``submitted``: the first event; ``job`` has the terms as amended and measured since.
     - ``reason``: why the job has its status, or why it holds what it holds.
     - ``ending``: set while the job is stopping and after it.
-    - ``amended_deadline``: the last deadline that a user asked for after the submission.
+    - ``amended_deadline``: the last deadline that a user asked for after the submission;
+      ``amended_value`` is the last value.
+    - ``target``: the slot by which a job with a soft deadline should finish now that its deadline
+      is lost; None while the deadline can be met.
     - ``user_requests``: the numbers of the user requests that took effect.
     - ``updated_at``: moment of the latest event.
     - ``ended``: the job's last event but one; ``learned_at`` is when the selector learned from it.
@@ -81,6 +85,9 @@ class JobState(msgspec.Struct):
     - ``waited``: the share was too small to run at some time of the slot.
     - ``refused_in``: the last slot in which the fleet refused a spot node.
     - ``watched``: the market as it was observed.
+    - ``given_up``: set if the policy has given the job up.
+    - ``probe_since``: the slot in which the pace began to be measured again before the job is given
+      up, at ``probe_from`` steps; 0 if the job is not in doubt.
 
     Nodes:
 
@@ -93,6 +100,7 @@ class JobState(msgspec.Struct):
 
     - ``progress``: the latest report, made at ``progress_at``.
     - ``progress_at_slot``: work done before the present slot.
+    - ``stepped_at``: when the number of steps last grew.
     - ``loss``: the last loss that was reported.
     - ``pace``: measured steps per slot, by number of GPUs.
     - ``stalled_slots``: consecutive slots with GPUs and without progress.
@@ -110,6 +118,11 @@ class JobState(msgspec.Struct):
     slot_began: float = -math.inf
     due: bool = True
     amended_deadline: float | None = None
+    amended_value: float | None = None
+    target: int | None = None
+    given_up: GivenUp | None = None
+    probe_since: int = 0
+    probe_from: float = 0.0
     wanted: Allocation = Allocation()
     memo: tuple[float, ...] = ()
     memo_gpus: int = 0
@@ -125,6 +138,7 @@ class JobState(msgspec.Struct):
     user_requests: set[int] = msgspec.field(default_factory=set)
     progress: Progress = Progress()
     progress_at: float | None = None
+    stepped_at: float = -math.inf
     pace: dict[int, float] = msgspec.field(default_factory=dict)
     lost_steps: int = 0
     preemptions: int = 0
@@ -193,6 +207,14 @@ class JobState(msgspec.Struct):
         """Return the GPUs that are running and not being released."""
         return _count(node for node in self.alive() if node.state is NodeState.RUNNING)
 
+    def crashed(self) -> list[Node]:
+        """Return the nodes that failed the job since its last step, oldest first."""
+        return [
+            node
+            for node in self.nodes.values()
+            if node.end is NodeEnd.CRASHED and (node.ended_at or 0.0) > self.stepped_at
+        ]
+
     def held(self) -> Allocation:
         """Return what was held in the slot that ends, before any preemption.
 
@@ -226,6 +248,21 @@ def highest_price(submitted: Submitted) -> float:
     if submitted.max_price is None:
         return math.inf
     return submitted.max_price * submitted.slot_s / 3600
+
+
+def offered(observed: Observed, submitted: Submitted) -> tuple[Slot, Forecast]:
+    """Return the market and forecast that the job can use.
+
+    Spot GPUs above its highest price count as not available.
+    """
+    highest = highest_price(submitted)
+    market = observed.market
+    if market.spot_price > highest:
+        market = msgspec.structs.replace(market, available=0)
+    price = np.array(observed.forecast_price, dtype=np.float64)
+    available = np.array(observed.forecast_available, dtype=np.int64)
+    available[price > highest] = 0
+    return market, Forecast(spot_price=price, available=available)
 
 
 def seen_by(submitted: Submitted, watched: Watched, slot: int, market: Slot) -> Seen:

@@ -4,12 +4,13 @@ policies would have decided and cost.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from duetune.core.decision import Allocation
-from duetune.core.events import Decided, Disturbance, Disturbed, Ended, Observed
+from duetune.core.events import Decided, Disturbance, Disturbed, Ended, GivenUp, Observed
 from duetune.core.physics import charge
 from duetune.engine.engine import Engine, decide
 from duetune.errors import InvalidInput
@@ -41,12 +42,15 @@ class SlotExplained(msgspec.Struct, frozen=True):
 
     - ``expected`` are (price, available) of the next slots.
     - ``charge`` is what the decision costs if it is held for the whole slot.
+    - ``given_up`` is set if the policy gave the job up; ``probing`` if its pace was measured again
+      before that.
     - ``wish`` is how many GPUs the job would hold alone, ``share`` how many the queue left it, and
       ``share_reason`` why.
     """
 
     slot: int
     at: float
+    slot_s: float
     spot_price: float
     available: int
     on_demand_price: float
@@ -63,6 +67,16 @@ class SlotExplained(msgspec.Struct, frozen=True):
     share: int | None = None
     wish: int | None = None
     share_reason: str = ""
+    given_up: GivenUp | None = None
+    probing: bool = False
+
+    @property
+    def why(self) -> str:
+        """Return the reason, and that the job is given up with what would save it."""
+        if self.given_up is None:
+            return self.reason
+        ahead = math.ceil(((self.given_up.deadline or self.at) - self.at) / self.slot_s - 1e-9)
+        return f"{self.given_up.text(f'{ahead} slots later')}; {self.reason}"
 
 
 class WholeRun(msgspec.Struct, frozen=True):
@@ -101,7 +115,7 @@ class Explanation(msgspec.Struct, frozen=True):
                     slot.decided.on_demand,
                     f"{slot.step:.0f}",
                     f"${slot.spent:.2f}",
-                    slot.reason,
+                    slot.why,
                 )
                 for slot in self.slots
             ),
@@ -177,6 +191,7 @@ def _explained(
     return SlotExplained(
         slot=decided.slot,
         at=seen.at,
+        slot_s=state.submitted.slot_s,
         spot_price=market.spot_price / hours,
         available=market.available,
         on_demand_price=market.on_demand_price / hours,
@@ -193,6 +208,8 @@ def _explained(
         share=seen.share,
         wish=seen.wish,
         share_reason=seen.share_reason,
+        given_up=decided.given_up,
+        probing=decided.probing,
     )
 
 

@@ -110,6 +110,7 @@ def make_quote(
         history_slots=futures.history_slots,
         outlook=outlook_at(futures.markets[0], futures.start),
         bound=bound,
+        soft=terms.soft,
     )
     return Quote(
         futures=futures,
@@ -178,7 +179,11 @@ def _notes(futures: Futures, chosen: QuoteLine) -> tuple[str, ...]:
         notes.append(f"the policy is {chosen.policy}, because {futures.terms.policy_reason}")
     if chosen.finished < 1:
         why = "the budget or the hard deadline" if job.budget is not None else "the hard deadline"
-        notes.append(f"in {1 - chosen.finished:.0%} of the scenarios {why} ends the job unfinished")
+        ends = f"{why} ends the job unfinished"
+        if futures.terms.soft:
+            factor = job.hard_deadline / job.deadline
+            ends = f"the job is not finished by {factor:.2g} times its deadline"
+        notes.append(f"in {1 - chosen.finished:.0%} of the scenarios {ends}")
     if chosen.on_time < 0.9:
         notes.append(f"on time in only {chosen.on_time:.0%} of the scenarios")
     if chosen.utility < 0:

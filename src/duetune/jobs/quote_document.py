@@ -62,6 +62,8 @@ class QuoteDocument(msgspec.Struct, frozen=True, kw_only=True):
     - ``saving`` is the share of the on-demand-only cost that the chosen policy saves.
     - ``outlook`` is the typical market that the policies were given.
     - ``history_slots`` is how much market history the scenarios rest on.
+    - ``soft`` says that the job goes on after its deadline, at the least cost. The scenarios end
+      at the hard deadline all the same.
     - ``bound`` is None for long jobs. ``notes`` are remarks for the reader.
     """
 
@@ -81,6 +83,7 @@ class QuoteDocument(msgspec.Struct, frozen=True, kw_only=True):
     bound: Bound | None
     lines: tuple[QuoteLine, ...] = ()
     saving: float = 0.0
+    soft: bool = False
     notes: tuple[str, ...] = ()
 
     @property

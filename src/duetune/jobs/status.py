@@ -4,30 +4,37 @@ workers.
 
 from __future__ import annotations
 
+import math
 import threading
 from contextlib import suppress
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from duetune.core.events import Status
+from duetune.core.events import GivenUp, Status
 from duetune.core.fleet import Node, NodeKind, NodeState
-from duetune.core.node_contract import PROGRESS
+from duetune.core.node_contract import LOGS, PROGRESS
 from duetune.core.progress import Progress
 from duetune.errors import FleetError
+from duetune.jobs.spec.values import written_duration
 from duetune.notebook import html_fields
 from duetune.simulate.journal_replay import state_of
 from duetune.store.rows import JobRow
 from duetune.training.worker_contract import read_progress
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
     from duetune.core.fleet import FleetReport, MarketReport
     from duetune.engine.state import JobState
     from duetune.fleets.host import Connected
     from duetune.settings import Settings
     from duetune.store.store import Store
 
-
+TAIL_LINES = 5
+TAIL_BYTES = 4000
 ANSWER_S = 2.0
 """How many seconds a reader waits for the fleet before the journal must do."""
 
@@ -50,6 +57,9 @@ class JobStatus(msgspec.Struct, frozen=True):
       ``holders`` are the GPUs that other jobs hold now.
     - ``fleet_silent_s`` is for how many real seconds the fleet has not answered. Nodes and money
       are then those of the journal.
+    - ``given_up`` is set if the policy has given the job up; it has the terms that would save it.
+    - ``trouble`` says how many nodes have failed the job since its last step. It and ``log_tail``,
+      the last lines of such a node's log, are empty if none has and the job has not failed.
     """
 
     job: JobRow
@@ -69,6 +79,15 @@ class JobStatus(msgspec.Struct, frozen=True):
     share_slot: int | None = None
     holders: dict[str, int] = {}
     fleet_silent_s: float | None = None
+    given_up: GivenUp | None = None
+    trouble: str = ""
+    log_tail: tuple[str, ...] = ()
+
+    @property
+    def given_up_text(self) -> str:
+        """Return why the job is given up and what would save it; empty if it is not given up."""
+        now = self.job.updated_at if self.now is None else self.now
+        return "" if self.given_up is None else given_up_text(self.given_up, now)
 
     def _repr_html_(self) -> str:
         running = [node for node in self.nodes if node.state is NodeState.RUNNING]
@@ -83,6 +102,8 @@ class JobStatus(msgspec.Struct, frozen=True):
                 "slot": f"{self.slot}, due at the end of slot {self.deadline_slot}",
                 "policy": self.job.policy,
                 "why": self.job.reason,
+                **({"given up": self.given_up_text} if self.given_up else {}),
+                **({"trouble": self.trouble} if self.trouble else {}),
             },
             self.job.id,
         )
@@ -125,6 +146,7 @@ def job_status(
         pace = curve[min(running, len(curve) - 1)]
         left = max(0, progress.total_steps - progress.step)
         finish = now + left / pace * state.submitted.slot_s if pace > 0 else None
+    trouble, suspect = _trouble(job, state)
     return JobStatus(
         job=job,
         progress=progress,
@@ -143,6 +165,9 @@ def job_status(
         share_slot=state.slot if job.limited else None,
         holders=_holders(job, store) if job.limited else {},
         fleet_silent_s=silent,
+        given_up=None if job.status.final else state.given_up,
+        trouble=trouble,
+        log_tail=_tail(settings.folder(job.id) / LOGS / f"{suspect}.log") if suspect else (),
     )
 
 
@@ -169,6 +194,46 @@ def _asked(fleet: Connected, job: str) -> tuple[FleetReport, MarketReport] | Non
     asking.start()
     asking.join(ANSWER_S)
     return answers[0] if answers else None
+
+
+def given_up_text(lost: GivenUp, now: float) -> str:
+    """Return the sentence about a job that is given up; the deadline counts from ``now``."""
+    left = math.ceil(max(0.0, (lost.deadline or now) - now) / 60) * 60
+    return lost.text(f"{written_duration(timedelta(seconds=left))} from now")
+
+
+def jobs_given_up(rows: Iterable[JobRow], store: Store) -> dict[str, GivenUp]:
+    """Return the jobs of these rows that are given up. ``duetune queue`` calls it."""
+    active = [row.id for row in rows if not row.status.final]
+    states = {job: state_of(store.journal.read(job), stream=job) for job in active}
+    return {job: state.given_up for job, state in states.items() if state.given_up is not None}
+
+
+def _trouble(job: JobRow, state: JobState) -> tuple[str, str]:
+    """Return what went wrong since the last step, and the node whose log shows it."""
+    if job.status is Status.FAILED:
+        ran = [node.id for node in state.nodes.values() if node.started_at is not None]
+        return "", ran[-1] if ran else ""
+    crashed = [] if job.status.final else state.crashed()
+    if not crashed:
+        return "", ""
+    nodes = "a node" if len(crashed) == 1 else f"{len(crashed)} nodes"
+    text = (
+        f"{nodes} failed since the last step: the process was killed or the disk is full; "
+        "the job goes on with another node"
+    )
+    return text, crashed[-1].id
+
+
+def _tail(log: Path) -> tuple[str, ...]:
+    """Return the last lines of a log, or nothing if it cannot be read."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, log.stat().st_size - TAIL_BYTES))
+            text = file.read().decode(errors="replace")
+    except OSError:
+        return ()
+    return tuple(text.splitlines()[-TAIL_LINES:])
 
 
 def _holders(job: JobRow, store: Store) -> dict[str, int]:

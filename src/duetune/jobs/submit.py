@@ -32,6 +32,7 @@ from duetune.jobs.preflight import Machine, Preflight, hub_repos, job_environmen
 from duetune.jobs.quote import Quote, make_quote
 from duetune.jobs.site import Site
 from duetune.jobs.spec.job_spec import JobSpec
+from duetune.jobs.spec.sections import AUTO
 from duetune.jobs.spec.values import is_path
 from duetune.jobs.terms import Terms, job_terms, seconds_until
 from duetune.jobs.training_settings import Setting, training_settings, training_task
@@ -156,6 +157,7 @@ def prepare(spec: JobSpec, submitter: Submitter, store: Store, *, seed: int = 0)
     checked = preflight(spec, plan, task, facts, summary, repos, submitter.machine, environ)
     held_out = None if rows is None else held_out_rows(spec, rows)
     terms = _terms(spec, plan, site, submitter.market)
+    terms = msgspec.structs.replace(terms, notes=(*terms.notes, *_priority_notes(spec, submitter)))
     quote = make_quote(
         terms,
         submitter.pool,
@@ -164,13 +166,14 @@ def prepare(spec: JobSpec, submitter: Submitter, store: Store, *, seed: int = 0)
         scenarios=SCENARIOS,
         seed=seed,
     )
-    _check_finishable(spec, quote)
     policy, chosen = _chosen(spec, terms, submitter, quote.utilities, store)
+    quote = quote.with_policy(submitter.policy_named(policy))
+    _check_finishable(spec, quote)
     return PreparedJob(
         spec=spec,
         plan=plan,
         terms=terms,
-        quote=quote.with_policy(submitter.policy_named(policy)),
+        quote=quote,
         policy=policy,
         chosen=chosen,
         rows=rows,
@@ -215,6 +218,7 @@ def submit(
         past=prepared.past,
         priority=prepared.spec.priority,
         project=prepared.spec.project,
+        soft=terms.soft,
     )
     journal_with_crash_points(store.journal).append(job, [event], expected=0)
     return job
@@ -232,6 +236,15 @@ def _site(spec: JobSpec, submitter: Submitter) -> Site:
     return submitter.site.within(*limit)
 
 
+def _priority_notes(spec: JobSpec, submitter: Submitter) -> list[str]:
+    """Return a note if the priority has no effect, because jobs never compete."""
+    if spec.priority == 0 or submitter.queue.limit(spec.project) is not None:
+        return []
+    return [
+        "priority has no effect, because nothing limits the GPUs: set gpus or a quota in [queue]"
+    ]
+
+
 def _terms(spec: JobSpec, plan: TrainingPlan, site: Site, market: MarketReport) -> Terms:
     """Return the terms of the job, with the deadline counted from now by the market's clock."""
     left = timedelta(seconds=seconds_until(spec.deadline, site.speed))
@@ -240,7 +253,7 @@ def _terms(spec: JobSpec, plan: TrainingPlan, site: Site, market: MarketReport) 
 
 
 def _check_finishable(spec: JobSpec, quote: Quote) -> None:
-    """Refuse a job that ends unfinished in every scenario."""
+    """Refuse a job that its policy finishes in no scenario."""
     document = quote.document
     if document.chosen.finished > 0:
         return
@@ -251,6 +264,8 @@ def _check_finishable(spec: JobSpec, quote: Quote) -> None:
     if spec.max_price is not None:
         allowed = "more: no scenario has enough spot capacity at that price"
         raise InvalidInput("max_price", spec.max_price, allowed)
+    if spec.policy != AUTO:
+        raise InvalidInput("policy", spec.policy, "another: it finishes the job in no scenario")
 
 
 def _check_model(spec: JobSpec) -> None:

@@ -47,6 +47,7 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True):
     - ``max_price`` is in dollars per GPU and hour.
     - ``policy`` is set if the spec's other fields allow only one policy; ``policy_reason`` says
       why.
+    - ``soft`` says that the job goes on after its deadline, at the least cost.
     - ``notes`` are remarks for the reader of the quote.
     """
 
@@ -59,6 +60,7 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True):
     max_price: float | None = None
     policy: str | None = None
     policy_reason: str = ""
+    soft: bool = False
     notes: tuple[str, ...] = ()
 
     def moment(self, slot: float) -> float:
@@ -87,9 +89,9 @@ def job_terms(
     length = (due_at - market.slot_began) / slot_s
     slots = math.floor(length + 1e-9)
     if slots < 1:
-        raise limit.too_soon(market.slot_began + slot_s, f"one slot takes {_duration(slot_s)}")
+        raise limit.too_soon(market.slot_began + slot_s, f"one slot takes {written_up(slot_s)}")
     if slots > _LONGEST:
-        allowed = f"at most {_duration(_LONGEST * slot_s)}, {_LONGEST} slots"
+        allowed = f"at most {written_up(_LONGEST * slot_s)}, {_LONGEST} slots"
         raise InvalidInput(limit.field, limit.written, allowed)
     work = MARGIN * plan.total_steps + 1
     gone = max(0.0, now - market.slot_began) / slot_s
@@ -121,10 +123,11 @@ def job_terms(
             value=VALUE_FACTOR * on_demand_cost if spec.value is None else spec.value,
             throughput=curve,
             min_gpus=plan.min_gpus,
-            hard_deadline_factor=_factor(market, slots, stop_at),
+            hard_deadline_factor=1.0 if spec.hard_deadline else _factor(market, slots, stop_at),
             reconfiguration=rule,
             budget=spec.budget,
             name=spec.name,
+            unit="steps",
         ),
         origin=market.slot_began,
         slot_s=slot_s,
@@ -134,6 +137,7 @@ def job_terms(
         max_price=spec.max_price,
         policy=policy,
         policy_reason=policy_reason,
+        soft=spec.value is None and not spec.hard_deadline,
         notes=tuple(notes),
     )
 
@@ -153,7 +157,7 @@ def _reconfiguration(site: Site, slot_s: float) -> Reconfiguration:
     if longest * site.speed >= slot_s:
         allowed = (
             f"below {slot_s / longest:g}: GPUs need up to {longest:g} s to start, which would be "
-            f"longer than a slot of {_duration(slot_s)}"
+            f"longer than a slot of {written_up(slot_s)}"
         )
         raise InvalidInput("speed", site.speed, allowed)
     return Reconfiguration.from_delays(
@@ -204,7 +208,7 @@ class _TimeLimit(NamedTuple):
         if self.field == "deadline" and isinstance(self.spec.deadline, datetime):
             allowed = f"{_moment(earliest)} or later"
         else:
-            allowed = f"at least {_duration(earliest - self.now)}"
+            allowed = f"at least {written_up(earliest - self.now)}"
         return InvalidInput(self.field, self.written, f"{allowed}: {why}")
 
 
@@ -241,7 +245,7 @@ def _factor(market: MarketReport, slots: int, stop_at: float | None) -> float:
     return min(HARD_DEADLINE_FACTOR, max(slots, last) / slots)
 
 
-def _duration(seconds: float) -> str:
+def written_up(seconds: float) -> str:
     """Return the duration as text, rounded up to the second."""
     return written_duration(timedelta(seconds=math.ceil(seconds - 1e-6)))
 

@@ -16,22 +16,34 @@ if TYPE_CHECKING:
     from duetune.store.store import Store
 
 
-def asked(store: Store, name: str, request: UserRequest) -> tuple[JobRow, int]:
-    """Store a request and return the job and the request's number; refuses a finished job."""
+def active_job(store: Store, name: str) -> JobRow:
+    """Return a job that is not finished; refuses any other."""
     row = store.job(name)
     if row.status.final:
         raise InvalidInput("job", row.id, f"a job that is still active; this one is {row.status}")
+    return row
+
+
+def asked(store: Store, name: str, request: UserRequest) -> tuple[JobRow, int]:
+    """Store a request and return the job and the request's number; refuses a finished job."""
+    row = active_job(store, name)
     return row, store.requests.ask(row.id, request)
 
 
 def amended_terms(
-    row: JobRow, fleet: Connected | None, deadline: str | None, budget: str | None
+    row: JobRow,
+    fleet: Connected | None,
+    deadline: str | None,
+    budget: str | None,
+    value: str | None = None,
 ) -> Amend:
     """Return the amendment, with fields read as in a spec. Durations count from now by the fleet's
     clock.
     """
-    given = {"deadline": deadline or "1h", "run": "true"}
-    spec = JobSpec.model_validate(given if budget is None else {**given, "budget": budget})
+    if deadline is None and budget is None and value is None:
+        raise InvalidInput("amend", "nothing", "a new deadline, budget or value")
+    given = {"deadline": deadline or "1h", "run": "true", "budget": budget, "value": value}
+    spec = JobSpec.model_validate(given)
     moment = None
     if deadline is not None:
         if fleet is None:
@@ -41,4 +53,4 @@ def amended_terms(
         moment = fleet.clock.now() + seconds_until(spec.deadline, fleet.speed)
     if spec.budget is not None and spec.budget < row.spent:
         raise InvalidInput("budget", budget, f"at least ${row.spent:.2f}, which is already spent")
-    return Amend(deadline=moment, budget=spec.budget)
+    return Amend(deadline=moment, budget=spec.budget, value=spec.value)

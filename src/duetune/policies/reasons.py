@@ -59,7 +59,7 @@ def _rule_text(view: View, rule: Rule, wanted: int, horizon: int, threshold: flo
     job, market = view.job, view.market
     # Elastic rules compare with the schedule at the slot's end; plans and gangs, at its start.
     by = view.slot if rule in _PACED_AT_END else view.slot - 1
-    schedule = _schedule(ahead_by(job_physics(job), by, view.progress))
+    schedule = _schedule(ahead_by(job_physics(job), by, view.progress), job.unit)
     offer = f"{market.available} spot at {market.spot_price / market.on_demand_price:.0%}"
     offer = f"{offer} of on-demand" if market.available else "no spot available"
     few = "fewer than the job needs" if _saves(view) else "no cheaper than on-demand"
@@ -92,10 +92,10 @@ def _rule_text(view: View, rule: Rule, wanted: int, horizon: int, threshold: flo
     return texts[rule]
 
 
-def _schedule(lead: float) -> str:
+def _schedule(lead: float, unit: str) -> str:
     work = abs(lead)
     amount = f"{work:,.0f}" if work >= _WHOLE_FROM else f"{work:.1f}"
-    return f"{amount} work units {'ahead of' if lead >= 0 else 'behind'} schedule"
+    return f"{amount} {unit} {'ahead of' if lead >= 0 else 'behind'} schedule"
 
 
 def _saves(view: View) -> bool:

@@ -15,7 +15,8 @@ from duetune.core.events import Decided, Observed, Submitted
 from duetune.core.job import MAX_SLOTS
 from duetune.core.market import MarketTrace
 from duetune.engine.effects import after
-from duetune.engine.engine import Engine, offered
+from duetune.engine.engine import Engine
+from duetune.engine.state import offered
 from duetune.errors import InvalidInput, NotFound
 from duetune.policies.solve.dynamic import offline_optimum
 from duetune.simulate.cases import Case

@@ -46,7 +46,12 @@ ENDS = {
         NodeEnd.RESTARTED,
         NodeEnd.STOPPED,
     },
-    NodeState.RELEASED: {NodeEnd.RELEASED, NodeEnd.FINISHED, NodeEnd.HOPELESS},
+    NodeState.RELEASED: {
+        NodeEnd.RELEASED,
+        NodeEnd.FINISHED,
+        NodeEnd.HOPELESS,
+        NodeEnd.CRASHED,
+    },
 }
 """The possible ends of a node in each state."""
 

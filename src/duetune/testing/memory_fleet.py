@@ -133,7 +133,9 @@ class MemoryFleet:
         self._cloud.take(found.job, node, moment, NodeEnd.CAPACITY, notice=notice_s is not None)
 
     def finish(self, node: str, code: int = 0) -> None:
-        """End the node's command with exit status ``code``: 0 done, 75 left, 78 hopeless."""
+        """End the node's command with exit status ``code``: 0 done, 74 bad node, 75 left,
+        78 hopeless.
+        """
         self._cloud.worker_ended(self._alive(node).job, node, code)
 
     def node(self, name: str) -> Node:

@@ -499,3 +499,41 @@ def test_a_clock_that_jumps_by_millions_of_slots_ends_the_job_and_fills_no_memor
     assert len(story.state.watched.prices) == MAX_SLOTS
     market = market_lived([Recorded(at, each) for at, each in enumerate(story.events, 1)])
     assert market.slots == MAX_SLOTS
+
+
+class TestBadNodes:
+    """A node that failed the job: killed workers or a full disk."""
+
+    def crashed(self, story, at):
+        """All nodes of the job fail at ``at``; returns when the next ones are asked for."""
+        story.run_all(at)
+        nodes = [
+            story.node(node.id, NodeState.RELEASED, at=at, since=at, end=NodeEnd.CRASHED)
+            for node in story.state.alive()
+        ]
+        story.report(*nodes, at=at)
+        return next(tenth / 100 for tenth in range(int(100 * at), 2000) if story.ask(tenth / 100))
+
+    def test_the_next_node_is_asked_for_later_and_later_until_a_step_is_done(self):
+        story = Story(deadline=40)
+        story.slot(0.02)
+        story.ask(0.02)
+        waits, now = [], 0.1
+        for _ in range(3):
+            asked = self.crashed(story, now)
+            waits.append(round(asked - now, 2))
+            now = asked
+        assert waits == [0.05, 0.1, 0.2]
+        story.run_all(now)
+        story.slot(1.02)
+        story.steps(1, at=1.05)
+        assert round(self.crashed(story, 1.1) - 1.1, 2) == 0.05
+
+    def test_it_is_no_stall_and_no_failure_however_long_it_lasts(self):
+        story = Story(deadline=40)
+        for slot in range(12):
+            story.slot(slot + 0.02)
+            story.ask(slot + 0.02)
+            self.crashed(story, slot + 0.1)
+            assert story.state.status is Status.RUNNING
+        assert story.state.stalled_slots == 0

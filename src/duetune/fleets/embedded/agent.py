@@ -8,6 +8,7 @@ the heavy libraries loaded (``zygote``) starts a worker in about 0.05 s.
 from __future__ import annotations
 
 import contextlib
+import errno
 import importlib
 import os
 import select
@@ -19,7 +20,15 @@ import traceback
 from pathlib import Path
 from typing import NoReturn, TextIO
 
-from duetune.core.node_contract import DONE, HOPELESS, LEFT, PROGRESS_FILE
+from duetune.core.node_contract import (
+    BAD_NODE,
+    CHECKPOINT_DIR,
+    DONE,
+    HOPELESS,
+    LEFT,
+    OUTPUT_DIR,
+    PROGRESS_FILE,
+)
 from duetune.fleets.embedded.node_assignment import Assignment, Channel, Gone, Leave
 from duetune.fleets.embedded.processes import adopt_orphans, end_family
 
@@ -30,6 +39,12 @@ LONGEST_PAUSE_S = 30.0
 # After a worker has run this long, the next crash counts as the first one again.
 SOUND_S = 30.0
 MOST_CRASHES = 5
+# After this many crashes that are not the worker's fault, the job should try another node.
+MOST_MISHAPS = 3
+KILLED = {-signal.SIGKILL, 128 + signal.SIGKILL}  # the second is how a shell reports the first
+FULL_DISK = os.strerror(errno.ENOSPC)
+# Below this many free bytes a disk counts as full.
+LEAST_FREE = 1 << 20
 HEARTBEAT_CHECK_S = 5.0
 
 
@@ -47,7 +62,9 @@ class Agent:
         self._started = 0.0
         self._pause_s = FIRST_PAUSE_S
         self._crashes: list[float] = []
-        self._gave_up = False
+        self._mishaps: list[float] = []
+        self._log_size = 0
+        self._verdict: int | None = None
         self._start_at = 0.0
         self._leaving = leaving
         self._beat: float | None = None
@@ -73,13 +90,14 @@ class Agent:
                 return 1
             code = self._reap()
             if code is not None and self._is_over(code):
-                self._channel.send(Gone(HOPELESS if self._gave_up else code))
+                self._channel.send(Gone(code if self._verdict is None else self._verdict))
                 return 0
             self._check_heartbeat()
 
     def _start(self) -> None:
         if self._heartbeat is not None:
             self._heartbeat.unlink(missing_ok=True)
+        self._log_size = _size(self._assignment.log)
         pid = os.fork()
         if pid == 0:
             self._channel.close()
@@ -132,23 +150,45 @@ class Agent:
         if time.monotonic() - self._started > SOUND_S:
             self._pause_s = FIRST_PAUSE_S
             self._crashes.clear()
-        self._crashes.append(time.time())
-        if self._fruitless_crashes() >= MOST_CRASHES and not self._assignment.tireless:
-            self._log(f"crashed {MOST_CRASHES} times in a row, last with code {code}; given up")
-            self._gave_up = True
-            return True
+            self._mishaps.clear()
+        mishap = self._mishap(code)
+        (self._mishaps if mishap else self._crashes).append(time.time())
+        if not self._assignment.tireless:
+            if self._fruitless(self._crashes) >= MOST_CRASHES:
+                self._log(f"crashed {MOST_CRASHES} times in a row, last with code {code}; given up")
+                self._verdict = HOPELESS
+                return True
+            if self._fruitless(self._mishaps) >= MOST_MISHAPS:
+                self._log(f"{mishap or 'killed'}, {MOST_MISHAPS} times; leaving this node")
+                self._verdict = BAD_NODE
+                return True
         self._log(f"ended with code {code}; restarting in {self._pause_s:g} s")
         self._start_at = time.monotonic() + self._pause_s
         self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
         return False
 
-    def _fruitless_crashes(self) -> int:
-        """Return the number of crashes since any node of the job last reported progress."""
+    def _mishap(self, code: int) -> str:
+        """Return what went wrong if it is not the worker's fault, else an empty text.
+
+        A full disk is seen in the file system, or in the worker's output since its start.
+        """
+        if code in KILLED:
+            return "killed by SIGKILL"
+        environment = self._assignment.environment
+        places = [self._assignment.folder]
+        places += [
+            environment[name] for name in (CHECKPOINT_DIR, OUTPUT_DIR) if name in environment
+        ]
+        said = FULL_DISK.encode() in _read_from(self._assignment.log, self._log_size)
+        return "the disk is full" if said or any(map(_is_full, places)) else ""
+
+    def _fruitless(self, crashes: list[float]) -> int:
+        """Return the number of ``crashes`` since any node of the job last reported progress."""
         try:
             reported = Path(self._assignment.environment[PROGRESS_FILE]).stat().st_mtime
         except (OSError, KeyError):
             reported = 0.0
-        return sum(moment > reported for moment in self._crashes)
+        return sum(moment > reported for moment in crashes)
 
     def _check_heartbeat(self) -> None:
         """Kill a worker whose heartbeat file has not changed for too long.
@@ -194,6 +234,32 @@ class Agent:
             Path(self._assignment.log).open("a", encoding="utf-8") as log,
         ):
             log.write(f"[duetune] {self._assignment.name} {message}\n")
+
+
+def _size(file: str) -> int:
+    try:
+        return Path(file).stat().st_size
+    except OSError:
+        return 0
+
+
+def _read_from(file: str, offset: int) -> bytes:
+    """Return the file's content after ``offset``, at most its last 64 KiB."""
+    try:
+        with Path(file).open("rb") as log:
+            log.seek(max(offset, _size(file) - (1 << 16)))
+            return log.read()
+    except OSError:
+        return b""
+
+
+def _is_full(folder: str) -> bool:
+    """Return whether the disk of a folder is full; False for a folder that does not exist."""
+    try:
+        disk = os.statvfs(folder)
+    except OSError:
+        return False
+    return disk.f_blocks > 0 and disk.f_bavail * disk.f_frsize < LEAST_FREE
 
 
 def serve(connection: socket.socket) -> int:

@@ -25,7 +25,7 @@ from duetune.core.fleet import (
     NodeState,
     Release,
 )
-from duetune.core.node_contract import DONE, HOPELESS
+from duetune.core.node_contract import BAD_NODE, DONE, HOPELESS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -155,6 +155,8 @@ class Cloud:
             self._end(record, NodeState.RELEASED, NodeEnd.FINISHED, self.at)
         elif code == HOPELESS:
             self._end(record, NodeState.RELEASED, NodeEnd.HOPELESS, self.at)
+        elif code == BAD_NODE:
+            self._end(record, NodeState.RELEASED, NodeEnd.CRASHED, self.at)
         elif record.node.notice_at is not None:
             self._end(record, NodeState.LOST, record.why, self.at, ", worker left after notice")
         else:

@@ -116,6 +116,15 @@ class JobSpec(BaseModel):
     deadline: Annotated[
         Deadline, Meaning("When the job must be done; a duration counts from submission.", DEADLINE)
     ]
+    hard_deadline: Annotated[
+        bool,
+        Meaning(
+            "Stop the job at its deadline, finished or not. Otherwise a job without `value` goes "
+            "on after it at the least cost, and a job with `value` until 1.5 times the deadline, "
+            "when the value has fallen to zero.",
+            "true or false",
+        ),
+    ] = False
     name: Annotated[
         str,
         Meaning("The name of the job; by default made from model and dataset.", NAME_WORDS),

@@ -13,8 +13,9 @@ from support.places import ROOT
 START = "model: gpt2\ndataset: imdb\ndeadline: 8h\n"
 OWN = "run: python train.py\ndeadline: 8h\n"
 FIELDS = (
-    "model, dataset, deadline, name, max_duration, budget, value, max_price, method, resources, "
-    "training, checkpoint, workdir, setup, run, envs, secrets, tags, priority, project, policy"
+    "model, dataset, deadline, hard_deadline, name, max_duration, budget, value, max_price, "
+    "method, resources, training, checkpoint, workdir, setup, run, envs, secrets, tags, "
+    "priority, project, policy"
 )
 NAME = "1 to 63 letters, digits, '.', '_' or '-', beginning and ending with a letter or digit"
 OTHER = "the built-in trainer does not support it; use your own command (run)"
