@@ -204,7 +204,8 @@ def given_up_text(lost: GivenUp, now: float) -> str:
 
 def jobs_given_up(rows: Iterable[JobRow], store: Store) -> dict[str, GivenUp]:
     """Return the jobs of these rows that are given up. ``duetune queue`` calls it."""
-    active = [row.id for row in rows if not row.status.final]
+    # A job that is given up holds nothing, so that few journals are read.
+    active = [row.id for row in rows if not row.status.final and row.spot + row.on_demand == 0]
     states = {job: state_of(store.journal.read(job), stream=job) for job in active}
     return {job: state.given_up for job, state in states.items() if state.given_up is not None}
 

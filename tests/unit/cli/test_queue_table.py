@@ -33,7 +33,12 @@ def row(**fields):
 
 def shown(rows, width, monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", str(width))
-    home = SimpleNamespace(fleet=SimpleNamespace(clock=CLOCK), controller=1)
+    home = SimpleNamespace(
+        fleet=SimpleNamespace(clock=CLOCK),
+        store=None,
+        controller_note=lambda: "",
+        fleet_silent_s=lambda _job: None,
+    )
     _show(rows, home)
     return capsys.readouterr().out
 

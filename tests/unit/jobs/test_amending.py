@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import msgspec
 import pytest
 
@@ -13,6 +15,7 @@ from duetune.core.progress import Phase, Progress
 from duetune.errors import InvalidInput
 from duetune.jobs import submit
 from duetune.jobs.amendment import amendment
+from duetune.jobs.preflight import Machine
 from duetune.jobs.submit import Submitter, prepare
 from duetune.knowledge.sources.analytic import AnalyticSource
 from duetune.policies.select.adaptive import AdaHedge
@@ -42,6 +45,7 @@ def submitter(*, price=0.5, queue=None, pool="maximal_spot"):
         policy_named=policy_named,
         learner=AdaHedge,
         knowledge=lambda _store: AnalyticSource(),
+        machine=Machine(Path()),
         queue=queue or QueueSettings(),
     )
 
