@@ -212,16 +212,17 @@ def test_the_coordinator_ends_with_whoever_started_it(tmp_path):
         "import subprocess, sys, pathlib, time\n"
         "file = pathlib.Path(sys.argv[1])\n"
         "child = subprocess.Popen([sys.executable, '-m', 'duetune.training.coordinator',"
-        " '--port-file', file])\n"
+        " '--address-file', file])\n"
         "while not file.exists(): time.sleep(0.01)\n"
         "print(child.pid)\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", code, tmp_path / "address"],
+        env=os.environ | {"DUETUNE_JOB_DIR": str(tmp_path), "DUETUNE_JOB_SECRET": "x" * 32},
         capture_output=True,
         text=True,
         check=True,
     )
-    assert (tmp_path / "address").read_text().startswith("http://127.0.0.1:")
+    assert (tmp_path / "address").read_text().startswith("tcp://127.0.0.1:")
     coordinator = Path(f"/proc/{int(done.stdout)}/cmdline")
     until(lambda: not coordinator.exists(), "the end of the coordinator")
