@@ -79,8 +79,7 @@ def write_new(path: Path, content: Iterable[bytes]) -> None:
     """
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, OWNER)
     with open(descriptor, "wb") as file:  # noqa: PTH123 - a descriptor
-        for piece in content:
-            file.write(piece)
+        file.writelines(content)
         file.flush()
         os.fsync(file.fileno())
 

@@ -98,3 +98,23 @@ def test_a_notice_that_never_comes_costs_at_most_what_was_not_saved(home):
     assert all(node.notice_at is None for node in lost)
     # The pretend trainer saves every step.
     assert home.json("status", job)["status"]["lost_steps"] <= 1 * len(lost)
+
+
+def test_an_old_controller_that_wakes_up_can_write_nothing_more(home):
+    """The journal refuses what a controller writes after another has taken over."""
+    home.start_fleet(home.market((0.9, 2)))
+    job = home.launch(home.spec(steps=40))
+    home.until_step(job, 3)
+    old = home.controller()
+    os.kill(old, signal.SIGSTOP)
+    # Without the lock, which only saves work, nothing but the journal keeps the two apart.
+    (home.path / "controller.lock").unlink()
+    new = home.json("controller", "start")["pid"]
+    assert new != old
+    seen = len(home.story(job))
+    home.until(lambda: len(home.story(job)) > seen + 1, "events of the new controller")
+    os.kill(old, signal.SIGCONT)
+    home.until(lambda: old not in home.processes(), "the end of the old controller")
+    assert "another controller has written" in (home.path / "controller.log").read_text()
+    assert home.until_over(job).status == "SUCCEEDED"
+    accounted(home, job)

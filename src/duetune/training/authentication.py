@@ -1,4 +1,4 @@
-"""Connections between the processes of one job, which prove to each other that they know its secret.
+"""Connections between processes of one job, which prove to each other that they know its secret.
 
 Every listening socket of a training group is a ``Door``. Both sides of a new connection send a
 random number, and each answers with an HMAC of both numbers, its role and the address of the door.
@@ -66,23 +66,28 @@ def dial(address: str, secret: bytes, timeout_s: float) -> socket.socket:
         raise Refused(f"{address!r} is not an address of a door")
     connection = socket.create_connection((host, int(port)), timeout_s)
     try:
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        peer = connection.getpeername()
-        if connection.getsockname() == peer:
-            # Nobody listens, and the kernel has connected the socket to itself.
-            raise ConnectionRefusedError(f"nobody listens at {address}")
-        greeting = _exactly(connection, len(_GREETING) + _BYTES)
-        if not greeting.startswith(_GREETING):
-            raise Refused(f"{address} is not a door of this job")
-        theirs, ours = greeting[len(_GREETING) :], secrets.token_bytes(_BYTES)
-        connection.sendall(ours + _proof(secret, b"client", peer, theirs, ours))
-        answer = _exactly(connection, _BYTES)
-        if not hmac.compare_digest(answer, _proof(secret, b"server", peer, theirs, ours)):
-            raise Refused(f"{address} does not know the job's secret")
+        _introduce(connection, secret)
     except BaseException:
         connection.close()
         raise
     return connection
+
+
+def _introduce(connection: socket.socket, secret: bytes) -> None:
+    """Prove the knowledge of the secret to a door, and ask the same of it."""
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    peer = connection.getpeername()
+    if connection.getsockname() == peer:
+        # Nobody listens, and the kernel has connected the socket to itself.
+        raise ConnectionRefusedError("nobody listens there")
+    greeting = _exactly(connection, len(_GREETING) + _BYTES)
+    if not greeting.startswith(_GREETING):
+        raise Refused("this is not a door of a job")
+    theirs, ours = greeting[len(_GREETING) :], secrets.token_bytes(_BYTES)
+    connection.sendall(ours + _proof(secret, b"client", peer, theirs, ours))
+    answer = _exactly(connection, _BYTES)
+    if not hmac.compare_digest(answer, _proof(secret, b"server", peer, theirs, ours)):
+        raise Refused("the door does not know the job's secret")
 
 
 def send(connection: socket.socket, content: bytes) -> None:

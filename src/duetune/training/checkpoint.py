@@ -179,7 +179,7 @@ class CheckpointStore:
         return None
 
     def named(self, name: str) -> Checkpoint | None:
-        """Return the checkpoint of this name if its files are there; ``load`` checks their bytes."""
+        """Return the checkpoint of this name if its files are there; ``load`` checks the bytes."""
         for checkpoint in self._all():
             if checkpoint.path.name == name:
                 with contextlib.suppress(Damaged):

@@ -59,7 +59,7 @@ class LinkedCollective:
         self._stall_s = stall_s
         self._operations = 0
         for link in self._links.values():
-            link.setblocking(False)  # noqa: FBT003 - the socket's own signature
+            link.setblocking(False)
 
     def gather(self, part: torch.Tensor) -> list[torch.Tensor]:
         """Return every member's ``part``, in the order of ranks."""
@@ -118,6 +118,7 @@ class LinkedCollective:
                         _advance(outgoing[key.data], link.send)
                     if events & selectors.EVENT_READ:
                         _advance(incoming[key.data], link.recv_into)
+                        self._check(marks[key.data], incoming[key.data], received[key.data])
                     left = (selectors.EVENT_READ if incoming[key.data] else 0) | (
                         selectors.EVENT_WRITE if outgoing[key.data] else 0
                     )
@@ -125,9 +126,11 @@ class LinkedCollective:
                         waiting.unregister(link)
                     elif left != key.events:
                         waiting.modify(link, left, key.data)
-        for rank, mark in marks.items():
-            if bytes(mark) != self._mark(received[rank]):
-                raise ConnectionError(f"rank {rank} is in another operation")
+
+    def _check(self, mark: bytearray, left: list[memoryview], tensor: torch.Tensor) -> None:
+        """Raise if the mark has come and is that of another operation."""
+        if len(left) < 2 and bytes(mark) != self._mark(tensor):
+            raise ConnectionError("a member is in another operation")
 
     def _mark(self, tensor: torch.Tensor) -> bytes:
         return self._operations.to_bytes(8, "big") + tensor.nbytes.to_bytes(8, "big")

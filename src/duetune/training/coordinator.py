@@ -1,8 +1,8 @@
 """``python -m duetune.training.coordinator``: decides who is in a job's elastic group.
 
 It writes the address of its door to a file and ends when its parent process ends. It may be
-restarted at any time: members wait for it and read the file again. Torch is not imported. The members'
-side is in ``coordinator_client``; who is in a quorum is decided in ``quorum``.
+restarted at any time: members wait for it and read the file again. Torch is not imported. The
+members' side is in ``coordinator_client``; who is in a quorum is decided in ``quorum``.
 """
 
 from __future__ import annotations

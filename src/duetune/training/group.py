@@ -12,7 +12,7 @@ import threading
 import time
 import uuid
 from concurrent.futures import Future, wait
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
@@ -65,7 +65,7 @@ class GroupSettings(msgspec.Struct, frozen=True):
         return cls(bind=environ.get(BIND) or "127.0.0.1")
 
 
-class GroupPlace(msgspec.Struct, frozen=True, kw_only=True):
+class GroupPlace(NamedTuple):
     """Where a group meets.
 
     - ``coordinator``: returns the coordinator's present address.

@@ -7,9 +7,7 @@ can send a wrong state but cannot run code. Only peers that know the job's secre
 
 from __future__ import annotations
 
-import contextlib
 import json
-import socket
 import threading
 import time
 from typing import TYPE_CHECKING, Protocol
@@ -17,9 +15,10 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 import torch
 
-from duetune.training.authentication import Door, Refused, dial, fill, receive, send
+from duetune.training.authentication import Door, dial, fill, receive, send
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Callable
 
     from duetune.training.checkpoint import Json

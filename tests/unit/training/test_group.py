@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from duetune.training.checkpoint import CheckpointStore
 from duetune.training.coordinator import Coordinator
 from duetune.training.quorum import QuorumTimes
 from support.later import later
@@ -69,7 +70,7 @@ def lighthouse(tmp_path):
 
 
 class Member(threading.Thread):
-    def __init__(self, lighthouse, name, steps, step=0, until=None, secret=SECRET):
+    def __init__(self, lighthouse, name, steps, step=0, until=None, secret=SECRET, restored=""):
         super().__init__(daemon=True)
         self.restored = []
         self.state = Counter(step)
@@ -87,7 +88,8 @@ class Member(threading.Thread):
             name,
             self.state,
             torch.device("cpu"),
-            restore=self.restored.append,
+            restored=restored,
+            restore=self.restore,
             leaving=self.leave.is_set,
             settings=elastic.GroupSettings(**QUICK),
         )
@@ -103,6 +105,11 @@ class Member(threading.Thread):
                 self.left = True
                 break
         self.group.close()
+
+    def restore(self, name):
+        self.restored.append(name)
+        fresh = Counter(int(name[5:13]))
+        self.state.load({"sum": fresh.sum}, {"step": fresh.step})
 
     def _round(self):
         arrangement = self.group.form()
@@ -192,3 +199,50 @@ def test_a_member_whose_main_thread_hangs_says_so():
     assert transfer.alive(server.address, SECRET, PATIENCE_S) is False
     server.close()
     assert transfer.alive(server.address, SECRET, PATIENCE_S) is False
+
+
+def test_who_does_not_know_the_secret_neither_joins_nor_reads(lighthouse):
+    member = Member(lighthouse, "b", 10**9)
+    until(lambda: member.worlds)
+    stranger = Member(lighthouse, "a", 10**9, step=10**6, secret=b"made up")
+    with pytest.raises(transfer.TransferFailed):
+        transfer.fetch_state(member.group._door.address, b"made up", member.state.step)
+    before = len(member.worlds)
+    until(lambda: len(member.worlds) > before + 3)
+    assert set(member.worlds) == {1}
+    assert stranger.worlds == []
+    stranger.leave.set()
+    member._until = lambda _member: True
+    finish(member)
+    stranger.join(PATIENCE_S)
+    assert stranger.left
+
+
+def test_a_newcomer_that_says_it_is_ahead_is_given_the_state_of_the_group(lighthouse):
+    member = Member(lighthouse, "b", 10**9)
+    until(lambda: member.worlds)
+    # Its sum is wrong, and its first name would make it the leader.
+    liar = Member(lighthouse, "a", 10**9, step=10**6, restored="step-01000000.epoch-000001")
+    liar.state.sum += 1
+    until(lambda: 2 in liar.worlds)
+    assert liar.state.step < 10**6
+    for each in (member, liar):
+        each._until = lambda _member: True
+    finish(member, liar)
+
+
+def test_a_checkpoint_that_is_ahead_is_read_by_everyone_from_the_disk(tmp_path):
+    checkpoints = tmp_path / "checkpoints"
+    (tmp_path / "file").touch()
+    name = CheckpointStore(checkpoints, epoch=1).publish(4000, tmp_path / "file").name
+    coordinator = Coordinator(SECRET, checkpoints, times=times())
+    asleep = Member(coordinator.address, "a", 10**9)
+    until(lambda: asleep.worlds)
+    new = Member(coordinator.address, "b", 10**9, step=4000, restored=name)
+    until(lambda: 2 in new.worlds)
+    assert set(asleep.restored) == {name}
+    assert new.restored == []
+    for each in (asleep, new):
+        each._until = lambda _member: True
+    finish(asleep, new)
+    coordinator.close()

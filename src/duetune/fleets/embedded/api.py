@@ -9,8 +9,9 @@
     GET  /jobs/<job>/notice/<node>/<secret>  when the node will be taken; 404 if not known
     POST /jobs/<job>/progress/<secret>  a progress report of a worker that cannot write the file
 
-The last two are for workers and contain a secret of the job. All others need the token of ``provider.json``. The calls themselves
-are carried out in ``desk``; the Python client is in ``client``.
+The last two are for workers and contain a secret of the job. All others need the token of
+``provider.json``. The calls themselves are carried out in ``desk``; the Python client is in
+``client``.
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from duetune.core import node_contract
+from duetune.fleets.embedded.node_environment import inherited
 
 if TYPE_CHECKING:
     import socket
@@ -24,37 +25,6 @@ if TYPE_CHECKING:
 COORDINATOR = "duetune.training.coordinator"
 SECRETS_FILE = "secrets.json"
 VISIBLE = "CUDA_VISIBLE_DEVICES"
-
-_INHERITED = frozenset(
-    """
-    PATH HOME USER LOGNAME SHELL LANG LANGUAGE TZ TMPDIR XDG_CACHE_HOME
-    LD_LIBRARY_PATH LD_PRELOAD VIRTUAL_ENV CONDA_PREFIX
-    PYTHONPATH PYTHONHOME PYTHONHASHSEED PYTHONDONTWRITEBYTECODE
-    SSL_CERT_FILE SSL_CERT_DIR REQUESTS_CA_BUNDLE CURL_CA_BUNDLE
-    HTTP_PROXY HTTPS_PROXY NO_PROXY http_proxy https_proxy no_proxy
-    RUST_LOG TOKENIZERS_PARALLELISM
-    DUETUNE_BIND DUETUNE_DATA DUETUNE_FLEET DUETUNE_HOME
-    """.split()
-)
-_INHERITED_PREFIXES = tuple(
-    """
-    LC_ CUDA_ CUBLAS_ NVIDIA_ NCCL_ HF_ HUGGINGFACE_ TRANSFORMERS_ TORCH_ PYTORCH_ TRITON_
-    OMP_ MKL_ OPENBLAS_ NUMBA_ COVERAGE_
-    """.split()
-)
-
-
-def inherited(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that the processes of a node get from the provider.
-
-    Everything else a job needs is in its ``envs`` and ``secrets``. ``docs/explanation/security.md``
-    lists the names.
-    """
-    return {
-        name: value
-        for name, value in environ.items()
-        if name in _INHERITED or name.startswith(_INHERITED_PREFIXES)
-    }
 
 
 class Assignment(msgspec.Struct, frozen=True, tag="assignment"):

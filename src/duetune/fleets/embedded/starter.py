@@ -18,7 +18,8 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, NamedTuple
 
 from duetune.fleets.embedded import processes
-from duetune.fleets.embedded.node_assignment import Channel, inherited
+from duetune.fleets.embedded.node_assignment import Channel
+from duetune.fleets.embedded.node_environment import inherited
 from duetune.fleets.embedded.zygote import NOTHING_TO_LOAD, READY
 
 if TYPE_CHECKING:
