@@ -98,6 +98,7 @@ def attacked(home, job, folder):
         "job": job,
         "nodes": [node.id for node in home.fleet_alive(job)],
         "ports": [int(address.rpartition(":")[2], 16) for address in doors],
+        "web": int(home.fleet().fleet.status().url.rpartition(":")[2]),
         "files": [str(place) for place in (home.path, folder, *folder.rglob("*"))],
         "pids": list(pids),
     }

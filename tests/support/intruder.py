@@ -128,8 +128,9 @@ def main():
     got = []
     for port in target["ports"]:
         got += calls(port, target["job"], target["nodes"])
-        got += messages(port)
-        got.append(native and lighthouse(port, native))
+        if port != target["web"]:  # which speaks HTTP and would wait for the end of a line
+            got += messages(port)
+            got.append(native and lighthouse(port, native))
     if os.geteuid() == NOBODY:
         got += files(target["files"])
         got += signals(target["pids"])
