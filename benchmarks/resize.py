@@ -11,6 +11,7 @@ import json
 import os
 import random
 import re
+import secrets
 import shutil
 import signal
 import statistics
@@ -63,12 +64,17 @@ class Members:
         self.folder = folder
         self.living: dict[str, int] = {}
         self._count = 0
-        address = folder / "address"
+        address = folder / "coordinator.address"
+        self._group = {
+            "DUETUNE_JOB_DIR": str(folder),
+            "DUETUNE_COORDINATOR_FILE": str(address),
+            "DUETUNE_JOB_SECRET": secrets.token_hex(32),
+        }
         self._coordinator = subprocess.Popen(
-            [sys.executable, "-m", "duetune.training.coordinator", "--port-file", address]
+            [sys.executable, "-m", "duetune.training.coordinator", "--address-file", address],
+            env=os.environ | self._group,
         )
         wait_for(address.exists, "the coordinator")
-        self._lighthouse = address.read_text()
 
     def launch(self, *, warm: bool = True) -> str:
         self._count += 1
@@ -77,8 +83,7 @@ class Members:
             "DUETUNE_JOB_ID": "resize",
             "DUETUNE_NODE_ID": name,
             "DUETUNE_EPOCH": str(self._count),
-            "DUETUNE_JOB_DIR": str(self.folder),
-            "DUETUNE_LIGHTHOUSE": self._lighthouse,
+            **self._group,
         }
         log = os.open(self.folder / f"{name}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         sys.stdout.flush()

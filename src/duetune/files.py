@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 ANYONE = 0o666
 OWNER = 0o600
 """Permissions of a new file, before the umask."""
+PRIVATE_FOLDER = 0o700
+"""Permissions of a folder that only its owner may enter."""
 
 # Some network file systems cannot sync a folder; their server orders renames itself.
 _NO_FOLDER_SYNC = frozenset({errno.EINVAL, errno.ENOTSUP, errno.EBADF})
@@ -72,11 +74,12 @@ def write_whole(
 def write_new(path: Path, content: Iterable[bytes]) -> None:
     """Write a new file piece by piece and sync it; raises ``FileExistsError`` if it exists.
 
-    It is for files in a folder that is renamed into place after all files are written.
+    It is for files in a folder that is renamed into place after all files are written. Only the
+    owner may read them.
     """
-    with path.open("xb") as file:
-        for piece in content:
-            file.write(piece)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, OWNER)
+    with open(descriptor, "wb") as file:  # noqa: PTH123 - a descriptor
+        file.writelines(content)
         file.flush()
         os.fsync(file.fileno())
 
@@ -100,10 +103,13 @@ def sync_folder(path: Path) -> None:
 
 
 def make_folder(path: Path) -> None:
-    """Create a folder and its parents, and block until their names are on disk."""
+    """Create a folder and its parents, and block until their names are on disk.
+
+    Only the owner may enter the folders that this creates.
+    """
     missing = [folder for folder in (path, *path.parents) if not folder.is_dir()]
     for folder in reversed(missing):
-        folder.mkdir(exist_ok=True)
+        folder.mkdir(exist_ok=True, mode=PRIVATE_FOLDER)
         sync_folder(folder.parent)
 
 

@@ -135,6 +135,32 @@ def test_a_member_that_wakes_after_the_end_changes_nothing(job):
     assert late.progress.eval_loss == late.result.eval_loss
 
 
+def test_a_worker_that_a_later_launch_has_replaced_can_save_nothing_more(job):
+    """The fence between writers fires in real processes, and the result is the right one."""
+    calm = job("calm", max_steps=30, emulated_microbatch_s=None)
+    calm.launch("alone")
+    stale = job("stale", max_steps=30, checkpoint_every_s=0.1)
+    stale.launch("old")
+    checkpoints = CheckpointStore(stale.folder / "checkpoints", epoch=0)
+    until(checkpoints.latest, "a checkpoint of the old worker")
+    stale.signal(signal.SIGSTOP, "old")
+    before = checkpoints.latest()
+    stale.launch("new")
+    newer = until(
+        lambda: (found := checkpoints.latest()).epoch > before.epoch and found,
+        "a checkpoint of the new worker",
+    )
+    # It still believes that it is the only writer.
+    stale.signal(signal.SIGCONT, "old")
+    assert stale.code("old") == LEFT
+    assert f"epoch {newer.epoch} has taken over" in stale.log("old")
+    assert checkpoints.latest().epoch == newer.epoch
+    assert stale.code("new") == DONE
+    assert calm.code("alone") == DONE
+    assert stale.result == calm.result
+    assert stale.adapter == calm.adapter
+
+
 def test_all_weights_are_trained_together_too(job):
     full = job(method=TrainingMethod.FULL, max_steps=8, learning_rate=1e-3)
     full.coordinate()
@@ -212,16 +238,17 @@ def test_the_coordinator_ends_with_whoever_started_it(tmp_path):
         "import subprocess, sys, pathlib, time\n"
         "file = pathlib.Path(sys.argv[1])\n"
         "child = subprocess.Popen([sys.executable, '-m', 'duetune.training.coordinator',"
-        " '--port-file', file])\n"
+        " '--address-file', file])\n"
         "while not file.exists(): time.sleep(0.01)\n"
         "print(child.pid)\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", code, tmp_path / "address"],
+        env=os.environ | {"DUETUNE_JOB_DIR": str(tmp_path), "DUETUNE_JOB_SECRET": "x" * 32},
         capture_output=True,
         text=True,
         check=True,
     )
-    assert (tmp_path / "address").read_text().startswith("http://127.0.0.1:")
+    assert (tmp_path / "address").read_text().startswith("tcp://127.0.0.1:")
     coordinator = Path(f"/proc/{int(done.stdout)}/cmdline")
     until(lambda: not coordinator.exists(), "the end of the coordinator")

@@ -176,7 +176,7 @@ def test_a_worker_finds_the_contract_in_its_environment(home, monkeypatch):
         "MODE": "environment",
     }
     assert {name: found.get(name) for name in expected} == expected
-    assert "DUETUNE_LIGHTHOUSE" not in found
+    assert not {"DUETUNE_COORDINATOR_FILE", "DUETUNE_JOB_SECRET"} & found.keys()
     assert "hello environment" in home.log()
 
 
@@ -470,20 +470,17 @@ def test_a_stop_leaves_nothing_behind(home):
     assert not (home.place / "provider.json").exists()
 
 
-def test_a_group_has_a_coordinator_as_long_as_it_has_nodes(home, monkeypatch):
-    pytest.importorskip("torchft")
-    (home.folder / "modules" / "trial_torchft.py").write_text(
-        "def preload():\n    import torchft.coordination\n"
-    )
-    monkeypatch.setenv("PYTHONPATH", str(home.folder / "modules"))
-    home.start(msgspec.structs.replace(QUICK, preload="trial_torchft", coordinator_linger_s=0.2))
-    home.script("echo $DUETUNE_LIGHTHOUSE > address; exec sleep 600", "a", coordinated=True)
+def test_a_group_has_a_coordinator_as_long_as_it_has_nodes(home):
+    home.start(msgspec.structs.replace(QUICK, coordinator_linger_s=0.2))
+    home.script("echo $DUETUNE_COORDINATOR_FILE > file; exec sleep 600", "a", coordinated=True)
     home.script("exec sleep 600", "b", coordinated=True)
-    until(lambda: (home.job / "address").exists() and (home.job / "address").read_text().strip())
-    address = urlsplit((home.job / "address").read_text().strip())
-    assert address.hostname == "127.0.0.1"
+    until(lambda: (home.job / "file").exists() and (home.job / "file").read_text().strip())
+    file = Path((home.job / "file").read_text().strip())
+    until(file.exists)
 
     def coordinator():
+        address = urlsplit(file.read_text())
+        assert address.hostname == "127.0.0.1"
         return listener(address.port, processes.marked(home.place))
 
     until(coordinator)

@@ -148,4 +148,23 @@ def test_a_budget_that_runs_out_is_a_hard_cap_until_it_is_raised(home):
     home.run("amend", job, "--budget", str(needed + 5), "--yes")
     assert home.until_over(job).status == "SUCCEEDED"
     assert bill < home.job(job).cost <= needed + 5
+
+
+def test_an_old_controller_that_wakes_up_can_write_nothing_more(home):
+    """The journal refuses what a controller writes after another has taken over."""
+    home.start_fleet(home.market((0.9, 2)))
+    job = home.launch(home.spec(steps=40))
+    home.until_step(job, 3)
+    old = home.controller()
+    os.kill(old, signal.SIGSTOP)
+    # Without the lock, which only saves work, nothing but the journal keeps the two apart.
+    (home.path / "controller.lock").unlink()
+    new = home.json("controller", "start")["pid"]
+    assert new != old
+    seen = len(home.story(job))
+    home.until(lambda: len(home.story(job)) > seen + 1, "events of the new controller")
+    os.kill(old, signal.SIGCONT)
+    home.until(lambda: old not in home.processes(), "the end of the old controller")
+    assert "another controller has written" in (home.path / "controller.log").read_text()
+    assert home.until_over(job).status == "SUCCEEDED"
     accounted(home, job)

@@ -250,7 +250,7 @@ def machine(tmp_path, monkeypatch):
 #!/bin/bash
 case "$2" in
   duetune.training.coordinator)
-    echo http://127.0.0.1:1 > "$4"
+    echo tcp://127.0.0.1:1 > "$4"
     exec sleep 60 ;;
 esac
 env | grep -E '^(DUETUNE_|CUDA_|X=)' > "$RECORD/$DUETUNE_NODE_ID"
@@ -300,7 +300,8 @@ class TestScripts:
         assert first["DUETUNE_JOB_ID"] == "mine"
         assert first["DUETUNE_JOB_DIR"] == str(folder)
         assert first["DUETUNE_CHECKPOINT_DIR"] == str(folder / "checkpoints")
-        assert first["DUETUNE_LIGHTHOUSE"] == "http://127.0.0.1:1"
+        assert first["DUETUNE_COORDINATOR_FILE"] == str(folder / "coordinator.address")
+        assert len(first["DUETUNE_JOB_SECRET"]) == 64
         assert first["DUETUNE_EPOCH"].isdigit()
         assert first["CUDA_VISIBLE_DEVICES"] == "0"
         assert environment(machine / "here-1")["CUDA_VISIBLE_DEVICES"] == "1"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -98,20 +99,23 @@ class ElasticJob:
         self._codes = {}
         self._epoch = 0
         self._coordinator = None
-        self.lighthouse = None
+        self.secret = secrets.token_hex(32)
+        self.address_file = folder / "coordinator.address"
 
     # The coordinator
 
     def coordinate(self):
-        """Start the coordinator, at its old place if it had one."""
-        file = self.folder / "lighthouse"
-        file.unlink(missing_ok=True)
-        place = [] if self.lighthouse is None else ["--bind", self.lighthouse.split("//")[1]]
+        """Start the coordinator; a second one listens on another port."""
+        self.address_file.unlink(missing_ok=True)
         self._coordinator = subprocess.Popen(
-            [sys.executable, "-m", "duetune.training.coordinator", "--port-file", file, *place]
+            [
+                *(sys.executable, "-m", "duetune.training.coordinator"),
+                *("--address-file", self.address_file),
+            ],
+            env=os.environ
+            | {"DUETUNE_JOB_DIR": str(self.folder), "DUETUNE_JOB_SECRET": self.secret},
         )
-        self._until(file.exists, "a coordinator")
-        self.lighthouse = file.read_text()
+        self._until(self.address_file.exists, "a coordinator")
 
     def lose_coordinator(self):
         self._coordinator.kill()
@@ -128,7 +132,8 @@ class ElasticJob:
                 "DUETUNE_NODE_ID": name,
                 "DUETUNE_EPOCH": str(self._epoch),
                 "DUETUNE_JOB_DIR": str(self.folder),
-                "DUETUNE_LIGHTHOUSE": self.lighthouse or "",
+                "DUETUNE_COORDINATOR_FILE": str(self.address_file) if self._coordinator else "",
+                "DUETUNE_JOB_SECRET": self.secret,
             }
             self._pids[name] = self._nursery.start(environment, self.folder / f"{name}.log")
 

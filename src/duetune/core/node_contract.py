@@ -17,13 +17,16 @@ PROGRESS_URL = "DUETUNE_PROGRESS_URL"
 NOTICE_FILE = "DUETUNE_NOTICE_FILE"
 NOTICE_URL = "DUETUNE_NOTICE_URL"
 HAZARD_FILE = "DUETUNE_HAZARD_FILE"
-LIGHTHOUSE = "DUETUNE_LIGHTHOUSE"
+COORDINATOR_FILE = "DUETUNE_COORDINATOR_FILE"
+JOB_SECRET = "DUETUNE_JOB_SECRET"  # noqa: S105 - the name of a variable
 
 CHECKPOINTS = "checkpoints"
 OUTPUT = "output"
 PROGRESS = "progress.json"
 HAZARD = "hazard.json"
 LOGS = "logs"
+COORDINATOR = "coordinator.address"
+RENDEZVOUS = "rendezvous"
 
 DONE = 0
 """Exit status: training is complete, and the last progress report says so."""

@@ -195,7 +195,7 @@ def submit(
     job = _identifier(prepared.spec.name)
     folder = settings.folder(job)
     folder.mkdir(parents=True, mode=0o700)
-    (folder / LOGS).mkdir()
+    (folder / LOGS).mkdir(mode=0o700)
     (folder / SPEC_FILE).write_text(prepared.spec.to_yaml(), "utf-8")
     _write_secrets(folder, prepared.spec, os.environ)
     if prepared.spec.run is None:

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import msgspec
 
 from duetune.errors import InvalidInput
-from duetune.files import remove_tree, sync_folder
+from duetune.files import PRIVATE_FOLDER, remove_tree, sync_folder
 from duetune.training import manifest as manifests
 from duetune.training.fence import Claim, Fence, StaleEpoch
 from duetune.training.manifest import Damaged, Manifest, ManifestEntry, pieces, write_entry
@@ -157,7 +157,7 @@ class CheckpointStore:
 
         def write(folder: Path) -> Iterable[ManifestEntry]:
             target = folder / _FILES
-            target.mkdir()
+            target.mkdir(mode=PRIVATE_FOLDER)
             yield from _copy(Path(source), folder, target)
 
         return self._publish(step, write, {} if document is None else document)
@@ -178,6 +178,15 @@ class CheckpointStore:
                 return newest
         return None
 
+    def named(self, name: str) -> Checkpoint | None:
+        """Return the checkpoint of this name if its files are there; ``load`` checks the bytes."""
+        for checkpoint in self._all():
+            if checkpoint.path.name == name:
+                with contextlib.suppress(Damaged):
+                    manifests.check_sizes(checkpoint.path, manifests.read_manifest(checkpoint.path))
+                    return checkpoint
+        return None
+
     def _publish(
         self,
         step: int,
@@ -195,7 +204,7 @@ class CheckpointStore:
         try:
             for remains in claim.place.iterdir():
                 remove_tree(remains)
-            draft.mkdir()
+            draft.mkdir(mode=PRIVATE_FOLDER)
             files = (*write(draft), write_entry(draft, _DOCUMENT, (_json(document),)))
             manifest = Manifest(
                 step=step,
@@ -279,7 +288,7 @@ def _copy(source: Path, folder: Path, target: Path) -> Iterator[ManifestEntry]:
         raise InvalidInput("source", str(source), "a file, or a folder of files and folders")
     for child in sorted(source.iterdir()):
         if child.is_dir():
-            (target / child.name).mkdir()
+            (target / child.name).mkdir(mode=PRIVATE_FOLDER)
             yield from _copy(child, folder, target / child.name)
         else:
             yield from _copy(child, folder, target)

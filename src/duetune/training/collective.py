@@ -1,27 +1,29 @@
-"""Connections among the members of a group: NCCL if each has its own GPU, otherwise gloo.
+"""Sums over the members of a group: NCCL if each has its own GPU, otherwise our own links.
 
 A connection never outlives a change of members. After any failure it is closed, and a new one is
-made under another name, which takes about 10 ms. Who the members are is decided in ``membership``.
+made under another name, which takes about 10 ms. Who the members are is decided in ``membership``;
+``transfer`` makes the links.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
+import selectors
 import socket
 from datetime import timedelta
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, Protocol
 
 import torch
-from torch._C._distributed_c10d import (
-    AllgatherOptions,
-    AllreduceOptions,
-    PrefixStore,
-    ProcessGroupGloo,
-    TCPStore,
-)
+from torch._C._distributed_c10d import AllgatherOptions, AllreduceOptions, FileStore
+
+from duetune.training.transfer import bytes_of
 
 if TYPE_CHECKING:
-    from torch._C._distributed_c10d import Store
+    from collections.abc import Mapping
+    from pathlib import Path
+
+_MARK_BYTES = 16
 
 
 class Collective(Protocol):
@@ -37,20 +39,6 @@ class Collective(Protocol):
         """Close the connections, also while an operation is running."""
 
 
-class Rendezvous:
-    """The store through which members connect. Every member has one; that of rank 0 is used."""
-
-    def __init__(self, bind: str) -> None:
-        # Only a socket opened here restricts the store to one network interface.
-        listener = socket.create_server((bind, 0), backlog=1024)
-        port = listener.getsockname()[1]
-        fd = listener.detach()
-        self._store = TCPStore(
-            bind, port, is_master=True, wait_for_workers=False, master_listen_fd=fd
-        )
-        self.address = f"{bind}:{port}"
-
-
 def device_name(device: torch.device) -> str:
     """Return a name of the GPU that is the same in every process; "" for a CPU."""
     if device.type != "cuda":
@@ -58,97 +46,135 @@ def device_name(device: torch.device) -> str:
     return f"cuda:{torch.cuda.get_device_properties(device).uuid}"
 
 
-def connect(
-    *,
-    nccl: bool,
-    store: str,
-    group: str,
-    rank: int,
-    world: int,
-    bind: str,
-    connect_s: float,
-    operation_s: float,
-) -> Collective:
-    """Connect to the other members of ``group``; raise if one is missing after ``connect_s``."""
-    if nccl:
-        return NcclCollective(store, group, rank, world, operation_s)
-    host, _, port = store.rpartition(":")
-    limit = timedelta(seconds=connect_s)
-    shared = TCPStore(host, int(port), is_master=False, wait_for_workers=False, timeout=limit)
-    return GlooCollective(PrefixStore(group, shared), rank, world, bind, connect_s, operation_s)
+class LinkedCollective:
+    """Operations over one link to every other member, on the CPU.
 
-
-class _Work(Protocol):
-    def wait(self) -> bool: ...
-
-
-class _ProcessGroup(Protocol):
-    """The part of a process group that is used here; torch's type stubs omit it."""
-
-    def allgather(
-        self, output: list[list[torch.Tensor]], part: list[torch.Tensor], options: AllgatherOptions
-    ) -> _Work: ...
-
-    def allreduce(self, parts: list[torch.Tensor], options: AllreduceOptions) -> _Work: ...
-
-    def _set_default_timeout(self, timeout: timedelta) -> None: ...
-
-
-class GlooCollective:
-    """Operations over gloo, on the CPU.
-
-    Gloo cannot abort an operation: it ends by timeout or when a peer closes. If none is running,
-    ``abort`` closes the connections, and the other members notice that at once.
+    Members that are late are waited for up to ``stall_s``. Sums are added in the order of ranks.
     """
 
-    def __init__(
-        self, store: Store, rank: int, world: int, bind: str, connect_s: float, operation_s: float
-    ) -> None:
-        # torch offers these options only under names with underscores.
-        options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # noqa: SLF001
-        options._devices = [ProcessGroupGloo.create_device(hostname=bind)]  # noqa: SLF001
-        options._threads = 1  # noqa: SLF001
-        options._timeout = timedelta(seconds=connect_s)  # noqa: SLF001
-        self._world = world
-        group = cast("_ProcessGroup", ProcessGroupGloo(store, rank, world, options))
-        group._set_default_timeout(timedelta(seconds=operation_s))  # noqa: SLF001
-        # The only lasting reference: without it the connections close.
-        self._group: _ProcessGroup | None = group
+    def __init__(self, rank: int, links: Mapping[int, socket.socket], stall_s: float) -> None:
+        self._rank = rank
+        self._world = len(links) + 1
+        self._links = dict(links)
+        self._stall_s = stall_s
+        self._operations = 0
+        for link in self._links.values():
+            link.setblocking(False)
 
     def gather(self, part: torch.Tensor) -> list[torch.Tensor]:
         """Return every member's ``part``, in the order of ranks."""
-        sent = part.cpu()
+        sent = part.detach().cpu().contiguous()
         received = [torch.empty_like(sent) for _ in range(self._world)]
-        self._open.allgather([received], [sent], AllgatherOptions()).wait()
+        received[self._rank] = sent
+        self._exchange(dict.fromkeys(self._links, sent), received)
         return [tensor.to(part.device) for tensor in received]
 
     def add_up(self, part: torch.Tensor) -> None:
         """Replace ``part`` by the sum over all members."""
-        sent = part.cpu()
-        self._open.allreduce([sent], AllreduceOptions()).wait()
-        part.copy_(sent)
+        # Each member adds up one piece, so that nobody sends more than twice the whole.
+        whole = part.detach().cpu().contiguous()
+        pieces = list(torch.tensor_split(whole.flatten(), self._world))
+        own = pieces[self._rank]
+        parts = [torch.empty_like(own) for _ in range(self._world)]
+        parts[self._rank] = own
+        self._exchange({rank: pieces[rank] for rank in self._links}, parts)
+        total = torch.zeros_like(own)
+        for piece in parts:
+            total += piece
+        pieces[self._rank] = total
+        self._exchange(dict.fromkeys(self._links, total), pieces)
+        part.copy_(torch.cat(pieces).view_as(part))
 
     def abort(self) -> None:
-        """Close the connections as soon as no operation is running."""
-        self._group = None
+        """Close the links; an operation that is running in another thread fails."""
+        for link in self._links.values():
+            with contextlib.suppress(OSError):
+                link.shutdown(socket.SHUT_RDWR)
+            link.close()
 
-    @property
-    def _open(self) -> _ProcessGroup:
-        if self._group is None:
-            raise ConnectionAbortedError("the connections are closed")
-        return self._group
+    def _exchange(self, sent: Mapping[int, torch.Tensor], received: list[torch.Tensor]) -> None:
+        """Send one tensor to every other member and fill one from each, both at the same time."""
+        self._operations += 1
+        # The mark shows that both sides mean the same operation and the same size.
+        marks = {rank: bytearray(_MARK_BYTES) for rank in self._links}
+        outgoing = {
+            rank: [memoryview(self._mark(tensor)), bytes_of(tensor)]
+            for rank, tensor in sent.items()
+        }
+        incoming = {
+            rank: [memoryview(marks[rank]), bytes_of(received[rank])] for rank in self._links
+        }
+        both = selectors.EVENT_READ | selectors.EVENT_WRITE
+        with selectors.DefaultSelector() as waiting:
+            for rank, link in self._links.items():
+                waiting.register(link, both, rank)
+            while waiting.get_map():
+                ready = waiting.select(self._stall_s)
+                if not ready:
+                    raise TimeoutError(f"no member has sent anything for {self._stall_s:g} s")
+                for key, events in ready:
+                    link = self._links[key.data]
+                    if events & selectors.EVENT_WRITE:
+                        _advance(outgoing[key.data], link.send)
+                    if events & selectors.EVENT_READ:
+                        _advance(incoming[key.data], link.recv_into)
+                        self._check(marks[key.data], incoming[key.data], received[key.data])
+                    left = (selectors.EVENT_READ if incoming[key.data] else 0) | (
+                        selectors.EVENT_WRITE if outgoing[key.data] else 0
+                    )
+                    if not left:
+                        waiting.unregister(link)
+                    elif left != key.events:
+                        waiting.modify(link, left, key.data)
+
+    def _check(self, mark: bytearray, left: list[memoryview], tensor: torch.Tensor) -> None:
+        """Raise if the mark has come and is that of another operation."""
+        if len(left) < 2 and bytes(mark) != self._mark(tensor):
+            raise ConnectionError("a member is in another operation")
+
+    def _mark(self, tensor: torch.Tensor) -> bytes:
+        return self._operations.to_bytes(8, "big") + tensor.nbytes.to_bytes(8, "big")
+
+
+class _Move(Protocol):
+    def __call__(self, place: memoryview, /) -> int: ...
+
+
+def _advance(pieces: list[memoryview], move: _Move) -> None:
+    """Send or fill as much of the first piece as the socket takes now."""
+    while pieces and not len(pieces[0]):
+        pieces.pop(0)
+    if not pieces:
+        return
+    try:
+        count = move(pieces[0])
+    except BlockingIOError:
+        return
+    if not count:
+        raise ConnectionError("a member has closed its connection")
+    pieces[0] = pieces[0][count:]
+    while pieces and not len(pieces[0]):
+        pieces.pop(0)
 
 
 class NcclCollective:
-    """Operations over NCCL, by torchft's group, which can abort an operation that hangs."""
+    """Operations over NCCL, by torchft's group, which can abort an operation that hangs.
 
-    def __init__(self, store: str, group: str, rank: int, world: int, operation_s: float) -> None:
+    Members meet through ``file``, in a folder that only the job's owner may enter. NCCL's own
+    connections are guarded by the random number that rank 0 writes there.
+    """
+
+    def __init__(self, file: Path, rank: int, world: int, operation_s: float) -> None:
         from torchft.process_group import ProcessGroupNCCL  # noqa: PLC0415
 
         os.environ.setdefault("TORCH_NCCL_NONBLOCKING_TIMEOUT", str(operation_s))
+        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._world = world
+        self._file = file
         self._group = ProcessGroupNCCL(timeout=timedelta(seconds=operation_s))
-        self._group.configure(f"{store}/{group}", f"{rank}", rank, world)
+        # ``configure`` would connect to a TCP store, which anyone on the machine can use.
+        store = FileStore(str(file), world)
+        self._group._pg = self._group._create_pg(store, rank, world)  # noqa: SLF001
 
     def gather(self, part: torch.Tensor) -> list[torch.Tensor]:
         """Return every member's ``part``, in the order of ranks."""
@@ -170,3 +196,4 @@ class NcclCollective:
     def abort(self) -> None:
         """Abort the running operation and close the connections."""
         self._group.abort()
+        self._file.unlink(missing_ok=True)

@@ -60,6 +60,10 @@ class ElasticTraining:
             if self._over():
                 # The other members have finished while this one was suspended.
                 return True
+            if self._saver.superseded:
+                # Its reports and saves would mix with those of the later launch.
+                _log.warning("leaving after step %d: a later launch has taken over", learner.step)
+                return False
             if self._notice.given:
                 self._leave()
                 return False

@@ -40,7 +40,7 @@ from pathlib import Path
 import msgspec
 
 from duetune.errors import DuetuneError
-from duetune.files import make_folder, remove_tree, sync_folder
+from duetune.files import PRIVATE_FOLDER, make_folder, remove_tree, sync_folder
 
 _CLAIM = re.compile(r"\d{6,15}")
 _PLACE = re.compile(r"launch-(\d{6,15})\.[0-9a-f]+-[0-9a-f]{16}")
@@ -126,9 +126,9 @@ class Fence:
         token = f"{os.getpid():x}-{secrets.token_hex(8)}"
         fresh = self._folder / f".new-{token}"
         place = f"launch-{launch:06d}.{token}"
-        fresh.mkdir()
+        fresh.mkdir(mode=PRIVATE_FOLDER)
         try:
-            (fresh / place).mkdir()
+            (fresh / place).mkdir(mode=PRIVATE_FOLDER)
             sync_folder(fresh)
             fresh.rename(self._path(epoch))
         except FileNotFoundError:

@@ -1,9 +1,9 @@
 """The elastic group: members may join and leave between steps, and all share one state.
 
-``form`` starts every step. It asks the coordinator (torchft's lighthouse) for the members,
-reconnects if they have changed, and copies the state of another member if this one is behind. Any
-failure raises ``GroupBroken`` and closes the connections at once, so that no other member waits for
-this one. The step is then repeated with the remaining members.
+``form`` starts every step. It asks the coordinator for the members, reconnects if they have
+changed, and takes the group's state if this member has another one. Any failure raises
+``GroupBroken`` and closes the connections at once, so that no other member waits for this one. The
+step is then repeated with the remaining members.
 """
 
 from __future__ import annotations
@@ -12,17 +12,18 @@ import threading
 import time
 import uuid
 from concurrent.futures import Future, wait
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
-from duetune.training.collective import Rendezvous, connect, device_name
-from duetune.training.lighthouse import Lighthouse
+from duetune.training.collective import LinkedCollective, NcclCollective, device_name
+from duetune.training.coordinator_client import CoordinatorClient
 from duetune.training.membership import Arrangement, Member, arrange
-from duetune.training.transfer import StateServer, TransferFailed, alive, fetch_state
+from duetune.training.transfer import MemberDoor, TransferFailed, alive, fetch_state
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+    from pathlib import Path
 
     import torch
 
@@ -64,6 +65,19 @@ class GroupSettings(msgspec.Struct, frozen=True):
         return cls(bind=environ.get(BIND) or "127.0.0.1")
 
 
+class GroupPlace(NamedTuple):
+    """Where a group meets.
+
+    - ``coordinator``: returns the coordinator's present address.
+    - ``secret``: the job's secret, which every door of the group asks for.
+    - ``folder``: a folder for files through which NCCL's members meet.
+    """
+
+    coordinator: Callable[[], str]
+    secret: bytes
+    folder: Path
+
+
 class GroupBroken(Exception):
     """This round has failed. The caller forms the group again and repeats the step."""
 
@@ -97,17 +111,21 @@ class Group(Protocol):
 class ElasticGroup:
     """A member of a group with a coordinator. Only ``touch`` may be called from any thread.
 
+    - ``restored``: the checkpoint from which ``state`` was loaded, or "".
+    - ``restore``: loads a checkpoint of that name into ``state``; ``OSError`` if it is gone.
     - ``leaving``: checked while waiting for others; ``Left`` is raised once it returns true.
     - ``touched``: called whenever the main thread is active.
     """
 
     def __init__(
         self,
-        lighthouse: str,
+        place: GroupPlace,
         name: str,
         state: State,
         device: torch.device,
         *,
+        restored: str = "",
+        restore: Callable[[str], None],
         leaving: Callable[[], bool],
         touched: Callable[[], None] = lambda: None,
         settings: GroupSettings | None = None,
@@ -119,10 +137,12 @@ class ElasticGroup:
         self._leaving = leaving
         self._touched = touched
         self._alive_at = time.monotonic()
-        self._server = StateServer(self._settings.bind, state, self._active)
-        self._rendezvous = Rendezvous(self._settings.bind)
-        self._lighthouse = Lighthouse(
-            lighthouse, self._id, self._active, self._settings.heartbeat_s
+        self._place = place
+        self._restored = restored
+        self._restore = restore
+        self._door = MemberDoor(self._settings.bind, place.secret, state, self._active)
+        self._coordinator = CoordinatorClient(
+            place.coordinator, place.secret, self._id, self._active, self._settings.heartbeat_s
         )
         self._formations = 0
         self._fresh = True
@@ -133,15 +153,15 @@ class ElasticGroup:
         """Agree on the members, connect to them, and copy the state if this member is behind."""
         own = Member(
             id=self._id,
-            address=self._server.address,
-            store=self._rendezvous.address,
+            address=self._door.address,
             step=self._state.step,
             device=self._device,
             formations=self._formations,
             group=self._arrangement.group if self._arrangement is not None else "",
             fresh=self._fresh,
+            restored=self._restored if self._fresh else "",
         )
-        members = self._unless_leaving(lambda: self._lighthouse.quorum(own))
+        members = self._unless_leaving(lambda: self._coordinator.quorum(own))
         arrangement = arrange(members, self._id)
         if arrangement.connect:
             self._drop()
@@ -149,7 +169,7 @@ class ElasticGroup:
             if arrangement.world > 1:
                 self._collective = self._watched(lambda: self._connected(arrangement), arrangement)
         if arrangement.source is not None:
-            self._copy_state(arrangement.source, arrangement)
+            self._take_state(arrangement.source, arrangement)
         self._arrangement = arrangement
         self._fresh = False
         return arrangement
@@ -170,25 +190,24 @@ class ElasticGroup:
 
     def hush(self) -> None:
         """Stop the heartbeats, so that the others need not wait for them to time out."""
-        self._lighthouse.hush()
+        self._coordinator.hush()
 
     def close(self) -> None:
         """Leave the group and close all connections."""
-        self._lighthouse.hush()
+        self._coordinator.close()
         self._drop()
-        self._server.close()
+        self._door.close()
 
     def _connected(self, arrangement: Arrangement) -> Collective:
-        return connect(
-            nccl=arrangement.accelerators_differ,
-            store=arrangement.members[0].store,
-            group=arrangement.group,
-            rank=arrangement.rank,
-            world=arrangement.world,
-            bind=self._settings.bind,
-            connect_s=self._settings.connect_s,
-            operation_s=self._settings.operation_s,
-        )
+        """Connect to the other members; raise if one is missing after ``connect_s``."""
+        rank, limit_s = arrangement.rank, self._settings.operation_s
+        if arrangement.accelerators_differ:
+            file = self._place.folder / arrangement.group
+            return NcclCollective(file, rank, arrangement.world, limit_s)
+        addresses = [member.address for member in arrangement.members]
+        connect_s = self._settings.connect_s
+        links = self._door.links(arrangement.group, rank, addresses, connect_s)
+        return LinkedCollective(rank, links, limit_s)
 
     def _together(self, work: Callable[[Collective], _T], alone: _T) -> _T:
         collective, arrangement = self._collective, self._arrangement
@@ -198,9 +217,14 @@ class ElasticGroup:
             raise GroupBroken("not connected")
         return self._watched(lambda: work(collective), arrangement)
 
-    def _copy_state(self, source: Member, arrangement: Arrangement) -> None:
+    def _take_state(self, source: Member, arrangement: Arrangement) -> None:
+        """Take the group's state: from a member that has it, or from the checkpoint it names."""
+        if source.fresh and source.restored:
+            self._watched(lambda: self._restore(source.restored), arrangement)
+            return
+        secret = self._place.secret
         arrays, document = self._watched(
-            lambda: fetch_state(source.address, arrangement.step), arrangement
+            lambda: fetch_state(source.address, secret, arrangement.step), arrangement
         )
         with self._state.lock:
             self._state.load(arrays, document)
@@ -237,7 +261,7 @@ class ElasticGroup:
             raise GroupBroken(_short_reason(error)) from error
 
     def _ping(self, member: Member, missed: dict[str, int]) -> None:
-        answer = alive(member.address, self._settings.ping_s)
+        answer = alive(member.address, self._place.secret, self._settings.ping_s)
         missed[member.id] = 0 if answer else missed[member.id] + 1
         if answer is False or missed[member.id] >= self._settings.missed_pings:
             raise GroupBroken(f"{member.id} does not answer")
@@ -260,7 +284,9 @@ class SoloGroup:
 
     def form(self) -> Arrangement:
         """Return the arrangement with this member alone."""
-        own = Member(id=self._name, address="", store="", step=self._state.step, group=self._group)
+        own = Member(
+            id=self._name, address="", step=self._state.step, group=self._group, fresh=False
+        )
         arrangement = arrange([own], self._name)
         self._group = arrangement.group
         return arrangement

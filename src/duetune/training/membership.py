@@ -1,8 +1,12 @@
 """Decides what each member of the group does, as a pure function of what the members report.
 
-The coordinator (torchft's lighthouse) sends every member of a quorum the same list. Nothing else of
-it is used, not even the quorum's number. A restarted coordinator that has lost its memory therefore
-does no harm: members that agree continue, others connect again under a new, unused name.
+The coordinator sends every member of a quorum the same list. It keeps nothing that matters: after
+a restart without memory, members that agree continue, and others connect again under a new, unused
+name.
+
+A state is believed if the group gave it to the member, if it is that of a checkpoint whose presence
+the coordinator has confirmed, or if nothing is trained yet. A member that merely says it is ahead
+is given the group's state like any other newcomer.
 """
 
 from __future__ import annotations
@@ -20,28 +24,35 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
     """What one process reports about itself.
 
     - ``id``: unique and never reused; members are ranked in the order of their ids.
-    - ``address``, ``store``: where it serves its state, and its rendezvous store.
+    - ``address``: its door, where it serves its state.
     - ``device``: its GPU, or "" for the CPU.
     - ``formations``: how often it has tried to connect.
     - ``group``: the name of its working connections, or "" if it has none.
-    - ``fresh``: its state has not been compared with that of another member yet.
+    - ``fresh``: the group has not given or confirmed its state yet.
+    - ``restored``: the name of the checkpoint from which it has loaded its state, or "".
     """
 
     id: str
     address: str
-    store: str
     step: int
     device: str = ""
     formations: int = 0
     group: str = ""
     fresh: bool = True
+    restored: str = ""
+
+    @property
+    def believed(self) -> bool:
+        """Return whether others may take this member's state."""
+        return not self.fresh or bool(self.restored) or self.step == 0
 
 
 class Arrangement(msgspec.Struct, frozen=True, kw_only=True):
     """What one member does in this round.
 
     - ``connect``: make new connections under the name ``group``.
-    - ``source``: the member whose state this one copies first, if any.
+    - ``source``: the member whose state this one takes first, if any. The state of a ``fresh``
+      source that has ``restored`` a checkpoint is read from that checkpoint, not from the member.
     """
 
     members: tuple[Member, ...]
@@ -71,14 +82,18 @@ class Arrangement(msgspec.Struct, frozen=True, kw_only=True):
 def arrange(members: Sequence[Member], own_id: str) -> Arrangement:
     """Return the arrangement of one member. All members compute the same group, ranks and step.
 
-    The valid states are those at the latest step that are not fresh. If all of these are fresh, the
-    state of the first member is used.
+    The valid states are the believed ones at the latest step that are not fresh. If all of these
+    are fresh, the newest checkpoint among them is used, or the first member's state at step 0.
+    ``LookupError`` is raised if no state is believed.
     """
     ordered = tuple(sorted(members, key=lambda member: member.id))
     (rank,) = (place for place, member in enumerate(ordered) if member.id == own_id)
-    step = max(member.step for member in ordered)
-    latest = [member for member in ordered if member.step == step]
-    sources = [member for member in latest if not member.fresh] or latest[:1]
+    believed = [member for member in ordered if member.believed]
+    if not believed:
+        raise LookupError("no member's state comes from the group or from a checkpoint that exists")
+    step = max(member.step for member in believed)
+    latest = [member for member in believed if member.step == step]
+    sources = [member for member in latest if not member.fresh] or _restored_alike(latest)
     behind = [member for member in ordered if member not in sources]
     source = None
     if ordered[rank] in behind:
@@ -95,6 +110,12 @@ def arrange(members: Sequence[Member], own_id: str) -> Arrangement:
     return Arrangement(
         members=ordered, rank=rank, step=step, group=group, connect=not whole, source=source
     )
+
+
+def _restored_alike(fresh: list[Member]) -> list[Member]:
+    """Return the members with the newest checkpoint; only the first one if there is none."""
+    newest = max((member.restored for member in fresh), key=lambda name: (len(name), name))
+    return [member for member in fresh if member.restored == newest] if newest else fresh[:1]
 
 
 def _digest(names: Iterable[str]) -> str:

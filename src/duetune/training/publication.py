@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from duetune.files import sync_file, sync_folder
+from duetune.files import PRIVATE_FOLDER, sync_file, sync_folder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -53,7 +53,7 @@ def publish(
     """
     draft = output.with_name(f".{output.name}.{os.getpid()}-{secrets.token_hex(4)}")
     try:
-        draft.mkdir(parents=True)
+        draft.mkdir(parents=True, mode=PRIVATE_FOLDER)
         write(draft)
         (draft / RESULT_FILE).write_bytes(msgspec.json.format(msgspec.json.encode(result)) + b"\n")
         for path in sorted(draft.rglob("*")):

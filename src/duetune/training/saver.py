@@ -39,6 +39,7 @@ class Saver:
     - ``saved_step``: the step of the newest checkpoint.
     - ``touch``: called while waiting.
     - ``warning``: why the last save failed; "" if it succeeded.
+    - ``superseded``: a later launch has taken over from this process, which works alone.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class Saver:
         self._last = time.monotonic()
         self.saved_step = saved_step
         self.warning = ""
+        self.superseded = False
 
     def lead(self, *, leads: bool) -> None:
         """Set whether this member may save. Called whenever the group has formed."""
@@ -123,6 +125,7 @@ class Saver:
             found = self._store.latest()
         except (OSError, StaleEpoch) as error:
             _log.warning("cannot save checkpoints yet: %s", error)
+            self.superseded = self._alone and isinstance(error, StaleEpoch)
         else:
             if found is not None:
                 self.saved_step = max(self.saved_step, found.step)
@@ -137,6 +140,7 @@ class Saver:
         except StaleEpoch as error:
             # Another member leads now. Claim again only if the next quorum names this one.
             self._claimed = self._confirmed = False
+            self.superseded = self._alone
             _log.warning("step %d was not saved: %s", step, error)
         except OSError as error:
             self._failed_at = time.monotonic()

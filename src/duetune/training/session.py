@@ -16,12 +16,13 @@ import numpy as np
 import torch
 import transformers
 
-from duetune.core.node_contract import CHECKPOINT_KEEP
+from duetune.core.node_contract import CHECKPOINT_KEEP, RENDEZVOUS
 from duetune.errors import InvalidInput, OutOfMemory
+from duetune.training.authentication import job_secret
 from duetune.training.batches import held_out
 from duetune.training.checkpoint import CheckpointStore, Damaged
 from duetune.training.elastic import ElasticTraining
-from duetune.training.group import ElasticGroup, GroupSettings, SoloGroup
+from duetune.training.group import ElasticGroup, GroupPlace, GroupSettings, SoloGroup
 from duetune.training.publication import PublishedResult, only_publisher, publish, published
 from duetune.training.saver import Saver
 from duetune.training.shared_state import SharedState
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from duetune.training.checkpoint import Checkpoint
     from duetune.training.group import Group
     from duetune.training.task import TrainingTask
     from duetune.training.tokens import TokenizedRows, Tokenizer
@@ -116,16 +118,16 @@ class Session:
         """Train and return the published result; None if this member had to leave before."""
         contract, learner = self._contract, self._learner
         store = CheckpointStore(contract.checkpoints, contract.epoch, keep=_kept(os.environ))
-        saved_step = self._restore(store)
+        restored = self._restore(store)
         saver = Saver(
             store,
             contract.hazard_file,
             every_s=self._task.checkpoint_every_s,
-            alone=contract.lighthouse is None,
-            saved_step=saved_step,
+            alone=contract.coordinator_file is None,
+            saved_step=0 if restored is None else restored.step,
             touch=self._touch,
         )
-        group = self._group(notice)
+        group = self._group(notice, store, "" if restored is None else restored.path.name)
         try:
             training = ElasticTraining(
                 learner,
@@ -158,37 +160,59 @@ class Session:
             with self._touch.kept_up():
                 return self._publish(warning)
 
-    def _group(self, notice: Notice) -> Group:
+    def _group(self, notice: Notice, store: CheckpointStore, restored: str) -> Group:
         contract = self._contract
         name = f"{contract.epoch:08d}.{contract.node}"
-        if contract.lighthouse is None:
+        file = contract.coordinator_file
+        if file is None:
             return SoloGroup(name, self._learner, self._touch)
+
+        def restore(checkpoint: str) -> None:
+            found = store.named(checkpoint)
+            if found is None:
+                raise FileNotFoundError(f"the checkpoint {checkpoint} is gone")
+            try:
+                self._load(found)
+            except Damaged as damage:
+                raise OSError(str(damage)) from damage
+
         return ElasticGroup(
-            contract.lighthouse,
+            GroupPlace(
+                coordinator=lambda: file.read_text("utf-8").strip(),
+                secret=job_secret(os.environ),
+                folder=contract.folder / RENDEZVOUS,
+            ),
             name,
             self._learner,
             self._device,
+            restored=restored,
+            restore=restore,
             leaving=lambda: notice.given,
             touched=self._touch,
             settings=GroupSettings.from_environment(os.environ),
         )
 
-    def _restore(self, store: CheckpointStore) -> int:
-        """Load the newest checkpoint and return its step; 0 if there is none."""
+    def _restore(self, store: CheckpointStore) -> Checkpoint | None:
+        """Load the newest checkpoint and return it; None if there is none."""
         while (found := store.latest()) is not None:
             try:
-                arrays, document = found.load()
+                self._load(found)
             except Damaged:
                 # The leader has just replaced it by a newer one.
                 continue
-            try:
-                self._learner.load(arrays, document)
-            except (ValueError, KeyError) as error:
-                allowed = f"checkpoints of this training task ({error})"
-                raise InvalidInput("checkpoints", str(found.path), allowed) from None
             _log.info("continuing from step %d", found.step)
-            return found.step
-        return 0
+            return found
+        return None
+
+    def _load(self, checkpoint: Checkpoint) -> None:
+        """Load a checkpoint; every byte is compared with the manifest."""
+        arrays, document = checkpoint.load()
+        try:
+            with self._learner.lock:
+                self._learner.load(arrays, document)
+        except (ValueError, KeyError) as error:
+            allowed = f"checkpoints of this training task ({error})"
+            raise InvalidInput("checkpoints", str(checkpoint.path), allowed) from None
 
     def _publish(self, warning: str) -> PublishedResult:
         if self._learner.step < self._learner.total_steps:

@@ -163,6 +163,10 @@ def save_model(model: LanguageModel, tokenizer: Tokenizer, folder: Path) -> None
         if parameter.requires_grad:
             # Copy it out of the flat vector: tensors that share memory look like tied weights.
             parameter.data = parameter.data.clone()
+    for config in getattr(model, "peft_config", {}).values():
+        if isinstance(config.target_modules, set):
+            # A set is written in an order that changes from process to process.
+            config.target_modules = sorted(config.target_modules)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 

@@ -1,32 +1,34 @@
-"""Copies the state of one member to another, and checks whether a member is alive.
+"""A member's door: it copies the member's state, answers pings, and accepts links of the group.
 
-Every member serves its state over HTTP on the group's network: a length, a JSON header and the
-bytes of the arrays. Nothing is unpickled, so a wrong peer can send a wrong state but cannot run
-code.
+A state is sent as a JSON header and the bytes of the arrays. Nothing is unpickled, so a wrong peer
+can send a wrong state but cannot run code. Only peers that know the job's secret are heard
+(``authentication``). Links carry the sums of ``collective``.
 """
 
 from __future__ import annotations
 
-import contextlib
-import http.client
 import json
 import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+import time
 from typing import TYPE_CHECKING, Protocol
-from urllib.parse import urlsplit
 
+import msgspec
 import torch
 
+from duetune.training.authentication import Door, dial, fill, receive, send
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    import socket
+    from collections.abc import Callable
 
     from duetune.training.checkpoint import Json
 
 # A transfer fails if the peer sends or reads nothing for this long.
 _STALL_S = 10.0
-_HEADER_BYTES = 8
-_MOST_HEADER = 16 << 20
+# Links of peers that have formed the group before this member has.
+_MOST_EARLY_LINKS = 256
 _DTYPES = {str(dtype): dtype for dtype in (torch.float32, torch.float64, torch.int64)}
+_YES, _NO = b"yes", b""
 
 
 class TransferFailed(Exception):
@@ -54,129 +56,149 @@ class State(Protocol):
         """Replace the state."""
 
 
-class StateServer:
-    """Serves ``/state/<step>`` and ``/alive``; the latter answers 503 if ``alive`` is false."""
+class Ping(msgspec.Struct, frozen=True, tag="ping"):
+    """Ask whether the member is alive."""
 
-    def __init__(self, bind: str, state: State, alive: Callable[[], bool]) -> None:
-        class Handler(BaseHTTPRequestHandler):
-            timeout = _STALL_S
 
-            def do_GET(self) -> None:
-                with contextlib.suppress(OSError):
-                    if self.path == "/alive":
-                        self._answer(200 if alive() else 503)
-                    elif self.path.startswith("/state/"):
-                        self._send_state(self.path.removeprefix("/state/"))
-                    else:
-                        self._answer(404)
+class Fetch(msgspec.Struct, frozen=True, tag="fetch"):
+    """Ask for the state of one step."""
 
-            def _answer(self, status: int, length: int = 0) -> None:
-                self.send_response(status)
-                self.send_header("Content-Length", str(length))
-                self.end_headers()
+    step: int
 
-            def _send_state(self, step: str) -> None:
-                # The state must not change while it is sent, so the lock is held until the last
-                # byte. A reader that stops reading is disconnected after ``timeout``.
-                with state.lock:
-                    if str(state.step) != step:
-                        self._answer(409)
-                        return
-                    arrays = state.arrays()
-                    header = _header(arrays, state.document())
-                    size = sum(array.nbytes for array in arrays.values())
-                    self._answer(200, _HEADER_BYTES + len(header) + size)
-                    self.wfile.write(len(header).to_bytes(_HEADER_BYTES, "big") + header)
-                    for array in arrays.values():
-                        self.wfile.write(_bytes_of(array.detach().to("cpu").contiguous()))
 
-            def log_message(self, *_arguments: object) -> None:
-                """Log nothing."""
+class Link(msgspec.Struct, frozen=True, tag="link"):
+    """Make this connection the link of ``rank`` in a group."""
 
-        self._server = _Server((bind, 0), Handler)
-        threading.Thread(
-            target=self._server.serve_forever, args=(0.1,), name="state-server", daemon=True
-        ).start()
+    group: str
+    rank: int
+
+
+_REQUESTS = msgspec.json.Decoder(Ping | Fetch | Link)
+
+
+class MemberDoor:
+    """Serves the state, pings (``alive`` is asked) and links of one member."""
+
+    def __init__(self, bind: str, secret: bytes, state: State, alive: Callable[[], bool]) -> None:
+        self._state = state
+        self._alive = alive
+        self._secret = secret
+        self._links: dict[Link, socket.socket] = {}
+        self._linked = threading.Condition()
+        self._door = Door(bind, 0, secret, self._serve)
 
     @property
     def address(self) -> str:
-        """Return the address at which other members reach this server."""
-        host, port = self._server.server_address[:2]
-        return f"http://{host!s}:{port}"
+        """Return the address at which other members reach this one."""
+        return self._door.address
+
+    def links(
+        self, group: str, rank: int, addresses: list[str], limit_s: float
+    ) -> dict[int, socket.socket]:
+        """Return a connection to every other member of ``group``, by rank.
+
+        Members dial those of lower rank. ``OSError`` is raised if one is missing after ``limit_s``.
+        """
+        until = time.monotonic() + limit_s
+        found: dict[int, socket.socket] = {}
+        try:
+            for other, address in enumerate(addresses[:rank]):
+                found[other] = dial(address, self._secret, limit_s)
+                send(found[other], msgspec.json.encode(Link(group, rank)))
+            for other in range(rank + 1, len(addresses)):
+                found[other] = self._link(Link(group, other), until)
+        except BaseException:
+            for connection in found.values():
+                connection.close()
+            raise
+        finally:
+            self._forget(group)
+        return found
 
     def close(self) -> None:
         """Stop serving."""
-        self._server.shutdown()
-        self._server.server_close()
+        self._door.close()
+        self._forget("")
+
+    def _link(self, wanted: Link, until: float) -> socket.socket:
+        with self._linked:
+            while wanted not in self._links:
+                if not self._linked.wait(until - time.monotonic()):
+                    raise TimeoutError(f"rank {wanted.rank} has not connected")
+            return self._links.pop(wanted)
+
+    def _forget(self, group: str) -> None:
+        """Close the links of ``group`` that nobody has taken, and the oldest of too many others."""
+        with self._linked:
+            many = max(0, len(self._links) - _MOST_EARLY_LINKS)
+            for number, link in enumerate(list(self._links)):
+                if link.group == group or number < many:
+                    self._links.pop(link).close()
+
+    def _serve(self, connection: socket.socket) -> bool:
+        connection.settimeout(_STALL_S)
+        match request := _REQUESTS.decode(receive(connection)):
+            case Ping():
+                send(connection, _YES if self._alive() else _NO)
+            case Fetch():
+                self._send_state(connection, request.step)
+            case Link():
+                with self._linked:
+                    self._links[request] = connection
+                    self._linked.notify_all()
+                return True
+        return False
+
+    def _send_state(self, connection: socket.socket, step: int) -> None:
+        # The state must not change while it is sent, so the lock is held until the last byte. A
+        # reader that stops reading is disconnected after ``_STALL_S``.
+        with self._state.lock:
+            if self._state.step != step:
+                send(connection, _NO)
+                return
+            arrays = self._state.arrays()
+            send(connection, _header(arrays, self._state.document()))
+            for array in arrays.values():
+                connection.sendall(bytes_of(array.detach().to("cpu").contiguous()))
 
 
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-
-    def handle_error(self, request: object, client_address: object) -> None:
-        """Ignore errors of connections: a peer that leaves is normal."""
-
-
-def fetch_state(address: str, step: int) -> tuple[dict[str, torch.Tensor], dict[str, Json]]:
+def fetch_state(
+    address: str, secret: bytes, step: int
+) -> tuple[dict[str, torch.Tensor], dict[str, Json]]:
     """Return arrays and document of the member at ``address``, which must be at ``step``."""
     try:
-        with _get(address, f"/state/{step}", _STALL_S) as answer:
-            if answer.status != http.client.OK:
-                raise TransferFailed(f"{address} has no state of step {step} ({answer.status})")
-            length = int.from_bytes(_exactly(answer, _HEADER_BYTES), "big")
-            if length > _MOST_HEADER:
-                raise TransferFailed(f"{address} sent a header of {length} bytes")
-            header = json.loads(_exactly(answer, length))
+        with dial(address, secret, _STALL_S) as connection:
+            send(connection, msgspec.json.encode(Fetch(step)))
+            content = receive(connection)
+            if content == _NO:
+                raise TransferFailed(f"{address} has no state of step {step}")
+            header = json.loads(content)
             arrays = {}
             for name, dtype, shape in header["arrays"]:
                 arrays[name] = torch.empty(shape, dtype=_DTYPES[dtype])
-                _fill(answer, _bytes_of(arrays[name]))
+                fill(connection, bytes_of(arrays[name]))
             return arrays, header["document"]
-    except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise TransferFailed(f"{address}: {error or type(error).__name__}") from error
 
 
-def alive(address: str, timeout_s: float) -> bool | None:
+def alive(address: str, secret: bytes, timeout_s: float) -> bool | None:
     """Return whether a member is alive; False if it is not or says so, None on a timeout."""
     try:
-        with _get(address, "/alive", timeout_s) as answer:
-            return answer.status == http.client.OK
+        with dial(address, secret, timeout_s) as connection:
+            send(connection, msgspec.json.encode(Ping()))
+            return receive(connection) == _YES
     except TimeoutError:
         return None
-    except (OSError, http.client.HTTPException):
+    except OSError:
         return False
 
 
-@contextlib.contextmanager
-def _get(address: str, path: str, timeout_s: float) -> Iterator[http.client.HTTPResponse]:
-    parts = urlsplit(address)
-    connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=timeout_s)
-    try:
-        connection.request("GET", path)
-        yield connection.getresponse()
-    finally:
-        connection.close()
+def bytes_of(array: torch.Tensor) -> memoryview:
+    """Return the bytes of a contiguous tensor on the CPU; not a copy."""
+    return array.flatten().view(torch.uint8).numpy().data
 
 
 def _header(arrays: dict[str, torch.Tensor], document: dict[str, Json]) -> bytes:
     described = [(name, str(array.dtype), list(array.shape)) for name, array in arrays.items()]
     return json.dumps({"arrays": described, "document": document}).encode()
-
-
-def _bytes_of(array: torch.Tensor) -> memoryview:
-    return array.flatten().view(torch.uint8).numpy().data
-
-
-def _exactly(answer: http.client.HTTPResponse, length: int) -> bytes:
-    content = bytearray(length)
-    _fill(answer, memoryview(content))
-    return bytes(content)
-
-
-def _fill(answer: http.client.HTTPResponse, place: memoryview) -> None:
-    done = 0
-    while done < len(place):
-        count = answer.readinto(place[done:])
-        if not count:
-            raise TransferFailed("the connection ended early")
-        done += count

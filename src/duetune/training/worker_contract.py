@@ -43,7 +43,7 @@ class Contract(msgspec.Struct, frozen=True, kw_only=True):
 
     - ``epoch``: the number of the launch; it grows with every launch of the job.
     - ``progress_file``, ``progress_url``: where progress reports go; the file takes precedence.
-    - ``lighthouse``: the address of the coordinator, if the members form a group.
+    - ``coordinator_file``: holds the coordinator's address, if the members form a group.
     """
 
     job: str
@@ -56,7 +56,7 @@ class Contract(msgspec.Struct, frozen=True, kw_only=True):
     hazard_file: Path
     progress_file: Path | None = None
     progress_url: str | None = None
-    lighthouse: str | None = None
+    coordinator_file: Path | None = None
 
     @staticmethod
     def given(environ: Mapping[str, str]) -> bool:
@@ -74,6 +74,7 @@ class Contract(msgspec.Struct, frozen=True, kw_only=True):
             return Path(environ.get(variable) or folder / default).absolute()
 
         # If only an address is given, progress reports go there and no file is written.
+        grouped = bool(environ.get(node_contract.COORDINATOR_FILE))
         in_file = node_contract.PROGRESS_FILE in environ or url is None
         file = place(node_contract.PROGRESS_FILE, node_contract.PROGRESS)
         return cls(
@@ -87,7 +88,7 @@ class Contract(msgspec.Struct, frozen=True, kw_only=True):
             hazard_file=place(node_contract.HAZARD_FILE, node_contract.HAZARD),
             progress_file=file if in_file else None,
             progress_url=url,
-            lighthouse=_url(environ, node_contract.LIGHTHOUSE),
+            coordinator_file=place(node_contract.COORDINATOR_FILE, "") if grouped else None,
         )
 
 

@@ -492,3 +492,16 @@ def test_a_full_disk_is_an_error_and_frees_what_it_took(tiny_disk):
     assert drafts(tiny_disk) == []
     store.save(2, large, {"step": 2})
     assert content(store) == 2
+
+
+def test_only_the_owner_may_read_checkpoints(tmp_path):
+    source = tmp_path / "source" / "inner"
+    source.mkdir(parents=True)
+    (source / "weights").write_text("secret")
+    folder = tmp_path / "new" / "checkpoints"
+    CheckpointStore(folder, epoch=1).publish(1, source.parent)
+    modes = {
+        path: path.stat().st_mode & 0o777 for path in (folder.parent, *folder.parent.rglob("*"))
+    }
+    assert {mode for path, mode in modes.items() if path.is_dir()} == {0o700}
+    assert {mode for path, mode in modes.items() if path.is_file()} == {0o600}

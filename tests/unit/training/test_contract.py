@@ -36,7 +36,7 @@ def test_places_that_are_not_given_lie_in_the_folder_of_the_job(tmp_path):
     assert contract.hazard_file == tmp_path / "hazard.json"
     assert contract.notice_file == tmp_path / "notice-node-3.json"
     assert contract.progress_url is None
-    assert contract.lighthouse is None
+    assert contract.coordinator_file is None
 
 
 def test_places_that_are_given_are_taken(tmp_path):
@@ -47,7 +47,7 @@ def test_places_that_are_given_are_taken(tmp_path):
         DUETUNE_NOTICE_FILE="/elsewhere/notice",
         DUETUNE_HAZARD_FILE="/elsewhere/hazard",
         DUETUNE_PROGRESS_FILE="/elsewhere/progress",
-        DUETUNE_LIGHTHOUSE="http://127.0.0.1:4000",
+        DUETUNE_COORDINATOR_FILE="/elsewhere/address",
     )
     contract = Contract.from_environment(given)
     assert contract.checkpoints == Path("/elsewhere/kept")
@@ -55,7 +55,7 @@ def test_places_that_are_given_are_taken(tmp_path):
     assert contract.notice_file == Path("/elsewhere/notice")
     assert contract.hazard_file == Path("/elsewhere/hazard")
     assert contract.progress_file == Path("/elsewhere/progress")
-    assert contract.lighthouse == "http://127.0.0.1:4000"
+    assert contract.coordinator_file == Path("/elsewhere/address")
 
 
 def test_progress_goes_to_the_address_only_where_no_file_is_given(tmp_path):
@@ -89,7 +89,6 @@ def test_what_is_missing_is_named(tmp_path, variable, empty):
         ("DUETUNE_NODE_ID", "../../etc"),
         ("DUETUNE_JOB_ID", "a/b"),
         ("DUETUNE_PROGRESS_URL", "file:///etc/passwd"),
-        ("DUETUNE_LIGHTHOUSE", "nonsense"),
     ],
 )
 def test_nonsense_is_refused(tmp_path, variable, value):

@@ -9,14 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from duetune.training.lighthouse import lighthouse_server
+from duetune.training.checkpoint import CheckpointStore
+from duetune.training.coordinator import Coordinator
+from duetune.training.quorum import QuorumTimes
 from support.later import later
 from support.patience import PATIENCE_S, slowness, until
 
 pytestmark = pytest.mark.torch
 
 torch = later("torch")
-torchft = later("torchft")
 elastic = later("duetune.training.group")
 transfer = later("duetune.training.transfer")
 
@@ -54,21 +55,24 @@ class Counter:
             self.step += 1
 
 
+SECRET = b"the secret of this job, and of no other"
+
+
+def times(**fields):
+    return QuorumTimes(**{"heartbeat_s": 0.4 * SLOWNESS, "join_s": PATIENCE_S} | fields)
+
+
 @pytest.fixture
-def lighthouse():
-    server = lighthouse_server(
-        "127.0.0.1:0",
-        heartbeat_timeout_ms=round(400 * SLOWNESS),
-        join_timeout_ms=60_000,
-        tick_ms=10,
-    )
-    yield f"http://127.0.0.1:{server.address().rpartition(':')[2]}"
-    server.shutdown()
+def lighthouse(tmp_path):
+    coordinator = Coordinator(SECRET, tmp_path / "checkpoints", times=times())
+    yield coordinator.address
+    coordinator.close()
 
 
 class Member(threading.Thread):
-    def __init__(self, lighthouse, name, steps, step=0, until=None):
+    def __init__(self, lighthouse, name, steps, step=0, until=None, secret=SECRET, restored=""):
         super().__init__(daemon=True)
+        self.restored = []
         self.state = Counter(step)
         self.worlds = []
         self.steps = []
@@ -78,10 +82,14 @@ class Member(threading.Thread):
         self._steps = steps
         self._until = until or (lambda _member: False)
         self.group = elastic.ElasticGroup(
-            lighthouse,
+            elastic.GroupPlace(
+                coordinator=lambda: lighthouse, secret=secret, folder=Path("/nonexistent")
+            ),
             name,
             self.state,
             torch.device("cpu"),
+            restored=restored,
+            restore=self.restore,
             leaving=self.leave.is_set,
             settings=elastic.GroupSettings(**QUICK),
         )
@@ -97,6 +105,11 @@ class Member(threading.Thread):
                 self.left = True
                 break
         self.group.close()
+
+    def restore(self, name):
+        self.restored.append(name)
+        fresh = Counter(int(name[5:13]))
+        self.state.load({"sum": fresh.sum}, {"step": fresh.step})
 
     def _round(self):
         arrangement = self.group.form()
@@ -145,7 +158,7 @@ def test_a_member_that_dies_costs_no_step(lighthouse):
 
 
 def test_waiting_for_a_quorum_ends_when_told_to_leave():
-    alone = Member("http://127.0.0.1:9", "a", 5)
+    alone = Member("tcp://127.0.0.1:9", "a", 5)
     time.sleep(0.3)
     assert alone.is_alive()
     alone.leave.set()
@@ -155,11 +168,10 @@ def test_waiting_for_a_quorum_ends_when_told_to_leave():
 
 def test_everything_listens_on_the_chosen_interface_only(lighthouse):
     member = Member(lighthouse, "a", 3)
-    assert member.group._server.address.startswith("http://127.0.0.1:")
-    assert member.group._rendezvous.address.startswith("127.0.0.1:")
     table = Path("/proc/net/tcp").read_text(encoding="ascii").splitlines()
     listening = [line.split()[1] for line in table if line.split()[3] == "0A"]
-    for address in (member.group._server.address, member.group._rendezvous.address):
+    for address in (lighthouse, member.group._door.address):
+        assert address.startswith("tcp://127.0.0.1:")
         port = int(address.rpartition(":")[2])
         assert f"0100007F:{port:04X}" in listening
     finish(member)
@@ -167,22 +179,70 @@ def test_everything_listens_on_the_chosen_interface_only(lighthouse):
 
 def test_a_state_is_handed_over_whole_or_not_at_all():
     state = Counter(7)
-    server = transfer.StateServer("127.0.0.1", state, lambda: True)
-    arrays, document = transfer.fetch_state(server.address, 7)
+    server = transfer.MemberDoor("127.0.0.1", SECRET, state, lambda: True)
+    arrays, document = transfer.fetch_state(server.address, SECRET, 7)
     assert torch.equal(arrays["sum"], state.sum)
     assert document["step"] == 7
-    with pytest.raises(transfer.TransferFailed, match="409"):
-        transfer.fetch_state(server.address, 6)
+    with pytest.raises(transfer.TransferFailed, match="no state of step 6"):
+        transfer.fetch_state(server.address, SECRET, 6)
     server.close()
     with pytest.raises(transfer.TransferFailed):
-        transfer.fetch_state(server.address, 7)
+        transfer.fetch_state(server.address, SECRET, 7)
 
 
 def test_a_member_whose_main_thread_hangs_says_so():
     lively = True
-    server = transfer.StateServer("127.0.0.1", Counter(), lambda: lively)
-    assert transfer.alive(server.address, 1.0) is True
+    server = transfer.MemberDoor("127.0.0.1", SECRET, Counter(), lambda: lively)
+    assert transfer.alive(server.address, SECRET, PATIENCE_S) is True
+    assert transfer.alive(server.address, b"another secret", PATIENCE_S) is False
     lively = False
-    assert transfer.alive(server.address, 1.0) is False
+    assert transfer.alive(server.address, SECRET, PATIENCE_S) is False
     server.close()
-    assert transfer.alive(server.address, 1.0) is False
+    assert transfer.alive(server.address, SECRET, PATIENCE_S) is False
+
+
+def test_who_does_not_know_the_secret_neither_joins_nor_reads(lighthouse):
+    member = Member(lighthouse, "b", 10**9)
+    until(lambda: member.worlds)
+    stranger = Member(lighthouse, "a", 10**9, step=10**6, secret=b"made up")
+    with pytest.raises(transfer.TransferFailed):
+        transfer.fetch_state(member.group._door.address, b"made up", member.state.step)
+    before = len(member.worlds)
+    until(lambda: len(member.worlds) > before + 3)
+    assert set(member.worlds) == {1}
+    assert stranger.worlds == []
+    stranger.leave.set()
+    member._until = lambda _member: True
+    finish(member)
+    stranger.join(PATIENCE_S)
+    assert stranger.left
+
+
+def test_a_newcomer_that_says_it_is_ahead_is_given_the_state_of_the_group(lighthouse):
+    member = Member(lighthouse, "b", 10**9)
+    until(lambda: member.worlds)
+    # Its sum is wrong, and its first name would make it the leader.
+    liar = Member(lighthouse, "a", 10**9, step=10**6, restored="step-01000000.epoch-000001")
+    liar.state.sum += 1
+    until(lambda: 2 in liar.worlds)
+    assert liar.state.step < 10**6
+    for each in (member, liar):
+        each._until = lambda _member: True
+    finish(member, liar)
+
+
+def test_a_checkpoint_that_is_ahead_is_read_by_everyone_from_the_disk(tmp_path):
+    checkpoints = tmp_path / "checkpoints"
+    (tmp_path / "file").touch()
+    name = CheckpointStore(checkpoints, epoch=1).publish(4000, tmp_path / "file").name
+    coordinator = Coordinator(SECRET, checkpoints, times=times())
+    asleep = Member(coordinator.address, "a", 10**9)
+    until(lambda: asleep.worlds)
+    new = Member(coordinator.address, "b", 10**9, step=4000, restored=name)
+    until(lambda: 2 in new.worlds)
+    assert set(asleep.restored) == {name}
+    assert new.restored == []
+    for each in (asleep, new):
+        each._until = lambda _member: True
+    finish(asleep, new)
+    coordinator.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
@@ -10,7 +11,7 @@ from duetune.training.membership import Member, arrange
 
 
 def member(name, **fields):
-    return Member(id=name, address=f"http://{name}", store=f"{name}:1", **({"step": 0} | fields))
+    return Member(id=name, address=f"tcp://{name}", **({"step": 0} | fields))
 
 
 def all_of(members):
@@ -35,17 +36,17 @@ members = st.lists(
     st.builds(
         Member,
         id=st.sampled_from("abcdefgh"),
-        address=st.just("http://x"),
-        store=st.just("x:1"),
+        address=st.just("tcp://x"),
         step=st.integers(0, 3),
         formations=st.integers(0, 3),
         group=st.sampled_from(["", "old.1", "other.2"]),
         fresh=st.booleans(),
+        restored=st.sampled_from(["", "checkpoint 1", "checkpoint 2"]),
     ),
     min_size=1,
     max_size=6,
     unique_by=lambda each: each.id,
-)
+).filter(lambda members: any(each.believed for each in members))
 
 
 @given(members=members, order=st.randoms())
@@ -63,23 +64,49 @@ def test_all_members_come_to_the_same_plan(members, order):
 def test_whoever_is_behind_takes_over_from_one_who_is_not(members):
     plans = all_of(members)
     for each, plan in zip(members, plans, strict=True):
-        if each.step < plan.step:
+        if each.step != plan.step or not each.believed:
             assert plan.source is not None
         if plan.source is not None:
             assert plan.source.step == plan.step
             assert plan.source.id != each.id
+            assert plan.source.believed
             # A source keeps its own state in the same round.
             assert arrange(members, plan.source.id).source is None
 
 
 @given(members=members)
 def test_of_members_at_one_step_at_most_one_unproven_state_counts(members):
-    """Two fresh ones at the same step might differ: one of them takes over the other's."""
+    """Two fresh ones at the same step might differ, unless both have loaded one checkpoint."""
     plans = all_of(members)
     keeping = [each for each, plan in zip(members, plans, strict=True) if plan.source is None]
     assert keeping
-    assert sum(each.fresh for each in keeping) <= 1
     assert len({each.fresh for each in keeping}) == 1
+    if keeping[0].fresh and len(keeping) > 1:
+        assert len({each.restored for each in keeping}) == 1
+        assert keeping[0].restored
+
+
+def test_a_member_that_only_says_it_is_ahead_is_given_the_state_of_the_group():
+    for settled in (3, 0):
+        group = replace(member("b", step=settled), fresh=False)
+        plans = all_of([group, member("a", step=9_999)])
+        assert [plan.step for plan in plans] == [settled, settled]
+        assert plans[0].source is None
+        assert plans[1].source == group
+
+
+def test_a_checkpoint_is_believed_over_a_member_that_was_asleep():
+    asleep = replace(member("a", step=10), fresh=False)
+    new = member("b", step=100, restored="step-00000100.epoch-000004")
+    plans = all_of([asleep, new])
+    assert [plan.step for plan in plans] == [100, 100]
+    assert plans[0].source == new
+    assert plans[1].source is None
+
+
+def test_without_a_state_that_can_be_believed_there_is_no_group():
+    with pytest.raises(LookupError, match="checkpoint that exists"):
+        all_of([member("a", step=3), member("b", step=4)])
 
 
 def test_nothing_is_connected_anew_while_nothing_changes():

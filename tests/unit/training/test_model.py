@@ -292,3 +292,11 @@ def test_the_state_of_another_task_is_not_taken(folder):
     one, other = learner(folder), learner(folder, lora_r=4)
     with pytest.raises(ValueError, match="another"):
         one.load(state(other), other.document())
+
+
+def test_an_adapter_names_its_layers_in_the_same_order_in_every_run(folder, tmp_path):
+    chosen = ("v_proj", "q_proj", "up_proj", "k_proj", "down_proj", "o_proj", "gate_proj")
+    wanted = task(folder, lora_target_modules=chosen)
+    models.save_model(models.load_model(wanted, cpu()), models.load_tokenizer(wanted), tmp_path)
+    saved = json.loads((tmp_path / "adapter_config.json").read_text())
+    assert saved["target_modules"] == sorted(chosen)

@@ -302,7 +302,8 @@ def _detach_from_agent(assignment: Assignment) -> None:
     for number in (signal.SIGCHLD, signal.SIGINT, signal.SIGTERM, signal.SIGPIPE):
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    log = os.open(assignment.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    os.umask(0o077)  # What a job writes is for its owner alone.
+    log = os.open(assignment.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.dup2(log, 1)

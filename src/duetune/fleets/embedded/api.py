@@ -6,11 +6,12 @@
     POST /apply                         a list of commands
     GET  /jobs/<job>/nodes              all nodes the job ever had
     POST /stop                          take all nodes and stop the provider
-    GET  /nodes/<node>/notice           when the node will be taken; 404 if not known
+    GET  /jobs/<job>/notice/<node>/<secret>  when the node will be taken; 404 if not known
     POST /jobs/<job>/progress/<secret>  a progress report of a worker that cannot write the file
 
-The last two are for workers. All others need the token of ``provider.json``. The calls themselves
-are carried out in ``desk``; the Python client is in ``client``.
+The last two are for workers and contain a secret of the job. All others need the token of
+``provider.json``. The calls themselves are carried out in ``desk``; the Python client is in
+``client``.
 """
 
 from __future__ import annotations
@@ -115,13 +116,14 @@ class Handler(BaseHTTPRequestHandler):
         provider = self.server.provider
         desk = provider.desk
         match method, path:
-            case "GET", ["nodes", node, "notice"]:
-                notice = desk.notice(node)
+            case "GET", ["jobs", job, "notice", node, secret]:
+                self._check(secret, provider.job_secrets(job).calls)
+                notice = desk.notice(job, node)
                 if notice is None:
                     raise NotFound("node with a notice", node)
                 return notice
             case "POST", ["jobs", job, "progress", secret]:
-                self._check(secret, provider.progress_secret(job))
+                self._check(secret, provider.job_secrets(job).calls)
                 return self._take_progress(job)
         self._check(self.headers.get("Authorization", ""), f"Bearer {provider.token}")
         match method, path:

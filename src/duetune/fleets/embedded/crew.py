@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import math
 import selectors
-import socket
 import subprocess
 import time
 from pathlib import Path
@@ -19,7 +18,13 @@ import msgspec
 
 from duetune.core.fleet import Launch
 from duetune.fleets.embedded import processes
-from duetune.fleets.embedded.node_assignment import Assignment, Gone, Leave, coordinator_of
+from duetune.fleets.embedded.node_assignment import (
+    Assignment,
+    Gone,
+    JobSecrets,
+    Leave,
+    coordinator_of,
+)
 from duetune.fleets.embedded.starter import Started, Warmth
 
 if TYPE_CHECKING:
@@ -142,7 +147,7 @@ class Crew:
             return
         try:
             for file in (member.assignment.log, member.assignment.heartbeat):
-                Path(file).parent.mkdir(parents=True, exist_ok=True)
+                Path(file).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             member.started = self._starter.start(member.assignment)
         except OSError:
             del self._members[key]
@@ -168,10 +173,10 @@ class Crew:
 
 
 class Coordinator(msgspec.Struct):
-    """A job's coordinator, which keeps its ``port`` over restarts. Times are monotonic."""
+    """A job's coordinator. Times are monotonic."""
 
     launch: Launch
-    port: int
+    secrets: JobSecrets
     start_at: float = 0.0
     end_at: float = math.inf
 
@@ -184,17 +189,16 @@ class Coordinators:
         self._linger_s = linger_s
         self._all: dict[str, Coordinator] = {}
 
-    def address(self, launch: Launch) -> str:
-        """Return the address of the job's coordinator; start it for the job's first node."""
+    def ensure(self, launch: Launch, secrets: JobSecrets) -> None:
+        """Start the job's coordinator unless it has one. Called before a node of it starts."""
         found = self._all.get(launch.job)
         if found is None:
-            found = self._all[launch.job] = Coordinator(launch, free_port())
+            found = self._all[launch.job] = Coordinator(launch, secrets)
             self._start(found)
         found.end_at = math.inf
-        return f"http://127.0.0.1:{found.port}"
 
     def died(self, job: str) -> None:
-        """Schedule a restart on the same port. Called when the coordinator's agent has died."""
+        """Schedule a restart. Called when the coordinator's agent has died."""
         if job in self._all:
             self._all[job].start_at = time.monotonic() + COORDINATOR_PAUSE_S
 
@@ -219,11 +223,4 @@ class Coordinators:
 
     def _start(self, coordinator: Coordinator) -> None:
         launch = coordinator.launch
-        self._crew.start((launch.job, ""), coordinator_of(launch, coordinator.port))
-
-
-def free_port() -> int:
-    """Return a loopback port on which no process listens now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+        self._crew.start((launch.job, ""), coordinator_of(launch, coordinator.secrets))

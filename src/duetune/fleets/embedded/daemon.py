@@ -48,6 +48,7 @@ def _detached(folder: Path, order: bytes, speaker: int) -> NoReturn:
     code = 1
     try:
         os.setsid()
+        os.umask(0o077)
         os.chdir("/")
         log = os.open(folder / LOG_FILE, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         empty = os.open(os.devnull, os.O_RDONLY)

@@ -75,13 +75,14 @@ class Desk:
         """Return at most ``slots`` slots before the current one; None if there are none."""
         return self._cloud.replay.history(self._now(), slots)
 
-    def notice(self, node: str) -> NoticeDocument | None:
-        """Return when a node will be taken; None if that is not known."""
+    def notice(self, job: str, node: str) -> NoticeDocument | None:
+        """Return when a node of the job will be taken; None if that is not known."""
         with self._lock:
-            found = self._cloud.find(node)
-        if found is None or found.notice_at is None:
-            return None
-        return NoticeDocument(self.anchor.wall_time(found.notice_at))
+            nodes = self._cloud.report(job).nodes
+        for found in nodes:
+            if found.id == node and found.notice_at is not None:
+                return NoticeDocument(self.anchor.wall_time(found.notice_at))
+        return None
 
     def job_folder(self, job: str) -> Path | None:
         """Return the folder of a job; None if it has had no node since this provider started."""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from duetune.core import node_contract
+from duetune.fleets.embedded.node_environment import inherited
 
 if TYPE_CHECKING:
     import socket
@@ -100,19 +101,28 @@ def notice_file(launch: Launch) -> Path:
     return Path(launch.task.folder) / f"notice-{launch.node}.json"
 
 
+class JobSecrets(msgspec.Struct, frozen=True):
+    """The secrets of one job: ``group`` for the doors of its members, ``calls`` for the provider's.
+
+    Both are random to everyone but the provider, which derives them from its token.
+    """
+
+    group: str
+    calls: str
+
+
 def assignment_of(
     launch: Launch,
     *,
     url: str,
-    secret: str,
-    lighthouse: str,
+    secrets: JobSecrets,
     device: str | None,
     heartbeat_timeout_s: float,
 ) -> Assignment:
-    """Return the assignment of a node. ``secret`` is part of the job's progress address."""
+    """Return the assignment of a node."""
     task, folder = launch.task, Path(launch.task.folder)
     environment = {
-        **os.environ,
+        **inherited(os.environ),
         "PYTHONUNBUFFERED": "1",
         node_contract.CHECKPOINT_DIR: str(folder / node_contract.CHECKPOINTS),
         node_contract.OUTPUT_DIR: str(folder / node_contract.OUTPUT),
@@ -120,18 +130,20 @@ def assignment_of(
         node_contract.HAZARD_FILE: str(folder / node_contract.HAZARD),
         **({} if device is None else {VISIBLE: device}),
         **task.environment,
-        **_secrets(folder),
+        **_own_secrets(folder),
         node_contract.JOB_ID: launch.job,
         node_contract.NODE_ID: launch.node,
         node_contract.EPOCH: str(launch.epoch),
         node_contract.JOB_DIR: str(folder),
         node_contract.NOTICE_FILE: str(notice_file(launch)),
-        node_contract.NOTICE_URL: f"{url}/nodes/{launch.node}/notice",
+        node_contract.NOTICE_URL: f"{url}/jobs/{launch.job}/notice/{launch.node}/{secrets.calls}",
     }
     if task.command:
-        environment[node_contract.PROGRESS_URL] = f"{url}/jobs/{launch.job}/progress/{secret}"
-    if lighthouse:
-        environment[node_contract.LIGHTHOUSE] = lighthouse
+        progress = f"{url}/jobs/{launch.job}/progress/{secrets.calls}"
+        environment[node_contract.PROGRESS_URL] = progress
+    if task.coordinated:
+        environment[node_contract.COORDINATOR_FILE] = str(folder / node_contract.COORDINATOR)
+        environment[node_contract.JOB_SECRET] = secrets.group
     return Assignment(
         name=launch.node,
         folder=str(folder),
@@ -144,7 +156,7 @@ def assignment_of(
     )
 
 
-def _secrets(folder: Path) -> dict[str, str]:
+def _own_secrets(folder: Path) -> dict[str, str]:
     """Read the job's secret variables. They are in this file only, not in journal or ledger."""
     try:
         return msgspec.json.decode((folder / SECRETS_FILE).read_bytes(), type=dict[str, str])
@@ -152,21 +164,23 @@ def _secrets(folder: Path) -> dict[str, str]:
         return {}
 
 
-def coordinator_of(launch: Launch, port: int) -> Assignment:
-    """Return the assignment of the job's coordinator, which is always restarted on ``port``."""
+def coordinator_of(launch: Launch, secrets: JobSecrets) -> Assignment:
+    """Return the assignment of the job's coordinator, which is always restarted."""
     folder = Path(launch.task.folder)
+    checkpoints = launch.task.environment.get(node_contract.CHECKPOINT_DIR)
     return Assignment(
         name="coordinator",
         folder=str(folder),
         log=str(folder / node_contract.LOGS / "coordinator.log"),
-        environment={**os.environ, **launch.task.environment, "PYTHONUNBUFFERED": "1"},
+        environment={
+            **inherited(os.environ),
+            "PYTHONUNBUFFERED": "1",
+            node_contract.JOB_DIR: str(folder),
+            node_contract.CHECKPOINT_DIR: checkpoints or str(folder / node_contract.CHECKPOINTS),
+            node_contract.JOB_SECRET: secrets.group,
+        },
         module=COORDINATOR,
-        arguments=(
-            "--port-file",
-            str(folder / "coordinator.port"),
-            "--bind",
-            f"127.0.0.1:{port}",
-        ),
+        arguments=("--address-file", str(folder / node_contract.COORDINATOR)),
         tireless=True,
     )
 

@@ -15,7 +15,6 @@ import selectors
 import signal
 import socket
 import time
-from hashlib import sha256
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -27,6 +26,7 @@ from duetune.fleets.embedded.crew import Coordinators, Crew
 from duetune.fleets.embedded.desk import Desk
 from duetune.fleets.embedded.node_assignment import (
     Devices,
+    JobSecrets,
     assignment_of,
     notice_file,
     visible_devices,
@@ -99,9 +99,13 @@ class Provider:
         self._stop_requests += 1
         self.wake()
 
-    def progress_secret(self, job: str) -> str:
-        """Return the secret with which workers of the job may post progress reports."""
-        return hmac.new(self.token.encode(), job.encode(), sha256).hexdigest()[:32]
+    def job_secrets(self, job: str) -> JobSecrets:
+        """Return the secrets of a job, which nobody can tell from those of another job."""
+        key = self.token.encode()
+        group, calls = (
+            hmac.digest(key, f"{use} {job}".encode(), "sha256").hex() for use in ("group", "calls")
+        )
+        return JobSecrets(group, calls)
 
     def run(self) -> None:
         """Run the provider until it is asked to stop."""
@@ -168,14 +172,15 @@ class Provider:
                 self._crew.end(key)
 
     def _start(self, key: Key, launch: Launch) -> None:
-        lighthouse = self._coordinators.address(launch) if launch.task.coordinated else ""
+        job_secrets = self.job_secrets(launch.job)
+        if launch.task.coordinated:
+            self._coordinators.ensure(launch, job_secrets)
         with contextlib.suppress(OSError):
             notice_file(launch).unlink(missing_ok=True)
         assignment = assignment_of(
             launch,
             url=self.url,
-            secret=self.progress_secret(launch.job),
-            lighthouse=lighthouse,
+            secrets=job_secrets,
             device=self._devices.take(key),
             heartbeat_timeout_s=self._settings.heartbeat_timeout_s,
         )

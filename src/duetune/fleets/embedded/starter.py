@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import selectors
 import signal
 import socket
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from duetune.fleets.embedded import processes
 from duetune.fleets.embedded.node_assignment import Channel
+from duetune.fleets.embedded.node_environment import inherited
 from duetune.fleets.embedded.zygote import NOTHING_TO_LOAD, READY
 
 if TYPE_CHECKING:
@@ -157,6 +159,7 @@ def _python(part: str, end: socket.socket, *arguments: str) -> subprocess.Popen[
     return subprocess.Popen(  # noqa: S603 - our own module
         [sys.executable, "-m", f"{__package__}.{part}", str(number), *arguments],
         stdin=subprocess.DEVNULL,
+        env=inherited(os.environ),
         pass_fds=[number],
         start_new_session=True,
     )

@@ -17,16 +17,17 @@ if TYPE_CHECKING:
 # SIGTERM is passed on to every worker, and the script ends when all workers have ended. At the
 # signal bash returns from wait, so the script waits again.
 _WORKERS = """\
-rm -f "$DUETUNE_JOB_DIR/coordinator.port"
-python -m duetune.training.coordinator --port-file "$DUETUNE_JOB_DIR/coordinator.port" &
+export DUETUNE_COORDINATOR_FILE="$DUETUNE_JOB_DIR/coordinator.address"
+rm -f "$DUETUNE_COORDINATOR_FILE"
+DUETUNE_JOB_SECRET="$(od -An -N32 -tx1 /dev/urandom | tr -d ' \\n')"
+export DUETUNE_JOB_SECRET
+python -m duetune.training.coordinator --address-file "$DUETUNE_COORDINATOR_FILE" &
 coordinator=$!
 trap 'kill "$coordinator" 2>/dev/null' EXIT
-until [ -s "$DUETUNE_JOB_DIR/coordinator.port" ]; do
+until [ -s "$DUETUNE_COORDINATOR_FILE" ]; do
   kill -0 "$coordinator" || exit 1
   sleep 0.2
 done
-DUETUNE_LIGHTHOUSE="$(cat "$DUETUNE_JOB_DIR/coordinator.port")"
-export DUETUNE_LIGHTHOUSE
 node="$DUETUNE_NODE_ID"
 workers=()
 trap 'kill -TERM "${workers[@]}" 2>/dev/null' TERM INT
@@ -74,6 +75,7 @@ def environment_lines(spec: JobSpec, folder: str = '"$HOME"/duetune') -> str:
             'DUETUNE_EPOCH="$(date +%s)"',
             "export DUETUNE_JOB_DIR DUETUNE_CHECKPOINT_DIR DUETUNE_OUTPUT_DIR",
             "export DUETUNE_PROGRESS_FILE DUETUNE_NODE_ID DUETUNE_EPOCH",
+            "umask 077",
             'mkdir -p "$DUETUNE_JOB_DIR" "$DUETUNE_CHECKPOINT_DIR" "$DUETUNE_OUTPUT_DIR"',
             OWN_LINES[1],
             "",

@@ -1,0 +1,38 @@
+"""The environment variables that the processes of a node get from the provider.
+
+A worker gets these, its job's ``envs`` and ``secrets``, and the variables of the node contract.
+Credentials in the provider's own environment therefore do not reach a job by accident.
+``docs/explanation/security.md`` has the same list.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_USER = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "TMPDIR", "LANG", "LANGUAGE", "TZ")
+_PROGRAMS = (
+    *("LD_LIBRARY_PATH", "LD_PRELOAD", "VIRTUAL_ENV", "CONDA_PREFIX", "XDG_CACHE_HOME"),
+    *("PYTHONPATH", "PYTHONHOME", "PYTHONHASHSEED", "PYTHONDONTWRITEBYTECODE"),
+)
+_NETWORK = (
+    *("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy"),
+    *("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"),
+)
+_DUETUNE = ("DUETUNE_BIND", "DUETUNE_DATA", "DUETUNE_FLEET", "DUETUNE_HOME")
+
+NAMES = frozenset((*_USER, *_PROGRAMS, *_NETWORK, *_DUETUNE))
+PREFIXES = (
+    *("LC_", "CUDA_", "CUBLAS_", "NVIDIA_", "NCCL_", "HF_", "HUGGINGFACE_", "TRANSFORMERS_"),
+    *("TOKENIZERS_", "TORCH_", "PYTORCH_", "TRITON_", "OMP_", "MKL_", "OPENBLAS_", "NUMBA_"),
+    "COVERAGE_",
+)
+
+
+def inherited(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables of ``environ`` that the processes of a node get."""
+    return {
+        name: value for name, value in environ.items() if name in NAMES or name.startswith(PREFIXES)
+    }

@@ -1,0 +1,102 @@
+"""Decides which members train the next step together: all that are alive and have asked.
+
+The coordinator's process calls this (``coordinator``); members ask over its door
+(``coordinator_client``). What a quorum means for each member is decided in ``membership``.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING
+
+import msgspec
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from duetune.training.membership import Member
+
+_TICK_S = 0.02
+
+
+class QuorumTimes(msgspec.Struct, frozen=True):
+    """The limits of a quorum in seconds.
+
+    - ``heartbeat_s``: a member without a heartbeat for this long counts as gone.
+    - ``join_s``: a member that sends heartbeats but does not ask is waited for up to this long, if
+      more than half of the living have asked.
+    """
+
+    heartbeat_s: float = 0.6
+    join_s: float = 10.0
+
+
+class _Question:
+    """One member's wait for a quorum; ``answer`` is empty if a later question replaced it."""
+
+    def __init__(self, member: Member) -> None:
+        self.member = member
+        self.answer: tuple[Member, ...] | None = None
+
+
+class Quorum:
+    """The living members of one job and their questions. Any thread may call.
+
+    ``vouch`` is given every member of a quorum and returns it as the others may believe it.
+    """
+
+    def __init__(self, times: QuorumTimes, vouch: Callable[[Member], Member]) -> None:
+        self._times = times
+        self._vouch = vouch
+        self._changed = threading.Condition()
+        self._living: dict[str, float] = {}
+        self._asked: dict[str, _Question] = {}
+        self._first_at = 0.0
+
+    def beat(self, member: str) -> None:
+        """Record a heartbeat."""
+        with self._changed:
+            self._living[member] = time.monotonic()
+
+    def gone(self, member: str) -> None:
+        """Forget a member at once. Called when its heartbeat connection has ended."""
+        with self._changed:
+            self._living.pop(member, None)
+            self._changed.notify_all()
+
+    def ask(self, member: Member) -> tuple[Member, ...]:
+        """Wait for the next quorum with this member and return its members.
+
+        It returns nothing if the same member has asked again meanwhile.
+        """
+        question = _Question(member)
+        with self._changed:
+            now = time.monotonic()
+            self._living[member.id] = now
+            if not self._asked:
+                self._first_at = now
+            replaced = self._asked.get(member.id)
+            if replaced is not None:
+                replaced.answer = ()
+            self._asked[member.id] = question
+            self._changed.notify_all()
+            while question.answer is None:
+                self._answer_if_ready()
+                if question.answer is None:
+                    self._changed.wait(_TICK_S)
+            return question.answer
+
+    def _answer_if_ready(self) -> None:
+        now = time.monotonic()
+        living = {name for name, at in self._living.items() if now - at < self._times.heartbeat_s}
+        present = living & self._asked.keys()
+        waited = now - self._first_at >= self._times.join_s and 2 * len(present) > len(living)
+        if not present or (present != living and not waited):
+            return
+        self._living = {name: at for name, at in self._living.items() if name in living}
+        questions, self._asked = self._asked, {}
+        members = tuple(self._vouch(questions[name].member) for name in sorted(present))
+        for question in questions.values():
+            question.answer = members if question.member.id in present else ()
+        self._changed.notify_all()
