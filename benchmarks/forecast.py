@@ -46,7 +46,7 @@ def models(family: Family) -> dict[str, Callable[[], SeriesModel]]:
     return {
         CONTROL: named_forecasters.persistence_prices,
         PLAIN: lambda: PriceErrors(Last()),
-        OURS: named_forecasters.combined_prices,
+        OURS: partial(named_forecasters.combined_prices, hours),
     }
 
 

@@ -23,17 +23,11 @@ from duetune.policies.baselines import MaximalSpot, OnDemandOnly, UniformProgres
 from duetune.policies.pool import default_pool
 from duetune.policies.rubato import Rubato
 from duetune.policies.select import AdaHedge, job_utility_range, normalised, run_selection
-from duetune.policies.single_instance import SingleInstance
 from duetune.simulate.cases import Case, draw_cases
-from duetune.simulate.single_episode import (
-    SingleJob,
-    SingleUniformProgress,
-    run_single,
-    single_optimum,
-)
 from duetune.simulate.tournament import run_tournament
-from real_markets_families import Family, families, single_markets
+from real_markets_families import Family, families
 from real_markets_report import QUESTION, details, page, standings_figure
+from real_markets_single import measure_single
 from reporting import arguments, finish, publish, save_pictures
 
 if TYPE_CHECKING:
@@ -60,9 +54,6 @@ SHOWN = (
 )
 PERSISTENCE = "last"
 PART = (0.1, 1.0)
-SINGLE_WORK_S = 48 * 3600.0
-SINGLE_DEADLINES_H = (52, 70)
-SINGLE_OVERHEADS_S = (72.0, 180.0, 360.0)
 
 
 class Standing(msgspec.Struct, frozen=True):
@@ -95,23 +86,6 @@ class FamilyResult(msgspec.Struct, frozen=True):
     best_policy: str
     shortfall: float
     standings: tuple[Standing, ...]
-
-
-class SingleResult(msgspec.Struct, frozen=True):
-    """The mean costs of one instance on one half of the traces."""
-
-    half: str
-    traces: int
-    runs: int
-    optimum: float
-    ours: float
-    uniform_progress: float
-    eager: float
-    late: int
-
-    @property
-    def gap_closed(self) -> float:
-        return (self.uniform_progress - self.ours) / (self.uniform_progress - self.optimum)
 
 
 def draw(
@@ -224,39 +198,6 @@ def _selected(
     return chosen, expected
 
 
-def measure_single(starts: int, seed: int) -> list[SingleResult]:
-    """Play the single-instance benchmark's jobs on our traces; every other trace was tuned on."""
-    traces = single_markets()
-    results = []
-    for half, names in (
-        ("tuned on", sorted(traces)[::2]),
-        ("reported", sorted(traces)[1::2]),
-    ):
-        rows = []
-        for name in names:
-            random = np.random.default_rng([seed, sorted(traces).index(name)])
-            longest = max(SINGLE_DEADLINES_H) * 6
-            begins = random.choice(traces[name].size - longest, starts, replace=False)
-            for hours in SINGLE_DEADLINES_H:
-                for overhead in SINGLE_OVERHEADS_S:
-                    job = SingleJob(SINGLE_WORK_S, hours * 3600.0, overhead)
-                    for begin in begins:
-                        there = traces[name][begin : begin + job.ticks]
-                        step = SingleInstance(**msgspec.structs.asdict(job))
-                        ours = run_single(job, there, step)
-                        paced = run_single(job, there, SingleUniformProgress(job))
-                        eager = run_single(job, there, SingleUniformProgress(job, hysteresis=False))
-                        best = single_optimum(job, there)
-                        late = ours.finished_tick is None
-                        rows.append((best, ours.cost, paced.cost, eager.cost, late))
-        table = np.array(rows, dtype=np.float64)
-        means = table.mean(axis=0)
-        results.append(
-            SingleResult(half, len(names), len(rows), *means[:4].tolist(), int(table[:, 4].sum()))
-        )
-    return results
-
-
 def main() -> None:
     options = arguments("Every policy on real markets.").parse_args()
     if not data_folder().is_dir():
@@ -281,7 +222,7 @@ def main() -> None:
             each.late for result in results for each in result.standings if each.policy == OURS
         ),
         "single_instance_gap_closed": single[1].gap_closed,
-        "single_instance_late": sum(each.late for each in single),
+        "single_instance_late": sum(each.late + each.late_netted for each in single),
         "gap_closed_by_family": {result.name: result.gap_closed for result in results},
         "over_strongest_by_family": {result.name: result.over_strongest for result in results},
         "ours_by_family": {

@@ -16,6 +16,7 @@ from duetune.plots.style import (
     house_style,
     new_figure,
 )
+from real_markets_single import single_section
 from reporting import markdown_table
 
 if TYPE_CHECKING:
@@ -23,7 +24,8 @@ if TYPE_CHECKING:
 
     from matplotlib.figure import Figure
 
-    from real_markets import FamilyResult, SingleResult
+    from real_markets import FamilyResult
+    from real_markets_single import SingleResult
 
 
 QUESTION = (
@@ -51,12 +53,6 @@ SPLITS = (
     "and hardly matter. Not held out: the kind of model was chosen with runs on all H100 zones and "
     "single-instance traces."
 )
-SINGLE = (
-    "48 hours of work on one instance, deadlines of 52 and 70 hours, restarts of 0.02, 0.05 and "
-    "0.1 hours, ticks of 10 minutes, prices of $0.9731 and $3.06 per hour, nothing known of the "
-    "market beforehand. These are the jobs of the public single-instance benchmark, on traces of "
-    "other days and zones. The optimum is exact."
-)
 
 
 def page(
@@ -74,8 +70,7 @@ def page(
         COLUMNS,
         METHOD,
         "## One instance at a time",
-        _single(single),
-        SINGLE,
+        *single_section(single),
         "## Splits",
         SPLITS,
     ]
@@ -175,28 +170,6 @@ def _standings(result: FamilyResult) -> str:
         for each in result.standings
     ]
     header = ("policy", "mean cost ($)", "mean utility ($)", "share of the optimum", "late")
-    return markdown_table(header, rows)
-
-
-def _single(single: Sequence[SingleResult]) -> str:
-    rows = [
-        (
-            each.half,
-            each.traces,
-            each.runs,
-            each.optimum,
-            each.ours,
-            each.eager,
-            each.uniform_progress,
-            f"{each.gap_closed:.0%}",
-            each.late,
-        )
-        for each in single
-    ]
-    header = (
-        "traces | count | runs | optimum ($) | rubato ($) | uniform progress, no hysteresis ($) | "
-        "uniform progress ($) | gap closed | late"
-    )
     return markdown_table(header, rows)
 
 

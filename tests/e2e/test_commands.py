@@ -250,6 +250,26 @@ class TestRefusals:
         line = refused("simulate", "--trace", "a.json", "--on-demand-price", "3")
         assert "--available" in line
 
+    def test_prices_of_instances_are_shown_per_gpu(self, document, refused, tmp_path):
+        def given(instance_type):
+            changes = [
+                {
+                    "AvailabilityZone": "us-east-1a",
+                    "InstanceType": instance_type,
+                    "SpotPrice": "24.0",
+                    "Timestamp": f"2025-01-0{day}T00:00:00Z",
+                }
+                for day in (1, 2)
+            ]
+            (tmp_path / "aws.json").write_text(json.dumps({"SpotPriceHistory": changes}))
+            return ("--trace", "aws.json", "--on-demand-price", "9", "--available", "8")
+
+        ran = document("simulate", *given("p5.48xlarge"), *SMALL, "--policy", "maximal_spot")
+        assert {slot["spot_price"] for slot in ran["outcome"]["entries"]} == {1.5}
+        assert "--gpus-per-instance is required" in refused("simulate", *given("p9.large"), *SMALL)
+        ran = document("simulate", *given("p9.large"), *SMALL, "--gpus-per-instance", "6")
+        assert {slot["spot_price"] for slot in ran["outcome"]["entries"]} == {2.0}
+
     @pytest.mark.parametrize(
         ("text", "words"),
         [

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from duetune.policies.single_instance import Instance, SingleInstance
 from duetune.simulate.single_episode import (
+    HostSafetyNet,
     SingleJob,
     SingleUniformProgress,
     run_single,
@@ -39,7 +40,7 @@ def feasible_jobs(draw: st.DrawFn, most: int = 24) -> SingleJob:
     )
 
 
-def step_for(job: SingleJob) -> SingleInstance:
+def step_for(job: SingleJob, *, host_safety_net: bool = False) -> SingleInstance:
     return SingleInstance(
         work_s=job.work_s,
         deadline_s=job.deadline_s,
@@ -47,6 +48,7 @@ def step_for(job: SingleJob) -> SingleInstance:
         tick_s=job.tick_s,
         spot_price=job.spot_price,
         on_demand_price=job.on_demand_price,
+        host_safety_net=host_safety_net,
     )
 
 
@@ -104,6 +106,52 @@ def test_it_is_never_late_whatever_the_market_does(job, there):
 @settings(max_examples=40)
 def test_no_adversary_makes_it_late(job, market):
     assert left_after(job, step_for(job), market) == 0
+
+
+@given(feasible_jobs(), st.lists(st.booleans(), min_size=30, max_size=30))
+@settings(max_examples=40)
+def test_it_is_never_late_where_the_host_has_a_safety_net_of_its_own(job, there):
+    step = HostSafetyNet(job, step_for(job, host_safety_net=True))
+    assert run_single(job, np.array(there), step).finished_tick is not None
+
+
+def published(job, hysteresis, elapsed, left, current, pending, there):
+    """Uniform progress, rule by rule in the order of the paper and of its simulator."""
+    tick, restart = job.tick_s, job.restart_overhead_s
+    expected = elapsed * job.work_s / job.deadline_s
+    later = (elapsed + 2 * restart) * job.work_s / job.deadline_s
+    done = job.work_s - left
+    choice = SPOT if there else WAIT
+    if done < expected:
+        choice = SPOT if there else ON_DEMAND
+    if current is ON_DEMAND and (not there or (hysteresis and later >= done)):
+        choice = ON_DEMAND
+    time_left = math.floor((job.deadline_s - elapsed) / tick) * tick
+    if math.ceil((left + 2 * restart) / tick) * tick >= time_left and current is not SPOT:
+        choice = ON_DEMAND
+    if math.ceil((left + restart) / tick) * tick >= time_left:
+        choice = SPOT if current is SPOT and pending < 1e-3 else ON_DEMAND
+        if restart == 0 and there:
+            choice = SPOT
+    return choice
+
+
+@given(
+    feasible_jobs(),
+    st.integers(1, 3000),
+    st.lists(st.booleans(), min_size=30, max_size=30),
+    st.booleans(),
+)
+@settings(max_examples=60)
+def test_uniform_progress_decides_as_published(job, less, there, hysteresis):
+    job = SingleJob(max(1.0, round(job.work_s) - less), job.deadline_s, job.restart_overhead_s)
+    ours = SingleUniformProgress(job, hysteresis=hysteresis)
+
+    def step(*seen):
+        assert ours(*seen) is published(job, hysteresis, *seen)
+        return ours(*seen)
+
+    run_single(job, np.array(there), step)
 
 
 @given(feasible_jobs(), st.sampled_from(adversaries), st.booleans())

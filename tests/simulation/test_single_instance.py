@@ -14,9 +14,15 @@ from hypothesis import strategies as st
 
 from duetune.core.job import Job, Reconfiguration, ReconfigurationKey
 from duetune.market.forecast.forecast_source import ForecastSource
-from duetune.policies.single_instance import Instance
+from duetune.policies.single_instance import Instance, SingleInstance
 from duetune.simulate.episode import simulate
-from duetune.simulate.single_episode import SingleJob, run_single, single_optimum
+from duetune.simulate.single_episode import (
+    HostSafetyNet,
+    SingleJob,
+    SingleUniformProgress,
+    run_single,
+    single_optimum,
+)
 from duetune.testing import FixedPlan, market_of
 
 TICK, SPOT_PRICE, ON_DEMAND_PRICE = 600.0, 0.9731 / 6, 3.06 / 6
@@ -195,3 +201,36 @@ def test_the_optimum_counts_fractions_of_a_second(tick_s, overhead_s, work_s):
     available = np.ones(4, dtype=bool)
     outcome = run_single(job, available, lambda *_: Instance.SPOT)
     assert single_optimum(job, available) == pytest.approx(outcome.cost)
+
+
+# --- A host with a safety net of its own
+
+
+def test_a_host_that_keeps_lost_spot_makes_late_who_plans_to_the_last_tick():
+    """The net acts in the tick in which spot is lost, and waits for it instead of on-demand."""
+    job = SingleJob(work_s=20 * TICK, deadline_s=24 * TICK, restart_overhead_s=180.0)
+    fields = {name: getattr(job, name) for name in ("work_s", "deadline_s", "restart_overhead_s")}
+    random = np.random.default_rng(1)
+    late = {True: 0, False: 0}
+    for _ in range(30):
+        there = np.repeat(random.random(8) < 0.5, 3)
+        assert run_single(job, there, SingleInstance(**fields)).finished_tick is not None
+        for aware in late:
+            step = HostSafetyNet(job, SingleInstance(**fields, host_safety_net=aware))
+            late[aware] += run_single(job, there, step).finished_tick is None
+    assert late[False] > 0
+    assert late[True] == 0
+
+
+# --- Uniform progress
+
+
+def test_uniform_progress_stays_on_demand_until_it_may_go_to_spot():
+    job = SingleJob(work_s=10 * TICK, deadline_s=20 * TICK, restart_overhead_s=60.0)
+    step = SingleUniformProgress(job)
+    far_ahead = (2 * TICK, 2 * TICK, Instance.ON_DEMAND, 0.0)
+    assert step(*far_ahead, False) is Instance.ON_DEMAND
+    assert step(*far_ahead, True) is Instance.SPOT
+    behind = (8 * TICK, 7 * TICK, Instance.ON_DEMAND, 0.0)
+    assert step(*behind, True) is Instance.ON_DEMAND
+    assert SingleUniformProgress(job, hysteresis=False)(*behind, True) is Instance.SPOT

@@ -14,8 +14,11 @@ _FILES = (
         "CSV, Parquet",
         "columns time, spot_usd_gpu_h, on_demand_usd_gpu_h, available; also pool, slot_hours",
     ),
-    Listed("spot-traces JSON", "only counts: give --on-demand-price"),
-    Listed("AWS price history JSON", "only prices: give --on-demand-price and --available"),
+    Listed("spot-traces JSON", "only counts: give --on-demand-price (per GPU-hour)"),
+    Listed(
+        "AWS price history JSON",
+        "only prices, per instance: give --on-demand-price (per GPU-hour) and --available (GPUs)",
+    ),
 )
 
 

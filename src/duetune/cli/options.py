@@ -30,6 +30,7 @@ _FLAGS = {
     "on_demand_usd_gpu_h": "--on-demand-price",
     "spot_usd_gpu_h": "--spot-price",
     "available": "--available",
+    "gpus_per_instance": "--gpus-per-instance",
     "slot_hours": "--slot-hours",
     "gaps": "--gaps",
 }
@@ -56,6 +57,7 @@ class MarketOptions(msgspec.Struct, frozen=True):
     spot_price: float | None = None
     on_demand_price: float | None = None
     available: int | None = None
+    gpus_per_instance: int | None = None
 
     def one(self, seed: int, *, slots: int = 0) -> MarketTrace:
         """Return the one chosen market; a synthetic one has at least ``slots`` slots."""
@@ -80,6 +82,7 @@ class MarketOptions(msgspec.Struct, frozen=True):
             ("--spot-price", self.spot_price),
             ("--on-demand-price", self.on_demand_price),
             ("--available", self.available),
+            ("--gpus-per-instance", self.gpus_per_instance),
         ):
             if given is not None:
                 raise click.UsageError(
@@ -107,6 +110,7 @@ class MarketOptions(msgspec.Struct, frozen=True):
                 spot_price=self.spot_price,
                 on_demand_price=self.on_demand_price,
                 available=self.available,
+                gpus_per_instance=self.gpus_per_instance,
             )
         except InvalidInput as error:
             if error.field in _FLAGS:
@@ -179,6 +183,13 @@ market_options = bundle(
         type=int,
         metavar="GPUS",
         help="Number of spot GPUs, for traces without counts.",
+    ),
+    click.option(
+        "--gpus-per-instance",
+        type=int,
+        metavar="GPUS",
+        help="GPUs of one instance, for JSON traces, which count and price instances.  [default: "
+        "from the AWS instance type; 1 in spot-traces]",
     ),
 )
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from duetune.core.market import MarketTrace, Pool
 from duetune.errors import InvalidInput
+from duetune.market.instance_types import aws_instance
 from duetune.market.resample import with_availability
 from duetune.market.slot_grid import (
     Gaps,
@@ -68,7 +69,7 @@ def load_spot_traces_json(
     *,
     on_demand_usd_gpu_h: float,
     spot_usd_gpu_h: float | None = None,
-    gpus_per_instance: int = 1,
+    gpus_per_instance: int | None = None,
     ones_mean_preempted: bool = False,
     instances: int | None = None,
     pool: Pool | None = None,
@@ -79,13 +80,14 @@ def load_spot_traces_json(
 
     Its form is ``{"metadata": {"gap_seconds": s}, "data": [...], "prices": [...]}``.
 
-    ``data`` counts the instances available at each tick. ``prices``, if present, are per instance
-    and hour; a given ``spot_usd_gpu_h`` replaces them. ``ones_mean_preempted`` is for simulators
-    that write the number of preempted instances instead, out of ``instances`` (by default 1).
+    ``data`` counts the instances available at each tick; by default an instance has one GPU.
+    ``prices``, if present, are per instance and hour; a given ``spot_usd_gpu_h`` replaces them.
+    ``ones_mean_preempted`` is for simulators that write the number of preempted instances instead,
+    out of ``instances`` (by default 1).
     """
     path = Path(file)
     document = _decode(path, _SpotTraces)
-    _require_positive("gpus_per_instance", gpus_per_instance)
+    gpus = _positive("gpus_per_instance", gpus_per_instance) or 1
     counts = _counts(document.data, path)
     if ones_mean_preempted:
         counts = _turned(counts, 1 if instances is None else instances)
@@ -100,10 +102,10 @@ def load_spot_traces_json(
         allowed = f"{counts.size}, one for each value of data"
         raise InvalidInput(f"prices of {path.name}", len(document.prices), allowed)
     else:
-        spot = np.array(document.prices, dtype=np.float64) / gpus_per_instance
+        spot = np.array(document.prices, dtype=np.float64) / gpus
     return MarketTrace.single(
         spot * slot_hours,
-        counts * gpus_per_instance,
+        counts * gpus,
         on_demand_usd_gpu_h * slot_hours,
         slot_hours=slot_hours,
         pool=pool,
@@ -117,7 +119,7 @@ def load_aws_price_history(
     *,
     on_demand_usd_gpu_h: float,
     available: int | MarketTrace,
-    gpus_per_instance: int = 1,
+    gpus_per_instance: int | None = None,
     instance_type: str | None = None,
     product: str | None = None,
     zones: Sequence[str] | None = None,
@@ -133,14 +135,18 @@ def load_aws_price_history(
     A slot has the price in force when it begins. By default the trace spans the time in which every
     zone has a price, up to the last change. With ``max_hold_hours``, a price that was not confirmed
     for longer is a gap. A price is not capacity: the caller says how many GPUs are ``available``.
+
+    The file's prices are per instance and become prices per GPU. ``gpus_per_instance`` is needed
+    only for types that ``instance_types`` does not know. The on-demand price is per GPU already.
     """
     path = Path(file)
-    _require_positive("gpus_per_instance", gpus_per_instance)
+    _positive("gpus_per_instance", gpus_per_instance)
     changes = _decode(path, _PriceHistory).SpotPriceHistory
     if not changes:
         raise InvalidInput("trace file", str(path), "at least one price; this file has none")
     kind = _chosen("instance_type", instance_type, [change.InstanceType for change in changes])
     product = _chosen("product", product, [change.ProductDescription for change in changes])
+    has = aws_instance(kind, gpus_per_instance)
     wanted = None if zones is None else set(zones)
     series: dict[str, dict[int, float]] = {}
     for number, change in enumerate(changes, start=1):
@@ -150,7 +156,7 @@ def load_aws_price_history(
         if wanted is not None and zone not in wanted:
             continue
         time = parse_moment(change.Timestamp, f"Timestamp of price {number}")
-        price = _price(change.SpotPrice, number, change.Timestamp) / gpus_per_instance
+        price = _price(change.SpotPrice, number, change.Timestamp) / has.gpus
         known = series.setdefault(zone, {}).setdefault(time, price)
         if known != price:
             where = f"price {number} ({zone}, {change.Timestamp})"
@@ -158,7 +164,7 @@ def load_aws_price_history(
     missing = sorted((wanted or set()) - set(series))
     if missing or not series:
         raise InvalidInput("zones", missing or list(zones or ()), f"zones that {path.name} has")
-    pools = tuple(Pool(zone, kind, zone) for zone in sorted(series))
+    pools = tuple(Pool(zone, has.accelerator, zone) for zone in sorted(series))
     steps = [_steps(series[pool.name], on_demand_usd_gpu_h) for pool in pools]
     first = max(int(step.times[0]) for step in steps)
     last = max(int(step.times[-1]) for step in steps)
@@ -201,9 +207,11 @@ def _turned(counts: NDArray[np.int64], instances: int) -> NDArray[np.int64]:
     return instances - counts
 
 
-def _require_positive(field: str, value: int) -> None:
-    if value < 1:
+def _positive(field: str, value: int | None) -> int | None:
+    """Return a number that the caller may have given, or refuse one below 1."""
+    if value is not None and value < 1:
         raise InvalidInput(field, value, "one or more")
+    return value
 
 
 def _chosen(field: str, given: str | None, found: list[str]) -> str:

@@ -40,7 +40,7 @@ def load_trace(
     spot_usd_gpu_h: float | None = None,
     on_demand_usd_gpu_h: float | None = None,
     available: int | MarketTrace | None = None,
-    gpus_per_instance: int = 1,
+    gpus_per_instance: int | None = None,
     ones_mean_preempted: bool = False,
     start: datetime | None = None,
     name: str | None = None,
@@ -48,19 +48,25 @@ def load_trace(
     """Return a market from a CSV, Parquet or JSON file; the format follows from suffix and content.
 
     ``slot_hours`` resamples the trace; for a file of one row it is the slot length. Given prices
-    and ``available`` replace those of the file, or stand for missing ones.
+    and ``available`` replace those of the file, or stand for missing ones. They are per GPU.
+    ``gpus_per_instance`` is for JSON files, which count and price instances.
     """
     file, kind = _recognised(path, format)
     title = name or file.stem
     gaps_named(gaps)
     availability_named(availability)
     if kind in {TraceFormat.CSV, TraceFormat.PARQUET}:
+        if gpus_per_instance is not None:
+            allowed = f"left out: the columns of {kind} files are per GPU"
+            raise InvalidInput("gpus_per_instance", gpus_per_instance, allowed)
         grid = _table(file, kind, slot_hours, spot_usd_gpu_h, on_demand_usd_gpu_h, available)
         trace = one_trace(grid, gaps=gaps, max_hold_hours=max_hold_hours, name=title)
         if start is not None:
             trace = msgspec.structs.replace(trace, start=start)
     elif on_demand_usd_gpu_h is None:
-        raise InvalidInput("on_demand_usd_gpu_h", None, f"a price: {kind} files have none")
+        raise InvalidInput(
+            "on_demand_usd_gpu_h", None, f"a price per GPU-hour: {kind} files have none"
+        )
     elif kind is TraceFormat.SPOT_TRACES:
         trace = json_formats.load_spot_traces_json(
             file,

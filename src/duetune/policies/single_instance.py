@@ -57,6 +57,9 @@ _INSTANCES = {code: instance for instance, code in CODES.items()}
 class SingleInstance:
     """The step function of one job. Prices are dollars per hour; all times are seconds.
 
+    ``host_safety_net`` is for a host that overrides steps near the deadline with a safety net of
+    its own. The plan then ends one tick earlier, so that it hands over before the net acts.
+
     ``costs`` are the expected dollars of waiting, spot and on-demand, seen from the last step. A
     cost is infinite if the choice was not available or would have lost the deadline.
     """
@@ -70,6 +73,7 @@ class SingleInstance:
         tick_s: float = 600.0,
         spot_price: float = 0.9731,
         on_demand_price: float = 3.06,
+        host_safety_net: bool = False,
     ) -> None:
         positive = {
             "work_s": work_s,
@@ -84,10 +88,13 @@ class SingleInstance:
         for field, number in not_negative.items():
             if not (math.isfinite(number) and number >= 0):
                 raise InvalidInput(field, number, "zero or more")
+        # A net that keeps an instance lost just now wastes a tick; this plan never needs that one.
+        earlier = host_safety_net and deadline_s >= 2 * tick_s
+        planned_s = deadline_s - tick_s if earlier else deadline_s
         self._task = _task(
-            work_s, deadline_s, restart_overhead_s, tick_s, spot_price, on_demand_price
+            work_s, planned_s, restart_overhead_s, tick_s, spot_price, on_demand_price
         )
-        self._deadline = deadline_s
+        self._deadline = planned_s
         self._slots = USUAL_TICK_S / tick_s
         self._belief = first_belief(self._slots)
         self._seen_at: float | None = None

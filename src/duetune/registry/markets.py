@@ -58,6 +58,7 @@ def markets_from_file(
     spot_price: float | None = None,
     on_demand_price: float | None = None,
     available: int | None = None,
+    gpus_per_instance: int | None = None,
 ) -> tuple[MarketTrace, ...]:
     """Return one trace for each pool of a file, or only for the named ``pool``.
 
@@ -73,6 +74,7 @@ def markets_from_file(
         spot_usd_gpu_h=spot_price,
         on_demand_usd_gpu_h=on_demand_price,
         available=available,
+        gpus_per_instance=gpus_per_instance,
     )
     return tuple(trace.pool(each.name) for each in trace.pools)
 

@@ -41,6 +41,11 @@ class SingleJob(msgspec.Struct, frozen=True):
         """Return the number of whole ticks before the deadline."""
         return whole_ticks(self.deadline_s, self.tick_s)
 
+    def must_run(self, elapsed: float, left: float, *, restarts: int) -> bool:
+        """Return whether the work left and so many restarts need all whole ticks that are left."""
+        needed = (left + restarts * self.restart_overhead_s) / self.tick_s
+        return math.ceil(needed - _DONE) >= whole_ticks(self.deadline_s - elapsed, self.tick_s)
+
     def price(self, kind: Instance) -> float:
         """Return the price of one tick in dollars."""
         hourly = float(tick_charge(CODES[kind], self.spot_price, self.on_demand_price))
@@ -113,11 +118,14 @@ def single_optimum(job: SingleJob, available: NDArray[np.bool_]) -> float:
 
 
 class SingleUniformProgress:
-    """Uniform progress of NSDI'24; it switches to on-demand at the last possible tick.
+    """Uniform progress as published (Wu et al., Can't Be Late, NSDI 2024).
 
-    It uses on-demand when it is behind schedule, spot whenever that is available, and waits when it
-    is ahead. With ``hysteresis`` it leaves on-demand only once it is two restarts ahead of
-    schedule.
+    Spot is used whenever it is available. Without it, the job starts on-demand if it is behind the
+    even pace, and waits if it is not. On-demand is never left to wait: it is left for spot, and
+    with ``hysteresis`` only once the job is more than two restarts ahead of the even pace. The
+    safety net rounds up to whole ticks. If the work and two restarts need all ticks that are left,
+    an idle job starts on-demand and on-demand is kept. If the work and one restart need them, only
+    a spot instance whose restart is over is kept, until it is lost.
     """
 
     def __init__(self, job: SingleJob, *, hysteresis: bool = True) -> None:
@@ -127,28 +135,44 @@ class SingleUniformProgress:
         self, elapsed: float, left: float, current: Instance, pending: float, there: bool
     ) -> Instance:
         """Return the instance to use in this tick; called by ``run_single``."""
-        job = self._job
-        rate = job.work_s / job.deadline_s
-        done = job.work_s - left
-        ahead = done >= elapsed * rate
-        on_demand = current is Instance.ON_DEMAND
-        if on_demand and self._hysteresis:
-            ahead = done >= (elapsed + 2 * job.restart_overhead_s) * rate
-        if on_demand and not ahead and (self._hysteresis or not there):
-            choice = Instance.ON_DEMAND
-        elif there:
-            choice = Instance.SPOT
-        else:
-            choice = Instance.WAIT if ahead else Instance.ON_DEMAND
-        safe = self._in_time(choice, elapsed, left, current, pending)
-        return choice if safe else Instance.ON_DEMAND
+        job, spot, on_demand = self._job, Instance.SPOT, Instance.ON_DEMAND
+        restart = job.restart_overhead_s
+        if left <= _DONE:
+            return Instance.WAIT
+        if job.must_run(elapsed, left, restarts=1):
+            ready = current is spot and pending <= _DONE
+            return spot if ready or (restart == 0 and there) else on_demand
+        if current is not spot and job.must_run(elapsed, left, restarts=2):
+            return on_demand
+        rate, done = job.work_s / job.deadline_s, job.work_s - left
+        if current is on_demand:
+            ahead = not self._hysteresis or done > (elapsed + 2 * restart) * rate
+            return spot if there and ahead else on_demand
+        if there:
+            return spot
+        return on_demand if done < elapsed * rate else Instance.WAIT
 
-    def _in_time(
-        self, choice: Instance, elapsed: float, left: float, current: Instance, pending: float
-    ) -> bool:
-        """Return whether the job can still finish in time after this tick of ``choice``."""
-        job = self._job
-        did = job.tick(current, pending, choice)
-        needed = did.pending if choice is Instance.ON_DEMAND else job.restart_overhead_s
-        time_left = job.ticks * job.tick_s - elapsed - job.tick_s
-        return left - did.work <= _DONE or left - did.work + needed <= time_left + _DONE
+
+class HostSafetyNet:
+    """A host that overrides a step near the deadline, as the simulator of a public benchmark does.
+
+    From the tick on in which the work and one restart need all ticks that are left, it runs
+    on-demand, or keeps the spot instance of the last tick if its restart is over. It keeps that
+    instance even if it was lost just now, so the tick is wasted and the job is late.
+    """
+
+    def __init__(self, job: SingleJob, step: Step) -> None:
+        self._job, self._step = job, step
+        self._ran = Instance.WAIT
+
+    def __call__(
+        self, elapsed: float, left: float, current: Instance, pending: float, there: bool
+    ) -> Instance:
+        """Return what the host runs in this tick; called by ``run_single``."""
+        choice = self._step(elapsed, left, current, pending, there)
+        if self._job.must_run(elapsed, left, restarts=1):
+            kept = self._ran is Instance.SPOT and pending <= _DONE
+            choice = Instance.SPOT if kept else Instance.ON_DEMAND
+        lost = choice is Instance.SPOT and not there
+        self._ran = Instance.WAIT if lost else choice
+        return choice

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 from datetime import UTC, datetime, timedelta
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 
 from duetune.errors import InvalidInput, NotFound
 from duetune.market import catalog, datasets
+from duetune.market.instance_types import AWS_INSTANCES, InstanceType
 from duetune.market.resample import slice_time
 
 polars = pytest.importorskip("polars", reason="needs the parquet extra")
@@ -261,6 +263,17 @@ def test_real_aws_prices_stop_at_the_gap():
     assert 0.05 < ratio.min() <= ratio.max() <= 1.0
     with pytest.raises(InvalidInput, match="gap"):
         catalog.aws_spot_prices(**choice, gaps="error")
+
+
+@pytest.mark.usefixtures("real")
+def test_the_table_of_instance_types_knows_every_real_series():
+    with datasets.data_file("aws_gpu_series.csv").open(encoding="utf-8", newline="") as file:
+        series = {
+            row["instance_type"]: InstanceType(int(row["gpus"]), row["accelerator"])
+            for row in csv.DictReader(file)
+        }
+    assert len(series) == 29
+    assert {name: AWS_INSTANCES.get(name) for name in series} == series
 
 
 @pytest.mark.usefixtures("real")

@@ -159,6 +159,38 @@ def test_broken_price_history_is_refused(write, history, expected):
         load_trace(write({"SpotPriceHistory": history}), **GIVEN)
 
 
+@pytest.mark.parametrize(
+    ("kind", "gpus", "accelerator"),
+    [
+        ("p5.48xlarge", 8, "H100"),
+        ("p4d.24xlarge", 8, "A100"),
+        ("g5.12xlarge", 4, "A10G"),
+        ("p3.2xlarge", 1, "V100"),
+    ],
+)
+def test_prices_of_an_instance_become_prices_of_a_gpu(write, kind, gpus, accelerator):
+    history = [change("00:00:00", "24.0", kind=kind), change("02:00:00", "24.0", kind=kind)]
+    path = write({"SpotPriceHistory": history})
+    trace = load_trace(path, on_demand_usd_gpu_h=9.0, available=8, slot_hours=1.0)
+    assert trace.spot_price.tolist() == [[24.0 / gpus] * 2]
+    assert trace.on_demand_price.tolist() == [[9.0] * 2]
+    assert trace.pools[0].accelerator == accelerator
+
+
+def test_an_unknown_instance_type_needs_its_number_of_gpus(write):
+    history = [
+        change("00:00:00", "24.0", kind="p9.1xlarge"),
+        change("02:00:00", "24.0", kind="p9.1xlarge"),
+    ]
+    path = write({"SpotPriceHistory": history})
+    given = {"on_demand_usd_gpu_h": 9.0, "available": 8, "slot_hours": 1.0}
+    with pytest.raises(InvalidInput, match=r"gpus_per_instance is required.*p9\.1xlarge"):
+        load_trace(path, **given)
+    assert load_trace(path, gpus_per_instance=6, **given).spot_price.tolist() == [[4.0, 4.0]]
+    with pytest.raises(InvalidInput, match="gpus_per_instance: 0"):
+        load_trace(path, gpus_per_instance=0, **given)
+
+
 def test_a_price_is_not_capacity(write):
     with pytest.raises(InvalidInput, match="available is required"):
         load_trace(write({"SpotPriceHistory": HISTORY}), on_demand_usd_gpu_h=9.0)

@@ -208,3 +208,8 @@ def test_saving_where_nothing_can_be_saved_is_refused(tmp_path):
     for path in ("market.txt", "no/such/folder/market.csv", "no/such/folder/market.parquet"):
         with pytest.raises(DuetuneError, match="path"):
             save_trace(trace, tmp_path / path)
+
+
+def test_tables_are_per_gpu_already(write):
+    with pytest.raises(InvalidInput, match=r"gpus_per_instance: 8 is not allowed.*per GPU"):
+        load_trace(write(GOOD), gpus_per_instance=8)

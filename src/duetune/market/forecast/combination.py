@@ -24,6 +24,8 @@ COUNT_MEMORY = 1000.0
 PRICE_MEMORY = 2000.0
 PRIOR = 30.0
 """Slots of evidence that move the weight half-way away from persistence."""
+MOST_LOSS = 2.0
+"""A model of prices takes part while its recent loss is at most this many times the least one."""
 
 
 class CombinedCounts:
@@ -79,8 +81,9 @@ class CombinedPrices:
     """An average of quantiles, weighted by ML-Poly (Gaillard, Stoltz and van Erven, 2014).
 
     A member's weight is its positive regret: by how much lower the recent pinball loss would have
-    been with more of it. There is no learning rate. If no regret is positive, the control has all
-    the weight.
+    been with more of it. There is no learning rate. A member with more than ``MOST_LOSS`` times the
+    loss of the best has no weight: regret alone would mix a poor one in. If no regret is positive,
+    the control has all the weight, or the best member if the control is poor itself.
     """
 
     def __init__(self, members: Sequence[SeriesModel], *, memory: float = PRICE_MEMORY) -> None:
@@ -88,6 +91,7 @@ class CombinedPrices:
         self._keep = 1 - 1 / memory
         size = len(self._members)
         self._pending = Pending((size, GRID.size))
+        self._loss = np.zeros((ANCHORS.size, size))
         self._regret = np.zeros((ANCHORS.size, size))
         self._squares = np.zeros((ANCHORS.size, size))
         self.weights = np.zeros((ANCHORS.size, size))
@@ -102,6 +106,9 @@ class CombinedPrices:
             slope = (value < ours) - GRID
             linear = np.einsum("ag,amg->am", slope, predicted) / GRID.size
             regret = (weights * linear).sum(axis=1, keepdims=True) - linear
+            off = value - predicted
+            loss = np.maximum(GRID * off, (GRID - 1) * off).mean(axis=2)
+            self._loss[due] = self._keep * self._loss[due] + loss
             self._regret[due] = self._keep * self._regret[due] + regret
             self._squares[due] = self._keep * self._squares[due] + regret**2
             self._settle()
@@ -116,13 +123,13 @@ class CombinedPrices:
         return average
 
     def _settle(self) -> None:
-        """Set the weights in proportion to the positive regrets."""
-        largest = self._squares.max(axis=1, keepdims=True)
-        positive = np.maximum(self._regret, 0) / (self._squares + largest + 1e-300)
+        """Set the weights in proportion to the positive regrets of the members that take part."""
+        good = self._loss <= MOST_LOSS * self._loss.min(axis=1, keepdims=True)
+        largest = np.where(good, self._squares, 0.0).max(axis=1, keepdims=True)
+        positive = np.maximum(self._regret, 0) / (self._squares + largest + 1e-300) * good
         total = positive.sum(axis=1, keepdims=True)
-        control = np.zeros_like(positive)
-        control[:, 0] = 1.0
-        self.weights = np.where(total > 0, positive / np.where(total > 0, total, 1.0), control)
+        alone = np.eye(good.shape[1])[np.where(good[:, 0], 0, self._loss.argmin(axis=1))]
+        self.weights = np.where(total > 0, positive / np.where(total > 0, total, 1.0), alone)
 
 
 def _every(members: Sequence[SeriesModel], horizon: int) -> NDArray[np.float64]:

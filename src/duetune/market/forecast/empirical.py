@@ -57,6 +57,29 @@ class Season:
         return found
 
 
+class SeasonStep:
+    """The last value plus the steps that followed one period ago, so a cycle may drift."""
+
+    def __init__(self, period_slots: int) -> None:
+        self._ring = np.zeros(period_slots + 1)
+        self._seen = 0
+
+    def observe(self, value: float) -> None:
+        """Remember the value; called once per slot."""
+        self._ring[self._seen % self._ring.size] = value
+        self._seen += 1
+
+    def point(self, horizon: int) -> NDArray[np.float64]:
+        """Return the last value plus what the next ``horizon`` slots added one period ago."""
+        now, size = self._seen - 1, self._ring.size
+        last = self._ring[now % size]
+        if now < size - 1:
+            return np.full(horizon, last)
+        index = season_ago(np.array([now]), horizon, size - 1)[0]
+        found: NDArray[np.float64] = last + self._ring[index % size] - self._ring[(now + 1) % size]
+        return found
+
+
 class Momentum:
     """The last value plus the rest of its last step, because steps often keep their sign.
 

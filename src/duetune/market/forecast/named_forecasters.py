@@ -24,7 +24,14 @@ from duetune.market.forecast.distribution import (
     count_quantiles,
     draw_paths,
 )
-from duetune.market.forecast.empirical import CountErrors, Last, Momentum, PriceErrors, Season
+from duetune.market.forecast.empirical import (
+    CountErrors,
+    Last,
+    Momentum,
+    PriceErrors,
+    Season,
+    SeasonStep,
+)
 from duetune.market.forecast.markov import SemiMarkov, UsualCounts
 from duetune.market.forecast.noisy_oracle import PRICE_CEILING
 from duetune.market.forecast.simple import LastValue, SeasonalNaive, checked_horizon, observed
@@ -176,7 +183,7 @@ def boosted(slot_hours: float) -> SeriesForecaster:
 
 def combined(slot_hours: float) -> SeriesForecaster:
     """Return several models for each series, weighted by how well each did lately."""
-    return SeriesForecaster(combined_prices(), combined_counts(slot_hours))
+    return SeriesForecaster(combined_prices(slot_hours), combined_counts(slot_hours))
 
 
 def momentum_prices() -> SeriesModel:
@@ -184,12 +191,15 @@ def momentum_prices() -> SeriesModel:
     return CalibratedPrices(PriceErrors(Momentum(), scaled=True))
 
 
-def combined_prices() -> SeriesModel:
+def combined_prices(slot_hours: float) -> SeriesModel:
     """Return the weighted models of prices; persistence is the first."""
+    day = slots_per_day(slot_hours)
     members: tuple[SeriesModel, ...] = (
         persistence_prices(),
         PriceErrors(Last(), scaled=True),
         PriceErrors(Momentum(), scaled=True),
+        PriceErrors(Season(day)),
+        PriceErrors(SeasonStep(day), scaled=True),
     )
     return CalibratedPrices(CombinedPrices(members), rate=RATE / 2)
 

@@ -31,7 +31,14 @@ from duetune.market.forecast.distribution import (
     count_quantiles,
     price_at,
 )
-from duetune.market.forecast.empirical import CountErrors, Last, Momentum, PriceErrors, Season
+from duetune.market.forecast.empirical import (
+    CountErrors,
+    Last,
+    Momentum,
+    PriceErrors,
+    Season,
+    SeasonStep,
+)
 from duetune.market.forecast.markov import SemiMarkov, UsualCounts
 from duetune.market.forecast.statistical import Arima, Ets
 
@@ -159,6 +166,12 @@ def test_a_season_repeats_with_its_period():
     assert fed(Season(3), [5, 6, 7, 8]).point(4).tolist() == [6, 7, 8, 6]
 
 
+def test_a_season_may_drift():
+    drifting = np.arange(7.0) + np.resize([0, 5, 1], 7)  # 0 6 3 3 9 6 6, then 12 9
+    assert fed(SeasonStep(3), drifting).point(2).tolist() == [12, 9]
+    assert fed(SeasonStep(3), drifting[:3]).point(2).tolist() == [3, 3]
+
+
 def test_the_markov_model_finds_the_hazard_and_the_way_back():
     told = fed(SemiMarkov(memory=5000), chain(2000, 0.9)).predict(60)
     last = chain(2000, 0.9)[-1]
@@ -221,6 +234,41 @@ def test_a_combination_of_prices_takes_the_member_that_fits():
     assert fed(CombinedPrices([right, wrong]), series).weights[:, 0].min() > 0.95
     alone = CombinedPrices([right, right])
     assert fed(alone, series).weights[:, 0].tolist() == [1.0] * ANCHORS.size
+
+
+def late_errors(forecaster, prices, counts, ahead):
+    """Mean absolute errors of the plans for prices and counts, from the second week on."""
+    made = {}
+    errors = []
+    for slot, (price, count) in enumerate(zip(prices, counts, strict=True)):
+        if slot in made and slot >= prices.size // 2:
+            plan = made[slot]
+            errors.append((abs(plan[0] - price), abs(plan[1] - count)))
+        forecaster.observe(Slot(float(price), int(count), 3.0))
+        plan = forecaster.forecast(ahead)
+        made[slot + ahead] = (plan.spot_price[-1], plan.available[-1])
+    return np.mean(errors, axis=0)
+
+
+@pytest.mark.parametrize("ahead", [2, 6])
+def test_the_combination_knows_a_daily_cycle(ahead):
+    """Persistence is wrong all day there, and so was the combination for prices."""
+    phase = 2 * np.pi * np.arange(14 * 24) / 24
+    noise = np.random.default_rng(1).normal(0, 0.01, phase.size)
+    prices, counts = 1 + 0.4 * np.sin(phase) + noise, np.rint(8 + 7 * np.sin(phase))
+    lasting = late_errors(LastValue(), prices, counts, ahead)
+    ours = late_errors(named_forecasters.combined(1.0), prices, counts, ahead)
+    assert (ours < 0.15 * lasting).all()
+
+
+def test_a_member_far_worse_than_the_best_has_no_weight():
+    members = (Around(1.0, 0.1), Around(1.05, 0.1), Around(3.0, 0.1))
+    random = np.random.default_rng(3)
+    model = fed(CombinedPrices(members), 1.03 + random.uniform(-0.1, 0.1, 300))
+    assert model.weights[0, 2] == 0
+    poor_control = fed(CombinedPrices(members[::-1]), [1.0] * 100)
+    assert poor_control.weights[0, 0] == 0
+    assert poor_control.weights[0].sum() == pytest.approx(1)
 
 
 @pytest.mark.parametrize("width", [0.06, 0.3])
