@@ -192,7 +192,10 @@ class JobView(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     ``held``: number of the shape that it holds; -1 if none. ``placement`` names the nodes.
     ``busy``: a start or restart is in progress; the job keeps its shape until that is over.
     ``preemptible``: False means that the job keeps its shape until it ends.
+    ``rigid``: the number of its GPUs is fixed; only their model may be chosen.
     ``restarts``: how often it was restarted.
+    ``most_gpus``: the most GPUs with which it has ever run; 0 before it has run.
+    ``attained_gpu_s``: seconds for which it held GPUs, times the number of GPUs.
     ``start_s``, ``restart_s``: seconds without work after a start and after a move.
     ``priority``: jobs of higher priority come first.
     ``deadline_s``: seconds until the deadline; negative once it has passed.
@@ -206,7 +209,10 @@ class JobView(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     placement: Placement | None = None
     busy: bool = False
     preemptible: bool = True
+    rigid: bool = False
     restarts: int = 0
+    most_gpus: int = 0
+    attained_gpu_s: float = 0.0
     start_s: float = 0.0
     restart_s: float = 0.0
     priority: int = 0

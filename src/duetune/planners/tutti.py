@@ -54,9 +54,12 @@ class Tutti(msgspec.Struct, frozen=True):
       needs; for a running job the factor is twice that.
     - ``urgency``: finishing a job at risk on time counts as much as this number of jobs.
     - ``patience``: the power with which a job's age raises its weight.
+    - ``gpu_hour``: what an hour of a GPU counts for in addition to its price, in dollars. It makes
+      GPUs that are already paid for worth saving.
     """
 
     worth: float = 20.0
+    gpu_hour: float = 0.0
     alert: float = 2.0
     urgency: float = 5.0
     patience: float = 1.0
@@ -105,7 +108,8 @@ class Tutti(msgspec.Struct, frozen=True):
 
         Hours are those of the fastest shape. Below zero it is better to wait.
         """
-        return float(needs.min()) / needs - premium(view, needs, stock) / self.worth
+        price = stock.price + self.gpu_hour * stock.gpus
+        return float(needs.min()) / needs - premium(view, needs, price) / self.worth
 
     def _at_risk(self, view: JobView, needs: Row, stock: Stock) -> bool:
         """Return whether the job can meet its deadline, but with little time to spare."""
@@ -142,13 +146,14 @@ def time_needed(view: JobView, stock: Stock) -> Row:
     return np.where(spot, RISK * needs, needs)
 
 
-def premium(view: JobView, needs: Row, stock: Stock) -> Row:
+def premium(view: JobView, needs: Row, price: Row) -> Row:
     """Return the extra dollars per hour of each shape over the cheapest way to do the same work.
 
-    The time of a restart is paid and does no work, so it counts as extra cost.
+    ``price`` is in dollars per hour of each shape. The time of a restart is paid and does no work,
+    so it counts as extra cost.
     """
     possible = np.isfinite(needs)
     pace = np.zeros(needs.size)
     pace[possible] = view.remaining / needs[possible]
-    cheapest = float((stock.price[possible] / view.pace[possible]).min(initial=math.inf))
-    return np.asarray(np.maximum(0.0, stock.price - cheapest * pace), np.float64)
+    cheapest = float((price[possible] / view.pace[possible]).min(initial=math.inf))
+    return np.asarray(np.maximum(0.0, price - cheapest * pace), np.float64)

@@ -94,7 +94,7 @@ class _Live:
         self.fails = False
         self.started_s: float | None = None
         self.first_s: float | None = None
-        self.restarts = self.failures = self.evictions = 0
+        self.restarts = self.failures = self.evictions = self.most_gpus = 0
         self.gpu_s = self.dollars = 0.0
         self.finished_s: float | None = None
 
@@ -213,9 +213,12 @@ class Simulation:
             held=each.held,
             placement=each.placement,
             busy=each.placement is not None and (each.pending > 0 or each.fails),
+            rigid="num_gpus" in job.given,
             restarts=each.restarts,
-            start_s=self.delays.start_s if each.first_s is None else self.delays.restart_s,
-            restart_s=self.delays.restart_s,
+            most_gpus=each.most_gpus,
+            attained_gpu_s=each.gpu_s,
+            start_s=self._delay(each),
+            restart_s=self._restart(job),
             priority=job.priority,
             project=job.project,
             deadline_s=None if job.deadline_s is None else job.deadline_s - now,
@@ -232,11 +235,18 @@ class Simulation:
         each.pace = self.truth.pace(configuration)
         each.fails = each.pace <= 0
         each.started_s = now
-        delays = self.delays
-        each.pending = delays.failed_s if each.fails else delays.restart_s
+        each.pending = self.delays.failed_s if each.fails else self._delay(each)
         if not each.fails and each.first_s is None:
-            each.pending = delays.start_s
             each.first_s = now
+
+    def _restart(self, job: ClusterJob) -> float:
+        """Return the seconds that a move of the job takes: those of the job, or of the cluster."""
+        return self.delays.restart_s if job.restart_s is None else job.restart_s
+
+    def _delay(self, each: _Live) -> float:
+        """Return the seconds that the next start or move of the job takes, if it works."""
+        first = each.first_s is None and each.job.restart_s is None
+        return self.delays.start_s if first else self._restart(each.job)
 
     def _advance(self, stock: Stock, now: float) -> None:
         """Play the time until the next round for all running jobs and charge for it."""
@@ -267,6 +277,7 @@ class Simulation:
         else:
             each.remaining = did.remaining
             if did.ran_s > 0:
+                each.most_gpus = max(each.most_gpus, each.configuration.num_gpus)
                 self.briefing.shown(each.job, each.configuration, each.pace)
         return did.held_s
 
@@ -345,5 +356,6 @@ class Simulation:
         part = np.minimum(1.0, share[stock.partition] / stock.gpus)
         best = float(np.max(part * self._fastest(each.job)))
         # Even alone it would wait for the next plan.
-        begins = self.delays.round_s + self.delays.start_s
+        start_s = each.job.restart_s
+        begins = self.delays.round_s + (self.delays.start_s if start_s is None else start_s)
         return begins + each.job.tokens / best if best > 0 else None

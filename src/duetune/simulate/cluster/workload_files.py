@@ -3,7 +3,7 @@
 Formats are recognised by their header:
 
 - duetune: name, submitted_s, model, method, tokens_per_sample, tokens; optional are deadline_s,
-  priority, project and num_gpus (which makes a job rigid);
+  priority, project, num_gpus (which makes a job rigid) and restart_s (of a start or a move);
 - Sia: name, time, application, num_replicas, batch_size;
 - logs of clusters such as Philly and Helios: a column of submission times; optional are durations,
   numbers of GPUs, names and virtual clusters, under any of the names in ``LOGS``.
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from duetune.simulate.cluster.workload import WorkloadKind
 
 NEEDED = ("name", "submitted_s", *CELL, "tokens")
-OPTIONAL = ("deadline_s", "priority", "project", "num_gpus")
+OPTIONAL = ("deadline_s", "priority", "project", "num_gpus", "restart_s")
 SIA = ("name", "time", "application", "num_replicas", "batch_size")
 MOST_URGENT = 1000
 """The highest priority; the same as in job specs."""
@@ -119,14 +119,13 @@ def read_workload(
 
 def write_workload(jobs: Iterable[ClusterJob], file: TextIO) -> None:
     """Write the jobs in duetune's own format; reading the file returns the same jobs."""
-    rows = list(jobs)
-    rigid = any("num_gpus" in job.given for job in rows)
-    columns = (*NEEDED, *(OPTIONAL if rigid else OPTIONAL[:-1]))
+    rows = [msgspec.structs.asdict(job) | job.given for job in jobs]
+    rare = [each for each in OPTIONAL[3:] if any(row.get(each) is not None for row in rows)]
+    columns = (*NEEDED, *OPTIONAL[:3], *rare)
     written = csv.writer(file, lineterminator="\n")
     written.writerow(columns)
-    for job in rows:
-        values = msgspec.structs.asdict(job) | job.given
-        written.writerow(["" if values.get(each) is None else values[each] for each in columns])
+    for row in rows:
+        written.writerow(["" if row.get(each) is None else row[each] for each in columns])
 
 
 def _own(table: Table, kinds: Sequence[WorkloadKind]) -> tuple[ClusterJob, ...]:
@@ -181,6 +180,7 @@ def _own_job(row: TableRow) -> ClusterJob:
         deadline_s=deadline,
         priority=int(priority),
         project=row.text("project"),
+        restart_s=row.number_of("restart_s"),
     )
 
 
