@@ -179,17 +179,18 @@ def oracle_ratios(results: Results, plan: Plan) -> dict[str, float]:
 
 
 class Learning(msgspec.Struct, frozen=True):
-    """Mean JCT (h) and failed starts per job in each third of a long sequence."""
+    """Mean JCT (h), GPU-hours and failed starts per job in each third of a long sequence."""
 
     name: str
     jct_h: tuple[Middle, ...]
     failures: tuple[float, ...]
+    gpu_hours: tuple[float, ...]
 
 
 LEARNING_JOBS = 240
 
 
-def learning_trial(task: tuple[str, int]) -> list[tuple[float, float]]:
+def learning_trial(task: tuple[str, int]) -> list[tuple[float, float, float]]:
     """Run a long sequence by FIFO with a source that starts empty and learns, one that starts empty
     and does not learn, or the oracle.
     """
@@ -206,6 +207,7 @@ def learning_trial(task: tuple[str, int]) -> list[tuple[float, float]]:
         (
             float(np.mean([(each.jct_s or np.nan) / 3600 for each in part])),
             float(np.mean([each.failures for each in part])),
+            float(np.mean([each.gpu_hours for each in part])),
         )
         for part in parts
     ]
@@ -214,7 +216,9 @@ def learning_trial(task: tuple[str, int]) -> list[tuple[float, float]]:
 LEARNERS = ("learning", "frozen", ORACLE)
 
 
-def learning_of(answers: Mapping[tuple[str, int], list[tuple[float, float]]]) -> list[Learning]:
+def learning_of(
+    answers: Mapping[tuple[str, int], list[tuple[float, float, float]]],
+) -> list[Learning]:
     """Return the figures of the learning experiment, by source."""
     found = []
     for name in LEARNERS:
@@ -223,7 +227,7 @@ def learning_of(answers: Mapping[tuple[str, int], list[tuple[float, float]]]) ->
             Learning(
                 name,
                 tuple(mean_of(rows[:, third, 0]) for third in range(3)),
-                tuple(float(rows[:, third, 1].mean()) for third in range(3)),
+                *(tuple(float(rows[:, third, k].mean()) for third in range(3)) for k in (1, 2)),
             )
         )
     return found
