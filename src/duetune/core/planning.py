@@ -76,6 +76,29 @@ class Partition(msgspec.Struct, frozen=True, kw_only=True):
         return self.most or self.nodes
 
 
+class DeclaredGpu(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A kind of GPU that a cluster file declares, for worlds of a user's own paces.
+
+    - ``memory_gb``: what needs more memory runs out of it; None means that everything fits.
+    - ``price``: dollars per GPU-hour.
+    - ``like``, ``speed``: if the paces have none of this GPU, those of the GPU ``like`` count for
+      it, at ``speed`` times their value.
+    """
+
+    memory_gb: float | None = None
+    price: float = 0.0
+    like: str = ""
+    speed: float = 1.0
+
+    def __post_init__(self) -> None:
+        for field in ("memory_gb", "speed"):
+            number = getattr(self, field)
+            if number is not None and not (math.isfinite(number) and number > 0):
+                raise InvalidInput(field, number, "a number above 0")
+        if not (math.isfinite(self.price) and self.price >= 0):
+            raise InvalidInput("price", self.price, "dollars, zero or more")
+
+
 class Shape(NamedTuple):
     """``gpus`` GPUs in all on ``nodes`` nodes of a partition: part of one node, or whole nodes."""
 

@@ -98,6 +98,11 @@ class _Live:
         self.gpu_s = self.dollars = 0.0
         self.finished_s: float | None = None
 
+    @property
+    def progress(self) -> float:
+        """Return the share of the work that is done."""
+        return 1.0 - self.remaining / self.job.tokens
+
 
 class Simulation:
     """Plays ``jobs`` to their end. ``supply`` gives the stock of GPUs over time."""
@@ -193,6 +198,21 @@ class Simulation:
                     self._take(each, What.STOPPED)
             elif place != each.placement or plan.shapes[each.job.name] != each.held:
                 self._start(each, place, plan.shapes[each.job.name], now)
+            elif self.briefing.efficiency is not None and not each.fails:
+                self._tune(each)
+
+    def _tune(self, each: _Live) -> None:
+        """Give a running job the batch that is now the fastest, without a restart."""
+        better = self.briefing.row(each.job, each.progress).configurations.get(each.held)
+        if better is not None and self.truth.pace(better) > 0:
+            each.configuration = better
+        assert each.configuration is not None
+        each.pace = self._goodput(each.configuration, each.progress)
+
+    def _goodput(self, configuration: Configuration, progress: float) -> float:
+        """Return the progress per second of a configuration; 0 if it runs out of memory."""
+        efficiency = self.briefing.efficiency_of(configuration, progress)
+        return self.truth.pace(configuration) * efficiency
 
     def _possible(self, each: _Live) -> bool:
         """Return whether the job runs or could run with some shape; if not, it never will."""
@@ -207,7 +227,7 @@ class Simulation:
         job = each.job
         return JobView(
             name=job.name,
-            pace=self.briefing.row(job).pace,
+            pace=self.briefing.row(job, each.progress).pace,
             remaining=each.remaining,
             age_s=now - job.submitted_s,
             held=each.held,
@@ -226,13 +246,13 @@ class Simulation:
 
     def _start(self, each: _Live, place: Placement, shape: int, now: float) -> None:
         """Start or move the job; find out whether its configuration fits."""
-        configuration = self.briefing.row(each.job).configurations[shape]
+        configuration = self.briefing.row(each.job, each.progress).configurations[shape]
         if each.first_s is not None:
             each.restarts += 1
         what = What.STARTED if each.placement is None else What.MOVED
         each.held, each.placement, each.configuration = shape, place, configuration
         self._changed(each, what)
-        each.pace = self.truth.pace(configuration)
+        each.pace = self._goodput(configuration, each.progress)
         each.fails = each.pace <= 0
         each.started_s = now
         each.pending = self.delays.failed_s if each.fails else self._delay(each)
@@ -273,12 +293,14 @@ class Simulation:
         elif did.done:
             each.finished_s = now + did.waited_s + did.ran_s
             self._changed(each, What.FINISHED)
-            self.briefing.finished(each.job, each.configuration, each.pace, each.finished_s)
+            pace = self.truth.pace(each.configuration)
+            self.briefing.finished(each.job, each.configuration, pace, each.finished_s)
         else:
             each.remaining = did.remaining
             if did.ran_s > 0:
                 each.most_gpus = max(each.most_gpus, each.configuration.num_gpus)
-                self.briefing.shown(each.job, each.configuration, each.pace)
+                pace = self.truth.pace(each.configuration)
+                self.briefing.shown(each.job, each.configuration, pace)
         return did.held_s
 
     def _record(self, stock: Stock, now: float) -> RoundRecord:
@@ -328,7 +350,9 @@ class Simulation:
         if key not in self._paces:
             stock, rows = self.supply.stock, self.briefing.possible(job).rows
             paces = np.zeros(len(stock.shapes))
-            for each, pace in zip(rows, self.truth.paces(rows), strict=True):
+            efficiency = self.briefing.efficiency
+            for each, raw in zip(rows, self.truth.paces(rows), strict=True):
+                pace = raw * (1.0 if efficiency is None else efficiency.mean(each))
                 for shape in stock.alike[each.gpu_model, each.num_gpus, each.num_nodes]:
                     paces[shape] = max(paces[shape], pace)
             self._paces[key] = paces

@@ -67,11 +67,14 @@ class WorkloadKind(msgspec.Struct, frozen=True):
     - ``pace`` is that of the median configuration that works, in tokens per second. It converts a
       duration into work.
     - ``counts`` are the numbers of GPUs with which a configuration works on this cluster.
+    - ``restart_s`` and ``work`` are those of its jobs; None means the usual ones.
     """
 
     given: dict[str, Value]
     pace: float
     counts: tuple[int, ...] = (1,)
+    restart_s: float | None = None
+    work: float | None = None
 
 
 CELL = ("model", "method", "tokens_per_sample")
@@ -180,7 +183,12 @@ def drawn_job(
     *,
     slack: tuple[float, float] | None = None,
 ) -> ClusterJob:
-    """Return a job of this kind whose work takes the median configuration ``seconds``."""
+    """Return a job of this kind whose work takes the median configuration ``seconds``.
+
+    If the kind states its work, that counts instead.
+    """
+    if kind.work is not None:
+        seconds = kind.work / kind.pace
     deadline = None
     # Drawn even without slack, so that jobs with and without deadlines are otherwise the same.
     share = float(random.random())
@@ -193,6 +201,7 @@ def drawn_job(
         name=name,
         submitted_s=submitted_s,
         given=kind.given,
-        tokens=seconds * kind.pace,
+        tokens=seconds * kind.pace if kind.work is None else kind.work,
         deadline_s=deadline,
+        restart_s=kind.restart_s,
     )

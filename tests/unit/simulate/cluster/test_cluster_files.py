@@ -76,7 +76,10 @@ def test_a_recorded_market_is_found_beside_the_file(read, tmp_path):
             GOOD.replace("nodes: 4", "knots: 4"),
             r"yaml:3 partitions\[0\] field: 'knots' is not allowed; expected one of gpu_model,",
         ),
-        (GOOD + "x: 1", "yaml:11 field: 'x' is not allowed; expected one of partitions, quotas$"),
+        (
+            GOOD + "x: 1",
+            "yaml:11 field: 'x' is not allowed; expected one of partitions, quotas, gpus$",
+        ),
         ("quotas: {}", "yaml partitions is required; expected a list of partitions$"),
         ("partitions: 3", "yaml:1 partitions: 3 is not allowed; expected a list of partitions$"),
         ("partitions: [3]", r"yaml:1 partitions\[0\]: 3 .* expected a mapping of fields$"),
