@@ -146,14 +146,17 @@ def world_named(
 def world_source(name: str, world: ClusterWorld, *, seed: int = 0) -> KnowledgeSource:
     """Return the source of that name as it is when a simulation begins.
 
-    It knows the measurements of the world's past; an oracle knows the truth.
+    It knows the measurements of the world's past; an oracle knows the truth. Configurations of
+    duetune's own trainer are answered as in ``fits`` and ``plan``.
     """
+    from duetune.jobs.trainer_facts import TrainerKnowledge, trainer_software
     from duetune.knowledge.sources.past_runs import OracleSource
 
-    history, truth = world.known, world.truth
+    truth = world.truth
     if name.strip().rpartition(":")[2] == "oracle" and isinstance(truth, OracleSource):
-        history = truth.history
-    return source_named(name, history, seed)
+        return source_named(name, truth.history, seed)
+    source = source_named(name, world.known, seed)
+    return TrainerKnowledge(source, trainer_software()) if source.capabilities else source
 
 
 def _cluster(document: Document) -> _Cluster:

@@ -5,6 +5,9 @@ import pytest
 
 from duetune.core.planning import Tenure
 from duetune.errors import InvalidInput
+from duetune.jobs.trainer_facts import TrainerKnowledge, trainer_software
+from duetune.knowledge.configurations.configuration import Configuration, Configurations
+from duetune.knowledge.sources.analytic import AnalyticSource
 from duetune.registry.clusters import (
     cluster_from_file,
     cluster_of_nodes,
@@ -139,7 +142,7 @@ def test_nodes_in_short_are_refused_where_they_say_nothing(text):
 def test_the_oracle_knows_the_truth_and_others_what_was_measured():
     world = small_world()
     assert len(world_source("oracle", world).history) == len(world.truth.history)
-    assert len(world_source("nearest", world).history) == len(world.known)
+    assert len(world_source("nearest", world).source.history) == len(world.known)
     noisy = world_source("noisy:0.1:oracle", world)
     assert len(noisy.source.history) == len(world.truth.history)
 
@@ -173,3 +176,27 @@ def test_a_planner_that_is_not_known_is_refused_without_a_limit_too():
     with pytest.raises(InvalidInput, match=r"queue\.planner: 'nope' .* expected one of fifo"):
         live_queue(QueueSettings(planner="nope"))
     assert not live_queue(QueueSettings(planner="fifo")).limited
+
+
+def test_planners_are_told_of_our_trainer_what_fits_and_plan_say():
+    software = trainer_software()
+    rows = Configurations.of(
+        Configuration(
+            model="llama3.1-8b",
+            method="full",
+            gpu_model="A100-80GB",
+            num_gpus=gpus,
+            batch_size=gpus,
+            precision="bf16-mixed",
+            sharding="none" if gpus == 1 else "ddp",
+            software=each,
+        ).replace()
+        for gpus in (1, 4)
+        for each in (software, "")
+    )
+    asked = world_source("analytic", small_world()).query(rows)
+    configurator = TrainerKnowledge(AnalyticSource(), software).query(rows)
+    assert (asked.memory_gb == configurator.memory_gb).all()
+    assert (asked.p_valid == configurator.p_valid).all()
+    assert asked.memory_gb[0, 1] > AnalyticSource().query(rows).memory_gb[0, 1]
+    assert world_source("random", small_world()).name == "random"
