@@ -160,16 +160,23 @@ def world_source(name: str, world: ClusterWorld, *, seed: int = 0) -> KnowledgeS
 
 
 def _cluster(document: Document) -> _Cluster:
+    from duetune.knowledge.facts.gpus import gpu_name
+
     try:
-        return msgspec.convert(document.fields, _Cluster)
+        found = msgspec.convert(document.fields, _Cluster)
     except msgspec.ValidationError as error:
-        found = refusal(error, document.fields, _Cluster, _ALLOWED)
-        raise found.at(_where(document, found.path)) from None
+        refused = refusal(error, document.fields, _Cluster, _ALLOWED)
+        raise refused.at(_where(document, refused.path)) from None
     except InvalidInput as error:  # of a declared GPU
         lines = document.lines.items()
         ours = [line for path, line in lines if path[0] == "gpus" and path[-1] == error.field]
         where = f"{document.source}:{min(ours)} gpus: {error.field}"
         raise InvalidInput(where, error.value, error.allowed) from None
+    for name in found.gpus:
+        if gpu_name(name) is not None:
+            where = f"{document.where(('gpus', name))}gpus"
+            raise InvalidInput(where, name, f"no GPU that duetune knows, {gpu_name(name)}")
+    return found
 
 
 def _where(document: Document, path: tuple[str, ...]) -> str:

@@ -7,6 +7,7 @@ training. The table comes with a user's paces (``pace_tables``); worlds of measu
 from __future__ import annotations
 
 import bisect
+import functools
 import itertools
 from typing import TYPE_CHECKING
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from duetune.knowledge.configurations.configuration import Configuration
 
 
-class EfficiencyTable(msgspec.Struct, frozen=True):
+class EfficiencyTable(msgspec.Struct, frozen=True, dict=True):
     """What share of a pace counts, by application, batch size and progress.
 
     ``steps`` has pairs of progress and the efficiency from there on, the smallest progress first.
@@ -42,5 +43,8 @@ class EfficiencyTable(msgspec.Struct, frozen=True):
 
     def stage(self, progress: float) -> int:
         """Return how many steps of any row are passed: between two, no efficiency changes."""
-        borders = {each for steps in self.steps.values() for each, _ in steps}
-        return sum(each <= progress for each in borders)
+        return bisect.bisect_right(self._borders, progress)
+
+    @functools.cached_property
+    def _borders(self) -> list[float]:
+        return sorted({each for steps in self.steps.values() for each, _ in steps})

@@ -177,6 +177,9 @@ def test_a_cluster_file_declares_gpus(tmp_path):
     path.write_text(good + "    memory_gb: -1\n")
     with pytest.raises(InvalidInput, match=r"cluster.yaml:5 gpus: memory_gb: -1"):
         cluster_from_file(path)
+    path.write_text(good.replace("mine", "T4") + "    price: 1\n")
+    with pytest.raises(InvalidInput, match=r"cluster.yaml:4 gpus: 'T4' .* no GPU that duetune"):
+        cluster_from_file(path)
     path.write_text(good.replace("mine:", "other:") + "    price: 1\n")
     with pytest.raises(InvalidInput, match=r"gpu_model: 'mine' .* or one that the file declares"):
         cluster_from_file(path)
