@@ -18,6 +18,7 @@ from cluster_experiments import (
     PLANNERS,
     PREDICTED,
     SIA,
+    UNWEIGHED,
     WORLDS,
     burst_trial,
     reduced,
@@ -180,7 +181,7 @@ def _planners(content: Content) -> list[str]:
     plan, parts = content.plan, []
     for world in WORLDS:
         rows = []
-        for planner in PLANNERS:
+        for planner in (*PLANNERS, UNWEIGHED):
             trials = [Trial(world, planner, PREDICTED, load, plan.seeds[0]) for load in plan.loads]
             if not all(content.has(each) for each in trials):
                 continue
@@ -203,7 +204,8 @@ def _planners(content: Content) -> list[str]:
         (
             "Mean JCT in hours with its interval; for three planners also its ratio to the mean "
             "JCT with the oracle; then GPU-hours per job. No job has a deadline here, so `edf` "
-            "serves in order of arrival and lets others overtake."
+            f"serves in order of arrival and lets others overtake. `{UNWEIGHED}` is our planner "
+            "without a weight of GPU-hours."
         ),
         *parts,
         *_bursts(content),

@@ -30,6 +30,9 @@ WORLDS = (REPLAY, EMULATED)
 LOADS = (12, 24, 60, 120)
 FIFO, SIA, OURS = "fifo", "sia", "tutti"
 PLANNERS = (FIFO, "fifo:backfill", "srt", "edf", SIA, OURS)
+UNWEIGHED = "tutti:20:0"
+"""Our planner if GPU-hours count nothing beyond their price."""
+
 JUDGED = (FIFO, SIA, OURS)
 """Planners that are compared with themselves, were they to know the truth."""
 
@@ -97,7 +100,7 @@ def of_worse_knowledge(plan: Plan) -> Iterator[Trial]:
 def of_planners(plan: Plan) -> Iterator[Trial]:
     """Yield the trials of E10: every planner with predicted knowledge."""
     for world in WORLDS:
-        for planner in PLANNERS:
+        for planner in (*PLANNERS, UNWEIGHED):
             for load in plan.loads:
                 for source in (PREDICTED, ORACLE) if planner in JUDGED else (PREDICTED,):
                     for seed in plan.seeds:

@@ -16,6 +16,7 @@ from cluster_experiments import (
     SIA,
     SLACK,
     SUPPLIES,
+    UNWEIGHED,
     WORLDS,
     Learning,
     Plan,
@@ -145,6 +146,8 @@ def _reductions(content: Content) -> str:
     ]
     ours = f"{OURS} over {SIA}, both predicted knowledge"
     compared += [(ours, world, (SIA, PREDICTED), OURS) for world in WORLDS]
+    weighed = f"{OURS}, GPU-hours weighed over not"
+    compared += [(weighed, world, (UNWEIGHED, PREDICTED), OURS) for world in WORLDS]
     for words, world, baseline, planner in compared:
         pairs = [
             (
