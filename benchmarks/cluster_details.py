@@ -18,6 +18,7 @@ from cluster_experiments import (
     PLANNERS,
     PREDICTED,
     SIA,
+    UNWEIGHED,
     WORLDS,
     burst_trial,
     reduced,
@@ -109,8 +110,9 @@ def _settings(content: Content) -> list[str]:
             (
                 SETTINGS[world].words,
                 *(
-                    f"{_jct(content, _unusual(world, source, plan), plan.few):.2f}"
+                    f"{_jct(content, one, plan.few):.2f}; {_gpu_h(content, one, plan.few)}"
                     for source in (*BASELINES, PREDICTED, ORACLE)
+                    if (one := _unusual(world, source, plan))
                 ),
                 *(
                     str(reduced(content.results, _unusual(world, b, plan), b, plan.few))
@@ -128,8 +130,8 @@ def _settings(content: Content) -> list[str]:
         "## Sia where starts are slow and models large (emulated)",
         (
             f"All settings that were tried, at {plan.loads[0]} jobs/h with {len(plan.few)} seeds. "
-            "Only what is named was changed. The Sia paper has restarts of 25 to 250 s. The models "
-            "of 8 to 70 billion parameters are "
+            "Only what is named was changed. Mean JCT; GPU-hours per job. The Sia paper has "
+            "restarts of 25 to 250 s. The models of 8 to 70 billion parameters are "
             f"{', '.join(SETTINGS['large'].models)}."
         ),
         markdown_table(header, rows),
@@ -138,6 +140,12 @@ def _settings(content: Content) -> list[str]:
 
 def _jct(content: Content, trial: Trial, seeds: Sequence[int]) -> float:
     return float(over_seeds(content.results, trial, seeds).mean())
+
+
+def _gpu_h(content: Content, trial: Trial, seeds: Sequence[int]) -> str:
+    """Return the GPU-hours per job, which stand beside every completion time."""
+    hours = over_seeds(content.results, trial, seeds, "gpu_hours_per_job").mean()
+    return f"{hours:.2f} GPU-h"
 
 
 def _worse(content: Content) -> list[str]:
@@ -173,7 +181,7 @@ def _planners(content: Content) -> list[str]:
     plan, parts = content.plan, []
     for world in WORLDS:
         rows = []
-        for planner in PLANNERS:
+        for planner in (*PLANNERS, UNWEIGHED):
             trials = [Trial(world, planner, PREDICTED, load, plan.seeds[0]) for load in plan.loads]
             if not all(content.has(each) for each in trials):
                 continue
@@ -184,7 +192,7 @@ def _planners(content: Content) -> list[str]:
                 if content.has(_with(each, ORACLE)):
                     ratio = jct.middle / _jct(content, _with(each, ORACLE), plan.seeds)
                     text += f", {ratio:.2f}"
-                cells.append(text)
+                cells.append(f"{text}; {_gpu_h(content, each, plan.seeds)}")
             rows.append((planner, *cells))
         if rows:
             header = ("planner", *(f"{load} jobs/h" for load in plan.loads))
@@ -195,8 +203,9 @@ def _planners(content: Content) -> list[str]:
         "## E10: every planner with predicted knowledge",
         (
             "Mean JCT in hours with its interval; for three planners also its ratio to the mean "
-            "JCT with the oracle. No job has a deadline here, so `edf` serves in order of arrival "
-            "and lets others overtake."
+            "JCT with the oracle; then GPU-hours per job. No job has a deadline here, so `edf` "
+            f"serves in order of arrival and lets others overtake. `{UNWEIGHED}` is our planner "
+            "without a weight of GPU-hours."
         ),
         *parts,
         *_bursts(content),
@@ -216,12 +225,13 @@ def _bursts(content: Content) -> list[str]:
                 cut = reduced(content.results, one, "random", plan.seeds, source)
                 cells += [
                     f"{jct.middle:.2f} ({jct.low:.2f} to {jct.high:.2f})",
+                    _gpu_h(content, one, plan.seeds),
                     "" if source == "random" else str(cut),
                 ]
             rows.append((planner, "predicted" if source == PREDICTED else source, *cells))
     header = ("planner", "source")
     for world in WORLDS:
-        header += (f"{world}: mean JCT (h)", "below random")
+        header += (f"{world}: mean JCT (h)", "per job", "below random")
     return [
         "### Jobs in bursts",
         (
@@ -243,7 +253,10 @@ def _learning(content: Content) -> list[str]:
     rows = [
         (
             words[each.name],
-            *(f"{part.middle:.2f} ({part.low:.2f} to {part.high:.2f})" for part in each.jct_h),
+            *(
+                f"{part.middle:.2f} ({part.low:.2f} to {part.high:.2f}); {hours:.2f} GPU-h"
+                for part, hours in zip(each.jct_h, each.gpu_hours, strict=True)
+            ),
             *(f"{failed:.2f}" for failed in each.failures),
         )
         for each in content.learning
@@ -258,7 +271,7 @@ def _learning(content: Content) -> list[str]:
         (
             f"FIFO, {LEARNING_JOBS} jobs at {MARKET_LOAD} an hour, {len(content.plan.few)} seeds. "
             "The `hybrid` source begins with an empty history, that is, with physics alone. Later "
-            "thirds have other jobs, so compare within a column."
+            "thirds have other jobs, so compare within a column. GPU-hours are per job."
         ),
         markdown_table(header, rows),
     ]

@@ -30,6 +30,9 @@ WORLDS = (REPLAY, EMULATED)
 LOADS = (12, 24, 60, 120)
 FIFO, SIA, OURS = "fifo", "sia", "tutti"
 PLANNERS = (FIFO, "fifo:backfill", "srt", "edf", SIA, OURS)
+UNWEIGHED = "tutti:20:0"
+"""Our planner if GPU-hours count nothing beyond their price."""
+
 JUDGED = (FIFO, SIA, OURS)
 """Planners that are compared with themselves, were they to know the truth."""
 
@@ -97,7 +100,7 @@ def of_worse_knowledge(plan: Plan) -> Iterator[Trial]:
 def of_planners(plan: Plan) -> Iterator[Trial]:
     """Yield the trials of E10: every planner with predicted knowledge."""
     for world in WORLDS:
-        for planner in PLANNERS:
+        for planner in (*PLANNERS, UNWEIGHED):
             for load in plan.loads:
                 for source in (PREDICTED, ORACLE) if planner in JUDGED else (PREDICTED,):
                     for seed in plan.seeds:
@@ -179,17 +182,18 @@ def oracle_ratios(results: Results, plan: Plan) -> dict[str, float]:
 
 
 class Learning(msgspec.Struct, frozen=True):
-    """Mean JCT (h) and failed starts per job in each third of a long sequence."""
+    """Mean JCT (h), GPU-hours and failed starts per job in each third of a long sequence."""
 
     name: str
     jct_h: tuple[Middle, ...]
     failures: tuple[float, ...]
+    gpu_hours: tuple[float, ...]
 
 
 LEARNING_JOBS = 240
 
 
-def learning_trial(task: tuple[str, int]) -> list[tuple[float, float]]:
+def learning_trial(task: tuple[str, int]) -> list[tuple[float, float, float]]:
     """Run a long sequence by FIFO with a source that starts empty and learns, one that starts empty
     and does not learn, or the oracle.
     """
@@ -206,6 +210,7 @@ def learning_trial(task: tuple[str, int]) -> list[tuple[float, float]]:
         (
             float(np.mean([(each.jct_s or np.nan) / 3600 for each in part])),
             float(np.mean([each.failures for each in part])),
+            float(np.mean([each.gpu_hours for each in part])),
         )
         for part in parts
     ]
@@ -214,7 +219,9 @@ def learning_trial(task: tuple[str, int]) -> list[tuple[float, float]]:
 LEARNERS = ("learning", "frozen", ORACLE)
 
 
-def learning_of(answers: Mapping[tuple[str, int], list[tuple[float, float]]]) -> list[Learning]:
+def learning_of(
+    answers: Mapping[tuple[str, int], list[tuple[float, float, float]]],
+) -> list[Learning]:
     """Return the figures of the learning experiment, by source."""
     found = []
     for name in LEARNERS:
@@ -223,7 +230,7 @@ def learning_of(answers: Mapping[tuple[str, int], list[tuple[float, float]]]) ->
             Learning(
                 name,
                 tuple(mean_of(rows[:, third, 0]) for third in range(3)),
-                tuple(float(rows[:, third, 1].mean()) for third in range(3)),
+                *(tuple(float(rows[:, third, k].mean()) for third in range(3)) for k in (1, 2)),
             )
         )
     return found

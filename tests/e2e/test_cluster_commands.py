@@ -134,6 +134,16 @@ class TestSimulate:
         assert "8 jobs, arrivals.csv; edf with oracle" in out
         assert "of the deadlines were missed" in out
 
+    def test_a_world_may_be_a_table_of_paces(self, duetune):
+        folder = ROOT / "examples" / "cluster"
+        files = ("--paces", folder / "paces.csv", "--cluster", folder / "pace-cluster.yaml")
+        jobs = ("--workload", folder / "pace-jobs.csv", "--jobs", "4")
+        shown = duetune("simulate", "--planner", "sia", *map(str, (*files, *jobs)))
+        assert "4 jobs, pace-jobs.csv; sia with oracle" in shown
+        assert "pace table: 135 configurations, 3 kinds of job" in shown
+        lines = [line.split("  ")[0].strip() for line in shown.splitlines()]
+        assert lines.index("GPU-hours per job") == lines.index("job completion time") + 1
+
     def test_an_emulation_is_called_one_everywhere(self, monkeypatch, capsys, tmp_path):
         calls = []
         truth = clusters.world_named
@@ -166,6 +176,9 @@ class TestSimulate:
             (("--rigid",), "--rigid needs --workload"),
             (("--history", "no.csv"), "history: 'no.csv' is not allowed"),
             (("--world", "physics", "--history", "x"), "--history needs --world"),
+            (("--paces", "no.csv"), "paces: 'no.csv' is not allowed"),
+            (("--paces", "x", "--world", "physics"), "--paces cannot be used with --world"),
+            (("--paces", "x", "--source", "hybrid"), "source: 'hybrid' is not allowed"),
             (("--seed", "-1"), "seed: -1 is not allowed"),
             (("--plot", "x.doc"), "--plot: 'x.doc' is not allowed"),
             (("--csv", "x.txt"), "--csv: 'x.txt' is not allowed"),
@@ -238,6 +251,7 @@ class TestCompare:
         assert "20 jobs/h: 4 jobs, 2 seeds" in out
         assert "60 jobs/h: 4 jobs, 2 seeds" in out
         assert out.count("fifo     random") == 2
+        assert len(re.findall(r"mean JCT +GPU-h +shorter by", out)) == 2
         rows = list(csv.DictReader((tmp_path / "rows.csv").read_text().splitlines()))
         assert len(rows) == 2 * 2 * 2 * 2
         assert {row["seed"] for row in rows} == {"0", "1"}

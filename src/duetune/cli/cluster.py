@@ -73,9 +73,9 @@ class ClusterRun(JsonDocument, frozen=True, kw_only=True):
 )
 @click.option(
     "--source",
-    default="hybrid",
     metavar="NAME",
-    help="The source of configuration knowledge that the planner uses.",
+    help="The source of configuration knowledge that the planner uses.  "
+    "[default: hybrid; oracle with --paces]",
 )
 @click.option(
     "--load",
@@ -92,7 +92,7 @@ class ClusterRun(JsonDocument, frozen=True, kw_only=True):
 @run_options
 def simulate(
     planner: str,
-    source: str,
+    source: str | None,
     load: float | None,
     site: ClusterOptions,
     csv: str | None,
@@ -120,6 +120,7 @@ def simulate(
     site.check_apart(
         {"--csv": per_job, "--trace": rounds, "--jobs-csv": published, "--plot": target}
     )
+    source = source or ("hybrid" if site.paces is None else "oracle")
     chosen = planner_named(planner)
     found = site.build(seed, [source.strip()])
     jobs, arrivals = site.draw(found, load, seed)
@@ -188,9 +189,9 @@ def _show(figures: Figures) -> None:
         known_or_dash(each.median_jct_h, hours),
         known_or_dash(each.p99_jct_h, hours),
     )
+    table.add_row("GPU-hours per job", f"{each.gpu_hours_per_job:.2f}", "", "")
     queued = known_or_dash(each.mean_queued_h, hours)
     table.add_row("wait before the first start", queued, "", "")
-    table.add_row("GPU-hours per job", f"{each.gpu_hours_per_job:.2f}", "", "")
     table.add_row("out-of-memory starts per job", f"{each.failures_per_job:.2f}", "", "")
     table.add_row("restarts per job", f"{each.restarts_per_job:.2f}", "", "")
     if each.evictions_per_job:

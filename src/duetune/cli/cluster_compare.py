@@ -61,9 +61,9 @@ class Comparison(JsonDocument, frozen=True, kw_only=True):
 )
 @click.option(
     "--sources",
-    default="random,hybrid",
     metavar="NAMES",
-    help="Sources of configuration knowledge, separated by commas.",
+    help="Sources of configuration knowledge, separated by commas.  "
+    "[default: random,hybrid; random,oracle with --paces]",
 )
 @click.option(
     "--load",
@@ -83,7 +83,7 @@ class Comparison(JsonDocument, frozen=True, kw_only=True):
 @run_options
 def compare(
     planners: str,
-    sources: str,
+    sources: str | None,
     loads: str | None,
     seeds: int,
     site: ClusterOptions,
@@ -109,6 +109,7 @@ def compare(
     rows = None if csv is None else checked_target(csv, "--csv", (".csv",))
     site.check_apart({"--csv": rows, "--plot": target})
     chosen = {found.name: found for found in map(planner_named, planners.split(","))}
+    sources = sources or ("random,hybrid" if site.paces is None else "random,oracle")
     named = list(dict.fromkeys(name.strip() for name in sources.split(",")))
     rates = _loads(loads, default=None if site.workload else DEFAULT_LOAD)
     cluster = site.build(seed, named)
@@ -219,7 +220,7 @@ def _show(document: Comparison) -> None:
         screen.print(words if load is None else f"{load:g} jobs/h: {words}")
         screen.print()
         table = new_table(
-            *("planner", "source", "mean JCT", "shorter by", "99%", "OOM", "GPU-h"),
+            *("planner", "source", "mean JCT", "GPU-h", "shorter by", "99%", "OOM"),
             *(("missed",) if due else ()),
             "cost",
             left=("planner", "source"),
@@ -230,10 +231,10 @@ def _show(document: Comparison) -> None:
                 escape(each.setting.planner),
                 escape(each.setting.source),
                 _with_interval(figures.mean_jct_h, each),
+                f"{figures.gpu_hours_per_job:.2f}",
                 _saved(each),
                 known_or_dash(figures.p99_jct_h),
                 f"{figures.failures_per_job:.2f}",
-                f"{figures.gpu_hours_per_job:.2f}",
                 *((percent(figures.missed, 0),) if due else ()),
                 dollars(figures.dollars),
             )
@@ -243,8 +244,8 @@ def _show(document: Comparison) -> None:
                 screen.print(escape(_undone(each)))
     screen.print()
     screen.print(
-        "JCT: job completion time in hours, with 95% intervals. Shorter by: compared with the "
-        "first row. OOM: out-of-memory starts per job. Cost: of all jobs."
+        "JCT: job completion time in hours, with 95% intervals. GPU-h: GPU-hours per job. Shorter "
+        "by: compared with the first row. OOM: out-of-memory starts per job. Cost: of all jobs."
     )
 
 

@@ -19,9 +19,11 @@ if TYPE_CHECKING:
     from duetune.core.market import MarketTrace
     from duetune.core.planning import Stock
     from duetune.knowledge.history import History
+    from duetune.simulate.cluster.cluster_world import ClusterWorld
     from duetune.simulate.cluster.trial import Cluster
     from duetune.simulate.cluster.workload import ClusterJob
 
+_OF_FACTS = ("analytic", "regression", "hybrid")
 DEFAULT_JOBS = 120
 DEFAULT_LOAD = 24.0
 MAX_JOBS = 100_000
@@ -52,6 +54,7 @@ class ClusterOptions(msgspec.Struct, frozen=True, kw_only=True):
     slack: str | None
     world: str
     history: str | None
+    paces: str | None
     learn: bool
     start_s: float
     restart_s: float
@@ -66,7 +69,6 @@ class ClusterOptions(msgspec.Struct, frozen=True, kw_only=True):
         """
         from duetune.cli.context import waiting
         from duetune.knowledge.history import History
-        from duetune.registry.clusters import world_named
         from duetune.registry.sources import source_named, sources_listed
         from duetune.simulate.cluster.rounds import Delays
         from duetune.simulate.cluster.trial import Cluster
@@ -78,6 +80,9 @@ class ClusterOptions(msgspec.Struct, frozen=True, kw_only=True):
         for name in sources:
             if name.split(":")[0] not in heads:
                 source_named(name, History.empty())
+            if self.paces is not None and name.split(":")[-1] in _OF_FACTS:
+                allowed = f"with --paces none of {', '.join(_OF_FACTS)}: they need facts of models"
+                raise InvalidInput("source", name, allowed)
         delays = Delays(
             start_s=self.start_s,
             restart_s=self.restart_s,
@@ -89,8 +94,22 @@ class ClusterOptions(msgspec.Struct, frozen=True, kw_only=True):
         stock, markets = self._stock(seed)
         known = self._history()
         with waiting("Building the world: fitting a model to measured runs"):
-            world = world_named(self.world, stock, known, seed=seed)
+            world = self._world(stock, known, seed)
         return Cluster(stock, world, markets, delays)
+
+    def _world(self, stock: Stock, known: History | None, seed: int) -> ClusterWorld:
+        from duetune.registry.clusters import declared_gpus, world_named
+        from duetune.simulate.cluster.pace_tables import read_paces, world_of_paces
+
+        declared = {} if self.cluster is None else declared_gpus(self.cluster)
+        if self.paces is not None:
+            if self.world != WORLDS[0] or self.history is not None:
+                raise click.UsageError("--paces cannot be used with --world or --history")
+            return world_of_paces(read_paces(Path(self.paces)), stock, declared, seed=seed)
+        if declared:
+            allowed = "no GPUs: only a world of your own paces (--paces) can have GPUs of your own"
+            raise InvalidInput("gpus", list(declared), allowed)
+        return world_named(self.world, stock, known, seed=seed)
 
     def draw(
         self, cluster: Cluster, load: float | None, seed: int
@@ -134,7 +153,7 @@ class ClusterOptions(msgspec.Struct, frozen=True, kw_only=True):
         read = (("--workload", self.workload), ("--cluster", self.cluster))
         taken = {
             Path(path).resolve(): option
-            for option, path in (*read, ("--history", self.history))
+            for option, path in (*read, ("--history", self.history), ("--paces", self.paces))
             if path is not None
         }
         if self.cluster is not None and Path(self.cluster).is_file():
@@ -208,9 +227,9 @@ def world_words(note: WorldNote) -> str:
     """Describe the world in one line."""
     kinds = f"{counted(note.kinds, 'kind')} of job"
     known = f"{counted(note.measured, 'run')} known at the start"
-    if note.how == "replay":
-        found = counted(note.configurations, "measured configuration")
-        return f"replay: {found}, {kinds}; {known}"
+    if note.how in {"replay", "pace table"}:
+        what = "measured configuration" if note.how == "replay" else "configuration"
+        return f"{note.how}: {counted(note.configurations, what)}, {kinds}; {known}"
     found = counted(note.configurations, "configuration")
     return f"{note.how}, not measured: {found}, {kinds}; {known}"
 
@@ -276,6 +295,11 @@ cluster_options = bundle(
         "--history",
         metavar="FILE",
         help="File with the measured runs of the world.  [default: the runs shipped with duetune]",
+    ),
+    click.option(
+        "--paces",
+        metavar="FILE",
+        help="CSV or JSON file with paces of your own: the world is this table.",
     ),
     click.option("--learn", is_flag=True, help="The source learns from each job that ends."),
     click.option(

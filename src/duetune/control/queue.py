@@ -154,7 +154,10 @@ def _views(jobs: Sequence[Contender], stock: Stock, now: float) -> list[JobView]
                 age_s=max(0.0, now - submitted.at),
                 held=held - 1,
                 placement=Placement(0, nodes) if held else None,
+                rigid=job.min_gpus == job.max_gpus,
                 restarts=state.resizes,
+                most_gpus=max(state.pace, default=0),
+                attained_gpu_s=_gpu_s(state, now),
                 start_s=restart_s,
                 restart_s=restart_s,
                 priority=submitted.priority,
@@ -163,6 +166,15 @@ def _views(jobs: Sequence[Contender], stock: Stock, now: float) -> list[JobView]
             )
         )
     return views
+
+
+def _gpu_s(state: JobState, now: float) -> float:
+    """Return the seconds for which the job's nodes have run, all nodes together."""
+    return sum(
+        (now if node.ended_at is None else node.ended_at) - node.started_at
+        for node in state.nodes.values()
+        if node.started_at is not None
+    )
 
 
 def _checked(

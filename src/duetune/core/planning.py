@@ -76,6 +76,29 @@ class Partition(msgspec.Struct, frozen=True, kw_only=True):
         return self.most or self.nodes
 
 
+class DeclaredGpu(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A kind of GPU that a cluster file declares, for worlds of a user's own paces.
+
+    - ``memory_gb``: what needs more memory runs out of it; None means that everything fits.
+    - ``price``: dollars per GPU-hour.
+    - ``like``, ``speed``: if the paces have none of this GPU, those of the GPU ``like`` count for
+      it, at ``speed`` times their value.
+    """
+
+    memory_gb: float | None = None
+    price: float = 0.0
+    like: str = ""
+    speed: float = 1.0
+
+    def __post_init__(self) -> None:
+        for field in ("memory_gb", "speed"):
+            number = getattr(self, field)
+            if number is not None and not (math.isfinite(number) and number > 0):
+                raise InvalidInput(field, number, "a number above 0")
+        if not (math.isfinite(self.price) and self.price >= 0):
+            raise InvalidInput("price", self.price, "dollars, zero or more")
+
+
 class Shape(NamedTuple):
     """``gpus`` GPUs in all on ``nodes`` nodes of a partition: part of one node, or whole nodes."""
 
@@ -192,7 +215,10 @@ class JobView(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     ``held``: number of the shape that it holds; -1 if none. ``placement`` names the nodes.
     ``busy``: a start or restart is in progress; the job keeps its shape until that is over.
     ``preemptible``: False means that the job keeps its shape until it ends.
+    ``rigid``: the number of its GPUs is fixed; only their model may be chosen.
     ``restarts``: how often it was restarted.
+    ``most_gpus``: the most GPUs with which it has ever run; 0 before it has run.
+    ``attained_gpu_s``: seconds for which it held GPUs, times the number of GPUs.
     ``start_s``, ``restart_s``: seconds without work after a start and after a move.
     ``priority``: jobs of higher priority come first.
     ``deadline_s``: seconds until the deadline; negative once it has passed.
@@ -206,7 +232,10 @@ class JobView(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     placement: Placement | None = None
     busy: bool = False
     preemptible: bool = True
+    rigid: bool = False
     restarts: int = 0
+    most_gpus: int = 0
+    attained_gpu_s: float = 0.0
     start_s: float = 0.0
     restart_s: float = 0.0
     priority: int = 0

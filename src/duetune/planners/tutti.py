@@ -1,6 +1,7 @@
 """Tutti: a completion-time planner that assigns GPUs to all jobs of a round at once.
 
-It weighs three things: when each job would finish, when it is due, and what that costs.
+It weighs four things: when each job would finish, when it is due, and the dollars and GPU-hours
+that takes.
 
 Completion: a job that needs T more seconds in a shape (including the restart if it must move) is
 worth 1/T there, so the planner maximises completed jobs per second. With few jobs each runs as fast
@@ -10,7 +11,9 @@ weight of a job grows with its age, so no job waits for ever.
 Cost: an hour in a shape saves a job part of the time in its fastest shape: the ratio of the two
 paces. At ``worth`` dollars per hour saved, this must pay for what the shape costs above the
 cheapest way to do the same work. So GPUs without extra cost (fixed, owned) are used first, and
-others when the time saved is worth their price. Spot is assumed to take 10% longer (``RISK``).
+others when the time saved is worth their price. Spot is assumed to take 10% longer (``RISK``). An
+hour of a GPU counts ``gpu_hour`` dollars more than its price, so that a job does not take GPUs that
+make it hardly faster.
 
 Deadlines: a job is at risk when its time left is short against the time it needs in the shapes that
 pay. Shapes that finish on time then count as much as ``urgency`` jobs, whether they pay or not, so
@@ -50,6 +53,8 @@ class Tutti(msgspec.Struct, frozen=True):
     """The tutti planner.
 
     - ``worth``: the value of finishing a job one hour sooner, in dollars.
+    - ``gpu_hour``: what an hour of a GPU counts for in addition to its price, in dollars. It makes
+      GPUs that are already paid for worth saving.
     - ``alert``: a waiting job is at risk when its time left is below ``alert`` times the time it
       needs; for a running job the factor is twice that.
     - ``urgency``: finishing a job at risk on time counts as much as this number of jobs.
@@ -57,6 +62,7 @@ class Tutti(msgspec.Struct, frozen=True):
     """
 
     worth: float = 20.0
+    gpu_hour: float = 2.0
     alert: float = 2.0
     urgency: float = 5.0
     patience: float = 1.0
@@ -64,11 +70,16 @@ class Tutti(msgspec.Struct, frozen=True):
     def __post_init__(self) -> None:
         if not (math.isfinite(self.worth) and self.worth > 0):
             raise InvalidInput("worth", self.worth, "dollars per hour, above 0")
+        if not (math.isfinite(self.gpu_hour) and self.gpu_hour >= 0):
+            raise InvalidInput("gpu_hour", self.gpu_hour, "dollars, zero or more")
 
     @property
     def name(self) -> str:
-        """Return ``tutti``, with the worth if that is not the usual one."""
-        return "tutti" if self.worth == 20.0 else f"tutti:{self.worth:g}"
+        """Return ``tutti``, with the worth and the GPU-hour if they are not the usual ones."""
+        usual = Tutti()
+        if self.gpu_hour != usual.gpu_hour:
+            return f"tutti:{self.worth:g}:{self.gpu_hour:g}"
+        return "tutti" if self.worth == usual.worth else f"tutti:{self.worth:g}"
 
     def plan(self, views: Sequence[JobView], stock: Stock) -> Plan:
         """Return the shapes and reasons of this round; called once per round with all jobs."""
@@ -103,9 +114,12 @@ class Tutti(msgspec.Struct, frozen=True):
     def _gain(self, view: JobView, needs: Row, stock: Stock) -> Row:
         """Return for each shape the hours saved per hour, less its extra cost at ``worth``.
 
-        Hours are those of the fastest shape. Below zero it is better to wait.
+        Hours are those of the fastest shape. Below zero it is better to wait. GPU-hours are those
+        beyond the shape that needs the fewest, so they alone never make a job wait.
         """
-        return float(needs.min()) / needs - premium(view, needs, stock) / self.worth
+        fewest = float((stock.gpus * needs).min())
+        extra = premium(view, needs, stock) + self.gpu_hour * (stock.gpus - fewest / needs)
+        return np.asarray(float(needs.min()) / needs - extra / self.worth, np.float64)
 
     def _at_risk(self, view: JobView, needs: Row, stock: Stock) -> bool:
         """Return whether the job can meet its deadline, but with little time to spare."""

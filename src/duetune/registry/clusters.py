@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from duetune.conversion import refusal
-from duetune.core.planning import Partition, Stock, Tenure
+from duetune.core.planning import DeclaredGpu, Partition, Stock, Tenure
 from duetune.errors import InvalidInput
 from duetune.registry.sources import shipped_history, source_named
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from duetune.core.market import MarketTrace
     from duetune.jobs.spec.yaml_document import Document
@@ -28,6 +28,7 @@ _WEEKS = 2 * 336
 _ALLOWED = {
     "partitions": "a list of partitions",
     "quotas": "a mapping of projects to whole numbers of GPUs",
+    "gpus": "a mapping of names to memory_gb, price, like and speed",
     "gpu_model": "the name of a GPU",
     "tenure": f"one of {', '.join(Tenure)}",
 }
@@ -54,8 +55,11 @@ class _Partition(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class _Cluster(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A cluster file. ``gpus`` are kinds of GPU that duetune does not know."""
+
     partitions: tuple[_Partition, ...]
     quotas: dict[str, int] = {}
+    gpus: dict[str, DeclaredGpu] = {}
 
 
 def cluster_from_file(path: Path | str, *, seed: int = 0) -> tuple[Stock, dict[str, MarketTrace]]:
@@ -68,7 +72,7 @@ def cluster_from_file(path: Path | str, *, seed: int = 0) -> tuple[Stock, dict[s
     markets: dict[str, MarketTrace] = {}
     for number, given in enumerate(cluster.partitions):
         try:
-            partition = _partition(given)
+            partition = _partition(given, cluster.gpus)
             market = _market(given, partition, Path(path).parent, seed + number)
         except InvalidInput as error:
             field = error.field.rpartition(".")[2]
@@ -82,6 +86,13 @@ def cluster_from_file(path: Path | str, *, seed: int = 0) -> tuple[Stock, dict[s
     except InvalidInput as error:
         where = document.where(tuple(error.field.split(".")))
         raise InvalidInput(f"{where}{error.field}", error.value, error.allowed) from None
+
+
+def declared_gpus(path: Path | str) -> dict[str, DeclaredGpu]:
+    """Return the kinds of GPU that a cluster file declares, by name."""
+    from duetune.jobs.spec.yaml_document import read_document
+
+    return _cluster(read_document(Path(path), "cluster")).gpus
 
 
 def cluster_files(path: Path | str) -> tuple[Path, ...]:
@@ -106,7 +117,7 @@ def cluster_of_nodes(texts: Sequence[str]) -> Stock:
             nodes=int(found["nodes"]),
             gpus_per_node=int(found["gpus"]),
         )
-        partitions.append(_partition(given))
+        partitions.append(_partition(given, {}))
     return Stock(tuple(partitions))
 
 
@@ -135,22 +146,37 @@ def world_named(
 def world_source(name: str, world: ClusterWorld, *, seed: int = 0) -> KnowledgeSource:
     """Return the source of that name as it is when a simulation begins.
 
-    It knows the measurements of the world's past; an oracle knows the truth.
+    It knows the measurements of the world's past; an oracle knows the truth. Configurations of
+    duetune's own trainer are answered as in ``fits`` and ``plan``.
     """
+    from duetune.jobs.trainer_facts import TrainerKnowledge, trainer_software
     from duetune.knowledge.sources.past_runs import OracleSource
 
-    history, truth = world.known, world.truth
+    truth = world.truth
     if name.strip().rpartition(":")[2] == "oracle" and isinstance(truth, OracleSource):
-        history = truth.history
-    return source_named(name, history, seed)
+        return source_named(name, truth.history, seed)
+    source = source_named(name, world.known, seed)
+    return TrainerKnowledge(source, trainer_software()) if source.capabilities else source
 
 
 def _cluster(document: Document) -> _Cluster:
+    from duetune.knowledge.facts.gpus import gpu_name
+
     try:
-        return msgspec.convert(document.fields, _Cluster)
+        found = msgspec.convert(document.fields, _Cluster)
     except msgspec.ValidationError as error:
-        found = refusal(error, document.fields, _Cluster, _ALLOWED)
-        raise found.at(_where(document, found.path)) from None
+        refused = refusal(error, document.fields, _Cluster, _ALLOWED)
+        raise refused.at(_where(document, refused.path)) from None
+    except InvalidInput as error:  # of a declared GPU
+        lines = document.lines.items()
+        ours = [line for path, line in lines if path[0] == "gpus" and path[-1] == error.field]
+        where = f"{document.source}:{min(ours)} gpus: {error.field}"
+        raise InvalidInput(where, error.value, error.allowed) from None
+    for name in found.gpus:
+        if gpu_name(name) is not None:
+            where = f"{document.where(('gpus', name))}gpus"
+            raise InvalidInput(where, name, f"no GPU that duetune knows, {gpu_name(name)}")
+    return found
 
 
 def _where(document: Document, path: tuple[str, ...]) -> str:
@@ -161,15 +187,16 @@ def _where(document: Document, path: tuple[str, ...]) -> str:
     return document.where(path)
 
 
-def _partition(given: _Partition) -> Partition:
+def _partition(given: _Partition, declared: Mapping[str, DeclaredGpu]) -> Partition:
     from duetune.knowledge.facts.gpus import GPUS, USUAL_PRICES, gpu_name
 
-    gpu = gpu_name(given.gpu_model)
+    mine = declared.get(given.gpu_model)
+    gpu = gpu_name(given.gpu_model) if mine is None else given.gpu_model
     if gpu is None:
-        raise InvalidInput("gpu_model", given.gpu_model, f"a known GPU: {', '.join(GPUS)}")
-    price = USUAL_PRICES.get(gpu) if given.price is None else given.price
-    if price is None:
-        raise InvalidInput("price", None, f"dollars per hour; the usual price of {gpu} is unknown")
+        allowed = f"a known GPU: {', '.join(GPUS)}; or one that the file declares under gpus"
+        raise InvalidInput("gpu_model", given.gpu_model, allowed)
+    usual = USUAL_PRICES[gpu] if mine is None else mine.price
+    price = usual if given.price is None else given.price
     return Partition(
         name=given.name or gpu.casefold(),
         gpu_model=gpu,

@@ -21,8 +21,8 @@ PLANNERS = (
     Listed("edf", "earliest deadline first; takes GPUs from less urgent jobs"),
     Listed("sia[:POWER]", "Sia (SOSP'23): most normalised goodput, by integer program; POWER is p"),
     Listed(
-        "tutti[:WORTH]",
-        "duetune's own: completion time, deadline and dollars; fixed GPUs first, then spot",
+        "tutti[:WORTH[:GPU_HOUR]]",
+        "duetune's own: completion time, deadline, dollars, GPU-hours; fixed GPUs first, then spot",
     ),
 )
 
@@ -43,11 +43,14 @@ def planner_named(name: str) -> Planner:
 
             form = "sia[:POWER], POWER a number other than 0"
             return _made(name, form, lambda: Sia(*map(float, power)))
-        case ["tutti", *worth] if len(worth) <= 1:
+        case ["tutti", *dollars] if len(dollars) <= 2:
             from duetune.planners.tutti import Tutti
 
-            form = "tutti[:WORTH], WORTH the dollars that an hour sooner is worth"
-            return _made(name, form, lambda: Tutti(*map(float, worth)))
+            form = (
+                "tutti[:WORTH[:GPU_HOUR]], WORTH the dollars that an hour sooner is worth, "
+                "GPU_HOUR those that an hour of a GPU counts beyond its price"
+            )
+            return _made(name, form, lambda: Tutti(*map(float, dollars)))
         case _:
             return KIND.plugged(name)
 

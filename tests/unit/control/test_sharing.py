@@ -338,6 +338,23 @@ def test_every_planner_shares_what_there_is(planner):
     assert shares(queue, jobs[2:3], room.clock.now()) == {}
 
 
+def test_planners_are_shown_the_most_gpus_a_job_has_run_with():
+    class Noting(InTurn):
+        def plan(self, views, stock):
+            self.view = views[0]
+            return super().plan(views, stock)
+
+    room = Room(PLENTY)
+    room.submit("a", policy="maximal_spot", deadline=30, steps=200)
+    room.run(slots=4)
+    state, planner = room.state("a"), Noting()
+    shares(Queue(planner, 1), [Contender(state, 8)], room.clock.now())
+    assert planner.view.most_gpus == max(state.pace) > 0
+    running = room.clock.now() - min(node.started_at for node in state.nodes.values())
+    assert 0 < planner.view.attained_gpu_s <= running * len(state.nodes)
+    assert not planner.view.rigid
+
+
 def test_nothing_is_left_where_others_have_it_all():
     room = Room(PLENTY)
     room.submit()

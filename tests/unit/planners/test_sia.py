@@ -76,9 +76,16 @@ class TestHeterogeneous:
     other = view("other", 120, 230, 100, 195)
 
     def test_a_row_is_in_units_of_its_slowest(self):
-        assert normalised(self.one, self.stock) == pytest.approx([2.0, 3.8, 1.0, 1.9])
+        able = self.one.pace > 0
+        assert normalised(self.one, self.stock, able) == pytest.approx([2.0, 3.8, 1.0, 1.9])
         large = view("large", 0, 300, 0, 200)
-        assert normalised(large, self.stock) == pytest.approx([0.0, 3.0, 0.0, 2.0])
+        got = normalised(large, self.stock, large.pace > 0)
+        assert got == pytest.approx([0.0, 3.0, 0.0, 2.0])
+
+    def test_the_slowest_is_that_of_the_shapes_it_may_have(self):
+        # Two slow GPUs are slower than one, but a job that never ran may not have two.
+        odd = view("odd", 200, 380, 100, 50)
+        assert Sia().costs(odd, self.stock) == pytest.approx([0.71 - 1.1, np.inf, -0.1, np.inf])
 
     def test_who_gains_most_gets_the_fast_ones(self):
         # Fast: 2 ** -0.5 = 0.71, so -0.39, for the first two and 0.91, so -0.19, for the other;
@@ -93,12 +100,17 @@ class TestHeterogeneous:
         assert Sia().plan([self.other, self.one], self.stock).shapes == {"one": 0, "other": 0}
 
 
-def test_a_job_at_most_doubles_in_a_round():
+def test_a_job_has_at_most_twice_the_gpus_it_has_ever_run_with():
     stock = stock_of((2, 8), (1, 2))
-    runs = view("runs", *range(1, 8), held=1)
+    runs = view("runs", *range(1, 8), held=1, most_gpus=2)
     assert [s.gpus for s in stock.shapes] == [1, 2, 4, 8, 16, 1, 2]
     assert reachable(runs, stock, 2.0).tolist() == [True, True, True, False, False, True, True]
-    assert not reachable(msgspec.structs.replace(runs, held=-1), stock, 2.0)[1]
+    waits = msgspec.structs.replace(runs, held=-1)
+    assert reachable(waits, stock, 2.0).tolist() == reachable(runs, stock, 2.0).tolist()
+    shrunk = msgspec.structs.replace(runs, held=0, most_gpus=8)
+    assert reachable(shrunk, stock, 2.0).all()
+    new = msgspec.structs.replace(waits, most_gpus=0)
+    assert reachable(new, stock, 2.0).tolist() == [True, *[False] * 4, True, False]
 
 
 def test_a_job_that_cannot_run_on_few_starts_with_the_fewest_it_can():
@@ -113,10 +125,27 @@ def test_one_that_is_busy_stays_where_it_is():
     assert reachable(busy, stock, 2.0).tolist() == [True, False, False]
 
 
-def test_one_that_restarted_all_its_life_waits():
-    tired = view("tired", 100.0, held=-1, age_s=240.0, restarts=4)
-    assert restart_factor(tired) == 0.0
-    assert Sia().plan([tired], stock_of((1, 1))).shapes == {}
+def test_a_waiting_job_is_never_discounted():
+    tired = view("tired", 100.0, age_s=240.0, restarts=4)
+    assert restart_factor(tired) == 1.0
+    assert Sia().plan([tired], stock_of((1, 1))).shapes == {"tired": 0}
+    assert restart_factor(msgspec.structs.replace(tired, held=0)) == 0.0
+
+
+def test_a_waiting_job_gets_an_empty_cluster_at_any_age():
+    # Two digits: 1 / sqrt(r) exceeds 1.1 until a job is 5.8 restarts old.
+    for age_s in (0.0, 250.0, 600.0, 1400.0, 1e5):
+        waits = view("waits", 100, 180, age_s=age_s, restart_s=250.0)
+        assert Sia().plan([waits], stock_of((1, 2))).shapes == {"waits": 0}
+
+
+def test_for_a_rigid_job_attained_gpu_seconds_count_instead_of_age():
+    old = view("old", 100.0, held=0, age_s=600.0, restarts=1)
+    assert restart_factor(old) == pytest.approx(540 / 660)
+    rigid = msgspec.structs.replace(old, rigid=True)
+    assert restart_factor(rigid) == 1.0
+    worked = msgspec.structs.replace(rigid, attained_gpu_s=61.0)
+    assert restart_factor(worked) == pytest.approx(540 / 660)
 
 
 @pytest.mark.parametrize(

@@ -56,6 +56,17 @@ def test_one_job_runs_as_fast_as_it_can():
     assert given(stock, view("a", stock, 60)) == {"a": ("ours", 8)}
 
 
+def test_gpus_that_are_already_paid_are_worth_saving():
+    # Four GPUs are hardly faster than one, and cost nothing.
+    stock = Stock((OURS,))
+    slow = msgspec.structs.replace(view("a", stock, 60), pace=EACH * stock.gpus**0.1)
+    assert given(stock, slow, gpu_hour=0.0) == {"a": ("ours", 4)}
+    assert given(stock, slow) == {"a": ("ours", 1)}
+    assert given(stock, view("a", stock, 60)) == {"a": ("ours", 4)}
+    # However dear GPU-hours are, a job does not wait for ever.
+    assert given(stock, slow, gpu_hour=1e6) == {"a": ("ours", 1)}
+
+
 def test_of_two_the_shorter_comes_first():
     stock = Stock((OURS,))
     assert given(stock, view("long", stock, 600), view("short", stock, 5))["short"] == ("ours", 4)
@@ -84,7 +95,7 @@ def test_a_job_that_runs_on_owned_gpus_does_not_leave_them_as_its_end_comes_near
 def test_cheap_spot_is_taken_where_the_time_it_saves_is_worth_it():
     stock = Stock((OURS, SPOT))
     assert given(stock, view("a", stock, 600)) == {"a": ("spot", 8)}
-    assert given(stock, view("a", stock, 600), worth=1.0) == {"a": ("ours", 4)}
+    assert given(stock, view("a", stock, 600), worth=1.0, gpu_hour=0.0) == {"a": ("ours", 4)}
 
 
 def test_what_does_not_pay_is_waited_for():
@@ -139,3 +150,8 @@ def test_reasons_say_when_it_is_done_and_why_it_waits():
 def test_a_worth_that_makes_no_sense_is_refused(worth):
     with pytest.raises(InvalidInput, match="worth"):
         Tutti(worth=worth)
+
+
+def test_a_gpu_hour_below_nothing_is_refused():
+    with pytest.raises(InvalidInput, match="gpu_hour"):
+        Tutti(gpu_hour=-1.0)

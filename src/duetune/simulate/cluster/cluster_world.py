@@ -28,6 +28,7 @@ from duetune.knowledge.model.learned_model import KnowledgeModel
 from duetune.knowledge.observation import Observation, Origin, RunOutcome
 from duetune.knowledge.sources.knowledge_source import KnowledgeSource
 from duetune.knowledge.sources.past_runs import OracleSource
+from duetune.simulate.cluster.efficiency import EfficiencyTable
 from duetune.simulate.cluster.workload import WorkloadKind, kinds_of
 
 if TYPE_CHECKING:
@@ -103,10 +104,11 @@ NOISE = 0.05
 class ClusterWorld(msgspec.Struct, frozen=True, eq=False):
     """What a simulation takes for reality.
 
-    - ``how`` is "replay" or "emulated".
+    - ``how`` is "replay", "emulated" or "pace table".
     - ``truth`` answers for every configuration of ``space``.
     - ``known`` is the history that sources start with.
     - ``kinds`` are the kinds of jobs that a workload may contain.
+    - ``efficiency`` is the share of a pace that counts as progress; None means all of it.
     """
 
     how: str
@@ -114,6 +116,7 @@ class ClusterWorld(msgspec.Struct, frozen=True, eq=False):
     space: Listing
     known: History
     kinds: tuple[WorkloadKind, ...]
+    efficiency: EfficiencyTable | None = None
 
 
 def usual_stock() -> Stock:

@@ -94,9 +94,14 @@ class _Live:
         self.fails = False
         self.started_s: float | None = None
         self.first_s: float | None = None
-        self.restarts = self.failures = self.evictions = 0
+        self.restarts = self.failures = self.evictions = self.most_gpus = 0
         self.gpu_s = self.dollars = 0.0
         self.finished_s: float | None = None
+
+    @property
+    def progress(self) -> float:
+        """Return the share of the work that is done."""
+        return 1.0 - self.remaining / self.job.tokens
 
 
 class Simulation:
@@ -193,6 +198,21 @@ class Simulation:
                     self._take(each, What.STOPPED)
             elif place != each.placement or plan.shapes[each.job.name] != each.held:
                 self._start(each, place, plan.shapes[each.job.name], now)
+            elif self.briefing.efficiency is not None and not each.fails:
+                self._tune(each)
+
+    def _tune(self, each: _Live) -> None:
+        """Give a running job the batch that is now the fastest, without a restart."""
+        better = self.briefing.row(each.job, each.progress).configurations.get(each.held)
+        if better is not None and self.truth.pace(better) > 0:
+            each.configuration = better
+        assert each.configuration is not None
+        each.pace = self._goodput(each.configuration, each.progress)
+
+    def _goodput(self, configuration: Configuration, progress: float) -> float:
+        """Return the progress per second of a configuration; 0 if it runs out of memory."""
+        efficiency = self.briefing.efficiency_of(configuration, progress)
+        return self.truth.pace(configuration) * efficiency
 
     def _possible(self, each: _Live) -> bool:
         """Return whether the job runs or could run with some shape; if not, it never will."""
@@ -207,15 +227,18 @@ class Simulation:
         job = each.job
         return JobView(
             name=job.name,
-            pace=self.briefing.row(job).pace,
+            pace=self.briefing.row(job, each.progress).pace,
             remaining=each.remaining,
             age_s=now - job.submitted_s,
             held=each.held,
             placement=each.placement,
             busy=each.placement is not None and (each.pending > 0 or each.fails),
+            rigid="num_gpus" in job.given,
             restarts=each.restarts,
-            start_s=self.delays.start_s if each.first_s is None else self.delays.restart_s,
-            restart_s=self.delays.restart_s,
+            most_gpus=each.most_gpus,
+            attained_gpu_s=each.gpu_s,
+            start_s=self._delay(each),
+            restart_s=self._restart(job),
             priority=job.priority,
             project=job.project,
             deadline_s=None if job.deadline_s is None else job.deadline_s - now,
@@ -223,20 +246,27 @@ class Simulation:
 
     def _start(self, each: _Live, place: Placement, shape: int, now: float) -> None:
         """Start or move the job; find out whether its configuration fits."""
-        configuration = self.briefing.row(each.job).configurations[shape]
+        configuration = self.briefing.row(each.job, each.progress).configurations[shape]
         if each.first_s is not None:
             each.restarts += 1
         what = What.STARTED if each.placement is None else What.MOVED
         each.held, each.placement, each.configuration = shape, place, configuration
         self._changed(each, what)
-        each.pace = self.truth.pace(configuration)
+        each.pace = self._goodput(configuration, each.progress)
         each.fails = each.pace <= 0
         each.started_s = now
-        delays = self.delays
-        each.pending = delays.failed_s if each.fails else delays.restart_s
+        each.pending = self.delays.failed_s if each.fails else self._delay(each)
         if not each.fails and each.first_s is None:
-            each.pending = delays.start_s
             each.first_s = now
+
+    def _restart(self, job: ClusterJob) -> float:
+        """Return the seconds that a move of the job takes: those of the job, or of the cluster."""
+        return self.delays.restart_s if job.restart_s is None else job.restart_s
+
+    def _delay(self, each: _Live) -> float:
+        """Return the seconds that the next start or move of the job takes, if it works."""
+        first = each.first_s is None and each.job.restart_s is None
+        return self.delays.start_s if first else self._restart(each.job)
 
     def _advance(self, stock: Stock, now: float) -> None:
         """Play the time until the next round for all running jobs and charge for it."""
@@ -263,11 +293,14 @@ class Simulation:
         elif did.done:
             each.finished_s = now + did.waited_s + did.ran_s
             self._changed(each, What.FINISHED)
-            self.briefing.finished(each.job, each.configuration, each.pace, each.finished_s)
+            pace = self.truth.pace(each.configuration)
+            self.briefing.finished(each.job, each.configuration, pace, each.finished_s)
         else:
             each.remaining = did.remaining
             if did.ran_s > 0:
-                self.briefing.shown(each.job, each.configuration, each.pace)
+                each.most_gpus = max(each.most_gpus, each.configuration.num_gpus)
+                pace = self.truth.pace(each.configuration)
+                self.briefing.shown(each.job, each.configuration, pace)
         return did.held_s
 
     def _record(self, stock: Stock, now: float) -> RoundRecord:
@@ -317,7 +350,9 @@ class Simulation:
         if key not in self._paces:
             stock, rows = self.supply.stock, self.briefing.possible(job).rows
             paces = np.zeros(len(stock.shapes))
-            for each, pace in zip(rows, self.truth.paces(rows), strict=True):
+            efficiency = self.briefing.efficiency
+            for each, raw in zip(rows, self.truth.paces(rows), strict=True):
+                pace = raw * (1.0 if efficiency is None else efficiency.mean(each))
                 for shape in stock.alike[each.gpu_model, each.num_gpus, each.num_nodes]:
                     paces[shape] = max(paces[shape], pace)
             self._paces[key] = paces
@@ -345,5 +380,6 @@ class Simulation:
         part = np.minimum(1.0, share[stock.partition] / stock.gpus)
         best = float(np.max(part * self._fastest(each.job)))
         # Even alone it would wait for the next plan.
-        begins = self.delays.round_s + self.delays.start_s
+        start_s = each.job.restart_s
+        begins = self.delays.round_s + (self.delays.start_s if start_s is None else start_s)
         return begins + each.job.tokens / best if best > 0 else None

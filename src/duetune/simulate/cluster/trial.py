@@ -58,6 +58,7 @@ class Cluster(msgspec.Struct, frozen=True, eq=False):
             supply.stock,
             single=bool(getattr(planner, "as_submitted", False)),
             learning=learning,
+            efficiency=self.world.efficiency,
         )
         truth = truth or Truth(self.world.truth)
         return Simulation(jobs, supply, planner, briefing, truth, self.delays).run()

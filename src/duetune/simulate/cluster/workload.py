@@ -35,6 +35,7 @@ class ClusterJob(msgspec.Struct, frozen=True, kw_only=True):
     - ``given`` are the fields of its configuration that its user sets; all others are free.
     - ``tokens`` is its work.
     - Times are in seconds since the simulation began; ``deadline_s`` is when it should be finished.
+    - ``restart_s`` is the time of a start or a move of this job, if it has one of its own.
     """
 
     name: str
@@ -44,6 +45,7 @@ class ClusterJob(msgspec.Struct, frozen=True, kw_only=True):
     deadline_s: float | None = None
     priority: int = 0
     project: str = ""
+    restart_s: float | None = None
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.submitted_s) and self.submitted_s >= 0):
@@ -52,6 +54,10 @@ class ClusterJob(msgspec.Struct, frozen=True, kw_only=True):
             raise InvalidInput(f"{self.name}.tokens", self.tokens, "a number above 0")
         if self.deadline_s is not None and not math.isfinite(self.deadline_s):
             raise InvalidInput(f"{self.name}.deadline_s", self.deadline_s, "seconds")
+        if self.restart_s is not None and not (
+            math.isfinite(self.restart_s) and self.restart_s >= 0
+        ):
+            raise InvalidInput(f"{self.name}.restart_s", self.restart_s, "seconds, 0 or more")
 
 
 class WorkloadKind(msgspec.Struct, frozen=True):
@@ -61,11 +67,14 @@ class WorkloadKind(msgspec.Struct, frozen=True):
     - ``pace`` is that of the median configuration that works, in tokens per second. It converts a
       duration into work.
     - ``counts`` are the numbers of GPUs with which a configuration works on this cluster.
+    - ``restart_s`` and ``work`` are those of its jobs; None means the usual ones.
     """
 
     given: dict[str, Value]
     pace: float
     counts: tuple[int, ...] = (1,)
+    restart_s: float | None = None
+    work: float | None = None
 
 
 CELL = ("model", "method", "tokens_per_sample")
@@ -174,7 +183,12 @@ def drawn_job(
     *,
     slack: tuple[float, float] | None = None,
 ) -> ClusterJob:
-    """Return a job of this kind whose work takes the median configuration ``seconds``."""
+    """Return a job of this kind whose work takes the median configuration ``seconds``.
+
+    If the kind states its work, that counts instead.
+    """
+    if kind.work is not None:
+        seconds = kind.work / kind.pace
     deadline = None
     # Drawn even without slack, so that jobs with and without deadlines are otherwise the same.
     share = float(random.random())
@@ -187,6 +201,7 @@ def drawn_job(
         name=name,
         submitted_s=submitted_s,
         given=kind.given,
-        tokens=seconds * kind.pace,
+        tokens=seconds * kind.pace if kind.work is None else kind.work,
         deadline_s=deadline,
+        restart_s=kind.restart_s,
     )

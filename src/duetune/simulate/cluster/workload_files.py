@@ -3,13 +3,15 @@
 Formats are recognised by their header:
 
 - duetune: name, submitted_s, model, method, tokens_per_sample, tokens; optional are deadline_s,
-  priority, project and num_gpus (which makes a job rigid);
+  priority, project, num_gpus (which makes a job rigid) and restart_s (of a start or a move);
 - Sia: name, time, application, num_replicas, batch_size;
 - logs of clusters such as Philly and Helios: a column of submission times; optional are durations,
   numbers of GPUs, names and virtual clusters, under any of the names in ``LOGS``.
 
 From foreign traces only arrivals, durations and numbers of GPUs are taken. The kind of job is drawn
-at random. A duration is the time that the work takes the median configuration of its kind.
+at random, unless the world is a pace table: then a trace of Sia's format names its application, and
+a file of duetune's format has ``model`` alone instead of model, method and tokens_per_sample. A
+duration is the time that the work takes the median configuration of its kind.
 """
 
 from __future__ import annotations
@@ -27,19 +29,25 @@ from duetune.errors import InvalidInput
 from duetune.knowledge.configurations.space import field_value
 from duetune.knowledge.facts.model_registry import model_name
 from duetune.knowledge.text_tables import read_table
-from duetune.simulate.cluster.workload import CELL, ClusterJob, drawn_job, drawn_kind, drawn_seconds
+from duetune.simulate.cluster.workload import (
+    CELL,
+    ClusterJob,
+    WorkloadKind,
+    drawn_job,
+    drawn_kind,
+    drawn_seconds,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
     from typing import TextIO
 
     from duetune.knowledge.configurations.configuration import Value
     from duetune.knowledge.text_tables import Table, TableRow
-    from duetune.simulate.cluster.workload import WorkloadKind
 
 NEEDED = ("name", "submitted_s", *CELL, "tokens")
-OPTIONAL = ("deadline_s", "priority", "project", "num_gpus")
+OPTIONAL = ("deadline_s", "priority", "project", "num_gpus", "restart_s")
 SIA = ("name", "time", "application", "num_replicas", "batch_size")
 MOST_URGENT = 1000
 """The highest priority; the same as in job specs."""
@@ -74,6 +82,7 @@ class _Arrival(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float | None
     gpus: int
     project: str
+    kind: WorkloadKind | None = None
 
 
 def read_workload(
@@ -95,7 +104,7 @@ def read_workload(
     table = read_table(path, "workload")
     if per_hour is not None and not (math.isfinite(per_hour) and per_hour > 0):
         raise InvalidInput("load", per_hour, "jobs per hour, above 0")
-    if set(NEEDED) <= set(table.header):
+    if {"submitted_s", "tokens", *_cell(kinds)} <= set(table.header):
         for option, given, what in (
             ("load", per_hour, "when jobs arrive"),
             ("rigid", rigid or None, "how many GPUs jobs need"),
@@ -106,7 +115,7 @@ def read_workload(
         jobs = _own(table, kinds)
         return Trace(jobs=jobs[:most] if most else jobs, form="duetune")
     form = "sia" if set(SIA) <= set(table.header) else "log"
-    arrivals, left_out = _arrivals(table, form)
+    arrivals, left_out = _arrivals(table, form, kinds)
     arrivals = _stretched(arrivals[:most] if most else arrivals, per_hour)
     if not arrivals:
         raise InvalidInput("workload", table.file, "at least one job with GPUs and a duration")
@@ -117,36 +126,46 @@ def read_workload(
     )
 
 
+def _cell(kinds: Sequence[WorkloadKind]) -> tuple[str, ...]:
+    """Return the fields that the users of these kinds set."""
+    return tuple(kinds[0].given) if kinds else CELL
+
+
 def write_workload(jobs: Iterable[ClusterJob], file: TextIO) -> None:
     """Write the jobs in duetune's own format; reading the file returns the same jobs."""
-    rows = list(jobs)
-    rigid = any("num_gpus" in job.given for job in rows)
-    columns = (*NEEDED, *(OPTIONAL if rigid else OPTIONAL[:-1]))
+    rows = [msgspec.structs.asdict(job) | job.given for job in jobs]
+    rare = {
+        each
+        for each in (*CELL, *OPTIONAL[3:])
+        if not any(row.get(each) is not None for row in rows)
+    }
+    columns = [each for each in (*NEEDED, *OPTIONAL) if each not in rare]
     written = csv.writer(file, lineterminator="\n")
     written.writerow(columns)
-    for job in rows:
-        values = msgspec.structs.asdict(job) | job.given
-        written.writerow(["" if values.get(each) is None else values[each] for each in columns])
+    for row in rows:
+        written.writerow(["" if row.get(each) is None else row[each] for each in columns])
 
 
 def _own(table: Table, kinds: Sequence[WorkloadKind]) -> tuple[ClusterJob, ...]:
     """Return the jobs of a file in duetune's own format, after checking them against the kinds."""
-    unknown = [each for each in table.header if each not in {*NEEDED, *OPTIONAL}]
+    cell = _cell(kinds)
+    columns = ("name", "submitted_s", *cell, "tokens", *OPTIONAL)
+    unknown = [each for each in table.header if each not in columns]
     if unknown:
-        allowed = f"only {', '.join((*NEEDED, *OPTIONAL))}"
+        allowed = f"only {', '.join(columns)}"
         raise InvalidInput(f"columns of {table.file}", unknown, allowed)
     known = {tuple(kind.given.items()): kind for kind in kinds}
     names: set[str] = set()
 
     def job_of(row: TableRow) -> ClusterJob:
-        job = _own_job(row)
+        job = _own_job(row, cell)
         if job.name in names:
             raise InvalidInput("name", job.name, "a name that no other job has")
         names.add(job.name)
-        kind = known.get(tuple((field, job.given[field]) for field in CELL))
+        kind = known.get(tuple((field, job.given[field]) for field in cell))
         if kind is None:
-            cell = " ".join(str(job.given[field]) for field in CELL)
-            raise InvalidInput("model, method, tokens_per_sample", cell, _kinds_words(kinds))
+            words = " ".join(str(job.given[field]) for field in cell)
+            raise InvalidInput(", ".join(cell), words, _kinds_words(kinds))
         gpus = job.given.get("num_gpus")
         if gpus is not None and gpus not in kind.counts:
             counts = ", ".join(map(str, kind.counts))
@@ -159,13 +178,13 @@ def _own(table: Table, kinds: Sequence[WorkloadKind]) -> tuple[ClusterJob, ...]:
     return tuple(jobs)
 
 
-def _own_job(row: TableRow) -> ClusterJob:
+def _own_job(row: TableRow, cell: tuple[str, ...]) -> ClusterJob:
     """Return the job of one row of a file in duetune's own format."""
-    given: dict[str, Value] = {
-        "model": model_name(row.needed("model")),
-        "method": field_value("method", row.needed("method")),
-        "tokens_per_sample": field_value("tokens_per_sample", row.whole("tokens_per_sample")),
-    }
+    given: dict[str, Value] = {"model": model_name(row.needed("model"))}
+    if cell == CELL:
+        given["method"] = field_value("method", row.needed("method"))
+        tokens = field_value("tokens_per_sample", row.whole("tokens_per_sample"))
+        given["tokens_per_sample"] = tokens
     if row.has("num_gpus"):
         given["num_gpus"] = field_value("num_gpus", row.whole("num_gpus"))
     deadline = row.number_of("deadline_s")
@@ -181,6 +200,7 @@ def _own_job(row: TableRow) -> ClusterJob:
         deadline_s=deadline,
         priority=int(priority),
         project=row.text("project"),
+        restart_s=row.number_of("restart_s"),
     )
 
 
@@ -199,7 +219,7 @@ def _kinds_words(kinds: Sequence[WorkloadKind]) -> str:
     return f"a kind of job of this world: {', '.join(known[:3])}{more}"
 
 
-def _arrivals(table: Table, form: str) -> tuple[list[_Arrival], int]:
+def _arrivals(table: Table, form: str, kinds: Sequence[WorkloadKind]) -> tuple[list[_Arrival], int]:
     """Return the arrivals of a foreign trace in order of time, and how many rows were left out."""
     columns = (
         {"submitted": "time", "gpus": "num_replicas", "name": "name"}
@@ -216,7 +236,9 @@ def _arrivals(table: Table, form: str) -> tuple[list[_Arrival], int]:
             f"or a column of submission times: {', '.join(LOGS['submitted'])}"
         )
         raise InvalidInput(f"columns of {table.file}", list(table.header), allowed)
-    rows = table.read(lambda row: _arrival(row, columns))
+    named = form == "sia" and _cell(kinds) != CELL
+    known = {kind.given["model"]: kind for kind in kinds} if named else {}
+    rows = table.read(lambda row: _arrival(row, columns, known))
     found = [each for each in rows if each.gpus > 0 and each.seconds != 0]
     found.sort(key=lambda each: each.submitted_s)
     if form != "sia" and found:
@@ -228,8 +250,14 @@ def _arrivals(table: Table, form: str) -> tuple[list[_Arrival], int]:
     return _named(found), len(rows) - len(found)
 
 
-def _arrival(row: TableRow, columns: dict[str, str]) -> _Arrival:
-    """Return the arrival of one row of a foreign trace."""
+def _arrival(
+    row: TableRow, columns: dict[str, str], known: Mapping[Value, WorkloadKind]
+) -> _Arrival:
+    """Return the arrival of one row of a foreign trace; ``known`` are kinds by application."""
+    kind = known.get(model_name(row.needed("application"))) if known else None
+    if known and kind is None:
+        allowed = f"an application with paces on this cluster: {', '.join(map(str, known))}"
+        raise InvalidInput("application", row.text("application"), allowed)
     submitted = columns["submitted"]
     seconds = row.number_of(columns["duration"]) if "duration" in columns else None
     if seconds is not None and seconds < 0:
@@ -240,6 +268,7 @@ def _arrival(row: TableRow, columns: dict[str, str]) -> _Arrival:
         seconds=seconds,
         gpus=row.whole(columns["gpus"], 1) if "gpus" in columns else 1,
         project=row.text(columns["project"]) if "project" in columns else "",
+        kind=kind,
     )
 
 
@@ -294,8 +323,8 @@ def _drawn(
     *,
     rigid: bool,
 ) -> ClusterJob:
-    """Return a job of a random kind for the arrival."""
-    kind = drawn_kind(kinds, random)
+    """Return a job for the arrival, of a random kind if the trace does not name it."""
+    kind = arrival.kind or drawn_kind(kinds, random)
     seconds = drawn_seconds(random) if arrival.seconds is None else arrival.seconds
     job = drawn_job(arrival.name, arrival.submitted_s, kind, seconds, random, slack=slack)
     given = dict(job.given)

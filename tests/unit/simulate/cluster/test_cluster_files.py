@@ -5,6 +5,9 @@ import pytest
 
 from duetune.core.planning import Tenure
 from duetune.errors import InvalidInput
+from duetune.jobs.trainer_facts import TrainerKnowledge, trainer_software
+from duetune.knowledge.configurations.configuration import Configuration, Configurations
+from duetune.knowledge.sources.analytic import AnalyticSource
 from duetune.registry.clusters import (
     cluster_from_file,
     cluster_of_nodes,
@@ -76,7 +79,10 @@ def test_a_recorded_market_is_found_beside_the_file(read, tmp_path):
             GOOD.replace("nodes: 4", "knots: 4"),
             r"yaml:3 partitions\[0\] field: 'knots' is not allowed; expected one of gpu_model,",
         ),
-        (GOOD + "x: 1", "yaml:11 field: 'x' is not allowed; expected one of partitions, quotas$"),
+        (
+            GOOD + "x: 1",
+            "yaml:11 field: 'x' is not allowed; expected one of partitions, quotas, gpus$",
+        ),
         ("quotas: {}", "yaml partitions is required; expected a list of partitions$"),
         ("partitions: 3", "yaml:1 partitions: 3 is not allowed; expected a list of partitions$"),
         ("partitions: [3]", r"yaml:1 partitions\[0\]: 3 .* expected a mapping of fields$"),
@@ -136,7 +142,7 @@ def test_nodes_in_short_are_refused_where_they_say_nothing(text):
 def test_the_oracle_knows_the_truth_and_others_what_was_measured():
     world = small_world()
     assert len(world_source("oracle", world).history) == len(world.truth.history)
-    assert len(world_source("nearest", world).history) == len(world.known)
+    assert len(world_source("nearest", world).source.history) == len(world.known)
     noisy = world_source("noisy:0.1:oracle", world)
     assert len(noisy.source.history) == len(world.truth.history)
 
@@ -170,3 +176,27 @@ def test_a_planner_that_is_not_known_is_refused_without_a_limit_too():
     with pytest.raises(InvalidInput, match=r"queue\.planner: 'nope' .* expected one of fifo"):
         live_queue(QueueSettings(planner="nope"))
     assert not live_queue(QueueSettings(planner="fifo")).limited
+
+
+def test_planners_are_told_of_our_trainer_what_fits_and_plan_say():
+    software = trainer_software()
+    rows = Configurations.of(
+        Configuration(
+            model="llama3.1-8b",
+            method="full",
+            gpu_model="A100-80GB",
+            num_gpus=gpus,
+            batch_size=gpus,
+            precision="bf16-mixed",
+            sharding="none" if gpus == 1 else "ddp",
+            software=each,
+        ).replace()
+        for gpus in (1, 4)
+        for each in (software, "")
+    )
+    asked = world_source("analytic", small_world()).query(rows)
+    configurator = TrainerKnowledge(AnalyticSource(), software).query(rows)
+    assert (asked.memory_gb == configurator.memory_gb).all()
+    assert (asked.p_valid == configurator.p_valid).all()
+    assert asked.memory_gb[0, 1] > AnalyticSource().query(rows).memory_gb[0, 1]
+    assert world_source("random", small_world()).name == "random"

@@ -3,6 +3,7 @@ from __future__ import annotations
 import io
 import json
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -123,6 +124,52 @@ def test_a_shorter_job_takes_the_gpus_and_the_longer_one_goes_on_later():
     ended = outcome.jobs[1].finished_s
     again = 60 * np.ceil(ended / 60)
     assert done.finished_s == pytest.approx(again + 60 + (1e7 - (300 - 60) * pace) / pace)
+
+
+class Noting(Sia, frozen=True):
+    """Sia, which notes what it was shown of the jobs; ``seen`` is in the order of the rounds."""
+
+    seen: list = msgspec.field(default_factory=list)
+
+    def plan(self, views, stock):
+        self.seen.extend(views)
+        return super().plan(views, stock)
+
+
+def test_planners_are_shown_the_most_gpus_a_job_ran_with_and_what_it_has_used():
+    planner = Noting()
+    rigid = job("rigid", given={"num_gpus": 2})
+    watched([job("grows", tokens=1e7), rigid], planner, WORLD.truth, WORLD, stock=ONE_NODE)
+    grows = [view for view in planner.seen if view.name == "grows"]
+    assert not any(view.rigid for view in grows)
+    # It has run only after the minute of its start.
+    assert [view.most_gpus for view in grows[:3]] == [0, 0, 1]
+    assert [view.attained_gpu_s for view in grows[:3]] == [0.0, 60.0, 120.0]
+    most = [view.most_gpus for view in grows]
+    assert most == sorted(most)
+    assert all(view.rigid for view in planner.seen if view.name == "rigid")
+
+
+def test_a_job_that_waited_long_starts_at_once_however_long_starts_take():
+    slow = {"start_s": 600.0, "restart_s": 600.0}
+    only = Stock((msgspec.structs.replace(ONE_NODE.partitions[0], gpus_per_node=1),))
+    jobs = [job("first"), job("second")]
+    _, outcome = watched(jobs, Sia(), WORLD.truth, WORLD, stock=only, delays=slow)
+    ended = min(each.finished_s for each in outcome.jobs)
+    assert 0 <= max(each.first_s for each in outcome.jobs) - ended <= 60
+
+
+def test_a_restart_takes_what_the_job_says():
+    long, short = job("long", tokens=1e7, restart_s=250.0), job("short", 600.0, tokens=1e6)
+    simulation, _ = watched(
+        [long, short], QueuePlanner(QueueOrder.REMAINING), WORLD.truth, WORLD, stock=ONE_NODE
+    )
+    pending = {(name, at): rest for name, at, _, _, _, rest in simulation.seen}
+    starts = [rest for (name, _), rest in pending.items() if name == "long" and rest == 250.0]
+    assert len(starts) == 2, "the start and the restart"
+    assert pending["short", 600.0] == 60.0
+    with pytest.raises(InvalidInput, match="restart_s"):
+        job(restart_s=-1.0)
 
 
 class TestMarket:

@@ -57,6 +57,14 @@ def test_rigid_jobs_survive_the_file_too(read):
     assert read(file.getvalue()).jobs == jobs
 
 
+def test_restarts_of_a_job_survive_the_file_too(read):
+    jobs = read(OWN.strip() + f",restart_s\na,1,{MODEL},lora,1024,1,,,,250\n").jobs
+    assert jobs[0].restart_s == 250.0
+    file = io.StringIO()
+    write_workload(jobs, file)
+    assert read(file.getvalue()).jobs == jobs
+
+
 def test_a_file_of_ours_may_leave_out_what_is_optional(read):
     row = "name,submitted_s,model,method,tokens_per_sample,tokens\na,0,llama3.2-1b,lora,1024,5e6\n"
     (job,) = read(row).jobs
