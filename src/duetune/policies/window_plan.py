@@ -59,7 +59,7 @@ def fill_to_go(
     costs = np.zeros((job.hard_deadline + 1, job.max_gpus + 1))
     for gpus in range(1, job.max_gpus + 1):
         costs[:, gpus] = cheapest_charge(gpus, typical_available, typical_price, on_demand_price)
-    fill_value_tables(job, grid, costs, to_go, running)
+    fill_value_tables(job, grid, costs, to_go, running, False)
 
 
 @compiled
@@ -96,7 +96,7 @@ def fill_window(
         following = to_go[slot + horizon + 1] if ahead == horizon else window[ahead + 1]
         first = max(1, fewest - ahead * stride)
         finish = job.values[slot + ahead]
-        sweep(job, grid, following, window[ahead], costs, finish, first, most, running)
+        sweep(job, grid, following, window[ahead], costs, finish, first, most, running, False)
 
 
 @compiled

@@ -52,15 +52,38 @@ def raise_to(
     cost: float,
     first: int,
     last: int,
+    refund: float,
+    worked: float,
 ) -> None:
-    """Raise best[r], first <= r <= last, to the value of doing ``stride`` steps at ``cost``."""
+    """Raise best[r], first <= r <= last, to the value of doing ``stride`` steps at ``cost``.
+
+    ``refund`` is paid back for each step that a finishing job does not need of the ``worked`` ones;
+    see ``refund_of``.
+    """
     finishing = finish - cost
     done = best[first : min(stride, last) + 1]
     for index in range(done.size):
-        done[index] = max(done[index], finishing)
+        unused = max(0.0, worked - (first + index))
+        done[index] = max(done[index], finishing + refund * unused)
     begin = max(first, stride + 1)
     if begin <= last:
         _raise_row(best[begin : last + 1], following[begin - stride : last + 1 - stride], cost)
+
+
+@compiled
+def refund_of(
+    job: JobPhysics, grid: ProgressGrid, gpus: int, cost: float, fraction: float, by_second: bool
+) -> tuple[float, float]:
+    """Return what each unused step pays back in the last slot, and the steps done in that slot.
+
+    A job that is billed by the second pays until its work is done: the time lost to the change,
+    then the steps that it still needs. The steps include the part of the first step that is more
+    than the work.
+    """
+    if not by_second:
+        return 0.0, 0.0
+    speed = job.throughput[gpus] / grid.unit
+    return cost / speed, fraction * speed + grid.steps - job.work / grid.unit
 
 
 @compiled
@@ -74,6 +97,7 @@ def sweep(
     first: int,
     last: int,
     running: NDArray[np.float64],
+    by_second: bool,
 ) -> None:
     """Go one slot backwards: fill ``values[m, first..last]`` from ``following``.
 
@@ -88,28 +112,20 @@ def sweep(
     for gpus in range(job.min_gpus, job.max_gpus + 1):
         row, after, cost = values[gpus], following[gpus], costs[gpus]
         _copy_row(row[first:end], largest)
-        raise_to(row, after, grid.strides[STAY, gpus], finish, cost, first, last)
-        raise_to(running, after, grid.strides[SHRINK, gpus], finish, cost, first, last)
+        refund, worked = refund_of(job, grid, gpus, cost, 1.0, by_second)
+        stride = grid.strides[STAY, gpus]
+        raise_to(row, after, stride, finish, cost, first, last, refund, worked)
+        refund, worked = refund_of(job, grid, gpus, cost, job.shrink, by_second)
+        stride = grid.strides[SHRINK, gpus]
+        raise_to(running, after, stride, finish, cost, first, last, refund, worked)
     for index in range(largest.size):
         largest[index] = -np.inf
     for gpus in range(job.max_gpus, job.min_gpus - 1, -1):
         _raise_row(values[gpus, first:end], largest, 0.0)
-        stride = grid.strides[GROW, gpus]
-        raise_to(running, following[gpus], stride, finish, costs[gpus], first, last)
+        after, cost, stride = following[gpus], costs[gpus], grid.strides[GROW, gpus]
+        refund, worked = refund_of(job, grid, gpus, cost, job.grow, by_second)
+        raise_to(running, after, stride, finish, cost, first, last, refund, worked)
     _raise_row(values[0, first:end], largest, 0.0)
-
-
-@compiled
-def value_tables(
-    job: JobPhysics, grid: ProgressGrid, costs: NDArray[np.float64]
-) -> NDArray[np.float64]:
-    """Return ``tables[t, m, r]``: the best value from the start of slot t on, m held, r steps left.
-
-    ``costs[t, n]`` is for t = 1..D. Index t = D + 1 is zero, because nothing has value after it.
-    """
-    tables = np.zeros((job.hard_deadline + 2, job.max_gpus + 1, grid.steps + 1))
-    fill_value_tables(job, grid, costs, tables, np.empty(grid.steps + 1))
-    return tables
 
 
 @compiled
@@ -119,8 +135,12 @@ def fill_value_tables(
     costs: NDArray[np.float64],
     tables: NDArray[np.float64],
     running: NDArray[np.float64],
+    by_second: bool,
 ) -> None:
-    """Fill tables as ``value_tables`` does, in arrays that the caller owns."""
+    """Fill ``tables[t, m, r]``: the best value from the start of slot t on, m held, r steps left.
+
+    ``costs[t, n]`` is for t = 1..D. Index t = D + 1 is zero, because nothing has value after it.
+    """
     tables[job.hard_deadline + 1, :, : grid.steps + 1] = 0.0
     for slot in range(job.hard_deadline, 0, -1):
         sweep(
@@ -133,6 +153,7 @@ def fill_value_tables(
             1,
             grid.steps,
             running,
+            by_second,
         )
 
 
