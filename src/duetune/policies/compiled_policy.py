@@ -132,7 +132,6 @@ def _to_go(
     """Return the value tables of a market that does not change; all slots of a job share them."""
     physics, grid = job_physics(job), planning_grid(job)
     tables = np.zeros((physics.hard_deadline + 2, physics.max_gpus + 1, grid.steps + 1))
-    fill_to_go(
-        physics, grid, available, spot_price, on_demand_price, tables, np.empty(grid.steps + 1)
-    )
+    running = np.empty(grid.steps + 1)
+    fill_to_go(physics, grid, available, spot_price, on_demand_price, tables, running, False)
     return tables

@@ -180,6 +180,7 @@ def play_pool(
                     on_demand_price,
                     to_go[which],
                     running,
+                    True,
                 )
             priced = on_demand_price
         filled[:] = False

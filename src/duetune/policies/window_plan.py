@@ -29,17 +29,20 @@ if TYPE_CHECKING:
     from duetune.core.job import Job
     from duetune.policies.rules import Ahead, Now
 
-PLANNING_STEPS = 512
+PLANNING_STEPS = 1024
 _TABLE_CELLS = 20_000_000  # 160 MB; longer and larger jobs get a coarser grid
 UNPLANNED = -1.0
 _TIE = 1e-9
-_STEP_NOISE = 1e-9
 
 
-def planning_grid(job: Job) -> ProgressGrid:
-    """Return the progress grid that policies plan a job on."""
+def planning_grid(job: Job, steps: int = PLANNING_STEPS) -> ProgressGrid:
+    """Return the progress grid that policies plan a job on, of at most ``steps`` steps.
+
+    It is the specified grid, of the greatest common divisor of all amounts of work, if that one has
+    so few steps. Otherwise work without a change of GPUs is still a whole number of steps.
+    """
     cells = (job.hard_deadline + 2) * (job.max_gpus + 1)
-    return progress_grid(job, max(1, min(PLANNING_STEPS, _TABLE_CELLS // cells)))
+    return progress_grid(job, max(1, min(steps, _TABLE_CELLS // cells)), even=True)
 
 
 @compiled
@@ -51,15 +54,17 @@ def fill_to_go(
     on_demand_price: float,
     to_go: NDArray[np.float64],
     running: NDArray[np.float64],
+    from_start: bool,
 ) -> None:
     """Fill Phi: ``to_go[t, m, r]``, the best value from slot t on in a market that does not change.
 
     With nothing available it is the value of on-demand alone, a lower bound on the optimum.
+    ``from_start``: see ``fill_value_tables``; a live job may have done more than it is thought to.
     """
     costs = np.zeros((job.hard_deadline + 1, job.max_gpus + 1))
     for gpus in range(1, job.max_gpus + 1):
         costs[:, gpus] = cheapest_charge(gpus, typical_available, typical_price, on_demand_price)
-    fill_value_tables(job, grid, costs, to_go, running, False)
+    fill_value_tables(job, grid, costs, to_go, running, False, from_start)
 
 
 @compiled
@@ -127,12 +132,15 @@ def best_gpus_now(
     grid: ProgressGrid,
     following: NDArray[np.float64],
     now: Now,
-    left: int,
+    reserve: float,
     available: int,
     on_demand_price: float,
 ) -> int:
-    """Return the best number of GPUs in the present slot, with true progress and change."""
-    choice, best = 0, float(following[0, left])
+    """Return the best number of GPUs in the present slot, with true progress and change.
+
+    ``reserve`` is work that the plan leaves room for.
+    """
+    choice, best = 0, float(following[0, steps_left(job, grid, now.progress - reserve)])
     for gpus in range(job.min_gpus, job.max_gpus + 1):
         spot = cheapest_spot(gpus, available, now.spot_price, on_demand_price)
         did = step(
@@ -150,7 +158,7 @@ def best_gpus_now(
         if did.done:
             value += job.values[now.slot]
         else:
-            value += following[gpus, max(1, left - int(did.work / grid.unit + _STEP_NOISE))]
+            value += following[gpus, steps_left(job, grid, did.progress - reserve)]
         if value > best + _TIE:
             choice, best = gpus, value
     return choice
@@ -168,6 +176,7 @@ def fill_plan(
     forecast: Ahead,
     patience: float,
     virtual: bool,
+    reserve: float,
     left: int,
     held: int,
     plan: NDArray[np.float64],
@@ -193,7 +202,7 @@ def fill_plan(
             on_demand_price = now.on_demand_price
         following = to_go[slot + 1] if ahead == horizon else window[ahead + 1]
         if ahead == 0 and not virtual:
-            gpus = best_gpus_now(job, grid, following, now, left, available, on_demand_price)
+            gpus = best_gpus_now(job, grid, following, now, reserve, available, on_demand_price)
         else:
             gpus = best_gpus(
                 job,
@@ -216,6 +225,5 @@ def overtime(
     job: JobPhysics, grid: ProgressGrid, to_go: NDArray[np.float64], now: Now, available: int
 ) -> int:
     """Return the GPUs to hold from the deadline on; none if giving up is best."""
-    left = steps_left(job, grid, now.progress)
     following = to_go[now.slot + 1]
-    return best_gpus_now(job, grid, following, now, left, available, now.on_demand_price)
+    return best_gpus_now(job, grid, following, now, 0.0, available, now.on_demand_price)

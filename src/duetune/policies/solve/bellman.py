@@ -31,16 +31,30 @@ def steps_left(job: JobPhysics, grid: ProgressGrid, progress: float) -> int:
 
 
 @compiled
-def _raise_row(target: NDArray[np.float64], source: NDArray[np.float64], cost: float) -> None:
-    """Set target = max(target, source - cost). Both are slices, so the loop is vectorised."""
+def _raise_row(
+    target: NDArray[np.float64],
+    least: NDArray[np.float64],
+    source: NDArray[np.float64],
+    cost: float,
+) -> None:
+    """Set target = max(least, source - cost). All are slices, so the loop is vectorised."""
     for index in range(target.size):
-        target[index] = max(target[index], source[index] - cost)
+        target[index] = max(least[index], source[index] - cost)
 
 
 @compiled
-def _copy_row(target: NDArray[np.float64], source: NDArray[np.float64]) -> None:
+def _raise_two(
+    target: NDArray[np.float64],
+    smaller: NDArray[np.float64],
+    stay: NDArray[np.float64],
+    shrink: NDArray[np.float64],
+    cost: float,
+) -> None:
+    """Raise target to ``smaller`` and to staying, then ``smaller`` to shrinking, in one loop."""
     for index in range(target.size):
-        target[index] = source[index]
+        best = smaller[index]
+        target[index] = max(target[index], best, stay[index] - cost)
+        smaller[index] = max(best, shrink[index] - cost)
 
 
 @compiled
@@ -67,7 +81,8 @@ def raise_to(
         done[index] = max(done[index], finishing + refund * unused)
     begin = max(first, stride + 1)
     if begin <= last:
-        _raise_row(best[begin : last + 1], following[begin - stride : last + 1 - stride], cost)
+        rest = best[begin : last + 1]
+        _raise_row(rest, rest, following[begin - stride : last + 1 - stride], cost)
 
 
 @compiled
@@ -104,28 +119,41 @@ def sweep(
     ``costs[n]`` is the charge for n GPUs in this slot, ``finish`` the value of finishing in it, and
     ``running`` scratch of one row. Waiting (n = 0) is always possible, so values are never below
     zero and giving up needs no rule of its own.
+
+    Downwards, each row gets the best of all larger numbers; upwards, the best of all smaller ones
+    and of its own. Work that one slot finishes is a short first part of a row.
     """
     end = last + 1
-    largest = running[first:end]
-    _copy_row(values[0, first:end], following[0, first:end])
-    _copy_row(largest, following[0, first:end])
+    values[job.max_gpus, first:end] = -np.inf
+    for gpus in range(job.max_gpus, job.min_gpus - 1, -1):
+        row, after, cost = values[gpus], following[gpus], costs[gpus]
+        below = values[gpus - 1 if gpus > job.min_gpus else 0]
+        stride = grid.strides[GROW, gpus]
+        rest = min(max(first, stride + 1), end)
+        below[first:rest] = row[first:rest]
+        refund, worked = refund_of(job, grid, gpus, cost, job.grow, by_second)
+        raise_to(below, after, stride, finish, cost, first, rest - 1, refund, worked)
+        if rest < end:
+            _raise_row(below[rest:end], row[rest:end], after[rest - stride : end - stride], cost)
+    running[first:end] = following[0, first:end]
+    _raise_row(values[0, first:end], values[0, first:end], running[first:end], 0.0)
     for gpus in range(job.min_gpus, job.max_gpus + 1):
         row, after, cost = values[gpus], following[gpus], costs[gpus]
-        _copy_row(row[first:end], largest)
+        stay, shrink = grid.strides[STAY, gpus], grid.strides[SHRINK, gpus]
+        rest = min(max(first, stay + 1), end)
+        _raise_row(row[first:rest], row[first:rest], running[first:rest], 0.0)
         refund, worked = refund_of(job, grid, gpus, cost, 1.0, by_second)
-        stride = grid.strides[STAY, gpus]
-        raise_to(row, after, stride, finish, cost, first, last, refund, worked)
+        raise_to(row, after, stay, finish, cost, first, rest - 1, refund, worked)
         refund, worked = refund_of(job, grid, gpus, cost, job.shrink, by_second)
-        stride = grid.strides[SHRINK, gpus]
-        raise_to(running, after, stride, finish, cost, first, last, refund, worked)
-    for index in range(largest.size):
-        largest[index] = -np.inf
-    for gpus in range(job.max_gpus, job.min_gpus - 1, -1):
-        _raise_row(values[gpus, first:end], largest, 0.0)
-        after, cost, stride = following[gpus], costs[gpus], grid.strides[GROW, gpus]
-        refund, worked = refund_of(job, grid, gpus, cost, job.grow, by_second)
-        raise_to(running, after, stride, finish, cost, first, last, refund, worked)
-    _raise_row(values[0, first:end], largest, 0.0)
+        raise_to(running, after, shrink, finish, cost, first, rest - 1, refund, worked)
+        if rest < end:
+            _raise_two(
+                row[rest:end],
+                running[rest:end],
+                after[rest - stay : end - stay],
+                after[rest - shrink : end - shrink],
+                cost,
+            )
 
 
 @compiled
@@ -136,25 +164,35 @@ def fill_value_tables(
     tables: NDArray[np.float64],
     running: NDArray[np.float64],
     by_second: bool,
+    from_start: bool,
 ) -> None:
     """Fill ``tables[t, m, r]``: the best value from the start of slot t on, m held, r steps left.
 
     ``costs[t, n]`` is for t = 1..D. Index t = D + 1 is zero, because nothing has value after it.
+    ``from_start`` leaves out what a job that began in slot 1 cannot reach.
     """
+    most = max(grid.strides[STAY, job.max_gpus], grid.strides[GROW, job.max_gpus])
     tables[job.hard_deadline + 1, :, : grid.steps + 1] = 0.0
     for slot in range(job.hard_deadline, 0, -1):
-        sweep(
-            job,
-            grid,
-            tables[slot + 1],
-            tables[slot],
-            costs[slot],
-            job.values[slot],
-            1,
-            grid.steps,
-            running,
-            by_second,
-        )
+        # More work than the slots left can do is worth nothing; less than the slots before have
+        # left over is never asked for.
+        last = min(grid.steps, (job.hard_deadline + 1 - slot) * most)
+        first = max(1, grid.steps - (slot - 1) * most) if from_start else 1
+        tables[slot, :, last + 1 : grid.steps + 1] = 0.0
+        if first <= last:
+            following, finish = tables[slot + 1], job.values[slot]
+            sweep(
+                job,
+                grid,
+                following,
+                tables[slot],
+                costs[slot],
+                finish,
+                first,
+                last,
+                running,
+                by_second,
+            )
 
 
 @compiled

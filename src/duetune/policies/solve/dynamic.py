@@ -189,7 +189,7 @@ class _Solver:
             )
         else:
             costs, running = _total_costs(job, self.market), np.empty(grid.steps + 1)
-            fill_value_tables(job, grid, costs, tables, running, self.by_second)
+            fill_value_tables(job, grid, costs, tables, running, self.by_second, True)
         return tables
 
 
