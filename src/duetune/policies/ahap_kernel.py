@@ -65,6 +65,7 @@ def plan(
     now: Now,
     horizon: int,
     forecast: Ahead,
+    next_costs: NDArray[np.float64],
     memo: NDArray[np.float64],
 ) -> None:
     """Write the plans that are due in this slot into the memo; called before ``decide``."""
@@ -91,6 +92,7 @@ def plan(
                 available,
                 horizon,
                 forecast,
+                next_costs,
                 policy["patience"],
                 policy["virtual"],
                 reserve,

@@ -84,24 +84,55 @@ def fill_window(
     on_demand_price: float,
     fewest: int,
     most: int,
+    nearest: int,
     window: NDArray[np.float64],
     costs: NDArray[np.float64],
     running: NDArray[np.float64],
 ) -> None:
-    """Fill ``window[j, m, r]``, j = 1..h: the value at the start of slot t + j.
+    """Fill ``window[j, m, r]``, j = ``nearest``..h: the value at the start of slot t + j.
 
     It is filled for every r that is reachable from ``fewest`` to ``most`` steps left in slot t.
+    ``nearest`` is 2, or 1 for virtual plans: of the next slot a real plan asks for few values, and
+    ``value_next`` computes them.
     """
     stride = max(grid.strides[STAY, job.max_gpus], grid.strides[GROW, job.max_gpus])
-    for ahead in range(horizon, 0, -1):
-        for gpus in range(1, job.max_gpus + 1):
-            costs[gpus] = cheapest_charge(
-                gpus, forecast.available[ahead - 1], forecast.spot_price[ahead - 1], on_demand_price
-            )
+    for ahead in range(horizon, nearest - 1, -1):
+        fill_costs(job, forecast, ahead, on_demand_price, costs)
         following = to_go[slot + horizon + 1] if ahead == horizon else window[ahead + 1]
         first = max(1, fewest - ahead * stride)
         finish = job.values[slot + ahead]
         sweep(job, grid, following, window[ahead], costs, finish, first, most, running, False)
+
+
+@compiled
+def fill_costs(
+    job: JobPhysics,
+    forecast: Ahead,
+    ahead: int,
+    on_demand_price: float,
+    costs: NDArray[np.float64],
+) -> None:
+    """Set costs[n] to the charge for n GPUs in the slot that is ``ahead`` slots ahead."""
+    available, price = forecast.available[ahead - 1], forecast.spot_price[ahead - 1]
+    for gpus in range(1, job.max_gpus + 1):
+        costs[gpus] = cheapest_charge(gpus, available, price, on_demand_price)
+
+
+@compiled
+def value_next(
+    job: JobPhysics,
+    grid: ProgressGrid,
+    following: NDArray[np.float64],
+    left: int,
+    held: int,
+    costs: NDArray[np.float64],
+    finish: float,
+) -> float:
+    """Return the value at the start of a slot from the table of the slot after it."""
+    best = float(following[0, left])
+    for gpus in range(job.min_gpus, job.max_gpus + 1):
+        best = max(best, value_of_action(grid, following, left, held, gpus, costs[gpus], finish))
+    return best
 
 
 @compiled
@@ -135,12 +166,18 @@ def best_gpus_now(
     reserve: float,
     available: int,
     on_demand_price: float,
+    next_costs: NDArray[np.float64],
 ) -> int:
     """Return the best number of GPUs in the present slot, with true progress and change.
 
-    ``reserve`` is work that the plan leaves room for.
+    ``reserve`` is work that the plan leaves room for. ``following`` is the table of the next slot,
+    or, if ``next_costs`` has the charges of the next slot, of the slot after that.
     """
-    choice, best = 0, float(following[0, steps_left(job, grid, now.progress - reserve)])
+    looks, finish = next_costs.size > 0, job.values[now.slot + 1]
+    left = steps_left(job, grid, now.progress - reserve)
+    choice, best = 0, float(following[0, left])
+    if looks:
+        best = value_next(job, grid, following, left, 0, next_costs, finish)
     for gpus in range(job.min_gpus, job.max_gpus + 1):
         spot = cheapest_spot(gpus, available, now.spot_price, on_demand_price)
         did = step(
@@ -158,7 +195,11 @@ def best_gpus_now(
         if did.done:
             value += job.values[now.slot]
         else:
-            value += following[gpus, steps_left(job, grid, did.progress - reserve)]
+            left = steps_left(job, grid, did.progress - reserve)
+            if looks:
+                value += value_next(job, grid, following, left, gpus, next_costs, finish)
+            else:
+                value += following[gpus, left]
         if value > best + _TIE:
             choice, best = gpus, value
     return choice
@@ -174,6 +215,7 @@ def fill_plan(
     available: int,
     horizon: int,
     forecast: Ahead,
+    next_costs: NDArray[np.float64],
     patience: float,
     virtual: bool,
     reserve: float,
@@ -200,10 +242,15 @@ def fill_plan(
         if ahead > 0:
             spot_price, available = forecast.spot_price[ahead - 1], forecast.available[ahead - 1]
             on_demand_price = now.on_demand_price
-        following = to_go[slot + 1] if ahead == horizon else window[ahead + 1]
         if ahead == 0 and not virtual:
-            gpus = best_gpus_now(job, grid, following, now, reserve, available, on_demand_price)
+            seen = min(1, horizon)
+            following = to_go[slot + 1 + seen] if horizon <= 1 else window[2]
+            costs = next_costs[: seen * next_costs.size]
+            gpus = best_gpus_now(
+                job, grid, following, now, reserve, available, on_demand_price, costs
+            )
         else:
+            following = to_go[slot + 1] if ahead == horizon else window[ahead + 1]
             gpus = best_gpus(
                 job,
                 grid,
@@ -226,4 +273,6 @@ def overtime(
 ) -> int:
     """Return the GPUs to hold from the deadline on; none if giving up is best."""
     following = to_go[now.slot + 1]
-    return best_gpus_now(job, grid, following, now, 0.0, available, now.on_demand_price)
+    return best_gpus_now(
+        job, grid, following, now, 0.0, available, now.on_demand_price, np.empty(0)
+    )
