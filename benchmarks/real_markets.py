@@ -39,8 +39,14 @@ if TYPE_CHECKING:
 SELECTED = "selected"
 OURS = Rubato().name
 SPECIFIED = Ahap(outlook=0.0, patience=0.0, thrifty=False)
-BASELINES = (UniformProgress().name, MaximalSpot().name, SPECIFIED.name, Ahap().name)
-"""Uniform progress, maximal spot, and AHAP with persistence: as specified, and as we run it."""
+BASELINES = (
+    UniformProgress().name,
+    MaximalSpot().name,
+    MaximalSpot(thrifty=True).name,
+    SPECIFIED.name,
+    Ahap().name,
+)
+"""Uniform progress, maximal spot (also thrifty), and AHAP with persistence (also as specified)."""
 SHOWN = (
     OnDemandOnly().name,
     MaximalSpot().name,
@@ -57,11 +63,15 @@ PART = (0.1, 1.0)
 
 
 class Standing(msgspec.Struct, frozen=True):
-    """One policy on the reported zones of one family; money is dollars per job."""
+    """One policy on the reported zones of one family; money is dollars per job.
+
+    ``excess`` is what the optimum earns more: what the policy paid more, and lost by being late.
+    """
 
     policy: str
     cost: float
     utility: float
+    excess: float
     fraction: float
     fraction_low: float
     fraction_high: float
@@ -134,6 +144,7 @@ def measure(family: Family, per_class: int, seed: int) -> FamilyResult:
                 policy=name,
                 cost=float(cost[name].mean()),
                 utility=float(utility[name].mean()),
+                excess=float((optimum - utility[name]).mean()),
                 fraction=float(utility[name].mean() / optimum.mean()),
                 fraction_low=float(low),
                 fraction_high=float(high),
@@ -223,6 +234,10 @@ def main() -> None:
         ),
         "single_instance_gap_closed": single[1].gap_closed,
         "single_instance_late": sum(each.late + each.late_netted for each in single),
+        "excess_by_family": {
+            result.name: next(each.excess for each in result.standings if each.policy == OURS)
+            for result in results
+        },
         "gap_closed_by_family": {result.name: result.gap_closed for result in results},
         "over_strongest_by_family": {result.name: result.over_strongest for result in results},
         "ours_by_family": {

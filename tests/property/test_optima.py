@@ -18,7 +18,7 @@ from duetune.policies.solve.dynamic import offline_optimum
 from duetune.policies.solve.milp import milp_optimum
 from duetune.policies.solve.progress_grid import progress_grid
 from duetune.testing import market_of
-from support.strategies import COMPOSITION, TOTAL, job_on_market, jobs, markets
+from support.strategies import COMPOSITION, TOTAL, job_on_market, jobs, markets, tight_budget
 
 if TYPE_CHECKING:
     from duetune.policies.solve.optimum import Optimum
@@ -60,8 +60,10 @@ def effective(job: Job, held: tuple[int, int], now: tuple[int, int], available: 
     return min(losses)
 
 
-def brute_force(job: Job, market: MarketWindow) -> float:
-    """The utility of the best of all plans, by trying them all."""
+def brute_force(job: Job, market: MarketWindow, *, by_second: bool = False) -> float:
+    """The utility of the best of all plans, by trying them all; ``by_second`` bills the last slot
+    until the work is done.
+    """
     last = math.floor(job.hard_deadline_factor * job.deadline + 1e-9)
     most = len(job.throughput) - 1
     sizes = [0, *range(job.min_gpus, most + 1)]
@@ -78,10 +80,14 @@ def brute_force(job: Job, market: MarketWindow) -> float:
             for spot in range(min(total, available) + 1):
                 now = (spot, total - spot)
                 paid = spot * price + (total - spot) * dear
+                share = effective(job, held, now, available)
+                work = share * job.throughput[total]
+                finishes = done + work >= job.work - 1e-9
+                if by_second and finishes and total > 0:
+                    paid *= 1 - share + (job.work - done) / job.throughput[total]
                 if spent + paid > budget + 1e-9:
                     continue
-                work = effective(job, held, now, available) * job.throughput[total]
-                if done + work >= job.work - 1e-9:
+                if finishes:
                     value = worth(job, slot)
                 else:
                     value = best_from(slot + 1, done + work, now, spent + paid)
@@ -150,28 +156,58 @@ def test_integer_program_equals_dynamic_program_on_jobs_too_large_to_enumerate(c
     )
 
 
-@given(job_on_market(max_slots=4, max_gpus=3, key=TOTAL, budget=True, moving_on_demand=True))
-@settings(max_examples=40)
-def test_integer_program_is_exact_with_a_budget_and_the_dynamic_program_bounds_it(case):
+@given(tight_budget(max_slots=4, max_gpus=3, key=TOTAL, moving_on_demand=True))
+@settings(max_examples=200)
+def test_both_methods_equal_brute_force_where_a_budget_binds(case):
     job, market = case[0], window(case)
     truth = brute_force(job, market)
-    integer, dynamic = milp_optimum(job, market), offline_optimum(job, market)
-    assert integer.utility == pytest.approx(truth, abs=CLOSE)
-    assert dynamic.utility <= truth + CLOSE
-    assert dynamic.upper_bound >= truth - CLOSE
-    assert_feasible(job, market, integer)
-    assert_feasible(job, market, dynamic)
+    for best in (offline_optimum(job, market), milp_optimum(job, market)):
+        assert best.utility == pytest.approx(truth, abs=CLOSE)
+        assert best.upper_bound == pytest.approx(truth, abs=CLOSE)
+        assert_feasible(job, market, best)
 
 
-@given(job_on_market(max_slots=4, max_gpus=3, key=COMPOSITION, budget=True))
-@settings(max_examples=40)
-def test_dynamic_program_bounds_the_optimum_with_a_budget_and_the_composition_key(case):
+@given(tight_budget(max_slots=4, max_gpus=3, key=COMPOSITION))
+@settings(max_examples=60)
+def test_dynamic_program_equals_brute_force_with_a_budget_and_the_composition_key(case):
+    job, market = case[0], window(case)
+    best = offline_optimum(job, market)
+    assert best.utility == pytest.approx(brute_force(job, market), abs=CLOSE)
+    assert best.upper_bound == pytest.approx(best.utility, abs=CLOSE)
+    assert_feasible(job, market, best)
+
+
+@given(tight_budget(max_slots=4, max_gpus=3), st.integers(1, 12))
+@settings(max_examples=60)
+def test_on_a_coarse_grid_the_plan_keeps_the_budget_and_the_bound_holds(case, steps):
     job, market = case[0], window(case)
     truth = brute_force(job, market)
-    dynamic = offline_optimum(job, market)
-    assert dynamic.utility <= truth + CLOSE
-    assert dynamic.upper_bound >= truth - CLOSE
-    assert_feasible(job, market, dynamic)
+    coarse = offline_optimum(job, market, max_steps=steps)
+    assert -CLOSE <= coarse.utility <= truth + CLOSE
+    assert coarse.upper_bound >= truth - CLOSE
+    assert_feasible(job, market, coarse)
+
+
+@given(tight_budget(max_slots=9, max_gpus=6, key=TOTAL))
+@settings(max_examples=20)
+def test_methods_agree_on_tight_budgets_of_jobs_too_large_to_enumerate(case):
+    job, market = case[0], window(case)
+    assert milp_optimum(job, market).utility == pytest.approx(
+        offline_optimum(job, market).utility, abs=CLOSE
+    )
+
+
+@given(st.one_of(tiny, tight_budget(max_slots=4, max_gpus=3)), st.sampled_from([7, 20_000]))
+@settings(max_examples=80)
+def test_the_best_plan_billed_by_the_second_equals_brute_force(case, steps):
+    job, market = case[0], window(case)
+    truth = brute_force(job, market, by_second=True)
+    best = offline_optimum(job, market, max_steps=steps, by_second=True)
+    assert best.upper_bound >= truth - CLOSE
+    assert -CLOSE <= best.utility <= truth + CLOSE
+    if steps == 20_000:
+        assert best.utility == pytest.approx(truth, abs=CLOSE)
+        assert best.upper_bound == pytest.approx(truth, abs=CLOSE)
 
 
 @given(tiny, st.integers(1, 12))

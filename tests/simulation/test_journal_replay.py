@@ -146,13 +146,15 @@ def test_the_job_lived_has_its_last_terms_and_its_measured_throughput():
     assert job.work == room.state().job.work
 
 
-def test_the_optimum_is_the_best_that_could_have_been():
-    for seed in range(4):
-        _, story = lived(random_market(seed), value=100.0)
+@pytest.mark.parametrize("terms", [{"steps": 60}, {"steps": 101}])
+def test_the_optimum_is_the_best_that_could_have_been(terms):
+    """Also billed by the second, as all are here: a plan for whole slots was beaten."""
+    for seed in range(6):
+        _, story = lived(random_market(seed), value=100.0, pace=0.73 + 0.01 * seed, **terms)
         best, *others = alternatives(story, [policy_named(name) for name in POLICIES])
         assert best.finished is not None
         for other in others:
-            assert best.utility >= other.utility - 1e-9
+            assert best.utility >= other.utility
 
 
 def test_what_happened_is_no_better_than_the_optimum_and_near_its_own_simulation():

@@ -6,11 +6,14 @@ from __future__ import annotations
 
 import itertools
 
+import msgspec
 import numpy as np
+from hypothesis import assume
 from hypothesis import strategies as st
 
 from duetune.core.job import Job, Reconfiguration, ReconfigurationKey, ValueShape
 from duetune.core.market import MarketTrace
+from duetune.policies.solve.dynamic import offline_optimum
 
 TOTAL, COMPOSITION = ReconfigurationKey.TOTAL, ReconfigurationKey.COMPOSITION
 keys = st.sampled_from([TOTAL, COMPOSITION])
@@ -119,3 +122,13 @@ def job_on_market(
     slots = job.hard_deadline + after
     most = job.max_gpus + 1
     return job, draw(markets(slots, most=most, moving_on_demand=moving_on_demand, prices=prices))
+
+
+@st.composite
+def tight_budget(draw: st.DrawFn, **options: object) -> tuple[Job, MarketTrace]:
+    """A job that is worth its cost, with less money than its best plan would spend."""
+    job, trace = draw(job_on_market(value_per_gpu_slot=(1.0, 3.0), tightness=(0.2, 1.0), **options))
+    spent = offline_optimum(job, trace.window(0, job.hard_deadline)).cost
+    assume(spent > 0)
+    budget = min(round(spent * draw(st.floats(0.3, 0.999)), 2), spent - 1e-3)
+    return msgspec.structs.replace(job, budget=max(0.0, budget)), trace

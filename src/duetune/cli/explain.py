@@ -84,18 +84,20 @@ def _show_run(row: JobRow, explanation: Explanation) -> None:
     if not explanation.whole_runs:
         return
     screen.print()
-    runs = tables.new_table("on the same market", "finished", "cost", left=("on the same market",))
+    runs = tables.new_table(
+        *("on the same market", "finished", "cost", "value less cost"), left=("on the same market",)
+    )
     if explanation.cost is not None:
-        runs.add_row("[bold]this job, as billed[/]", _finished(row), dollars(explanation.cost))
+        runs.add_row("[bold]this job, as billed[/]", _finished(row), dollars(explanation.cost), "")
     for run in explanation.whole_runs:
         finished = "never" if run.finished is None else f"slot {run.finished}"
         late = "" if run.on_time else " [red](late)[/]"
-        runs.add_row(escape(run.policy), finished + late, dollars(run.cost))
+        runs.add_row(escape(run.policy), finished + late, dollars(run.cost), dollars(run.utility))
     screen.print(runs)
     screen.print(
         "[dim]The other runs are simulated with the measured speed and the expected cost of "
-        "resizes, so the real run may be better than the simulated optimum. Slots after the end of "
-        "the job are assumed to be like its last slot.[/]"
+        "resizes, so the real run may be better than the simulated optimum; no simulated run is. "
+        "Slots after the end of the job are assumed to be like its last slot.[/]"
     )
     if any(each.share is not None for each in explanation.slots):
         screen.print("[dim]They have the whole fleet, while this job had to share it.[/]")

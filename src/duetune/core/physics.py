@@ -212,6 +212,18 @@ def step(
 
 
 @compiled
+def unused_share(job: JobPhysics, progress: float, gpus: int) -> float:
+    """Return the share of the last slot that is left when the work is done.
+
+    A fleet that bills by the second does not charge it. The time lost to a change of GPUs comes
+    first, so the work that was too much would have been done at full speed.
+    """
+    if progress <= job.work or job.throughput[gpus] <= 0:
+        return 0.0
+    return float((progress - job.work) / job.throughput[gpus])
+
+
+@compiled
 def affordable(
     job: JobPhysics,
     spot: int,

@@ -11,7 +11,7 @@ import numpy as np
 
 from duetune.core.job import Reconfiguration
 from duetune.core.market import MarketTrace
-from duetune.core.physics import charge, job_physics, play
+from duetune.core.physics import job_physics, unused_share
 from duetune.jobs.quote_document import Bound, LineRole, QuoteLine
 from duetune.jobs.terms import Terms
 from duetune.market.forecast.forecast_source import ForecastSource
@@ -31,10 +31,8 @@ if TYPE_CHECKING:
     from duetune.core.fleet import MarketReport
     from duetune.core.job import Job
     from duetune.core.ledger import Outcome
-    from duetune.core.market import MarketWindow
     from duetune.core.ports import Policy
     from duetune.jobs.quote_document import LineRole
-    from duetune.policies.solve.optimum import Optimum
     from duetune.simulate.tournament import Tournament
 
 
@@ -54,13 +52,8 @@ def settled(job: Job, outcome: Outcome) -> Settled:
     if outcome.finished is None:
         return Settled(outcome.cost, math.inf)
     last = outcome.entries[-1]
-    unused = unused_share(job, outcome.progress, last.allocation.total)
+    unused = unused_share(job_physics(job), outcome.progress, last.allocation.total)
     return Settled(outcome.cost - unused * last.charge, outcome.finished - unused)
-
-
-def unused_share(job: Job, progress: float, gpus: int) -> float:
-    """Return the share of the last slot in which the work was already done."""
-    return max(0.0, progress - job.work) / job.throughput[gpus]
 
 
 def line_of(terms: Terms, role: LineRole, outcomes: Sequence[Outcome]) -> QuoteLine:
@@ -199,20 +192,7 @@ def hindsight(futures: Futures) -> Bound | None:
     costs, utilities = [], []
     for market in futures.markets:
         window = market.window(start, job.hard_deadline)
-        best = offline_optimum(freer, window, max_steps=STEPS)
+        best = offline_optimum(freer, window, max_steps=STEPS, by_second=True)
         utilities.append(best.upper_bound)
-        costs.append(best.cost - _unused(freer, window, best))
+        costs.append(best.cost)
     return Bound(cost=mean(costs), utility=mean(utilities))
-
-
-def _unused(job: Job, window: MarketWindow, best: Optimum) -> float:
-    """Return the dollars for the part of the last slot in which the work is already done."""
-    if best.finished is None:
-        return 0.0
-    spot = np.array([held.spot for held in best.plan], dtype=np.int64)
-    on_demand = np.array([held.on_demand for held in best.plan], dtype=np.int64)
-    *_, progress = play(job_physics(job), window, spot, on_demand)
-    last = best.finished - 1
-    share = unused_share(job, progress, best.plan[-1].total)
-    price, on_demand_price = window.spot_price[last], window.on_demand_price[last]
-    return share * float(charge(spot[-1], on_demand[-1], price, on_demand_price))

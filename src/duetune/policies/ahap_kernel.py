@@ -65,10 +65,11 @@ def plan(
     now: Now,
     horizon: int,
     forecast: Ahead,
+    next_costs: NDArray[np.float64],
     memo: NDArray[np.float64],
 ) -> None:
     """Write the plans that are due in this slot into the memo; called before ``decide``."""
-    commitment = policy["commitment"]
+    commitment, reserve = policy["commitment"], swap_reserve(job)
     available = accepted_spot(job, now, policy["threshold"], policy["refuse_dear_spot"])
     for index in range(commitment):
         row = memo[index]
@@ -77,7 +78,7 @@ def plan(
             due = due or now.slot == 1
             progress, held = row[0], int(row[1])
         else:
-            progress = now.progress - swap_reserve(job)
+            progress = now.progress - reserve
             held = now.held_spot + now.held_on_demand
             if due:
                 row[0] = now.slot
@@ -91,8 +92,10 @@ def plan(
                 available,
                 horizon,
                 forecast,
+                next_costs,
                 policy["patience"],
                 policy["virtual"],
+                reserve,
                 steps_left(job, grid, progress),
                 held,
                 row[2 : 2 + commitment],

@@ -19,7 +19,13 @@ from duetune.policies.policy_kernel import POLICY, Guard, PolicyKind, decide
 from duetune.policies.reasons import reason
 from duetune.policies.rules import Ahead, Now, now_of
 from duetune.policies.solve.bellman import steps_left
-from duetune.policies.window_plan import fill_to_go, fill_window, horizon_of, planning_grid
+from duetune.policies.window_plan import (
+    fill_costs,
+    fill_to_go,
+    fill_window,
+    horizon_of,
+    planning_grid,
+)
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -103,6 +109,7 @@ def _plan(
     window = np.empty((horizon + 2, job.max_gpus + 1, grid.steps + 1))
     progresses = [view.progress - swap_reserve(job), *(memo[:, 0] if policy["virtual"] else ())]
     left = [steps_left(job, grid, progress) for progress in progresses]
+    costs, running = np.zeros(job.max_gpus + 1), np.empty(grid.steps + 1)
     fill_window(
         job,
         grid,
@@ -113,11 +120,14 @@ def _plan(
         on_demand_price,
         min(left),
         max(left),
+        1 if policy["virtual"] else 2,
         window,
-        np.zeros(job.max_gpus + 1),
-        np.empty(grid.steps + 1),
+        costs,
+        running,
     )
-    plan(job, grid, beyond, window, policy, now, horizon, ahead, memo)
+    if horizon > 0:
+        fill_costs(job, ahead, 1, on_demand_price, costs)
+    plan(job, grid, beyond, window, policy, now, horizon, ahead, costs, memo)
 
 
 def on_demand_to_go(job: Job, on_demand_price: float) -> NDArray[np.float64]:
@@ -132,7 +142,6 @@ def _to_go(
     """Return the value tables of a market that does not change; all slots of a job share them."""
     physics, grid = job_physics(job), planning_grid(job)
     tables = np.zeros((physics.hard_deadline + 2, physics.max_gpus + 1, grid.steps + 1))
-    fill_to_go(
-        physics, grid, available, spot_price, on_demand_price, tables, np.empty(grid.steps + 1)
-    )
+    running = np.empty(grid.steps + 1)
+    fill_to_go(physics, grid, available, spot_price, on_demand_price, tables, running, False)
     return tables

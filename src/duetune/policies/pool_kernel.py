@@ -16,7 +16,7 @@ from duetune.policies.ahap_kernel import accepted_spot, plan, swap_reserve
 from duetune.policies.policy_kernel import PolicyKind, decide
 from duetune.policies.rules import Ahead, Now
 from duetune.policies.solve.bellman import steps_left
-from duetune.policies.window_plan import fill_to_go, fill_window, horizon_of
+from duetune.policies.window_plan import fill_costs, fill_to_go, fill_window, horizon_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -149,7 +149,8 @@ def play_pool(
     policies, outlooks = roster.policies, roster.outlooks
     count = policies.size
     to_go, windows, running = workspace.to_go, workspace.windows, workspace.running
-    costs = np.zeros(job.max_gpus + 1)
+    costs, next_costs = np.zeros(job.max_gpus + 1), np.zeros(job.max_gpus + 1)
+    nearest = 1 if policies["virtual"].any() else 2
     filled = np.empty((outlooks.size, roster.windows.size), dtype=np.bool_)
     longest = policies["commitment"].max()
     memos = np.zeros((count, longest, longest + 2))
@@ -180,10 +181,13 @@ def play_pool(
                     on_demand_price,
                     to_go[which],
                     running,
+                    True,
                 )
             priced = on_demand_price
         filled[:] = False
         ahead = Ahead(forecast_price[slot - 1], forecast_available[slot - 1])
+        if ahead.spot_price.size > 0:
+            fill_costs(job, ahead, 1, on_demand_price, next_costs)
         on_demand_to_go = to_go[0]
         fewest, most = grid.steps, 1
         reserve = swap_reserve(job)
@@ -229,6 +233,7 @@ def play_pool(
                             on_demand_price,
                             fewest,
                             most,
+                            nearest,
                             windows[which, place],
                             costs,
                             running,
@@ -243,6 +248,7 @@ def play_pool(
                         now,
                         horizon,
                         ahead,
+                        next_costs,
                         memos[index],
                     )
             choice = decide(job, grid, on_demand_to_go, policy, now, spent[index], memos[index])

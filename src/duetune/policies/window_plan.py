@@ -29,17 +29,20 @@ if TYPE_CHECKING:
     from duetune.core.job import Job
     from duetune.policies.rules import Ahead, Now
 
-PLANNING_STEPS = 512
+PLANNING_STEPS = 1024
 _TABLE_CELLS = 20_000_000  # 160 MB; longer and larger jobs get a coarser grid
 UNPLANNED = -1.0
 _TIE = 1e-9
-_STEP_NOISE = 1e-9
 
 
-def planning_grid(job: Job) -> ProgressGrid:
-    """Return the progress grid that policies plan a job on."""
+def planning_grid(job: Job, steps: int = PLANNING_STEPS) -> ProgressGrid:
+    """Return the progress grid that policies plan a job on, of at most ``steps`` steps.
+
+    It is the specified grid, of the greatest common divisor of all amounts of work, if that one has
+    so few steps. Otherwise work without a change of GPUs is still a whole number of steps.
+    """
     cells = (job.hard_deadline + 2) * (job.max_gpus + 1)
-    return progress_grid(job, max(1, min(PLANNING_STEPS, _TABLE_CELLS // cells)))
+    return progress_grid(job, max(1, min(steps, _TABLE_CELLS // cells)), even=True)
 
 
 @compiled
@@ -51,15 +54,17 @@ def fill_to_go(
     on_demand_price: float,
     to_go: NDArray[np.float64],
     running: NDArray[np.float64],
+    from_start: bool,
 ) -> None:
     """Fill Phi: ``to_go[t, m, r]``, the best value from slot t on in a market that does not change.
 
     With nothing available it is the value of on-demand alone, a lower bound on the optimum.
+    ``from_start``: see ``fill_value_tables``; a live job may have done more than it is thought to.
     """
     costs = np.zeros((job.hard_deadline + 1, job.max_gpus + 1))
     for gpus in range(1, job.max_gpus + 1):
         costs[:, gpus] = cheapest_charge(gpus, typical_available, typical_price, on_demand_price)
-    fill_value_tables(job, grid, costs, to_go, running)
+    fill_value_tables(job, grid, costs, to_go, running, False, from_start)
 
 
 @compiled
@@ -79,24 +84,55 @@ def fill_window(
     on_demand_price: float,
     fewest: int,
     most: int,
+    nearest: int,
     window: NDArray[np.float64],
     costs: NDArray[np.float64],
     running: NDArray[np.float64],
 ) -> None:
-    """Fill ``window[j, m, r]``, j = 1..h: the value at the start of slot t + j.
+    """Fill ``window[j, m, r]``, j = ``nearest``..h: the value at the start of slot t + j.
 
     It is filled for every r that is reachable from ``fewest`` to ``most`` steps left in slot t.
+    ``nearest`` is 2, or 1 for virtual plans: of the next slot a real plan asks for few values, and
+    ``value_next`` computes them.
     """
     stride = max(grid.strides[STAY, job.max_gpus], grid.strides[GROW, job.max_gpus])
-    for ahead in range(horizon, 0, -1):
-        for gpus in range(1, job.max_gpus + 1):
-            costs[gpus] = cheapest_charge(
-                gpus, forecast.available[ahead - 1], forecast.spot_price[ahead - 1], on_demand_price
-            )
+    for ahead in range(horizon, nearest - 1, -1):
+        fill_costs(job, forecast, ahead, on_demand_price, costs)
         following = to_go[slot + horizon + 1] if ahead == horizon else window[ahead + 1]
         first = max(1, fewest - ahead * stride)
         finish = job.values[slot + ahead]
-        sweep(job, grid, following, window[ahead], costs, finish, first, most, running)
+        sweep(job, grid, following, window[ahead], costs, finish, first, most, running, False)
+
+
+@compiled
+def fill_costs(
+    job: JobPhysics,
+    forecast: Ahead,
+    ahead: int,
+    on_demand_price: float,
+    costs: NDArray[np.float64],
+) -> None:
+    """Set costs[n] to the charge for n GPUs in the slot that is ``ahead`` slots ahead."""
+    available, price = forecast.available[ahead - 1], forecast.spot_price[ahead - 1]
+    for gpus in range(1, job.max_gpus + 1):
+        costs[gpus] = cheapest_charge(gpus, available, price, on_demand_price)
+
+
+@compiled
+def value_next(
+    job: JobPhysics,
+    grid: ProgressGrid,
+    following: NDArray[np.float64],
+    left: int,
+    held: int,
+    costs: NDArray[np.float64],
+    finish: float,
+) -> float:
+    """Return the value at the start of a slot from the table of the slot after it."""
+    best = float(following[0, left])
+    for gpus in range(job.min_gpus, job.max_gpus + 1):
+        best = max(best, value_of_action(grid, following, left, held, gpus, costs[gpus], finish))
+    return best
 
 
 @compiled
@@ -127,12 +163,21 @@ def best_gpus_now(
     grid: ProgressGrid,
     following: NDArray[np.float64],
     now: Now,
-    left: int,
+    reserve: float,
     available: int,
     on_demand_price: float,
+    next_costs: NDArray[np.float64],
 ) -> int:
-    """Return the best number of GPUs in the present slot, with true progress and change."""
+    """Return the best number of GPUs in the present slot, with true progress and change.
+
+    ``reserve`` is work that the plan leaves room for. ``following`` is the table of the next slot,
+    or, if ``next_costs`` has the charges of the next slot, of the slot after that.
+    """
+    looks, finish = next_costs.size > 0, job.values[now.slot + 1]
+    left = steps_left(job, grid, now.progress - reserve)
     choice, best = 0, float(following[0, left])
+    if looks:
+        best = value_next(job, grid, following, left, 0, next_costs, finish)
     for gpus in range(job.min_gpus, job.max_gpus + 1):
         spot = cheapest_spot(gpus, available, now.spot_price, on_demand_price)
         did = step(
@@ -150,7 +195,11 @@ def best_gpus_now(
         if did.done:
             value += job.values[now.slot]
         else:
-            value += following[gpus, max(1, left - int(did.work / grid.unit + _STEP_NOISE))]
+            left = steps_left(job, grid, did.progress - reserve)
+            if looks:
+                value += value_next(job, grid, following, left, gpus, next_costs, finish)
+            else:
+                value += following[gpus, left]
         if value > best + _TIE:
             choice, best = gpus, value
     return choice
@@ -166,8 +215,10 @@ def fill_plan(
     available: int,
     horizon: int,
     forecast: Ahead,
+    next_costs: NDArray[np.float64],
     patience: float,
     virtual: bool,
+    reserve: float,
     left: int,
     held: int,
     plan: NDArray[np.float64],
@@ -191,10 +242,15 @@ def fill_plan(
         if ahead > 0:
             spot_price, available = forecast.spot_price[ahead - 1], forecast.available[ahead - 1]
             on_demand_price = now.on_demand_price
-        following = to_go[slot + 1] if ahead == horizon else window[ahead + 1]
         if ahead == 0 and not virtual:
-            gpus = best_gpus_now(job, grid, following, now, left, available, on_demand_price)
+            seen = min(1, horizon)
+            following = to_go[slot + 1 + seen] if horizon <= 1 else window[2]
+            costs = next_costs[: seen * next_costs.size]
+            gpus = best_gpus_now(
+                job, grid, following, now, reserve, available, on_demand_price, costs
+            )
         else:
+            following = to_go[slot + 1] if ahead == horizon else window[ahead + 1]
             gpus = best_gpus(
                 job,
                 grid,
@@ -216,6 +272,7 @@ def overtime(
     job: JobPhysics, grid: ProgressGrid, to_go: NDArray[np.float64], now: Now, available: int
 ) -> int:
     """Return the GPUs to hold from the deadline on; none if giving up is best."""
-    left = steps_left(job, grid, now.progress)
     following = to_go[now.slot + 1]
-    return best_gpus_now(job, grid, following, now, left, available, now.on_demand_price)
+    return best_gpus_now(
+        job, grid, following, now, 0.0, available, now.on_demand_price, np.empty(0)
+    )

@@ -14,6 +14,7 @@ from duetune.core.decision import Allocation
 from duetune.core.events import Decided, Observed, Submitted
 from duetune.core.job import MAX_SLOTS
 from duetune.core.market import MarketTrace
+from duetune.core.physics import job_physics, unused_share
 from duetune.engine.effects import after
 from duetune.engine.engine import Engine
 from duetune.engine.state import offered
@@ -32,6 +33,10 @@ if TYPE_CHECKING:
     from duetune.core.ledger import Outcome
     from duetune.core.ports import Policy
     from duetune.engine.state import JobState
+
+
+_STEPS = 4000
+"""Largest number of grid steps of the optimum, so that an explanation takes at most seconds."""
 
 
 class Redecided(msgspec.Struct, frozen=True):
@@ -120,25 +125,26 @@ def counterfactual_utilities(
 def alternatives(story: Sequence[Recorded], policies: Sequence[Policy]) -> tuple[Outcome, ...]:
     """Return the outcomes of the offline optimum and of each policy on the job's market.
 
-    The last slot is charged by the second, as a fleet charges it.
+    The last slot is charged by the second, as a fleet charges it, and the optimum is the best plan
+    under that charge. Measured amounts of work seldom fit a grid, so the optimum's plan may miss
+    the best one by a trifle; if a policy earned that trifle, its run is the best plan known.
     """
     job = job_lived(story)
     market = market_lived(story, slots=job.hard_deadline)
-    best = offline_optimum(job, market.window(0, job.hard_deadline))
-    runs = [
-        replay(best, job, market, start=0),
-        *(simulate(job, market, policy, LAST_VALUE) for policy in policies),
-    ]
-    return tuple(_by_the_second(run, job) for run in runs)
+    runs = [_by_second(simulate(job, market, policy, LAST_VALUE), job) for policy in policies]
+    window = market.window(0, job.hard_deadline)
+    found = offline_optimum(job, window, max_steps=_STEPS, by_second=True)
+    planned = _by_second(replay(found, job, market, start=0), job)
+    best = max(planned, *runs, key=lambda run: run.utility)
+    return (msgspec.structs.replace(best, policy=planned.policy), *runs)
 
 
-def _by_the_second(run: Outcome, job: Job) -> Outcome:
+def _by_second(run: Outcome, job: Job) -> Outcome:
     """Return the outcome with the last slot charged only until the work is finished."""
-    if run.finished is None or not run.entries or run.entries[-1].work <= 0:
+    if run.finished is None:
         return run
     last = run.entries[-1]
-    needed = min(1.0, max(0.0, (job.work - (last.progress - last.work)) / last.work))
-    saved = (1 - needed) * last.charge
+    saved = last.charge * unused_share(job_physics(job), run.progress, last.allocation.total)
     return msgspec.structs.replace(run, cost=run.cost - saved, utility=run.utility + saved)
 
 

@@ -22,7 +22,7 @@ from duetune.market.forecast.simple import outlook_at
 from duetune.policies.compiled_policy import CompiledPolicy
 from duetune.policies.pool_kernel import Workspace, make_roster, make_workspace, play_pool
 from duetune.policies.solve.dynamic import offline_optimum
-from duetune.policies.window_plan import planning_grid
+from duetune.policies.window_plan import PLANNING_STEPS, planning_grid
 from duetune.simulate.episode import simulate
 
 if TYPE_CHECKING:
@@ -43,8 +43,8 @@ class Tournament(msgspec.Struct, frozen=True, eq=False):
 
     - ``finished`` is the slot in which the job finished, 0 if it never did.
     - ``optimum`` is what the best plan found earns.
-    - ``upper_bound`` is a bound that no policy can exceed. It differs from ``optimum`` where a
-      budget binds or the progress grid is not exact.
+    - ``upper_bound`` is a bound that no policy can exceed. It differs from ``optimum`` where the
+      progress grid is not exact.
     """
 
     policies: tuple[str, ...]
@@ -78,17 +78,27 @@ def run_tournament(
     optimum: bool = False,
     workers: int | None = None,
     advance: Callable[[int], None] | None = None,
+    planning_steps: int = PLANNING_STEPS,
 ) -> Tournament:
     """Play every policy on every case and return the results.
 
     ``advance`` is called with the number of newly finished cases. ``workers`` is the number of
-    threads, by default one per core.
+    threads, by default one per core. ``planning_steps`` is the largest number of grid steps that
+    compiled policies plan on; with another number than the default, AHAP may decide otherwise than
+    ``Policy.decide``.
     """
     if not policies:
         raise InvalidInput("policies", "none", "at least one policy")
     if not cases:
         raise InvalidInput("cases", "none", "at least one case")
-    contest = _Contest(tuple(policies), tuple(cases), tuple(markets), source, optimum=optimum)
+    contest = _Contest(
+        tuple(policies),
+        tuple(cases),
+        tuple(markets),
+        source,
+        optimum=optimum,
+        planning_steps=planning_steps,
+    )
     chunks = [
         range(first, min(first + _CASES_PER_TASK, len(cases)))
         for first in range(0, len(cases), _CASES_PER_TASK)
@@ -112,9 +122,10 @@ class _Contest:
         source: ForecastSource,
         *,
         optimum: bool,
+        planning_steps: int,
     ) -> None:
         self.policies, self.cases, self.markets = policies, cases, markets
-        self.source = source
+        self.source, self.planning_steps = source, planning_steps
         horizon = max([1, *(lookahead(policy) for policy in policies)])
         self.tables: list[ForecastTable] = [source.table(market, horizon) for market in markets]
         compiled = [
@@ -157,7 +168,7 @@ class _Contest:
             outlook = outlook_at(trace, case.start)
             played = play_pool(
                 job_physics(case.job),
-                planning_grid(case.job),
+                planning_grid(case.job, self.planning_steps),
                 window,
                 np.array(price),
                 np.array(available),
@@ -183,7 +194,7 @@ class _Contest:
                 self.roster,
                 hard_deadline=max(job.hard_deadline for job in jobs),
                 max_gpus=max(job.max_gpus for job in jobs),
-                steps=max(planning_grid(job).steps for job in jobs),
+                steps=max(planning_grid(job, self.planning_steps).steps for job in jobs),
             )
         workspace: Workspace = self.local.workspace
         return workspace

@@ -31,16 +31,30 @@ def steps_left(job: JobPhysics, grid: ProgressGrid, progress: float) -> int:
 
 
 @compiled
-def _raise_row(target: NDArray[np.float64], source: NDArray[np.float64], cost: float) -> None:
-    """Set target = max(target, source - cost). Both are slices, so the loop is vectorised."""
+def _raise_row(
+    target: NDArray[np.float64],
+    least: NDArray[np.float64],
+    source: NDArray[np.float64],
+    cost: float,
+) -> None:
+    """Set target = max(least, source - cost). All are slices, so the loop is vectorised."""
     for index in range(target.size):
-        target[index] = max(target[index], source[index] - cost)
+        target[index] = max(least[index], source[index] - cost)
 
 
 @compiled
-def _copy_row(target: NDArray[np.float64], source: NDArray[np.float64]) -> None:
+def _raise_two(
+    target: NDArray[np.float64],
+    smaller: NDArray[np.float64],
+    stay: NDArray[np.float64],
+    shrink: NDArray[np.float64],
+    cost: float,
+) -> None:
+    """Raise target to ``smaller`` and to staying, then ``smaller`` to shrinking, in one loop."""
     for index in range(target.size):
-        target[index] = source[index]
+        best = smaller[index]
+        target[index] = max(target[index], best, stay[index] - cost)
+        smaller[index] = max(best, shrink[index] - cost)
 
 
 @compiled
@@ -52,15 +66,39 @@ def raise_to(
     cost: float,
     first: int,
     last: int,
+    refund: float,
+    worked: float,
 ) -> None:
-    """Raise best[r], first <= r <= last, to the value of doing ``stride`` steps at ``cost``."""
+    """Raise best[r], first <= r <= last, to the value of doing ``stride`` steps at ``cost``.
+
+    ``refund`` is paid back for each step that a finishing job does not need of the ``worked`` ones;
+    see ``refund_of``.
+    """
     finishing = finish - cost
     done = best[first : min(stride, last) + 1]
     for index in range(done.size):
-        done[index] = max(done[index], finishing)
+        unused = max(0.0, worked - (first + index))
+        done[index] = max(done[index], finishing + refund * unused)
     begin = max(first, stride + 1)
     if begin <= last:
-        _raise_row(best[begin : last + 1], following[begin - stride : last + 1 - stride], cost)
+        rest = best[begin : last + 1]
+        _raise_row(rest, rest, following[begin - stride : last + 1 - stride], cost)
+
+
+@compiled
+def refund_of(
+    job: JobPhysics, grid: ProgressGrid, gpus: int, cost: float, fraction: float, by_second: bool
+) -> tuple[float, float]:
+    """Return what each unused step pays back in the last slot, and the steps done in that slot.
+
+    A job that is billed by the second pays until its work is done: the time lost to the change,
+    then the steps that it still needs. The steps include the part of the first step that is more
+    than the work.
+    """
+    if not by_second:
+        return 0.0, 0.0
+    speed = job.throughput[gpus] / grid.unit
+    return cost / speed, fraction * speed + grid.steps - job.work / grid.unit
 
 
 @compiled
@@ -74,42 +112,48 @@ def sweep(
     first: int,
     last: int,
     running: NDArray[np.float64],
+    by_second: bool,
 ) -> None:
     """Go one slot backwards: fill ``values[m, first..last]`` from ``following``.
 
     ``costs[n]`` is the charge for n GPUs in this slot, ``finish`` the value of finishing in it, and
     ``running`` scratch of one row. Waiting (n = 0) is always possible, so values are never below
     zero and giving up needs no rule of its own.
+
+    Downwards, each row gets the best of all larger numbers; upwards, the best of all smaller ones
+    and of its own. Work that one slot finishes is a short first part of a row.
     """
     end = last + 1
-    largest = running[first:end]
-    _copy_row(values[0, first:end], following[0, first:end])
-    _copy_row(largest, following[0, first:end])
+    values[job.max_gpus, first:end] = -np.inf
+    for gpus in range(job.max_gpus, job.min_gpus - 1, -1):
+        row, after, cost = values[gpus], following[gpus], costs[gpus]
+        below = values[gpus - 1 if gpus > job.min_gpus else 0]
+        stride = grid.strides[GROW, gpus]
+        rest = min(max(first, stride + 1), end)
+        below[first:rest] = row[first:rest]
+        refund, worked = refund_of(job, grid, gpus, cost, job.grow, by_second)
+        raise_to(below, after, stride, finish, cost, first, rest - 1, refund, worked)
+        if rest < end:
+            _raise_row(below[rest:end], row[rest:end], after[rest - stride : end - stride], cost)
+    running[first:end] = following[0, first:end]
+    _raise_row(values[0, first:end], values[0, first:end], running[first:end], 0.0)
     for gpus in range(job.min_gpus, job.max_gpus + 1):
         row, after, cost = values[gpus], following[gpus], costs[gpus]
-        _copy_row(row[first:end], largest)
-        raise_to(row, after, grid.strides[STAY, gpus], finish, cost, first, last)
-        raise_to(running, after, grid.strides[SHRINK, gpus], finish, cost, first, last)
-    for index in range(largest.size):
-        largest[index] = -np.inf
-    for gpus in range(job.max_gpus, job.min_gpus - 1, -1):
-        _raise_row(values[gpus, first:end], largest, 0.0)
-        stride = grid.strides[GROW, gpus]
-        raise_to(running, following[gpus], stride, finish, costs[gpus], first, last)
-    _raise_row(values[0, first:end], largest, 0.0)
-
-
-@compiled
-def value_tables(
-    job: JobPhysics, grid: ProgressGrid, costs: NDArray[np.float64]
-) -> NDArray[np.float64]:
-    """Return ``tables[t, m, r]``: the best value from the start of slot t on, m held, r steps left.
-
-    ``costs[t, n]`` is for t = 1..D. Index t = D + 1 is zero, because nothing has value after it.
-    """
-    tables = np.zeros((job.hard_deadline + 2, job.max_gpus + 1, grid.steps + 1))
-    fill_value_tables(job, grid, costs, tables, np.empty(grid.steps + 1))
-    return tables
+        stay, shrink = grid.strides[STAY, gpus], grid.strides[SHRINK, gpus]
+        rest = min(max(first, stay + 1), end)
+        _raise_row(row[first:rest], row[first:rest], running[first:rest], 0.0)
+        refund, worked = refund_of(job, grid, gpus, cost, 1.0, by_second)
+        raise_to(row, after, stay, finish, cost, first, rest - 1, refund, worked)
+        refund, worked = refund_of(job, grid, gpus, cost, job.shrink, by_second)
+        raise_to(running, after, shrink, finish, cost, first, rest - 1, refund, worked)
+        if rest < end:
+            _raise_two(
+                row[rest:end],
+                running[rest:end],
+                after[rest - stay : end - stay],
+                after[rest - shrink : end - shrink],
+                cost,
+            )
 
 
 @compiled
@@ -119,21 +163,36 @@ def fill_value_tables(
     costs: NDArray[np.float64],
     tables: NDArray[np.float64],
     running: NDArray[np.float64],
+    by_second: bool,
+    from_start: bool,
 ) -> None:
-    """Fill tables as ``value_tables`` does, in arrays that the caller owns."""
+    """Fill ``tables[t, m, r]``: the best value from the start of slot t on, m held, r steps left.
+
+    ``costs[t, n]`` is for t = 1..D. Index t = D + 1 is zero, because nothing has value after it.
+    ``from_start`` leaves out what a job that began in slot 1 cannot reach.
+    """
+    most = max(grid.strides[STAY, job.max_gpus], grid.strides[GROW, job.max_gpus])
     tables[job.hard_deadline + 1, :, : grid.steps + 1] = 0.0
     for slot in range(job.hard_deadline, 0, -1):
-        sweep(
-            job,
-            grid,
-            tables[slot + 1],
-            tables[slot],
-            costs[slot],
-            job.values[slot],
-            1,
-            grid.steps,
-            running,
-        )
+        # More work than the slots left can do is worth nothing; less than the slots before have
+        # left over is never asked for.
+        last = min(grid.steps, (job.hard_deadline + 1 - slot) * most)
+        first = max(1, grid.steps - (slot - 1) * most) if from_start else 1
+        tables[slot, :, last + 1 : grid.steps + 1] = 0.0
+        if first <= last:
+            following, finish = tables[slot + 1], job.values[slot]
+            sweep(
+                job,
+                grid,
+                following,
+                tables[slot],
+                costs[slot],
+                finish,
+                first,
+                last,
+                running,
+                by_second,
+            )
 
 
 @compiled

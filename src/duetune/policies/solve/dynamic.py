@@ -4,16 +4,19 @@ Work left is counted on a progress grid. If the grid divides all that a slot can
 exact. Otherwise the plan is feasible, because progress is rounded down, and the same program
 rounded up bounds the true optimum from above.
 
-A budget couples all slots. It enters as a multiplier on every charge: each multiplier gives an
-upper bound and a plan, and a bisection finds the tightest.
+A budget needs no state of its own. The utility is V(T) less the cost, so the best plan that
+finishes by slot T is the cheapest one, and a budget only says whether that one can be paid. The
+least cost falls with T. So there is a first slot T by which the job can be finished within the
+budget, and from then on every slot is affordable. Finishing before T counts as much as finishing in
+T, and the plan that is best under these values is the best one within the budget.
 """
 
 from __future__ import annotations
 
+import bisect
 import math
 from typing import TYPE_CHECKING
 
-import msgspec
 import numpy as np
 
 from duetune.core.compiled import compiled
@@ -25,9 +28,10 @@ from duetune.core.physics import (
     efficiency,
     job_physics,
     step,
+    unused_share,
 )
 from duetune.errors import InvalidInput
-from duetune.policies.solve.bellman import raise_to, steps_left, value_of_action, value_tables
+from duetune.policies.solve.bellman import fill_value_tables, raise_to, refund_of, steps_left
 from duetune.policies.solve.optimum import Optimum, optimum_of_plan
 from duetune.policies.solve.progress_grid import ProgressGrid, progress_grid
 from duetune.policies.solve.stochastic import mixes
@@ -38,131 +42,175 @@ if TYPE_CHECKING:
     from duetune.core.job import Job
     from duetune.core.market import MarketWindow
 
-    Tables = NDArray[np.float64]
+    Numbers = NDArray[np.float64]
+    Counts = NDArray[np.int64]
     Plan = list[tuple[int, int]]
 
 DEFAULT_MAX_STEPS = 20_000
 _TABLE_CELLS = 60_000_000  # 480 MB; a larger problem gets a coarser grid, and the bound shows it
-_BISECTIONS = 40
-# By composition every pair can follow every other. A coarser grid keeps the time to seconds.
+# By composition every pair can follow every other. A coarser grid keeps the time to seconds, also
+# for a budget, which takes about ten solutions.
 _COMPOSITION_MOVES = 10_000_000_000
+_BUDGET_SOLUTIONS = 10
 _COMPOSITION_GPUS = 128
+_CENT = 1e-9  # how far a plan may exceed the budget by rounding, as ``physics.affordable`` allows
 
 
 def offline_optimum(
-    job: Job, market: MarketWindow, *, max_steps: int = DEFAULT_MAX_STEPS
+    job: Job,
+    market: MarketWindow,
+    *,
+    max_steps: int = DEFAULT_MAX_STEPS,
+    by_second: bool = False,
 ) -> Optimum:
-    """Return the plan with the highest utility for a market that is known to the hard deadline."""
-    solver = _Solver(job, market, max_steps)
-    plan, bound = solver.solve(1.0)
-    best = optimum_of_plan("dynamic", job, market, plan, bound)
-    if job.budget is None or best.cost <= job.budget + 1e-9:
+    """Return the plan with the highest utility for a market that is known to the hard deadline.
+
+    ``by_second`` charges the last slot only until the work is done, as a live fleet does.
+    """
+    solver = _Solver(job, market, max_steps, by_second=by_second)
+    best = solver.best()
+    if best.cost <= solver.physics.budget + _CENT:
         return best
-    return _within_budget(solver, job.budget, best)
+    return solver.best_within_budget()
 
 
 class _Solver:
-    """One job on one market, solved for any multiplier on the charges."""
+    """One job on one market, solved for any values of finishing."""
 
-    def __init__(self, job: Job, market: MarketWindow, max_steps: int) -> None:
-        self.job = job
-        self.market = market
+    def __init__(self, job: Job, market: MarketWindow, max_steps: int, *, by_second: bool) -> None:
+        self.job, self.market, self.by_second = job, market, by_second
         self.physics = job_physics(job)
-        steps = min(max_steps, _TABLE_CELLS // ((job.hard_deadline + 2) * (job.max_gpus + 1)))
+        self.spot, self.on_demand = holdings(self.physics)
+        rows = self.spot.size
+        steps = min(max_steps, _TABLE_CELLS // ((job.hard_deadline + 2) * rows))
         if self.physics.by_composition:
             if job.max_gpus > _COMPOSITION_GPUS:
                 allowed = f"at most {_COMPOSITION_GPUS} for the exact optimum by composition"
                 raise InvalidInput("max_gpus", job.max_gpus, allowed)
-            self.spot, self.on_demand = holdings(self.physics)
-            rows = self.spot.size
-            steps = min(
-                max_steps,
-                _TABLE_CELLS // ((job.hard_deadline + 2) * rows),
-                _COMPOSITION_MOVES // (job.hard_deadline * rows * rows),
+            moves = (
+                job.hard_deadline * rows * rows * (1 if job.budget is None else _BUDGET_SOLUTIONS)
             )
+            steps = min(steps, _COMPOSITION_MOVES // moves)
         steps = max(1, steps)
         self.floor = progress_grid(job, steps)
         self.ceiling = progress_grid(job, steps, optimistic=True)
 
-    def solve(self, multiplier: float) -> tuple[Plan, float]:
-        """Return the best plan and an upper bound for value - multiplier x charges."""
-        tables = self._tables(self.floor, multiplier, optimistic=False)
-        plan = self._follow(self.floor, tables, multiplier)
-        if self.floor.exact:
-            return plan, float(tables[1, 0, self.floor.steps])
-        above = self._tables(self.ceiling, multiplier, optimistic=True)
-        # On a coarse grid the optimistic tables can lead to the better plan. Both plans are
-        # feasible, because both are followed with true progress.
-        plans = (plan, self._follow(self.ceiling, above, multiplier))
-        best = max(plans, key=lambda found: self._worth(found, multiplier))
-        return best, float(above[1, 0, self.ceiling.steps])
+    @property
+    def grids(self) -> tuple[ProgressGrid, ...]:
+        """Return the grids to solve on; the tables of the last one bound the optimum."""
+        return (self.floor,) if self.floor.exact else (self.floor, self.ceiling)
 
-    def _worth(self, plan: Plan, multiplier: float) -> float:
-        """Return the objective of a plan when it is played with true progress."""
-        found = optimum_of_plan("dynamic", self.job, self.market, plan, 0.0)
-        return found.utility - (multiplier - 1) * found.cost
+    def best(self) -> Optimum:
+        """Return the best plan without regard to the budget.
 
-    def _follow(self, grid: ProgressGrid, tables: Tables, multiplier: float) -> Plan:
-        """Return the plan that the tables lead to."""
-        if self.physics.by_composition:
-            plan = _composition_plan(
-                self.physics, grid, self.market, self.spot, self.on_demand, tables, multiplier
-            )
-        else:
-            plan = _total_plan(self.physics, grid, self.market, tables, multiplier)
-        return [(int(spot), int(on_demand)) for spot, on_demand in plan]
+        On a coarse grid the optimistic tables can lead to the better plan. Both plans are feasible,
+        because both are followed with true progress.
+        """
+        found = [self._solve(grid, self.physics.values) for grid in self.grids]
+        return self._best_of([plan for plan, _ in found], found[-1][1], math.inf)
 
-    def _tables(self, grid: ProgressGrid, multiplier: float, *, optimistic: bool) -> Tables:
-        """Return the value tables, over numbers of GPUs or over pairs."""
-        if self.physics.by_composition:
-            return _composition_tables(
-                self.physics,
+    def best_within_budget(self) -> Optimum:
+        """Return the best plan that the budget can pay."""
+        values, bound = self.physics.values, 0.0
+        plans: list[Plan] = [[(0, 0)] * self.job.hard_deadline]
+        for grid in self.grids:
+            first, bound = self._first_affordable(grid), 0.0
+            if first <= self.job.hard_deadline:
+                plan, bound = self._solve(grid, np.minimum(values, values[first]))
+                plans.append(plan)
+                if not grid.exact:
+                    # Followed with true progress, the other plan may leave the budget.
+                    plans.append(self._solve(grid, self._any_finish(first))[0])
+        return self._best_of(plans, bound, self.physics.budget)
+
+    def _first_affordable(self, grid: ProgressGrid) -> int:
+        """Return the first slot by which the budget can finish the job; past the last if none."""
+        least = 1 - _CENT  # a finish is worth the budget and $1, so $1 is left of the whole budget
+
+        def is_affordable(slot: int) -> bool:
+            return self._value(grid, self._tables(grid, self._any_finish(slot))) >= least
+
+        slots = range(1, self.job.hard_deadline + 1)
+        return 1 + bisect.bisect_left(slots, x=True, key=is_affordable)
+
+    def _any_finish(self, last: int) -> Numbers:
+        """Return values under which the best plan is the cheapest one that finishes by a slot."""
+        values = np.zeros(last + 2)
+        values[1:-1] = self.physics.budget + 1
+        return values
+
+    def _best_of(self, plans: list[Plan], bound: float, budget: float) -> Optimum:
+        """Return the best plan within a budget, played with true progress."""
+        found = [
+            optimum_of_plan("dynamic", self.job, self.market, plan, bound, by_second=self.by_second)
+            for plan in plans
+        ]
+        paid = [each for each in found if each.cost <= budget + _CENT]
+        return max(paid, key=lambda each: each.utility)
+
+    def _solve(self, grid: ProgressGrid, values: Numbers) -> tuple[Plan, float]:
+        """Return the plan that the tables lead to, and the value that they promise."""
+        tables = self._tables(grid, values)
+        plan = _followed(
+            self._worth(values),
+            grid,
+            self.market,
+            self.spot,
+            self.on_demand,
+            tables,
+            self.by_second,
+        )
+        return [(int(spot), int(on_demand)) for spot, on_demand in plan], self._value(grid, tables)
+
+    def _value(self, grid: ProgressGrid, tables: Numbers) -> float:
+        return float(tables[1, 0, grid.steps])
+
+    def _worth(self, values: Numbers) -> JobPhysics:
+        """Return the job with other values of finishing, up to the last slot that has one."""
+        values = np.array(values)
+        values.setflags(write=False)  # as those of ``job_physics``: one compiled version for both
+        return self.physics._replace(values=values, hard_deadline=values.size - 2)
+
+    def _tables(self, grid: ProgressGrid, values: Numbers) -> Numbers:
+        """Return ``tables[t, m, r]``: the value from slot t on, holding m, r steps left."""
+        job = self._worth(values)
+        tables = np.zeros((job.hard_deadline + 2, self.spot.size, grid.steps + 1))
+        if job.by_composition:
+            optimistic = grid is not self.floor
+            _fill_by_composition(
+                job,
                 grid,
                 self.market,
                 self.spot,
                 self.on_demand,
-                multiplier,
-                optimistic and not grid.exact,
+                optimistic,
+                self.by_second,
+                tables,
             )
-        return value_tables(self.physics, grid, _total_costs(self.physics, self.market, multiplier))
-
-
-def _within_budget(solver: _Solver, budget: float, unconstrained: Optimum) -> Optimum:
-    """Solve with a budget by Lagrangian relaxation.
-
-    value - (1 + extra) charges + extra x budget bounds the optimum for every ``extra`` >= 0.
-    """
-    job, market = solver.job, solver.market
-    bound = unconstrained.upper_bound
-    best = optimum_of_plan("dynamic", job, market, [(0, 0)] * job.hard_deadline, bound)
-    low, high = 0.0, math.inf
-    extra = 1.0
-    for _ in range(_BISECTIONS):
-        plan, relaxed = solver.solve(1 + extra)
-        bound = min(bound, relaxed + extra * budget)
-        found = optimum_of_plan("dynamic", job, market, plan, bound)
-        if found.cost <= budget + 1e-9:
-            high = extra
-            best = max(best, found, key=lambda optimum: optimum.utility)
         else:
-            low = extra
-        extra = (low + high) / 2 if math.isfinite(high) else 2 * extra
-    return msgspec.structs.replace(best, upper_bound=max(bound, best.utility))
+            costs, running = _total_costs(job, self.market), np.empty(grid.steps + 1)
+            fill_value_tables(job, grid, costs, tables, running, self.by_second, True)
+        return tables
 
 
-def holdings(job: JobPhysics) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return every (spot, on-demand) pair that a job may hold; index 0 is nothing."""
+def holdings(job: JobPhysics) -> tuple[Counts, Counts]:
+    """Return every (spot, on-demand) pair that a job may hold; index 0 is nothing.
+
+    If only the number of GPUs counts, the index is that number, and the split is left open.
+    """
+    if not job.by_composition:
+        return np.zeros(job.max_gpus + 1, np.int64), np.arange(job.max_gpus + 1)
     table = mixes(job.min_gpus, job.max_gpus)
     return np.ascontiguousarray(table[:, 0]), np.ascontiguousarray(table[:, 1])
 
 
 @compiled
-def _total_costs(job: JobPhysics, market: MarketWindow, multiplier: float) -> Tables:
-    """Return ``costs[t, n]``: the least charge for n GPUs in slot t, times the multiplier."""
+def _total_costs(job: JobPhysics, market: MarketWindow) -> Numbers:
+    """Return ``costs[t, n]``: the least charge for n GPUs in slot t."""
     costs = np.zeros((job.hard_deadline + 1, job.max_gpus + 1))
     for slot in range(1, job.hard_deadline + 1):
         for gpus in range(1, job.max_gpus + 1):
-            costs[slot, gpus] = multiplier * cheapest_charge(
+            costs[slot, gpus] = cheapest_charge(
                 gpus,
                 market.available[slot - 1],
                 market.spot_price[slot - 1],
@@ -172,139 +220,104 @@ def _total_costs(job: JobPhysics, market: MarketWindow, multiplier: float) -> Ta
 
 
 @compiled
-def _total_plan(
-    job: JobPhysics, grid: ProgressGrid, market: MarketWindow, tables: Tables, multiplier: float
-) -> NDArray[np.int64]:
+def _followed(
+    job: JobPhysics,
+    grid: ProgressGrid,
+    market: MarketWindow,
+    spot: Counts,
+    on_demand: Counts,
+    tables: Numbers,
+    by_second: bool,
+) -> Counts:
     """Return the plan that the tables lead to, followed with true progress."""
     plan = np.zeros((job.hard_deadline, 2), dtype=np.int64)
-    progress, held, held_spot = 0.0, 0, 0
+    progress, held_spot, held_on_demand = 0.0, 0, 0
     for slot in range(1, job.hard_deadline + 1):
         available = market.available[slot - 1]
-        spot_price = market.spot_price[slot - 1]
-        on_demand_price = market.on_demand_price[slot - 1]
-        left = steps_left(job, grid, progress)
-        choice, best = 0, tables[slot + 1, 0, left]
-        for gpus in range(job.min_gpus, job.max_gpus + 1):
-            cost = multiplier * cheapest_charge(gpus, available, spot_price, on_demand_price)
-            finish = job.values[slot]
-            value = value_of_action(grid, tables[slot + 1], left, held, gpus, cost, finish)
-            if value > best + 1e-12:
-                choice, best = gpus, value
-        spot = cheapest_spot(choice, available, spot_price, on_demand_price)
-        plan[slot - 1, 0], plan[slot - 1, 1] = spot, choice - spot
-        now = step(
-            job,
+        price, on_demand_price = market.spot_price[slot - 1], market.on_demand_price[slot - 1]
+        best, after, done = (
+            float(tables[slot + 1, 0, steps_left(job, grid, progress)]),
             progress,
-            held_spot,
-            held - held_spot,
-            spot,
-            choice - spot,
-            spot_price,
-            available,
-            on_demand_price,
+            False,
         )
-        progress, held, held_spot = now.progress, choice, spot
-        if now.done:
+        for now in range(1, spot.size):
+            here, there = spot[now], on_demand[now]
+            if not job.by_composition:
+                here = cheapest_spot(there, available, price, on_demand_price)
+                there -= here
+            if here > available or here + there < job.min_gpus:
+                continue
+            did = step(
+                job,
+                progress,
+                held_spot,
+                held_on_demand,
+                here,
+                there,
+                price,
+                available,
+                on_demand_price,
+            )
+            value = -did.charge
+            if did.done:
+                value += job.values[slot]
+                if by_second:
+                    value += did.charge * unused_share(job, did.progress, here + there)
+            else:
+                value += tables[slot + 1, now, steps_left(job, grid, did.progress)]
+            if value > best + 1e-12:
+                best, after, done = value, did.progress, did.done
+                plan[slot - 1, 0], plan[slot - 1, 1] = here, there
+        if done:
             break
+        progress, held_spot, held_on_demand = after, plan[slot - 1, 0], plan[slot - 1, 1]
     return plan
 
 
 @compiled
-def _stride(
-    job: JobPhysics,
-    grid: ProgressGrid,
-    held: tuple[int, int],
-    now: tuple[int, int],
-    available: int,
-    optimistic: bool,
-) -> int:
-    """Return the steps of work that a pair does in a slot after another pair was held."""
-    fraction = efficiency(job, held[0], held[1], now[0], now[1], available)
-    steps = fraction * job.throughput[now[0] + now[1]] / grid.unit
-    if grid.exact:
-        return int(np.rint(steps))
-    return int(np.ceil(steps)) if optimistic else int(np.floor(steps))
-
-
-@compiled
-def _charge_in(market: MarketWindow, slot: int, spot: int, on_demand: int) -> float:
-    """Return the charge for a pair in a slot."""
-    return charge(spot, on_demand, market.spot_price[slot - 1], market.on_demand_price[slot - 1])
-
-
-@compiled
-def _composition_tables(
+def _fill_by_composition(
     job: JobPhysics,
     grid: ProgressGrid,
     market: MarketWindow,
-    spot: NDArray[np.int64],
-    on_demand: NDArray[np.int64],
-    multiplier: float,
+    spot: Counts,
+    on_demand: Counts,
     optimistic: bool,
-) -> Tables:
-    """Return ``tables[t, h, r]`` over pairs h, because swaps and preemptions count."""
-    tables = np.zeros((job.hard_deadline + 2, spot.size, grid.steps + 1))
+    by_second: bool,
+    tables: Numbers,
+) -> None:
+    """Fill ``tables[t, c, r]``, the best value from slot t on, with pair c held before."""
     for slot in range(job.hard_deadline, 0, -1):
-        available = market.available[slot - 1]
+        available, finish = market.available[slot - 1], job.values[slot]
+        price, on_demand_price = market.spot_price[slot - 1], market.on_demand_price[slot - 1]
         for held in range(spot.size):
             row = tables[slot, held]
             row[:] = tables[slot + 1, 0]
             for now in range(1, spot.size):
                 if spot[now] > available:
                     continue
-                cost = multiplier * _charge_in(market, slot, spot[now], on_demand[now])
-                stride = _stride(
-                    job,
-                    grid,
-                    (spot[held], on_demand[held]),
-                    (spot[now], on_demand[now]),
-                    available,
-                    optimistic,
+                gpus = spot[now] + on_demand[now]
+                cost = charge(spot[now], on_demand[now], price, on_demand_price)
+                fraction = efficiency(
+                    job, spot[held], on_demand[held], spot[now], on_demand[now], available
                 )
-                finish = job.values[slot]
-                raise_to(row, tables[slot + 1, now], stride, finish, cost, 1, grid.steps)
-    return tables
+                refund, worked = refund_of(job, grid, gpus, cost, fraction, by_second)
+                raise_to(
+                    row,
+                    tables[slot + 1, now],
+                    _stride(grid, fraction * job.throughput[gpus], optimistic),
+                    finish,
+                    cost,
+                    1,
+                    grid.steps,
+                    refund,
+                    worked,
+                )
 
 
 @compiled
-def _composition_plan(
-    job: JobPhysics,
-    grid: ProgressGrid,
-    market: MarketWindow,
-    spot: NDArray[np.int64],
-    on_demand: NDArray[np.int64],
-    tables: Tables,
-    multiplier: float,
-) -> NDArray[np.int64]:
-    """Return the plan that the tables over pairs lead to, with true progress."""
-    plan = np.zeros((job.hard_deadline, 2), dtype=np.int64)
-    progress, held = 0.0, 0
-    for slot in range(1, job.hard_deadline + 1):
-        available = market.available[slot - 1]
-        left = steps_left(job, grid, progress)
-        choice, best = 0, tables[slot + 1, 0, left]
-        for now in range(1, spot.size):
-            if spot[now] > available:
-                continue
-            cost = multiplier * _charge_in(market, slot, spot[now], on_demand[now])
-            pair_held, pair_now = (spot[held], on_demand[held]), (spot[now], on_demand[now])
-            after = left - _stride(job, grid, pair_held, pair_now, available, False)
-            value = (job.values[slot] if after <= 0 else tables[slot + 1, now, after]) - cost
-            if value > best + 1e-12:
-                choice, best = now, value
-        plan[slot - 1, 0], plan[slot - 1, 1] = spot[choice], on_demand[choice]
-        did = step(
-            job,
-            progress,
-            spot[held],
-            on_demand[held],
-            spot[choice],
-            on_demand[choice],
-            market.spot_price[slot - 1],
-            available,
-            market.on_demand_price[slot - 1],
-        )
-        progress, held = did.progress, choice
-        if did.done:
-            break
-    return plan
+def _stride(grid: ProgressGrid, work: float, optimistic: bool) -> int:
+    """Return an amount of work in steps."""
+    steps = work / grid.unit
+    if grid.exact:
+        return int(np.rint(steps))
+    return int(np.ceil(steps)) if optimistic else int(np.floor(steps))

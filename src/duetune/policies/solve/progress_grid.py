@@ -74,14 +74,20 @@ def even_unit(job: Job, max_steps: int) -> float:
 
 
 @functools.lru_cache(maxsize=4096)
-def progress_grid(job: Job, max_steps: int, *, optimistic: bool = False) -> ProgressGrid:
-    """Return the exact grid if its steps are at most ``max_steps``, else that many equal ones."""
+def progress_grid(
+    job: Job, max_steps: int, *, optimistic: bool = False, even: bool = False
+) -> ProgressGrid:
+    """Return the exact grid if its steps are at most ``max_steps``, else that many equal ones.
+
+    ``even`` takes fewer and longer steps instead, if undisturbed work is then on the grid. A plan
+    on it loses work to rounding only where the number of GPUs changes.
+    """
     if max_steps < 1:
         raise InvalidInput("max_steps", max_steps, "1 or more")
     unit = exact_unit(job)
     exact = unit > 0 and job.work / unit <= max_steps
     if not exact:
-        unit = job.work / max_steps
+        unit = even_unit(job, max_steps) if even else job.work / max_steps
     physics = job_physics(job)
     shares = np.outer([1.0, physics.grow, physics.shrink], physics.throughput) / unit
     if exact:

@@ -7,6 +7,7 @@ from duetune.core.physics import job_physics
 from duetune.errors import InvalidInput
 from duetune.policies.solve.bellman import steps_left
 from duetune.policies.solve.progress_grid import GROW, SHRINK, STAY, exact_unit, progress_grid
+from duetune.policies.window_plan import PLANNING_STEPS, planning_grid
 
 FREE = Reconfiguration(1.0, 1.0, 1.0)
 
@@ -80,3 +81,19 @@ def test_thirds_are_exact_too():
 def test_a_hair_of_work_is_a_step_of_work(hair):
     hairy = job(work=3 * (1 + hair), throughput=(0.0, 1.0), reconfiguration=FREE)
     assert progress_grid(hairy, 100).steps == 4
+
+
+def test_policies_plan_work_without_a_change_in_whole_steps():
+    """The specified grid has 7,168 steps here; equal steps lost work in every slot."""
+    large = job(work=358.4, deadline=32, throughput=linear_throughput(16))
+    grid = planning_grid(large)
+    assert not grid.exact
+    assert grid.steps <= PLANNING_STEPS
+    assert (grid.unit * grid.strides[STAY]).tolist() == pytest.approx(list(large.throughput))
+
+
+def test_the_specified_grid_is_used_as_far_as_it_is_asked_for():
+    large = job(work=358.4, deadline=32, throughput=linear_throughput(16))
+    assert planning_grid(large, 8192).exact
+    assert planning_grid(large, 8192).unit == pytest.approx(0.05)
+    assert planning_grid(job()).exact

@@ -7,6 +7,7 @@ from duetune.core.decision import Allocation
 from duetune.core.job import Job, Reconfiguration, ReconfigurationKey, linear_throughput
 from duetune.core.physics import job_physics
 from duetune.errors import InvalidInput, SolverStopped
+from duetune.market.synthetic import synthetic_market
 from duetune.policies.solve.dynamic import holdings, offline_optimum
 from duetune.policies.solve.milp import milp_optimum
 from duetune.testing import constant_market, market_of
@@ -122,7 +123,8 @@ def test_the_integer_program_finds_the_optimum_that_its_tolerance_hides():
 
 
 def test_holdings_are_nothing_or_every_pair_within_the_range():
-    job = Job(work=1, deadline=1, value=1, throughput=linear_throughput(3), min_gpus=2)
+    rule = Reconfiguration(key=ReconfigurationKey.COMPOSITION)
+    job = Job(1, 1, 1, throughput=linear_throughput(3), min_gpus=2, reconfiguration=rule)
     spot, on_demand = holdings(job_physics(job))
     assert sorted(zip(spot.tolist(), on_demand.tolist(), strict=True)) == [
         (0, 0),
@@ -144,6 +146,16 @@ def test_a_large_job_is_solved_on_a_coarser_grid_with_an_honest_gap():
     best = offline_optimum(job, market)
     assert best.finished is not None
     assert 0 < best.gap < 0.1 * best.utility
+
+
+def test_a_budget_below_the_cost_of_the_deadline_still_buys_a_late_finish():
+    """A multiplier on the charges cannot find this plan: no multiplier makes it the best one."""
+    job = Job(20, 8, 93, throughput=linear_throughput(6), budget=7.32)
+    market = synthetic_market("capacity_storm", seed=2).window(188, job.hard_deadline)
+    best = offline_optimum(job, market)
+    assert best.utility == pytest.approx(milp_optimum(job, market).utility)
+    assert best.utility > 40
+    assert best.gap == pytest.approx(0, abs=1e-9)
 
 
 def test_a_longer_market_than_needed_changes_nothing():
