@@ -157,8 +157,9 @@ def test_an_old_controller_that_wakes_up_can_write_nothing_more(home):
     home.until_step(job, 3)
     old = home.controller()
     os.kill(old, signal.SIGSTOP)
-    # Without the lock, which only saves work, nothing but the journal keeps the two apart.
+    # Without the locks, which only save work, nothing but the journal keeps the two apart.
     (home.path / "controller.lock").unlink()
+    (home.path / "supervisor.lock").unlink()
     new = home.json("controller", "start")["pid"]
     assert new != old
     seen = len(home.story(job))

@@ -11,6 +11,7 @@ import contextlib
 import os
 import selectors
 import socket
+import threading
 from datetime import timedelta
 from typing import TYPE_CHECKING, Protocol
 
@@ -58,6 +59,7 @@ class LinkedCollective:
         self._links = dict(links)
         self._stall_s = stall_s
         self._operations = 0
+        self._running = threading.Lock()
         for link in self._links.values():
             link.setblocking(False)
 
@@ -90,7 +92,10 @@ class LinkedCollective:
         for link in self._links.values():
             with contextlib.suppress(OSError):
                 link.shutdown(socket.SHUT_RDWR)
-            link.close()
+        # A link that is closed under a waiting selector would never wake it.
+        with self._running:
+            for link in self._links.values():
+                link.close()
 
     def _exchange(self, sent: Mapping[int, torch.Tensor], received: list[torch.Tensor]) -> None:
         """Send one tensor to every other member and fill one from each, both at the same time."""
@@ -105,7 +110,7 @@ class LinkedCollective:
             rank: [memoryview(marks[rank]), bytes_of(received[rank])] for rank in self._links
         }
         both = selectors.EVENT_READ | selectors.EVENT_WRITE
-        with selectors.DefaultSelector() as waiting:
+        with self._running, selectors.DefaultSelector() as waiting:
             for rank, link in self._links.items():
                 waiting.register(link, both, rank)
             while waiting.get_map():
