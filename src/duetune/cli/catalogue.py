@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import click
 
-from duetune.registry.fleets import feeds_listed, fleets_listed
 from duetune.registry.markets import forecasters_listed, markets_listed
 from duetune.registry.plugins import Listed
 from duetune.registry.policies import GROUPS, SELECTORS, policies_listed
@@ -33,6 +32,8 @@ def policies() -> None:
 @click.command()
 def markets() -> None:
     """List the synthetic markets, trace formats, forecasters, fleets and feeds."""
+    from duetune.registry.fleets import feeds_listed, fleets_listed
+
     print_listing("Synthetic markets (--market)", markets_listed())
     print_listing("Files (--trace)", _FILES)
     print_listing("Forecasters (--forecast; forecast in config.toml)", forecasters_listed())
