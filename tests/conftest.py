@@ -24,7 +24,8 @@ COMMON = {
 }
 settings.register_profile("duetune", derandomize=True, print_blob=False, max_examples=40, **COMMON)
 settings.register_profile("more", max_examples=300, print_blob=True, **COMMON)
-settings.load_profile("more" if "DUETUNE_TEST_MORE" in os.environ else "duetune")
+MORE = "DUETUNE_TEST_MORE" in os.environ
+settings.load_profile("more" if MORE else "duetune")
 
 
 def pytest_collection_modifyitems(config, items):
@@ -32,6 +33,9 @@ def pytest_collection_modifyitems(config, items):
     would be left with a row of them when all others are done. One of these has all tests that need
     torch, so that no other imports it, and a third as many of the other live ones.
     """
+    if not MORE:
+        config.hook.pytest_deselected(items=[each for each in items if _is_more(each)])
+        items[:] = [each for each in items if not _is_more(each)]
     workers = getattr(config, "workerinput", {}).get("workercount", 1)
     lanes, share = max(1, workers - 1), len(items) // workers
     deal = itertools.cycle([*range(lanes), *range(lanes - 1), *range(lanes - 1)])
@@ -51,3 +55,7 @@ def pytest_collection_modifyitems(config, items):
         ordered += rest[:room]
         del rest[:room]
     items[:] = ordered + rest
+
+
+def _is_more(item):
+    return item.get_closest_marker("more") is not None

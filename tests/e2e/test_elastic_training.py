@@ -115,6 +115,7 @@ def test_losses_and_resizes_leave_no_trace_in_the_result(job):
     assert rough.progress.output == str(rough.folder / "output")
 
 
+@pytest.mark.more
 def test_a_member_that_wakes_after_the_end_changes_nothing(job):
     late = job(max_steps=14)
     late.coordinate()
@@ -181,6 +182,7 @@ def test_a_notice_file_alone_makes_a_member_leave(job):
     assert (given.folder / "heartbeats" / "n1").exists()
 
 
+@pytest.mark.more
 def test_a_save_that_fails_does_not_stop_the_training(job):
     unsaved = job(checkpoint_every_s=0.1)
     (unsaved.folder / "checkpoints").mkdir()

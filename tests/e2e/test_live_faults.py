@@ -27,7 +27,7 @@ def home(tmp_path):
     home.close()
 
 
-def start_faulty(home, faults, *, slot_wall_s=2.0):
+def start_faulty(home, faults, *, slot_wall_s=1.6):
     """As ``duetune fleet start`` does, with faults that the command line does not offer."""
     site = SiteSettings(
         trace=str(home.market((0.9, 2))), speed=home.speed(slot_wall_s), history_slots=0, warm=False
@@ -40,6 +40,7 @@ def start_faulty(home, faults, *, slot_wall_s=2.0):
     (home.settings.fleet / SITE_FILE).write_bytes(msgspec.json.encode(site))
 
 
+@pytest.mark.more
 def test_replies_that_are_lost_make_no_second_node(home):
     """The fleet did what it was told and the answer was lost: it is told again, and no node is
     made twice, left over or unbilled.
@@ -87,6 +88,7 @@ def test_grants_that_never_come_cost_nothing_and_end_at_the_hard_deadline(home):
     assert not [node for node in nodes if node.state is NodeState.RUNNING]
 
 
+@pytest.mark.more
 def test_a_notice_that_never_comes_costs_at_most_what_was_not_saved(home):
     """All nodes are taken silently at every third slot; the job finishes by its deadline."""
     home.start_fleet(home.market((0.9, 2), (0.9, 2), (0.9, 0)), silent=1)
@@ -105,7 +107,7 @@ def test_workers_that_are_killed_or_find_a_full_disk_never_fail_the_job(home):
     """Seven SIGKILLs and three exits for lack of space, all before the first step: the job moves
     from node to node, ``status`` says why, and in the end it succeeds with an exact bill.
     """
-    home.start_fleet(home.market((0.9, 1)), slot_wall_s=6.0)
+    home.start_fleet(home.market((0.9, 1)), slot_wall_s=3.0)
     counter = home.folder / "starts"
     script = (
         f"echo x >> {counter}; starts=$(wc -l < {counter}); "
@@ -129,7 +131,7 @@ def test_a_budget_that_runs_out_is_a_hard_cap_until_it_is_raised(home):
     """No cent beyond the budget is billed, ``status`` and ``queue`` say which budget would save the
     job, and with that budget it goes on to success.
     """
-    home.start_fleet(home.market((0.9, 1), on_demand=1.0), max_gpus=1)
+    home.start_fleet(home.market((0.9, 1), on_demand=1.0), slot_wall_s=2.0, max_gpus=1)
     # The plan expects about 2 slots of at most $0.50; the command takes 5 or more.
     job = home.launch(home.spec(steps=40, step_s=0.25, deadline="2h", budget=1.2))
 

@@ -73,6 +73,7 @@ def test_a_job_runs_through_preemptions_and_leaves_a_bill_and_reasons(home):
     assert plot.stat().st_size > 10_000
 
 
+@pytest.mark.more
 def test_the_controller_is_killed_again_and_again_and_nothing_is_lost(home):
     home.start_fleet(home.market(*PREEMPTING), notice=0.5, silent=0.5)
     job = home.launch(home.spec(steps=40))

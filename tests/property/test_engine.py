@@ -348,5 +348,5 @@ class EngineMachine(RuleBasedStateMachine):
         assert self.state.status in {Status.SUCCEEDED, Status.FAILED, Status.CANCELLED}
 
 
-EngineMachine.TestCase.settings = settings(max_examples=80, stateful_step_count=60)
+EngineMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=60)
 TestEngine = EngineMachine.TestCase

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import msgspec
 import numpy as np
 from hypothesis import given, settings
@@ -27,6 +29,7 @@ from duetune.simulate.episode import simulate
 from support.strategies import decimals, jobs, markets
 
 SLOT_S = 1800.0
+MORE = "DUETUNE_TEST_MORE" in os.environ
 POOL = (UniformProgress(), Ahap(), Ahanp(), MaximalSpot(), OnDemandOnly())
 
 
@@ -116,7 +119,7 @@ def test_what_is_accepted_can_be_done_on_demand_by_the_deadline(size, rows, hour
 def test_costs_lie_in_the_quoted_interval_about_as_often_as_they_should():
     # Four of five should; 100 runs of the whole pool gave 0.87 and 0.79 (a week, ten days known).
     random = np.random.default_rng(11)
-    known, inside, punctual, cases = 400, 0, 0, 40
+    known, inside, punctual, cases = 400, 0, 0, 100 if MORE else 20
     for number in range(cases):
         kind = list(MarketKind)[number % len(MarketKind)]
         market = synthetic_market(kind, seed=900 + number, slots=known + 60)
@@ -138,5 +141,5 @@ def test_costs_lie_in_the_quoted_interval_about_as_often_as_they_should():
         cost = settled(job, outcome).cost
         inside += line.cost_low - 1e-9 <= cost <= line.cost_high + 1e-9
         punctual += outcome.on_time
-    assert 0.68 * cases <= inside <= 0.95 * cases
+    assert 0.6 * cases <= inside <= 0.97 * cases
     assert punctual >= 0.95 * cases

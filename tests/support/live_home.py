@@ -99,7 +99,7 @@ class LiveHome:
         """Of a market whose slots take so many seconds on a machine that is not busy."""
         return 1800 / (slot_wall_s * self.slowness)
 
-    def start_fleet(self, market, *, slot_wall_s=2.0, warm=False, run=None, **options):
+    def start_fleet(self, market, *, slot_wall_s=1.6, warm=False, run=None, **options):
         if "emulated_microbatch" in options:
             options["emulated_microbatch"] *= self.slowness
         flags = [
@@ -112,7 +112,7 @@ class LiveHome:
         if warm:  # who waits for the libraries in slots that count seems to hang
             self.until(lambda: self.fleet().fleet.status().warm == "ready", "the libraries")
 
-    def spec(self, *, steps=20, step_s=0.2, deadline=DISTANT, **fields):
+    def spec(self, *, steps=20, step_s=0.16, deadline=DISTANT, **fields):
         """A job that runs the pretend trainer, with much more time than it needs."""
         path = self.folder / "job.yaml"
         command = self.command(steps, step_s * self.slowness)

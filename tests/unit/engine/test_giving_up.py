@@ -72,7 +72,7 @@ class TestWhatIsSaid:
 
     def test_a_job_with_gpus_again_is_not_given_up_any_more(self):
         story, _ = late()
-        story.request(Amend(deadline=moment(40)), at=8.1)
+        story.request(Amend(deadline=story.state.given_up.deadline), at=8.1)
         assert story.slot(8.1).allocation.total > 0
         assert story.state.given_up is None
 
