@@ -22,7 +22,7 @@ COMMON = {
     "database": None,
     "suppress_health_check": [HealthCheck.too_slow, HealthCheck.filter_too_much],
 }
-settings.register_profile("duetune", derandomize=True, print_blob=False, max_examples=40, **COMMON)
+settings.register_profile("duetune", derandomize=True, print_blob=False, max_examples=30, **COMMON)
 settings.register_profile("more", max_examples=300, print_blob=True, **COMMON)
 MORE = "DUETUNE_TEST_MORE" in os.environ
 settings.load_profile("more" if MORE else "duetune")

@@ -10,7 +10,6 @@ from duetune.registry.policies import policy_named
 from support.fuzz import Adventure, Drawn
 
 
-@settings(max_examples=60)
 @given(data=st.data())
 def test_whatever_happens_a_job_ends_once_leaks_nothing_and_accounts_for_every_cent(data):
     adventure = Adventure(Drawn(data))
@@ -18,7 +17,6 @@ def test_whatever_happens_a_job_ends_once_leaks_nothing_and_accounts_for_every_c
     adventure.check()
 
 
-@settings(max_examples=40)
 @given(data=st.data())
 def test_jobs_that_can_succeed_do_however_often_the_controller_dies(data):
     adventure = Adventure(Drawn(data), kills=6, easy=True)

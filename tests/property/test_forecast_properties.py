@@ -27,7 +27,6 @@ def traces(draw: st.DrawFn) -> MarketTrace:
     return MarketTrace.single(np.array(draw(prices)), np.array(draw(counts)), 1.0)
 
 
-@settings(deadline=None, max_examples=80)
 @given(sources, traces(), st.integers(0, 25), st.integers(0, 12), st.integers(0, 8))
 def test_batch_equals_stepping(source, trace, start, slots, horizon):
     stepped = table_by_steps(source.forecaster(trace, start), trace, start, slots, horizon)

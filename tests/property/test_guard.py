@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from duetune.core.decision import Allocation, Decision
@@ -79,7 +79,6 @@ tricks = st.sampled_from(
 
 
 @given(cases[TOTAL], policies)
-@settings(max_examples=80)
 def test_no_feasible_deadline_is_missed_with_the_total_key(case, policy):
     job, trace = case
     assume(feasible(job))
@@ -87,7 +86,6 @@ def test_no_feasible_deadline_is_missed_with_the_total_key(case, policy):
 
 
 @given(cases[COMPOSITION], policies)
-@settings(max_examples=80)
 def test_no_feasible_deadline_is_missed_with_the_composition_key(case, policy):
     job, trace = case
     assume(feasible(job))
@@ -95,14 +93,12 @@ def test_no_feasible_deadline_is_missed_with_the_composition_key(case, policy):
 
 
 @given(jobs(max_slots=12, max_gpus=5, key=TOTAL, tightness=(0.5, 1)), policies, tricks)
-@settings(max_examples=60)
 def test_no_trick_of_the_market_makes_a_job_late_with_the_total_key(job, policy, trick):
     assume(feasible(job))
     assert simulate(job, adversarial(job, trick), deadline_guard(policy), LAST).on_time
 
 
 @given(jobs(max_slots=12, max_gpus=5, key=COMPOSITION, tightness=(0.5, 1)), policies, tricks)
-@settings(max_examples=60)
 def test_no_trick_of_the_market_makes_a_job_late_with_the_composition_key(job, policy, trick):
     assume(feasible(job))
     assert simulate(job, adversarial(job, trick), deadline_guard(policy), LAST).on_time
@@ -175,7 +171,6 @@ def test_the_guard_also_changes_the_split_of_a_total():
 
 
 @given(st.sampled_from([TOTAL, COMPOSITION]).flatmap(lambda key: cases[key]), policies)
-@settings(max_examples=60)
 def test_the_guard_changes_nothing_while_the_deadline_is_safe(case, policy):
     """Step by step beside the bare policy: as long as on-demand could still do all the work after
     the bare decision, the guarded decision is the bare one.
@@ -195,7 +190,6 @@ def test_the_guard_changes_nothing_while_the_deadline_is_safe(case, policy):
 
 
 @given(jobs(max_slots=10, max_gpus=4), tricks)
-@settings(max_examples=60)
 def test_a_plan_that_keeps_the_deadline_on_every_step_is_not_touched(job, trick):
     """Holding the maximum on demand from the start is as safe as can be, where it suffices."""
     rule = msgspec.structs.replace(job.reconfiguration, grow=0.9, shrink=0.9, preempted=0.9)
@@ -208,7 +202,6 @@ def test_a_plan_that_keeps_the_deadline_on_every_step_is_not_touched(job, trick)
 
 
 @given(cases[TOTAL], policies)
-@settings(max_examples=60)
 def test_the_guard_does_nothing_for_a_deadline_that_is_lost_anyway(case, policy):
     job, trace = case
     hopeless = msgspec.structs.replace(job, work=round(job.deadline * job.throughput[-1] + 1, 2))
@@ -225,7 +218,6 @@ def test_the_guard_does_nothing_for_a_deadline_that_is_lost_anyway(case, policy)
     st.sampled_from(BUILT_IN[2:]),
     tricks,
 )
-@settings(max_examples=60)
 def test_policies_are_on_time_of_their_own_accord_where_being_late_costs_much(job, policy, trick):
     """Their own guard is economic: a late slot must cost more than a rush for all of the time."""
     precious = msgspec.structs.replace(

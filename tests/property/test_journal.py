@@ -135,7 +135,6 @@ def test_read_models_that_follow_are_those_that_are_rebuilt(store, story, data, 
     assert not left & taken
 
 
-@settings(max_examples=60)
 @given(story=STORIES)
 def test_the_row_agrees_with_the_charges(story):
     follower = Follower("job")
@@ -146,7 +145,6 @@ def test_the_row_agrees_with_the_charges(story):
     assert math.isclose(row.spent, sum(charge.dollars for charge in charges.values()), abs_tol=1e-6)
 
 
-@settings(max_examples=60)
 @given(story=STORIES, cut=st.integers(0, 50))
 def test_a_story_may_be_told_in_two_parts(story, cut):
     whole, parts = Follower("job"), Follower("job")
@@ -168,7 +166,6 @@ CHARGES = st.builds(
 )
 
 
-@settings(max_examples=100)
 @given(charges=st.lists(CHARGES))
 def test_every_report_adds_up_to_the_charges(charges):
     total = math.fsum(charge.dollars for charge in charges)

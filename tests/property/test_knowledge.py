@@ -154,7 +154,6 @@ def test_no_card_does_more_than_its_peak(row):
 
 
 @given(st.lists(runnable(), min_size=1, max_size=6))
-@settings(max_examples=40)
 def test_what_is_told_of_one_does_not_depend_on_the_others(rows):
     together = reckoned(*rows)
     for index, row in enumerate(rows):
@@ -167,7 +166,6 @@ BLANK = KnowledgeModel.fit(History())
 
 
 @given(st.lists(runnable(), min_size=1, max_size=6))
-@settings(max_examples=50)
 def test_without_any_history_every_answer_is_finite_and_in_order(rows):
     answer = BLANK.estimate(Configurations.of(rows))
     kept = answer.cause != 1
@@ -219,7 +217,6 @@ def follows(past, row):
 
 
 @given(st.lists(st.tuples(small, outcomes), max_size=12), st.lists(small, min_size=1, max_size=12))
-@settings(max_examples=60)
 def test_the_frontier_is_what_follows_by_definition(past, asked):
     frontier = Frontier(
         History(
@@ -242,7 +239,6 @@ def near(one, other):
 
 
 @given(st.lists(small, max_size=12), st.lists(small, min_size=1, max_size=8))
-@settings(max_examples=60)
 def test_support_counts_what_is_near_by_definition(rows, asked):
     told = Support.of(Configurations.of(rows)).count(Configurations.of(asked))
     assert told.tolist() == [sum(near(row, each) for row in rows) for each in asked]

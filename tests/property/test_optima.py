@@ -127,7 +127,6 @@ tiny_total = job_on_market(max_slots=4, max_gpus=3, key=TOTAL, moving_on_demand=
 
 
 @given(tiny)
-@settings(max_examples=80)
 def test_dynamic_program_equals_brute_force_with_both_keys(case):
     job, market = case[0], window(case)
     best = offline_optimum(job, market)
@@ -138,7 +137,6 @@ def test_dynamic_program_equals_brute_force_with_both_keys(case):
 
 
 @given(tiny_total)
-@settings(max_examples=80)
 def test_integer_program_equals_brute_force_and_dynamic_program(case):
     job, market = case[0], window(case)
     integer = milp_optimum(job, market)
@@ -148,7 +146,6 @@ def test_integer_program_equals_brute_force_and_dynamic_program(case):
 
 
 @given(job_on_market(max_slots=9, max_gpus=6, key=TOTAL))
-@settings(max_examples=40)
 def test_integer_program_equals_dynamic_program_on_jobs_too_large_to_enumerate(case):
     job, market = case[0], window(case)
     assert milp_optimum(job, market).utility == pytest.approx(
@@ -168,7 +165,6 @@ def test_both_methods_equal_brute_force_where_a_budget_binds(case):
 
 
 @given(tight_budget(max_slots=4, max_gpus=3, key=COMPOSITION))
-@settings(max_examples=60)
 def test_dynamic_program_equals_brute_force_with_a_budget_and_the_composition_key(case):
     job, market = case[0], window(case)
     best = offline_optimum(job, market)
@@ -178,7 +174,6 @@ def test_dynamic_program_equals_brute_force_with_a_budget_and_the_composition_ke
 
 
 @given(tight_budget(max_slots=4, max_gpus=3), st.integers(1, 12))
-@settings(max_examples=60)
 def test_on_a_coarse_grid_the_plan_keeps_the_budget_and_the_bound_holds(case, steps):
     job, market = case[0], window(case)
     truth = brute_force(job, market)
@@ -198,7 +193,6 @@ def test_methods_agree_on_tight_budgets_of_jobs_too_large_to_enumerate(case):
 
 
 @given(st.one_of(tiny, tight_budget(max_slots=4, max_gpus=3)), st.sampled_from([7, 20_000]))
-@settings(max_examples=80)
 def test_the_best_plan_billed_by_the_second_equals_brute_force(case, steps):
     job, market = case[0], window(case)
     truth = brute_force(job, market, by_second=True)
@@ -211,7 +205,6 @@ def test_the_best_plan_billed_by_the_second_equals_brute_force(case, steps):
 
 
 @given(tiny, st.integers(1, 12))
-@settings(max_examples=80)
 def test_a_coarse_grid_gives_a_feasible_plan_and_a_bound_that_holds(case, steps):
     job, market = case[0], window(case)
     truth = brute_force(job, market)
@@ -228,7 +221,6 @@ def test_a_coarse_grid_gives_a_feasible_plan_and_a_bound_that_holds(case, steps)
     st.lists(st.floats(0.1, 2.0), min_size=3, max_size=3),
     st.floats(0.05, 8.0),
 )
-@settings(max_examples=60)
 def test_arbitrary_real_amounts_of_work_are_bounded_from_both_sides(case, rises, work):
     job = msgspec.structs.replace(
         case[0],
@@ -290,7 +282,6 @@ def test_the_plan_is_the_best_and_the_bound_holds_for_awkward_decimals(job):
 
 
 @given(job_on_market(max_slots=8, max_gpus=4), st.data())
-@settings(max_examples=40)
 def test_more_spot_or_lower_prices_never_lower_the_optimum(case, data):
     job, trace = case
     # Where shrinking by choice costs more than a preemption, spot that is not lost can do harm.
@@ -332,7 +323,6 @@ def test_a_budget_never_raises_the_optimum(case):
 
 
 @given(job_on_market(max_slots=8, max_gpus=4))
-@settings(max_examples=40)
 def test_the_optimum_is_never_below_zero_nor_above_the_value(case):
     best = offline_optimum(case[0], window(case))
     assert -CLOSE <= best.utility <= case[0].value + CLOSE
@@ -362,7 +352,6 @@ def error_between(job: Job, truth: MarketTrace, belief: MarketTrace) -> float:
 
 
 @given(st.data())
-@settings(max_examples=100)
 def test_the_utility_of_fixed_totals_moves_no_more_than_the_market_error(data):
     job = data.draw(jobs(max_slots=10, max_gpus=5, key=TOTAL))
     truth, belief = (data.draw(markets(job.hard_deadline, most=6)) for _ in range(2))
@@ -373,7 +362,6 @@ def test_the_utility_of_fixed_totals_moves_no_more_than_the_market_error(data):
 
 
 @given(st.data())
-@settings(max_examples=60)
 def test_the_plan_made_on_a_forecast_is_within_twice_the_error_of_the_optimum(data):
     job = data.draw(jobs(max_slots=10, max_gpus=5, key=TOTAL, value_per_gpu_slot=(0.5, 3.0)))
     truth = data.draw(markets(job.hard_deadline, most=6))

@@ -8,7 +8,7 @@ import math
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from duetune.core.job import Job, Reconfiguration
@@ -47,7 +47,6 @@ def most_work(job: Job, slots: int, held: int) -> float:
 
 
 @given(jobs(max_slots=6, max_gpus=3), st.data())
-@settings(max_examples=60)
 def test_reach_is_the_most_that_on_demand_can_do(job, data):
     physics = job_physics(job)
     slots = data.draw(st.integers(0, min(4, job.deadline)))
@@ -56,7 +55,6 @@ def test_reach_is_the_most_that_on_demand_can_do(job, data):
 
 
 @given(jobs(max_slots=6, max_gpus=3, key=COMPOSITION), st.data())
-@settings(max_examples=60)
 def test_reach_after_holding_spot_counts_on_losing_all_of_it(job, data):
     physics, rule = job_physics(job), job.reconfiguration
     spot = data.draw(st.integers(0, job.max_gpus))
@@ -86,7 +84,6 @@ def test_the_split_lemma_is_the_cheapest_of_all_splits(gpus, available, spot_pri
 
 
 @given(jobs(), counts, counts, counts, counts, counts)
-@settings(max_examples=80)
 def test_efficiency_is_one_only_without_a_change(
     job, held_spot, held_on_demand, spot, on_demand, available
 ):
@@ -137,7 +134,6 @@ def test_value_never_rises_with_time_and_is_full_until_the_deadline(job):
     decimals(0.1, 2, 0.1),
     decimals(0, 1, 0.05),
 )
-@settings(max_examples=80)
 def test_affordable_holds_as_many_as_the_budget_allows(
     job, spot, on_demand, spot_price, dear, share
 ):
@@ -160,7 +156,6 @@ def test_affordable_holds_as_many_as_the_budget_allows(
 
 
 @given(decimals(0.01, 3, 0.01), st.integers(-12, 3), keys)
-@settings(max_examples=60)
 def test_a_job_is_not_done_before_it_has_begun(size, scale, key):
     """Work may be counted in any unit; the tolerance for rounding must not swallow a job."""
     unit = 10.0**scale
@@ -178,7 +173,6 @@ def test_a_job_is_not_done_before_it_has_begun(size, scale, key):
 
 
 @given(job_on_market(max_slots=6, max_gpus=3), st.sampled_from([1e-9, 1e-6, 1e6]))
-@settings(max_examples=40)
 def test_the_unit_of_work_does_not_matter(case, unit):
     job, trace = case
     scaled = msgspec.structs.replace(
@@ -192,7 +186,6 @@ def test_the_unit_of_work_does_not_matter(case, unit):
 
 
 @given(job_on_market(max_slots=10, max_gpus=5, budget=True, moving_on_demand=True), counts)
-@settings(max_examples=60)
 def test_what_is_simulated_is_what_the_specification_says(case, seed):
     job, trace = case
     rule = job.reconfiguration

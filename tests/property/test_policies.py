@@ -69,7 +69,6 @@ poor = job_on_market(moving_on_demand=True, budget=True)
 
 
 @given(st.one_of(ordinary, poor, tight_budget(moving_on_demand=True)), sources)
-@settings(max_examples=90)
 def test_no_policy_beats_the_optimum(case, source):
     job, trace = case
     best = offline_optimum(job, trace.window(0, job.hard_deadline))
@@ -80,7 +79,6 @@ def test_no_policy_beats_the_optimum(case, source):
 
 
 @given(st.one_of(ordinary, poor), any_policy, sources)
-@settings(max_examples=60)
 def test_holdings_charges_progress_and_budget_are_in_order(case, policy, source):
     job, trace = case
     outcome = simulate(job, trace, policy, source)
@@ -111,7 +109,6 @@ PLANNER = Ahap(window=48, commitment=1, threshold=0.0, outlook=0.0, patience=0.0
 
 
 @given(market_without_spot_after_the_deadline())
-@settings(max_examples=60)
 def test_ahap_with_all_knowledge_reaches_the_optimum(case):
     """It does where the plan's grid is exact, spot has a price, on-demand has one price, the key is
     the total, there is no budget, and an optimal plan is on time or on-demand could not be: else
@@ -127,7 +124,6 @@ def test_ahap_with_all_knowledge_reaches_the_optimum(case):
 
 
 @given(market_without_spot_after_the_deadline())
-@settings(max_examples=60)
 def test_ahap_with_all_knowledge_never_loses_money(case):
     job, trace = case
     assume(progress_grid(job, PLANNING_STEPS).exact)
@@ -138,7 +134,6 @@ def test_ahap_with_all_knowledge_never_loses_money(case):
 
 
 @given(ordinary, any_policy, causal, st.data())
-@settings(max_examples=60)
 def test_the_future_changes_no_decision_of_the_past(case, policy, source, data):
     job, trace = case
     known = data.draw(st.integers(1, job.hard_deadline))
@@ -154,7 +149,6 @@ def test_the_future_changes_no_decision_of_the_past(case, policy, source, data):
 
 
 @given(ordinary, causal, st.integers(1, 6), st.data())
-@settings(max_examples=40)
 def test_a_job_in_the_middle_of_a_trace_sees_nothing_of_what_comes_after(case, source, start, data):
     job, trace = case
     parts = [data.draw(markets(start, most=4)), trace, data.draw(markets(5, most=4))]
@@ -180,7 +174,6 @@ def test_a_job_in_the_middle_of_a_trace_sees_nothing_of_what_comes_after(case, s
     st.lists(st.one_of(ordinary, poor), min_size=1, max_size=3),
     sources,
 )
-@settings(max_examples=40)
 def test_the_tournament_equals_the_simulator_for_every_policy(cases, source):
     """Several jobs of different size in one tournament: they share its memory."""
     traces = [trace for _, trace in cases]
@@ -213,7 +206,6 @@ def test_the_tournament_equals_the_simulator_for_the_whole_pool(case, source):
 
 
 @given(st.one_of(ordinary, poor), any_policy, sources)
-@settings(max_examples=60)
 def test_a_replay_gives_the_same_bytes(case, policy, source):
     job, trace = case
     once, again = (msgspec.json.encode(simulate(job, trace, policy, source)) for _ in range(2))
@@ -224,7 +216,6 @@ def test_a_replay_gives_the_same_bytes(case, policy, source):
 
 
 @given(job_on_market(prices=(1.0, 2.0)), sources)
-@settings(max_examples=60)
 def test_no_policy_holds_spot_that_is_not_cheaper_than_on_demand(case, source):
     job, trace = case
     built_in = [policy for policy in POLICIES if "restless" not in policy.name]
@@ -233,7 +224,6 @@ def test_no_policy_holds_spot_that_is_not_cheaper_than_on_demand(case, source):
 
 
 @given(job_on_market(prices=(1.05, 2.0), value_per_gpu_slot=(3.0, 3.0), key=TOTAL), causal)
-@settings(max_examples=60)
 def test_dear_spot_makes_no_precious_job_late(case, source):
     job, trace = case
     job = msgspec.structs.replace(
@@ -248,7 +238,6 @@ def test_dear_spot_makes_no_precious_job_late(case, source):
 
 
 @given(job_on_market(prices=(0.05, 1.3)), st.sampled_from(BARE[8:]), sources)
-@settings(max_examples=60)
 def test_a_planner_spends_nothing_on_a_job_that_is_worth_nothing(case, policy, source):
     job, trace = case
     worthless = msgspec.structs.replace(job, value=0.0)
@@ -258,7 +247,6 @@ def test_a_planner_spends_nothing_on_a_job_that_is_worth_nothing(case, policy, s
 
 
 @given(ordinary, st.sampled_from(BARE), sources)
-@settings(max_examples=100)
 def test_after_the_deadline_no_policy_pays_more_than_finishing_can_still_earn(case, policy, source):
     job, trace = case
     outcome = simulate(job, trace, policy, source)

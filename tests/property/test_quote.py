@@ -89,7 +89,6 @@ def test_a_budget_is_kept_or_refused(job, market):
     most=st.integers(1, 8),
     gpu=st.sampled_from(["L4", "H100", "A100-80GB"]),
 )
-@settings(max_examples=80)
 def test_what_is_accepted_can_be_done_on_demand_by_the_deadline(size, rows, hours, gone, most, gpu):
     spec = JobSpec.model_validate(
         {"model": f"a/b-{size}", "dataset": "c/d", "deadline": f"{hours}h"}

@@ -209,7 +209,6 @@ def feasible(job: Job) -> bool:
     ),
     policies,
 )
-@settings(max_examples=50)
 def test_it_is_never_late_where_on_demand_is_in_time_and_worth_it(case, policy):
     job, trace = precious(case[0]), case[1]
     assume(feasible(job))

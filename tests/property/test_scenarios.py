@@ -36,7 +36,6 @@ pasts = st.none() | st.integers(1, 40).flatmap(markets)
 
 
 @given(past=pasts, now=presents, slots=st.integers(1, 30), seed=st.integers(0, 2**32))
-@settings(max_examples=60)
 def test_every_future_is_a_market_that_begins_with_the_present(past, now, slots, seed):
     drawn = scenarios(past, now, slots, count=5, seed=seed, slot_hours=0.5)
     assert len(drawn) == 5
@@ -48,7 +47,6 @@ def test_every_future_is_a_market_that_begins_with_the_present(past, now, slots,
 
 
 @given(past=markets(20), now=presents, seed=st.integers(0, 2**32))
-@settings(max_examples=40)
 def test_with_enough_history_every_slot_is_one_of_it(past, now, seed):
     hours = ENOUGH_HOURS / past.slots
     past = part(past, past.slots)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
@@ -52,7 +52,6 @@ def best_with_switches(utilities: np.ndarray, switches: int) -> float:
 
 
 @pytest.mark.parametrize("name", LEARNERS)
-@settings(deadline=None, max_examples=60)
 @given(utility_tables())
 def test_regret_is_within_certificate_and_bound(name, utilities):
     jobs, arms = utilities.shape
@@ -64,7 +63,6 @@ def test_regret_is_within_certificate_and_bound(name, utilities):
     assert run.weights.sum(axis=1) == pytest.approx(np.ones(jobs))
 
 
-@settings(deadline=None, max_examples=100)
 @given(utility_tables())
 def test_adahedge_is_within_the_second_order_bound_of_its_authors(utilities):
     jobs, arms = utilities.shape
@@ -78,7 +76,6 @@ def test_adahedge_is_within_the_second_order_bound_of_its_authors(utilities):
 
 
 @pytest.mark.parametrize("memory", [None, 2, 10])
-@settings(deadline=None, max_examples=60)
 @given(utility_tables(), st.integers(0, 5))
 def test_fixed_share_is_within_its_bounds_against_any_sequence_of_policies(
     memory, utilities, switches
@@ -93,7 +90,6 @@ def test_fixed_share_is_within_its_bounds_against_any_sequence_of_policies(
 
 
 @pytest.mark.parametrize("name", LEARNERS)
-@settings(deadline=None, max_examples=40)
 @given(utility_tables(), st.integers(0, 2**32), st.floats(0, 0.95))
 def test_a_warm_start_keeps_the_promise_whatever_the_history(name, utilities, seed, trust):
     jobs, arms = utilities.shape
@@ -145,7 +141,6 @@ def test_the_killer_of_follow_the_leader_does_not_kill(name):
 
 
 @pytest.mark.parametrize("make", [AdaHedge, FixedShare, lambda arms: FixedShare(arms, memory=7)])
-@settings(deadline=None, max_examples=50)
 @given(
     st.integers(1, 40),
     st.integers(2, 6),
@@ -162,7 +157,6 @@ def test_weights_do_not_depend_on_unit_or_origin(make, jobs, arms, seed, scale, 
         assert other.weights == pytest.approx(one.weights, abs=1e-6)
 
 
-@settings(deadline=None, max_examples=80)
 @given(st.data())
 def test_no_way_to_hold_gpus_earns_more_or_less_than_the_range(data):
     """Any allocation at all, wasteful and stupid ones too, stays within the tight range."""

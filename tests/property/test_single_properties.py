@@ -97,19 +97,16 @@ adversaries = [vanishing, tempting, short_lived(2), short_lived(3), lambda *_: F
 
 
 @given(feasible_jobs(), st.lists(st.booleans(), min_size=30, max_size=30))
-@settings(max_examples=40)
 def test_it_is_never_late_whatever_the_market_does(job, there):
     assert left_after(job, step_for(job), lambda tick, _: there[tick]) == 0
 
 
 @given(feasible_jobs(), st.sampled_from(adversaries))
-@settings(max_examples=40)
 def test_no_adversary_makes_it_late(job, market):
     assert left_after(job, step_for(job), market) == 0
 
 
 @given(feasible_jobs(), st.lists(st.booleans(), min_size=30, max_size=30))
-@settings(max_examples=40)
 def test_it_is_never_late_where_the_host_has_a_safety_net_of_its_own(job, there):
     step = HostSafetyNet(job, step_for(job, host_safety_net=True))
     assert run_single(job, np.array(there), step).finished_tick is not None
@@ -142,7 +139,6 @@ def published(job, hysteresis, elapsed, left, current, pending, there):
     st.lists(st.booleans(), min_size=30, max_size=30),
     st.booleans(),
 )
-@settings(max_examples=60)
 def test_uniform_progress_decides_as_published(job, less, there, hysteresis):
     job = SingleJob(max(1.0, round(job.work_s) - less), job.deadline_s, job.restart_overhead_s)
     ours = SingleUniformProgress(job, hysteresis=hysteresis)
@@ -155,7 +151,6 @@ def test_uniform_progress_decides_as_published(job, less, there, hysteresis):
 
 
 @given(feasible_jobs(), st.sampled_from(adversaries), st.booleans())
-@settings(max_examples=40)
 def test_uniform_progress_is_never_late(job, market, hysteresis):
     assert left_after(job, SingleUniformProgress(job, hysteresis=hysteresis), market) == 0
 

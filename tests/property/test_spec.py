@@ -194,7 +194,6 @@ def same(one, other):
 
 
 @given(values, trees)
-@settings(max_examples=80)
 def test_our_yaml_is_read_back(key, tree):
     # YAML of our own writing has no merge keys and no numbers that only a machine would write.
     assume("<<" not in repr({key: tree}))
@@ -205,7 +204,6 @@ def test_our_yaml_is_read_back(key, tree):
 @given(st.text(max_size=200))
 @example("a: &a\n  <<: *a\n")
 @example("? {a: b}\n: c")
-@settings(max_examples=100)
 def test_no_text_breaks_the_reader(text):
     attempt(load_text, text)
     attempt(import_job, text)
@@ -219,7 +217,6 @@ anything = st.recursive(
 
 
 @given(st.data())
-@settings(max_examples=120)
 def test_no_value_of_a_field_breaks_the_spec(data):
     field = data.draw(st.sampled_from(list(JobSpec.model_fields)))
     value = data.draw(anything)
@@ -252,7 +249,6 @@ TOOL_FIELDS = {
 
 
 @given(st.data())
-@settings(max_examples=120)
 def test_no_file_of_another_tool_breaks_its_import(data):
     tool = data.draw(st.sampled_from(list(Tool)))
     names_of_tool = st.sampled_from([*TOOL_FIELDS[tool], "other"])

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from duetune.core.job import Job, Reconfiguration, ReconfigurationKey
@@ -101,7 +101,6 @@ def test_hand_made_traces(wishes, available, lost_in, overhead_s):
     ),
     st.sampled_from([0.0, 72.0, 180.0, 360.0, 599.0]),
 )
-@settings(max_examples=100)
 def test_any_trace_and_plan(ticks, overhead_s):
     wishes, available = [tick[0] for tick in ticks], [tick[1] for tick in ticks]
     work, dollars = benchmark(wishes, available, overhead_s)
@@ -133,7 +132,6 @@ def run(wishes, available, overhead_s, work_s=1e9):
     ),
     st.sampled_from([0.0, 72.0, 360.0, 600.0, 601.0, 900.0, 1800.0, 2500.0]),
 )
-@settings(max_examples=50)
 def test_the_simulator_of_one_instance_keeps_the_benchmarks_books(ticks, overhead_s):
     wishes, available = [tick[0] for tick in ticks], [tick[1] for tick in ticks]
     work, dollars = benchmark(wishes, available, overhead_s)

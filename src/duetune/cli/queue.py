@@ -12,7 +12,7 @@ from duetune.home import Home
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from duetune.core.events import GivenUp, Status
+    from duetune.core.events import Status
     from duetune.store.rows import CostLine, JobRow
 
 WIDTH_FOR_POLICIES = 110
@@ -33,12 +33,10 @@ class QueueAnswer(Answer, frozen=True, kw_only=True):
     """The answer of ``queue --json``; ``controller`` is the process id, None if none runs.
 
     ``fleet_silent_s`` is for how many seconds the fleet has not answered.
-    ``given_up`` has the jobs that their policy has given up, with the terms that would save them.
     """
 
     controller: int | None
     jobs: tuple[JobRow, ...]
-    given_up: dict[str, GivenUp]
     fleet_silent_s: float | None = None
 
 
@@ -68,15 +66,12 @@ def queue(everything: bool, limit: int, as_json: bool) -> None:
     alive = [each for each in Status if not each.final]
     rows = home.store.jobs(status=None if everything else alive, limit=limit)
     if as_json:
-        from duetune.jobs.status import jobs_given_up
-
         print_answer(
             QueueAnswer(
                 command="queue",
                 controller=home.controller,
                 jobs=tuple(rows),
                 fleet_silent_s=_silent_s(home, rows),
-                given_up=jobs_given_up(rows, home.store),
             )
         )
         return
@@ -91,7 +86,7 @@ def _show(rows: list[JobRow], home: Home) -> None:
 
     from duetune.cli import tables
     from duetune.jobs.controller_process import LOG_FILE
-    from duetune.jobs.status import given_up_text, jobs_given_up
+    from duetune.jobs.status import given_up_text
     from duetune.simulate.summary import dollars
 
     fleet = home.fleet
@@ -122,10 +117,9 @@ def _show(rows: list[JobRow], home: Home) -> None:
     for row in rows:
         table.add_row(*(cell(row) for cell in columns.values()))
     screen.print(table)
-    lost = jobs_given_up(rows, home.store)
     for row in rows:
-        if row.id in lost:
-            words = given_up_text(lost[row.id], row.updated_at if now is None else now)
+        if row.given_up is not None:
+            words = given_up_text(row.given_up, row.updated_at if now is None else now)
             click.echo(f"{row.id}: {words}.")
     if all(row.status.final for row in rows):
         return

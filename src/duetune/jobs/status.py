@@ -24,7 +24,6 @@ from duetune.store.rows import JobRow
 from duetune.training.worker_contract import read_progress
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
     from pathlib import Path
 
     from duetune.core.fleet import FleetReport, MarketReport
@@ -165,7 +164,7 @@ def job_status(
         share_slot=state.slot if job.limited else None,
         holders=_holders(job, store) if job.limited else {},
         fleet_silent_s=silent,
-        given_up=None if job.status.final else state.given_up,
+        given_up=job.given_up,
         trouble=trouble,
         log_tail=_tail(settings.folder(job.id) / LOGS / f"{suspect}.log") if suspect else (),
     )
@@ -200,14 +199,6 @@ def given_up_text(lost: GivenUp, now: float) -> str:
     """Return the sentence about a job that is given up; the deadline counts from ``now``."""
     left = math.ceil(max(0.0, (lost.deadline or now) - now) / 60) * 60
     return lost.text(f"{written_duration(timedelta(seconds=left))} from now")
-
-
-def jobs_given_up(rows: Iterable[JobRow], store: Store) -> dict[str, GivenUp]:
-    """Return the jobs of these rows that are given up. ``duetune queue`` calls it."""
-    # A job that is given up holds nothing, so that few journals are read.
-    active = [row.id for row in rows if not row.status.final and row.spot + row.on_demand == 0]
-    states = {job: state_of(store.journal.read(job), stream=job) for job in active}
-    return {job: state.given_up for job, state in states.items() if state.given_up is not None}
 
 
 def _trouble(job: JobRow, state: JobState) -> tuple[str, str]:

@@ -98,6 +98,7 @@ def _row_of(state: JobState, *, events: int) -> JobRow:
         project=_plain(submitted.project),
         share=None if state.share is None else _count(state.share),
         wish=None if state.wish is None else _count(state.wish),
+        given_up=None if state.status.final else state.given_up,
     )
 
 

@@ -6,7 +6,7 @@ from enum import StrEnum
 
 import msgspec
 
-from duetune.core.events import Status
+from duetune.core.events import GivenUp, Status
 from duetune.core.fleet import NodeKind, NodeState
 
 
@@ -20,6 +20,7 @@ class JobRow(msgspec.Struct, frozen=True, kw_only=True):
     ``events``: length of the job's stream.
     ``share``: the most GPUs that the job may hold where jobs compete; None means no limit.
     ``wish``: the GPUs that the job would hold if it were alone.
+    ``given_up``: set if the policy has given the job up; it has the terms that would save the job.
     """
 
     id: str
@@ -51,6 +52,7 @@ class JobRow(msgspec.Struct, frozen=True, kw_only=True):
     project: str = ""
     share: int | None = None
     wish: int | None = None
+    given_up: GivenUp | None = None
 
     @property
     def limited(self) -> bool:

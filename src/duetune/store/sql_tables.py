@@ -20,7 +20,7 @@ from sqlalchemy import (
     UniqueConstraint,
 )
 
-REVISIONS = ("0001", "0002", "0003", "0004")
+REVISIONS = ("0001", "0002", "0003", "0004", "0005")
 """Every schema that this code can migrate from, oldest first; it uses the last one."""
 
 VERSION_TABLE = "duetune_schema"
@@ -86,6 +86,7 @@ jobs = Table(
     Column("project", Text, nullable=False),
     Column("share", BigInteger),
     Column("wish", BigInteger),
+    Column("given_up", JSON(none_as_null=True)),
     Index("jobs_by_submission", "submitted_at"),
     Index("jobs_by_name", "name"),
 )

@@ -35,7 +35,6 @@ def shown(rows, width, monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", str(width))
     home = SimpleNamespace(
         fleet=SimpleNamespace(clock=CLOCK),
-        store=None,
         controller_note=lambda: "",
         fleet_silent_s=lambda _job: None,
     )

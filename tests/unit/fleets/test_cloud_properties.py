@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from duetune.core.fleet import Launch, Limit, NodeKind, NodeState, Release, Task
@@ -53,7 +53,6 @@ def told(cloud):
     return [node for job in JOBS for node in cloud.report(job).nodes]
 
 
-@settings(max_examples=60)
 @given(st.integers(0, 50), rules, stories)
 def test_no_limit_is_exceeded_no_spot_oversold_and_no_bill_falls(seed, rule, story):
     cloud = cloud_of(seed, rule)
@@ -85,7 +84,6 @@ def test_no_limit_is_exceeded_no_spot_oversold_and_no_bill_falls(seed, rule, sto
             allowed.pop(command.job, None)
 
 
-@settings(max_examples=100)
 @given(st.integers(0, 50), rules, stories, st.integers(2, 9))
 def test_looking_more_often_changes_nothing(seed, rule, story, looks):
     rare, often = cloud_of(seed, rule), cloud_of(seed, rule)

@@ -7,7 +7,7 @@ import sys
 import tomllib
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import duetune
@@ -59,7 +59,6 @@ plain = st.one_of(
 
 
 @given(st.one_of(plain, plain.map(deadline_guard)))
-@settings(max_examples=80)
 def test_the_name_of_a_policy_gives_the_policy_back(policy):
     assert policy_named(policy.name) == policy
     assert policies_named(policy.name) == (policy,)
