@@ -40,6 +40,7 @@ class LiveHome:
         }
         self.settings = load_settings(self.environment)
         self.slowness = slowness()
+        self._kept = None
 
     def run(self, *arguments, status=0, **more):
         """A command, in this process: to start the program takes longer than most commands do, and
@@ -141,12 +142,23 @@ class LiveHome:
         return opened_store(self.settings)
 
     def job(self, name):
-        with self.store() as store:
-            return store.job(name)
+        return self._watched().job(name)
 
     def story(self, name):
-        with self.store() as store:
-            return store.journal.read(name)
+        return self._watched().journal.read(name)
+
+    def _watched(self):
+        """A store that stays open: tests ask it many times. Another file needs another store."""
+        place = Path(self.settings.database).stat().st_ino
+        if self._kept is None or self._kept[0] != place:
+            self._forget()
+            self._kept = place, self.store()
+        return self._kept[1]
+
+    def _forget(self):
+        if self._kept is not None:
+            self._kept[1].close()
+        self._kept = None
 
     def fleet(self):
         return running_fleet(self.settings)
@@ -212,6 +224,7 @@ class LiveHome:
         return "\n".join(texts)
 
     def close(self):
+        self._forget()
         with suppress(Exception):
             self.kill_controller()
         with suppress(Exception):
