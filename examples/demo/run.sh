@@ -15,11 +15,21 @@ say() { printf '\n\033[1m$ %s\033[0m\n' "$*"; }
 
 # How long an emulated GPU takes for a microbatch; on a busy machine all of the demo takes longer.
 microbatch=$("$bin/python" examples/demo/model.py "$out/model")
-speed=$(awk "BEGIN { print 11.25 / $microbatch }")
+mkdir -p "$DUETUNE_HOME"
+cat >"$DUETUNE_HOME/config.toml" <<END
+[site]
+trace = "$PWD/examples/demo/market.csv"
+history_slots = 96
+speed = $(awk "BEGIN { print 11.25 / $microbatch }")
+emulated_microbatch_s = $microbatch
+max_gpus = 4
+notice_s = 2
+silent_share = 0.2
+seed = 7
+END
 
-say duetune fleet start --trace examples/demo/market.csv --speed "$speed" ...
-"$bin/duetune" fleet start --trace examples/demo/market.csv --speed "$speed" --history 96 \
-  --max-gpus 4 --emulated-microbatch "$microbatch" --notice 2 --silent 0.2 --seed 7
+say cat out/demo/home/config.toml
+cat "$DUETUNE_HOME/config.toml"
 
 say duetune launch examples/demo/job.yaml
 "$bin/duetune" launch examples/demo/job.yaml --yes
