@@ -1,4 +1,4 @@
-"""How large and how clear the source tree is, beside an earlier revision of it.
+"""How large and how clear the source tree is, beside earlier revisions of it.
 
     python benchmarks/tree.py --base REVISION
 
@@ -21,8 +21,8 @@ from pathlib import Path
 from reporting import arguments, finish, markdown_table, publish
 
 ROOT = Path(__file__).resolve().parents[1]
-REVIEWED = "e0f369b"
-"""The revision that the review of the tree was about."""
+EARLIER = ("e0f369b", "dd42550")
+"""The tree that was reviewed, and the same features after the review."""
 
 DECISION = """
 try:
@@ -67,29 +67,31 @@ print(len([name for name in seen if not name.startswith("duetune.testing")]))
 
 def main() -> None:
     parser = arguments(__doc__ or "")
-    parser.add_argument("--base", default=REVIEWED, help="the git revision to compare with")
+    parser.add_argument("--base", action="append", help="a git revision to compare with")
     given = parser.parse_args()
-    after = figures(ROOT, quick=given.quick)
-    with tempfile.TemporaryDirectory() as folder:
-        archive = subprocess.run(
-            ["git", "archive", given.base, "src", "tests"],
-            cwd=ROOT,
-            check=True,
-            capture_output=True,
-        ).stdout
-        with tarfile.open(fileobj=io.BytesIO(archive)) as tree:
-            tree.extractall(folder, filter="data")
-        before = figures(Path(folder), quick=given.quick)
-    rows = [[name, before[name], after[name]] for name in after]
-    table = markdown_table(["", f"before ({given.base})", "now"], rows)
+    revisions = given.base or EARLIER
+    found = {each: earlier(each, quick=given.quick) for each in revisions}
+    found["now"] = figures(ROOT, quick=given.quick)
+    rows = [[name, *(each[name] for each in found.values())] for name in found["now"]]
     publish(
         "tree",
         "The source tree",
         "How large is the source tree, and how many modules does one decision touch?",
-        [table],
+        [markdown_table(["", *found], rows)],
         write=not given.no_write,
     )
-    finish({"before": before, "now": after})
+    finish(found)
+
+
+def earlier(revision: str, *, quick: bool) -> dict[str, float]:
+    """Return the figures of the tree at a git revision."""
+    archive = subprocess.run(
+        ["git", "archive", revision, "src", "tests"], cwd=ROOT, check=True, capture_output=True
+    ).stdout
+    with tempfile.TemporaryDirectory() as folder:
+        with tarfile.open(fileobj=io.BytesIO(archive)) as tree:
+            tree.extractall(folder, filter="data")
+        return figures(Path(folder), quick=quick)
 
 
 def figures(tree: Path, *, quick: bool) -> dict[str, float]:

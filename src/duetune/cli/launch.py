@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from duetune.jobs.spec.job_spec import JobSpec
     from duetune.jobs.status import JobStatus
     from duetune.jobs.submit import PreparedJob
-    from duetune.jobs.training_settings import Setting
+    from duetune.jobs.training_settings import TrainingSetting
 
 OVER_BADLY = 1
 
@@ -34,7 +34,7 @@ class PlanAnswer(Answer, frozen=True, kw_only=True):
     chosen: str
     plan: TrainingPlan
     quote: QuoteDocument
-    settings: tuple[Setting, ...]
+    settings: tuple[TrainingSetting, ...]
     preflight: Preflight
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from duetune.jobs.configure import TrainingPlan
     from duetune.jobs.quote_document import QuoteDocument, QuoteLine
     from duetune.jobs.submit import PreparedJob
-    from duetune.jobs.training_settings import Setting
+    from duetune.jobs.training_settings import TrainingSetting
 
 IN_BATCH = {"per_device_train_batch_size", "gradient_accumulation_steps"}
 COLOURS = {"refused": ("red", "Would fail"), "warning": ("yellow", "Warning")}
@@ -54,7 +54,7 @@ def show_rest(job: str, quote: QuoteDocument) -> None:
         screen.print(sentence)
 
 
-def _training_table(chosen: TrainingPlan, settings: Sequence[Setting]) -> Table:
+def _training_table(chosen: TrainingPlan, settings: Sequence[TrainingSetting]) -> Table:
     """Return how the job is trained: what was chosen or is the default, and why."""
     table = new_table("training", "", "why", left=("training", "", "why"))
     rows: list[tuple[str, str, str]] = [

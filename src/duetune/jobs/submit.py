@@ -35,7 +35,7 @@ from duetune.jobs.spec.job_spec import JobSpec
 from duetune.jobs.spec.sections import AUTO
 from duetune.jobs.spec.values import is_path
 from duetune.jobs.terms import Terms, job_terms, seconds_until
-from duetune.jobs.training_settings import Setting, training_settings, training_task
+from duetune.jobs.training_settings import TrainingSetting, training_settings, training_task
 from duetune.knowledge.facts.model_facts import model_facts
 from duetune.knowledge.observation import Origin
 from duetune.knowledge.sources.knowledge_source import KnowledgeSource
@@ -84,7 +84,7 @@ class PreparedJob(msgspec.Struct, frozen=True):
     rows: int | None
     outlook: Outlook
     past: Past
-    settings: tuple[Setting, ...] = ()
+    settings: tuple[TrainingSetting, ...] = ()
     preflight: Preflight = Preflight()
 
     def _repr_html_(self) -> str:

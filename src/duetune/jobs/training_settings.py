@@ -33,7 +33,7 @@ _COMMON = ("learning_rate", "lr_scheduler_type", "warmup_steps", "weight_decay",
 _ADAPTERS = ("lora_r", "lora_alpha", "lora_dropout", "lora_target_modules")
 
 
-class Setting(msgspec.Struct, frozen=True):
+class TrainingSetting(msgspec.Struct, frozen=True):
     """One training setting: its name in a spec, its value, and where the value comes from."""
 
     name: str
@@ -71,7 +71,7 @@ def training_task(spec: JobSpec, plan: TrainingPlan) -> TrainingTask:
 
 def training_settings(
     spec: JobSpec, plan: TrainingPlan, task: TrainingTask, held_out: int | None
-) -> tuple[Setting, ...]:
+) -> tuple[TrainingSetting, ...]:
     """Return the settings that matter for the result, for ``plan`` to show. ``held_out`` is the
     number of rows that are kept for evaluation, if known.
     """
@@ -86,34 +86,34 @@ def training_settings(
         names += _ADAPTERS
     given = spec.training.given
     found = [
-        Setting("method", plan.method, plan.reasons.get("method", "")),
-        Setting("precision", plan.precision, plan.reasons.get("precision", "")),
+        TrainingSetting("method", plan.method, plan.reasons.get("method", "")),
+        TrainingSetting("precision", plan.precision, plan.reasons.get("precision", "")),
     ]
     for name in names:
         origin = plan.reasons.get(_PLANNED.get(name, ""), GIVEN if name in given else DEFAULT)
-        found.append(Setting(name, getattr(task, name), origin))
+        found.append(TrainingSetting(name, getattr(task, name), origin))
     return (*found, _evaluation(spec, task, held_out), *_checkpoints(spec))
 
 
-def _evaluation(spec: JobSpec, task: TrainingTask, held_out: int | None) -> Setting:
+def _evaluation(spec: JobSpec, task: TrainingTask, held_out: int | None) -> TrainingSetting:
     """Return the setting of the evaluation: another dataset, or a share of this one."""
     if task.eval_dataset is not None:
-        return Setting("eval_dataset", task.eval_dataset, GIVEN)
+        return TrainingSetting("eval_dataset", task.eval_dataset, GIVEN)
     origin = GIVEN if "eval_fraction" in spec.training.given else DEFAULT
     rows = "" if held_out is None else f"; {held_out:,} rows, at most {task.eval_rows}"
-    return Setting("eval_fraction", task.eval_fraction, origin + rows)
+    return TrainingSetting("eval_fraction", task.eval_fraction, origin + rows)
 
 
-def _checkpoints(spec: JobSpec) -> tuple[Setting, ...]:
+def _checkpoints(spec: JobSpec) -> tuple[TrainingSetting, ...]:
     every, keep = spec.checkpoint.every, spec.checkpoint.keep
     auto = not isinstance(every, timedelta)
     return (
-        Setting(
+        TrainingSetting(
             "checkpoint.every",
             "auto" if not isinstance(every, timedelta) else written_duration(every),
             "follows the rate of lost nodes" if auto else GIVEN,
         ),
-        Setting(
+        TrainingSetting(
             "checkpoint.keep",
             keep,
             DEFAULT if keep == type(spec.checkpoint)().keep else GIVEN,

@@ -172,7 +172,7 @@ class Crew:
                 self._gone(key, message.code)
 
 
-class Coordinator(msgspec.Struct):
+class JobCoordinator(msgspec.Struct):
     """A job's coordinator. Times are monotonic."""
 
     launch: Launch
@@ -187,13 +187,13 @@ class Coordinators:
     def __init__(self, crew: Crew, linger_s: float) -> None:
         self._crew = crew
         self._linger_s = linger_s
-        self._all: dict[str, Coordinator] = {}
+        self._all: dict[str, JobCoordinator] = {}
 
     def ensure(self, launch: Launch, secrets: JobSecrets) -> None:
         """Start the job's coordinator unless it has one. Called before a node of it starts."""
         found = self._all.get(launch.job)
         if found is None:
-            found = self._all[launch.job] = Coordinator(launch, secrets)
+            found = self._all[launch.job] = JobCoordinator(launch, secrets)
             self._start(found)
         found.end_at = math.inf
 
@@ -221,6 +221,6 @@ class Coordinators:
         absent = [one.start_at for job, one in self._all.items() if (job, "") not in self._crew]
         return min([*absent, *(one.end_at for one in self._all.values())], default=math.inf)
 
-    def _start(self, coordinator: Coordinator) -> None:
+    def _start(self, coordinator: JobCoordinator) -> None:
         launch = coordinator.launch
         self._crew.start((launch.job, ""), coordinator_of(launch, coordinator.secrets))
