@@ -194,7 +194,7 @@ def test_secrets_reach_the_job_and_nothing_else(calm):
             assert b"s3cr3t-value" not in path.read_bytes(), path
 
 
-def test_an_own_command_that_ends_well_is_done_and_one_that_keeps_crashing_has_failed(calm):
+def test_an_own_command_that_ends_well_is_done(calm):
     job = calm.launch(calm.spec(run=json.dumps("echo all done")))
     row = calm.until_over(job)
     assert (row.status, row.reason) == ("SUCCEEDED", "its command exited with status 0")
@@ -202,6 +202,10 @@ def test_an_own_command_that_ends_well_is_done_and_one_that_keeps_crashing_has_f
     accounted(calm, job)
     refused = calm.run("fleet", "start", "--max-gpus", 0, status=2)
     assert refused.stderr == "duetune: site.max_gpus: 0 is not allowed; expected 1 or more\n"
+
+
+@pytest.mark.more
+def test_an_own_command_that_keeps_crashing_has_failed(calm):
     job = calm.launch(calm.spec(run=json.dumps("exec nosuchprogram")))
     running = calm.run("fleet", "stop", status=2)
     assert f"jobs are running ({job})" in running.stderr
