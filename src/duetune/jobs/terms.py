@@ -13,6 +13,7 @@ from duetune.core.job import MAX_SLOTS, Job, Reconfiguration, ReconfigurationKey
 from duetune.errors import InvalidInput
 from duetune.jobs.spec.sections import AUTO, Spot
 from duetune.jobs.spec.values import written_deadline, written_duration
+from duetune.jobs.step_time import Basis
 from duetune.wall_clock import wall_now
 
 if TYPE_CHECKING:
@@ -96,8 +97,10 @@ def job_terms(
     work = MARGIN * plan.total_steps + 1
     gone = max(0.0, now - market.slot_began) / slot_s
     late = gone + max(0.0, site.startup_s - site.grow_s) * site.speed / slot_s
-    # A hard deadline ends the job with its last whole slot, so the rest is of no use.
-    lost = max(0.0, late - (0.0 if spec.hard_deadline else length - slots))
+    # A hard deadline ends the job with its last whole slot, so the rest is of no use. An assumed
+    # speed is no reason to refuse the job for that.
+    cut = spec.hard_deadline and plan.basis is not Basis.ASSUMED
+    lost = max(0.0, late - (0.0 if cut else length - slots))
     effective = slots - 1 + rule.grow - lost
     gpus = next(
         (
