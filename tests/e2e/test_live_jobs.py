@@ -132,7 +132,7 @@ def test_cancel_pause_resume_and_amend_are_kept(calm):
     earliest = calm.fleet().clock.now() + 20 * 3600
     assert "confirm with --yes" in calm.run("amend", job, "--budget", "$50", status=2).stderr
     soon = calm.run("amend", job, "--deadline", "31m", "--yes", status=2).stderr
-    assert "all GPUs need that long on demand for the rest" in soon
+    assert "the one GPU needs that long on demand for the rest" in soon
     calm.run("amend", job, "--deadline", "20h", "--budget", "$50", "--yes")
     latest = calm.fleet().clock.now() + 20 * 3600
     left_at = calm.step(job)

@@ -79,8 +79,8 @@ def test_a_provider_that_hangs_is_an_event_and_reading_does_without_it(home, job
     stopped(provider)
     began = time.monotonic()
     assert home.json("status", job)["status"]["fleet_silent_s"] is not None
-    home.until(lambda: "does not answer since" in home.run("queue").stdout, "the queue's word")
-    assert "does not answer since" in home.run("status", job).stdout
+    home.until(lambda: "has not answered for" in home.run("queue").stdout, "the queue's word")
+    assert "has not answered for" in home.run("status", job).stdout
     assert "the fleet did not answer: " in home.run("explain", job).stdout
     assert "begins at step" in home.run("logs", job).stdout
     time.sleep(max(0.0, STOP_S - (time.monotonic() - began)))

@@ -153,6 +153,9 @@ def _discard_output() -> int:
 
 
 def _refused(error: click.ClickException) -> int:
+    if isinstance(error, click.exceptions.NoArgsIsHelpError):
+        error.show()
+        return error.exit_code
     context = error.ctx if isinstance(error, click.UsageError) else None
     advice = f" See '{context.command_path} --help'." if context is not None else ""
     message = error.format_message()

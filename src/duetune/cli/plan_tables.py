@@ -50,7 +50,7 @@ def show_rest(job: str, quote: QuoteDocument) -> None:
     screen = console()
     screen.print(f"[bold]{escape(job)}[/]: the rest of the job on the new terms")
     screen.print(_quote_table(quote))
-    for sentence in _terms_sentences(quote):
+    for sentence in _terms_sentences(quote, budget="budget left"):
         screen.print(sentence)
 
 
@@ -104,15 +104,19 @@ def _gpus(chosen: TrainingPlan) -> str:
 
 def _speed(chosen: TrainingPlan) -> str:
     least, most = chosen.min_gpus, chosen.max_gpus
-    alone = f"{chosen.step_s[least]:.2g} s per step on {least}{_between(chosen, least)}"
+    alone = f"{_two_digits(chosen.step_s[least])} s per step on {least}{_between(chosen, least)}"
     if most == least:
         return alone
-    return f"{alone}, {chosen.step_s[most]:.2g} s on {most}{_between(chosen, most)}"
+    return f"{alone}, {_two_digits(chosen.step_s[most])} s on {most}{_between(chosen, most)}"
 
 
 def _between(chosen: TrainingPlan, gpus: int) -> str:
     quick, slow = chosen.step_s_quick[gpus], chosen.step_s_slow[gpus]
-    return f" ({quick:.2g} to {slow:.2g})" if quick < slow else ""
+    return f" ({_two_digits(quick)} to {_two_digits(slow)})" if quick < slow else ""
+
+
+def _two_digits(seconds: float) -> str:
+    return f"{seconds:.2g}" if seconds < 10 else f"{seconds:,.0f}"
 
 
 def _grounds(chosen: TrainingPlan) -> str:
@@ -165,7 +169,8 @@ def _after(moment: float | None, quote: QuoteDocument) -> str:
 
 
 def _sentences(prepared: PreparedJob, quote: QuoteDocument) -> list[str]:
-    first, *notes = _terms_sentences(quote)
+    cut_s = prepared.terms.deadline_at - quote.deadline_at
+    first, *notes = _terms_sentences(quote, cut=cut_s >= 1)
     return [
         first,
         f"Policy {escape(prepared.policy)}: {escape(prepared.chosen)}.",
@@ -175,15 +180,20 @@ def _sentences(prepared: PreparedJob, quote: QuoteDocument) -> list[str]:
     ]
 
 
-def _terms_sentences(quote: QuoteDocument) -> list[str]:
-    """Return deadline and money in one sentence, then the notes."""
+def _terms_sentences(
+    quote: QuoteDocument, *, budget: str = "budget", cut: bool = False
+) -> list[str]:
+    """Return deadline and money in one sentence, then the notes. ``cut``: the deadline is within a
+    slot.
+    """
     due = duration_words(quote.deadline_at - quote.at)
+    due += ", the last end of a slot before the deadline" if cut else ""
     last = f"stopped after {duration_words(quote.hard_deadline_at - quote.at)}"
     if quote.soft:
         last = "soft deadline: after it the job goes on at the least cost"
     slot = duration_words(quote.slot_s)
     money = f"value {dollars(quote.value)}"
-    money += "" if quote.budget is None else f", budget {dollars(quote.budget)}"
+    money += "" if quote.budget is None else f", {budget} {dollars(quote.budget)}"
     return [
         f"Due in {due} ({last}), {money}; one decision every {slot}.",
         *(f"[yellow]Note:[/] {escape(note)}." for note in quote.notes),

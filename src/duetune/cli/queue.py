@@ -126,7 +126,7 @@ def _show(rows: list[JobRow], home: Home) -> None:
     if note := home.controller_note():
         click.echo(note)
     elif (silent_s := _silent_s(home, rows)) is not None:
-        click.echo(f"The fleet does not answer since {silent_s:.0f} s.")
+        click.echo(f"The fleet has not answered for {silent_s:.0f} s.")
     elif fleet is None:
         log = home.settings.home / LOG_FILE
         click.echo(

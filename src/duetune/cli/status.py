@@ -104,7 +104,7 @@ def panel(found: JobStatus) -> Group:
     grid.add_row("steps", f"{bar}  {progress.step} of {total}{_loss(found)}")
     grid.add_row("GPUs", _gpus(found))
     if found.fleet_silent_s is not None:
-        grid.add_row("fleet", f"[red]does not answer since {found.fleet_silent_s:.0f} s[/]")
+        grid.add_row("fleet", f"[red]has not answered for {found.fleet_silent_s:.0f} s[/]")
     if row.limited:
         words = f"{row.share} of {row.wish} (slot {found.share_slot}): {found.share_reason}"
         grid.add_row("share", escape(words))
@@ -173,4 +173,6 @@ def _due(found: JobStatus) -> str:
     if found.projected_finish is not None:
         ahead = duration_words(found.projected_finish - found.now)
         finish = f"; finished in {ahead} with the present GPUs"
+        if found.projected_finish > row.deadline_at:
+            finish += ", [red]which is late[/]"
     return f"{words} ({slots}){finish}"

@@ -323,7 +323,8 @@ def decide(policy: Policy, view: View) -> Decision:
     allowed = Allocation(spot=int(spot), on_demand=int(on_demand))
     if allowed == asked:
         return decision
-    reason = f"{decision.reason}; the budget pays for only {allowed.total}"
+    paid = f"only {allowed.total}" if allowed.total else "no GPU"
+    reason = f"{decision.reason}; the budget pays for {paid}"
     return msgspec.structs.replace(decision, allocation=allowed, reason=reason)
 
 

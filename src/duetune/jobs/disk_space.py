@@ -41,8 +41,8 @@ class Disk(msgspec.Struct, frozen=True):
 
     def __str__(self) -> str:
         return (
-            f"about {size_words(self.most)} are needed on the disk of {self.place}, "
-            f"{size_words(self.free)} are free"
+            f"with all checkpoints about {size_words(self.most)} are needed on the disk of "
+            f"{self.place}, {size_words(self.free)} are free"
         )
 
 

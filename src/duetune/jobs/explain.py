@@ -76,7 +76,7 @@ class SlotExplained(msgspec.Struct, frozen=True):
         if self.given_up is None:
             return self.reason
         ahead = math.ceil(((self.given_up.deadline or self.at) - self.at) / self.slot_s - 1e-9)
-        return f"{self.given_up.text(f'{ahead} slots later')}; {self.reason}"
+        return f"{self.given_up.text(f'in slot {self.slot - 1 + ahead}')}; {self.reason}"
 
 
 class WholeRun(msgspec.Struct, frozen=True):

@@ -127,13 +127,13 @@ def _ignored(spec: JobSpec) -> Iterator[Finding]:
     for field, value in (("model", spec.model), ("dataset", spec.dataset)):
         if value is not None:
             yield _warning(
-                field, value, "is ignored: your own command (run) is not told of it; pass it in run"
+                field, value, "ignored: your own command (run) is not told of it; pass it in run"
             )
     if spec.checkpoint.every != "auto":
         yield _warning(
             "checkpoint.every",
             spec.document()["checkpoint"]["every"],  # type: ignore[index]
-            "is ignored: your own command (run) decides when it saves",
+            "ignored: your own command (run) decides when it saves",
         )
 
 
@@ -185,7 +185,7 @@ def _model_files(
         yield _warning(
             "model",
             task.model,
-            "has no chat template: messages are written as '### role' and their text",
+            "no chat template: messages are written as '### role' and their text",
         )
     if task.method is TrainingMethod.LORA:
         yield from _layers(folder, task)
@@ -257,7 +257,7 @@ def _rows(data: DataCheck | None, task: TrainingTask) -> Iterator[Finding]:
         yield _refused(
             "training.max_length",
             task.max_length,
-            f"more: no row has a token to learn within it{longest}",
+            f"a larger number: no row has a token to learn within it{longest}",
         )
     elif data.dropped:
         yield _warning(

@@ -161,10 +161,8 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
         if self.adapters:
             return Method.LORA.value, "the spec has LoRA settings"
         if facts is None or fits is None:
-            return (
-                Method.LORA.value,
-                "adapters need the least memory, and the memory need is unknown",
-            )
+            unknown = "the size of the model" if facts is None else "the memory of the GPU"
+            return Method.LORA.value, f"adapters need the least memory, and {unknown} is unknown"
         if facts.parameters >= SMALL_MODEL:
             return (
                 Method.LORA.value,

@@ -13,6 +13,7 @@ from duetune.core.job import MAX_SLOTS, Job, Reconfiguration, ReconfigurationKey
 from duetune.errors import InvalidInput
 from duetune.jobs.spec.sections import AUTO, Spot
 from duetune.jobs.spec.values import written_deadline, written_duration
+from duetune.jobs.step_time import Basis
 from duetune.wall_clock import wall_now
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ def job_terms(
     Refuses a deadline that cannot be met even with all GPUs on demand from now on, at the expected
     speed. A note says so if only the slowest likely speed is too slow. The present slot of the
     market is slot 1, although part of it has passed. If the deadline, cut to whole slots, leaves
-    less room than that part, the difference is added to the work.
+    less room than that part, the difference is added to the work. A hard deadline leaves none.
     """
     slot_s = market.slot_s
     policy, policy_reason = _policy(spec, market)
@@ -96,7 +97,10 @@ def job_terms(
     work = MARGIN * plan.total_steps + 1
     gone = max(0.0, now - market.slot_began) / slot_s
     late = gone + max(0.0, site.startup_s - site.grow_s) * site.speed / slot_s
-    lost = max(0.0, late - (length - slots))
+    # A hard deadline ends the job with its last whole slot, so the rest is of no use. An assumed
+    # speed is no reason to refuse the job for that.
+    cut = spec.hard_deadline and plan.basis is not Basis.ASSUMED
+    lost = max(0.0, late - (0.0 if cut else length - slots))
     effective = slots - 1 + rule.grow - lost
     gpus = next(
         (

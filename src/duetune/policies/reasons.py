@@ -33,7 +33,8 @@ def reason(view: View, choice: KernelChoice, horizon: int, threshold: float) -> 
     if choice.guarded:
         parts.append(guard_text(choice.spot, choice.on_demand, view.job.deadline))
     elif view.job.budget is not None and held < choice.wanted:
-        parts.append(f"the budget of ${view.job.budget:.2f} pays for {_gpus(held)} only")
+        only = " only" if held else ""
+        parts.append(f"the budget of ${view.job.budget:.2f} pays for {_gpus(held)}{only}")
     if choice.on_demand and view.market.available and not _saves(view):
         parts.append("on-demand, because spot costs no less")
     return "; ".join(parts)

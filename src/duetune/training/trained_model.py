@@ -196,7 +196,8 @@ def _with_adapter(task: TrainingTask, base: LanguageModel) -> LanguageModel:
     try:
         return cast("LanguageModel", peft.get_peft_model(base, config))
     except ValueError as error:
-        allowed = f"names of layers of this model ({_short(error)})"
+        unknown = "not found in the base model" in str(error)
+        allowed = "names of layers of this model" + ("" if unknown else f" ({_short(error)})")
         raise InvalidInput("lora_target_modules", chosen, allowed) from None
 
 

@@ -9,7 +9,12 @@ import time
 import pytest
 
 from duetune.control.connections import FolderReports
+from duetune.control.turn import measured_pace
+from duetune.core.fleet import Node, NodeKind, NodeState
+from duetune.core.progress import Phase, Progress
+from duetune.engine.state import JobState
 from duetune.testing.memory_fleet import ManualClock
+from duetune.testing.sample_events import submission
 from duetune.training.hazard import read_hazard
 from duetune.wall_clock import OFFSET_FILE
 
@@ -65,3 +70,47 @@ def test_a_report_is_never_older_than_the_last_look_whatever_the_wall_clock_says
     assert reports.read("job")[1] == pytest.approx(1000, abs=60)
     path.write_text(json.dumps({"step": 4, "phase": "training", "at": time.time()}))
     assert reports.read("job")[1] == pytest.approx(1000, abs=60)
+
+
+def _after_a_slot(progress, *, started_at, ended_at=None):
+    """Return the state of a job of 1,800-second slots after slot 2 and a report in it."""
+    submitted = submission()
+    began = submitted.origin + submitted.slot_s
+    node = Node(
+        id="n1",
+        job="tuning",
+        kind=NodeKind.SPOT,
+        state=NodeState.RUNNING if ended_at is None else NodeState.LOST,
+        requested_at=submitted.origin,
+        started_at=submitted.origin + started_at,
+        ended_at=None if ended_at is None else submitted.origin + ended_at,
+    )
+    state = JobState("tuning", submitted, submitted.job)
+    state.nodes = {node.id: node}
+    state.slot, state.slot_began, state.progress_at_slot = 2, began, 10.0
+    state.progress, state.progress_at = progress, began + submitted.slot_s / 2
+    return state
+
+
+def test_a_command_that_reports_no_time_per_step_is_measured_by_its_steps():
+    progress = Progress(step=30, total_steps=90, phase=Phase.TRAINING)
+    # Twenty steps in half a slot.
+    assert measured_pace(_after_a_slot(progress, started_at=60), speed=100.0) == {1: 40.0}
+
+
+def test_its_own_time_per_step_counts_without_a_number_of_workers():
+    progress = Progress(step=11, total_steps=90, step_s=0.5, phase=Phase.TRAINING)
+    assert measured_pace(_after_a_slot(progress, started_at=60), speed=100.0) == {1: 36.0}
+
+
+@pytest.mark.parametrize(
+    ("step", "node"),
+    [
+        pytest.param(14, {"started_at": 60}, id="too-few-steps"),
+        pytest.param(30, {"started_at": 2000}, id="started-within-the-slot"),
+        pytest.param(30, {"started_at": 60, "ended_at": 2500}, id="lost-within-the-slot"),
+    ],
+)
+def test_a_disturbed_slot_is_not_measured(step, node):
+    progress = Progress(step=step, total_steps=90, phase=Phase.TRAINING)
+    assert measured_pace(_after_a_slot(progress, **node), speed=100.0) == {}

@@ -73,6 +73,13 @@ def test_what_has_gone_of_the_first_slot_is_made_up_for_where_the_cut_leaves_no_
     assert cut.late_s == 0
 
 
+def test_a_hard_deadline_has_no_use_for_a_part_of_a_slot():
+    hard = terms_of(spec_with(deadline="8h", hard_deadline=True), market_at(gone_s=900))
+    assert hard.job.deadline == hard.job.hard_deadline == 16
+    assert hard.job.work > terms_of(spec_with(deadline="8h"), market_at(gone_s=900)).job.work
+    assert hard.late_s == 0
+
+
 def test_what_is_not_told_of_its_value_is_three_times_its_cost_on_demand():
     terms = terms_of(spec_with())
     trace = constant_market(terms.job.hard_deadline, available=0, on_demand_price=1.5)

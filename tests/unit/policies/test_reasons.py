@@ -79,6 +79,8 @@ def test_the_guard_says_what_it_raised():
 def test_the_budget_says_what_it_left():
     words = reason(OnDemandOnly(), job(budget=20.0), spent=17.5)
     assert "the budget of $20.00 pays for 2 GPUs only" in words
+    words = reason(OnDemandOnly(), job(budget=20.0), spent=20.0)
+    assert words.endswith("the budget of $20.00 pays for no GPU")
 
 
 def test_schedule_and_price_are_named():

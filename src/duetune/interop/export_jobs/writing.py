@@ -71,10 +71,9 @@ class Notes:
             self.add("project", f"{spec.project} has no quota there")
         _, least, most = spec.gpus
         if most != least:
-            self.add(
-                "resources.accelerators",
-                f"{machines.total} GPUs all the time; choose another number with --gpus",
-            )
+            held = "1 GPU" if machines.total == 1 else f"{machines.total} GPUs"
+            said = f"{held} all the time; choose another number with --gpus"
+            self.add("resources.accelerators", said)
         if spec.checkpoint.keep != CheckpointSpec().keep:
             self.add("checkpoint.keep", f"{spec.checkpoint.keep} is not exported")
         if spec.run is not None:
@@ -191,11 +190,12 @@ def _planned(
         "bf16": precision == "bf16",
         "fp16": precision == "fp16",
     }
-    gpu = f"{machines.total} x {accelerator}" if accelerator != CPU else "an unknown GPU"
+    known = accelerator != CPU
+    gpu = f"{machines.total} x {accelerator} from data sheets" if known else "an unknown GPU"
     notes.add(
         "training",
         f"{recipe.method}, {precision}, {recipe.grad_accum} x {recipe.batch_size} examples of at "
-        f"most {recipe.tokens_per_sample} tokens per step, planned for {gpu} from data sheets, "
+        f"most {recipe.tokens_per_sample} tokens per step, planned for {gpu}, "
         "without measured runs",
     )
     if accelerator == CPU:

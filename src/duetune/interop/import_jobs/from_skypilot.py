@@ -131,7 +131,7 @@ def _accelerators(source: ForeignFile, value: object) -> str | None:
         pairs = each.items() if isinstance(each, dict) else [(each, None)]
         kinds += [_kind(source, name, count) for name, count in pairs]
     name, count = kinds[0]
-    for other, number in kinds[1:]:
+    for other, number in dict.fromkeys(kinds):
         if (other, number) != (name, count):
             source.note(
                 "resources.accelerators",
