@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from duetune.errors import DuetuneError, InvalidInput, StoreError, StoreLost
+from duetune.market.forecast.simple import WEEK_HOURS
 from duetune.registry.fleets import EMBEDDED, OF_FLEET, feed_named, fleet_named
 from duetune.registry.markets import forecast_named
 from duetune.registry.planners import planner_named
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
     from duetune.store.store import Store
 
 POOL = "pool"
-WEEK_HOURS = 168.0
 LINGER_WALL_S = 30.0
 FASTEST_POLL_S = 0.25
 SLOWEST_POLL_S = 10.0

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 TAIL_LINES = 5
 TAIL_BYTES = 4000
 ANSWER_S = 2.0
-"""How many seconds a reader waits for the fleet before the journal must do."""
+"""A reader waits this many seconds for the fleet; then it shows what the journal knows."""
 
 
 class MarketNow(msgspec.Struct, frozen=True):

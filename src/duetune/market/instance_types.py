@@ -1,4 +1,4 @@
-"""How many GPUs of which kind an AWS instance type has, to turn its prices into prices per GPU."""
+"""The GPUs of AWS instance types, which turn a price per instance into a price per GPU."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ class Survived(msgspec.Struct, frozen=True):
 
 
 class Survival(msgspec.Struct, frozen=True):
-    """How long spells last, from those whose beginning was observed.
+    """The lengths of spells, from those whose beginning was observed.
 
     - ``censored``: spells that the end of the trace cut off.
     - ``median_hours``: None if more than half of the spells outlast what was observed.

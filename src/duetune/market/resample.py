@@ -28,7 +28,7 @@ SAME_EDGE = 1e-9
 
 
 class Availability(StrEnum):
-    """How many GPUs a longer slot offers if the count changes within it.
+    """The rule for the GPUs of a longer slot if the count changes within it.
 
     - MIN: the GPUs that are there during the whole slot.
     - START: the GPUs at its start.

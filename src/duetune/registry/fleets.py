@@ -17,7 +17,8 @@ from duetune.errors import FleetError, InvalidInput
 from duetune.files import write_whole
 from duetune.fleets.embedded.client import EmbeddedFleet, running_provider, start_provider
 from duetune.fleets.embedded.cloud_settings import DEFAULT_PRELOAD, FleetSettings
-from duetune.fleets.host import Connected
+from duetune.fleets.host import AlwaysOn, Connected, FleetHost
+from duetune.market.forecast.simple import WEEK_HOURS
 from duetune.market.resample import slice_slots
 from duetune.registry.markets import SYNTHETIC_SLOTS, market_named, markets_from_file
 from duetune.registry.plugins import Kind, Listed
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from duetune.core.market import MarketTrace
-    from duetune.fleets.host import FleetHost
     from duetune.settings import Settings
 
 FLEET_GROUP = "duetune.fleets"
@@ -38,6 +38,7 @@ behind the name, and returns a ``Connected`` or a ``FleetHost``.
 """
 
 EMBEDDED = "embedded"
+SITE_FILE = "site.json"
 
 FLEETS = (
     Listed(EMBEDDED, "emulated spot and on-demand GPUs on this machine, with a replayed market"),
@@ -49,8 +50,6 @@ def fleet_named(settings: Settings, site: SiteSettings | None = None) -> FleetHo
 
     ``site`` starts the embedded fleet on another site than the configured one.
     """
-    from duetune.fleets.host import AlwaysOn, Connected
-
     name = settings.site.fleet.strip()
     if name == EMBEDDED:
         return EmbeddedHost(settings, site)
@@ -64,8 +63,6 @@ def fleets_listed() -> tuple[Listed, ...]:
 
 
 def _checked(found: object) -> FleetHost | Connected | None:
-    from duetune.fleets.host import Connected, FleetHost
-
     return found if isinstance(found, (Connected, FleetHost)) else None
 
 
@@ -111,10 +108,6 @@ FEED_KIND: Kind[MarketFeed] = Kind(
     lambda found: found if isinstance(found, MarketFeed) else None,
     "a market feed: now() and history()",
 )
-
-
-SITE_FILE = "site.json"
-WEEK_HOURS = 168.0
 
 
 class EmbeddedHost:

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from sqlalchemy.engine.interfaces import DBAPIConnection
     from sqlalchemy.pool import ConnectionPoolEntry
 
-
 Key = TypeVar("Key")
 Row = TypeVar("Row", bound=msgspec.Struct)
 
@@ -37,6 +36,18 @@ WRITES = "duetune_writes"
 """The execution option of connections that will write."""
 
 _AT_ONCE = 500
+
+BUSY_S = 30.0
+"""A writer waits this many seconds for another one."""
+
+_REFUSALS = {
+    sqlite3.SQLITE_NOTADB: "an SQLite database",
+    sqlite3.SQLITE_CORRUPT: "an SQLite database",
+    sqlite3.SQLITE_READONLY: "a file and a folder that can be written",
+    sqlite3.SQLITE_CANTOPEN: "a file and a folder that can be written",
+    sqlite3.SQLITE_PERM: "a file and a folder that can be written",
+}
+"""What is expected of the file, by SQLite's error code; only errors that the user can fix."""
 
 
 class Database:
@@ -124,19 +135,6 @@ def _first_line(failure: BaseException) -> str:
     cause = failure.orig if isinstance(failure, DBAPIError) and failure.orig else failure
     lines = str(cause).strip().splitlines()
     return lines[0] if lines else type(cause).__name__
-
-
-BUSY_S = 30.0
-"""How many seconds to wait for another writer."""
-
-_REFUSALS = {
-    sqlite3.SQLITE_NOTADB: "an SQLite database",
-    sqlite3.SQLITE_CORRUPT: "an SQLite database",
-    sqlite3.SQLITE_READONLY: "a file and a folder that can be written",
-    sqlite3.SQLITE_CANTOPEN: "a file and a folder that can be written",
-    sqlite3.SQLITE_PERM: "a file and a folder that can be written",
-}
-"""What is expected of the file, by SQLite's error code; only errors that the user can fix."""
 
 
 def sqlite_database(path: Path) -> Database:

@@ -170,14 +170,14 @@ class JournalContract:
         assert lengths[-1] == 300
 
     def test_of_writers_in_threads_one_wins_each_position(self) -> None:
-        """Of several threads exactly one writes each position."""
+        """Exactly one of several threads writes each position."""
         journal = self.make()
         with ThreadPoolExecutor(WRITERS) as pool:
             wins = list(pool.map(lambda writer: _compete(journal, writer), range(WRITERS)))
         _check_race(journal, wins)
 
     def test_of_writers_in_processes_one_wins_each_position(self) -> None:
-        """Of several processes exactly one writes each position."""
+        """Exactly one of several processes writes each position."""
         journal, opener = self.make(), self.opener()
         if opener is None:
             return
