@@ -21,7 +21,6 @@ from duetune.errors import InvalidInput, OutOfMemory
 from duetune.training.authentication import job_secret
 from duetune.training.batches import held_out
 from duetune.training.checkpoint import CheckpointStore, Damaged
-from duetune.training.elastic import ElasticTraining
 from duetune.training.group import ElasticGroup, GroupPlace, GroupSettings, SoloGroup
 from duetune.training.publication import PublishedResult, only_publisher, publish, published
 from duetune.training.saver import Saver
@@ -36,6 +35,7 @@ from duetune.training.trained_model import (
     precision,
     save_model,
 )
+from duetune.training.training_loop import ElasticTraining
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

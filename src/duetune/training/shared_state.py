@@ -2,7 +2,7 @@
 
 In a step every member computes the gradients of some microbatches, the gradients are summed over
 all members, and each member makes the same update. Nothing changes before the update, so a step can
-be repeated with other members. ``elastic`` runs the steps; ``group`` sums over members.
+be repeated with other members. ``training_loop`` runs the steps; ``group`` sums over members.
 """
 
 from __future__ import annotations
