@@ -15,10 +15,10 @@ from duetune.simulate.journal_replay import redecided
 from duetune.wall_clock import OFFSET_FILE
 from support.accounts import accounted, never_two_at_once
 from support.live_home import LEFT_RUNNING, LiveHome
+from support.more import MORE
 
 pytestmark = [pytest.mark.live, pytest.mark.filterwarnings(LEFT_RUNNING)]
 
-MORE = "DUETUNE_TEST_MORE" in os.environ
 STOP_S = 30.0 if MORE else 0.5
 PRICE = 0.9
 
