@@ -86,8 +86,8 @@ class JobState(msgspec.Struct):
     - ``refused_in``: the last slot in which the fleet refused a spot node.
     - ``watched``: the market as it was observed.
     - ``given_up``: set if the policy has given the job up.
-    - ``probe_since``: the slot in which the pace began to be measured again before the job is given
-      up, at ``probe_from`` steps; 0 if the job is not in doubt.
+    - ``probe_since``: the slot in which GPUs began to be held only to measure the pace, at
+      ``probe_from`` steps; 0 if they are not.
 
     Nodes:
 
