@@ -101,6 +101,8 @@ class JobState(msgspec.Struct):
     - ``progress``: the latest report, made at ``progress_at``.
     - ``progress_at_slot``: work done before the present slot.
     - ``stepped_at``: when the number of steps last grew.
+    - ``steady_at``: since when the same nodes have trained and nothing was measured, with
+      ``steady_step`` steps done; None if they have not done a step yet.
     - ``loss``: the last loss that was reported.
     - ``pace``: measured steps per slot, by number of GPUs.
     - ``stalled_slots``: consecutive slots with GPUs and without progress.
@@ -139,6 +141,8 @@ class JobState(msgspec.Struct):
     progress: Progress = Progress()
     progress_at: float | None = None
     stepped_at: float = -math.inf
+    steady_at: float | None = None
+    steady_step: int = 0
     pace: dict[int, float] = msgspec.field(default_factory=dict)
     lost_steps: int = 0
     preemptions: int = 0
