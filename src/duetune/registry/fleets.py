@@ -17,7 +17,7 @@ from duetune.errors import FleetError, InvalidInput
 from duetune.files import write_whole
 from duetune.fleets.embedded.client import EmbeddedFleet, running_provider, start_provider
 from duetune.fleets.embedded.cloud_settings import DEFAULT_PRELOAD, FleetSettings
-from duetune.fleets.host import AlwaysOn, Connected, FleetHost
+from duetune.fleets.host import ANSWER_S, AlwaysOn, Connected, FleetHost
 from duetune.market.forecast.simple import WEEK_HOURS
 from duetune.market.resample import slice_slots
 from duetune.registry.markets import SYNTHETIC_SLOTS, market_named, markets_from_file
@@ -138,9 +138,12 @@ class EmbeddedHost:
             self._start(self._started_on())
 
     def feed(self) -> MarketFeed:
-        """Return the feed of the running fleet, or of the fleet that would be started now."""
-        found = self.running()
-        return _MarketAtStart(self.site()) if found is None else found.feed
+        """Return the feed of the running fleet, or of the fleet that would be started now.
+
+        ``plan`` and ``amend`` read it, and do not wait long for a fleet that stands still.
+        """
+        found = running_provider(self._settings.fleet, timeout_s=ANSWER_S)
+        return _MarketAtStart(self.site()) if found is None else found
 
     def site(self) -> SiteSettings:
         """Return the site of the running fleet, or of the fleet that would be started now.
