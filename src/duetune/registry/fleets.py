@@ -23,7 +23,7 @@ from duetune.market.resample import slice_slots
 from duetune.registry.markets import SYNTHETIC_SLOTS, market_named, markets_from_file
 from duetune.registry.plugins import Kind, Listed
 from duetune.settings import SiteSettings
-from duetune.store.store import made_home, opened_store
+from duetune.store.store import made_home, readable_store
 from duetune.wall_clock import wall_now
 
 if TYPE_CHECKING:
@@ -154,7 +154,7 @@ class EmbeddedHost:
             return self._started_on()
         if not (self._settings.fleet / SITE_FILE).is_file():
             return self._settings.site
-        with opened_store(self._settings) as store:
+        with readable_store(self._settings) as store:
             return self._started_on() if store.active() else self._settings.site
 
     def _start(self, site: SiteSettings) -> Connected:

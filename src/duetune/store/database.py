@@ -16,9 +16,11 @@ from urllib.parse import quote
 import msgspec
 from sqlalchemy import URL, create_engine, event
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+from sqlalchemy.pool import StaticPool
 
 from duetune.errors import InvalidInput, MissingExtra, StoreError, StoreLost
 from duetune.files import OWNER
+from duetune.store.sql_tables import metadata
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -115,6 +117,13 @@ def postgres_database(url: URL) -> Database:
     except ImportError as missing:
         raise MissingExtra("a PostgreSQL journal", "postgres") from missing
     return Database(engine, shown)
+
+
+def memory_database() -> Database:
+    """Return a new database in memory that has all tables and no rows."""
+    engine = create_engine("sqlite://", poolclass=StaticPool)
+    metadata.create_all(engine)
+    return Database(engine, "memory")
 
 
 def parsed(found: RowMapping, kind: type[Row]) -> Row:
