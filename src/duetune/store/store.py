@@ -1,7 +1,7 @@
 """The store: one object for everything that outlives a process.
 
-``opened_store``, ``readable_store`` and ``existing_store`` find the store of a home folder. It is created
-when something is written, not when something is asked.
+``opened_store``, ``readable_store`` and ``existing_store`` find the store of a home folder. It is
+created when something is written, not when something is asked.
 """
 
 from __future__ import annotations
@@ -97,6 +97,7 @@ def open_store(url_or_path: str | Path, *, clock: Callable[[], float] = wall_now
         database = _database(url_or_path)
         try:
             migrate(database)
+            database.identify()
         except BaseException:
             database.close()
             raise
