@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from enum import StrEnum
-from typing import TYPE_CHECKING, assert_never
+from typing import TYPE_CHECKING, Literal, assert_never
 
 import msgspec
 
@@ -54,6 +54,24 @@ class Reduction(StrEnum):
 EXACT_BYTES = 256 * 2**20
 
 
+class EvalStrategy(StrEnum):
+    """When the evaluation loss is measured during training: never, every ``eval_steps``, or after
+    every pass over the data. It is measured at the end in any case.
+    """
+
+    NO = "no"
+    STEPS = "steps"
+    EPOCH = "epoch"
+
+
+class Tracker(StrEnum):
+    """An experiment tracker to which metrics are sent, by its name in ``report_to``."""
+
+    WANDB = "wandb"
+    MLFLOW = "mlflow"
+    TENSORBOARD = "tensorboard"
+
+
 class TrainingTask(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The task of one job, the same for all its members.
 
@@ -63,6 +81,11 @@ class TrainingTask(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     - ``max_steps``: overrides ``num_train_epochs``.
     - ``checkpoint_every_s``: overrides the interval that follows from the loss rate of nodes.
     - ``emulated_microbatch_s``: minimum duration of a microbatch, to emulate an accelerator.
+    - ``reproducible``: results are the same to the last bit, whatever happens to the members.
+    - ``max_tokens_per_microbatch``: None for ``per_device_train_batch_size`` x ``max_length``.
+    - ``use_liger_kernel``: None for wherever it can be used.
+    - ``early_stopping_patience``: evaluations without an improvement of more than
+      ``early_stopping_threshold`` after which training ends; None for never.
     """
 
     model: str
@@ -98,6 +121,18 @@ class TrainingTask(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     reduction: Reduction = Reduction.AUTO
     checkpoint_every_s: float | None = None
     emulated_microbatch_s: float | None = None
+    reproducible: bool = False
+    max_tokens_per_microbatch: int | None = None
+    use_liger_kernel: bool | None = None
+    eval_strategy: EvalStrategy = EvalStrategy.NO
+    eval_steps: int | None = None
+    load_best_model_at_end: bool = False
+    metric_for_best_model: Literal["eval_loss"] = "eval_loss"
+    early_stopping_patience: int | None = None
+    early_stopping_threshold: float = 0.0
+    report_to: tuple[Tracker, ...] = ()
+    run_name: str | None = None
+    project: str | None = None
 
     def __post_init__(self) -> None:
         for field in (*_POSITIVE, *_NOT_NEGATIVE):
@@ -186,5 +221,14 @@ _POSITIVE = (
     "logging_steps",
     "eval_rows",
     "checkpoint_every_s",
+    "max_tokens_per_microbatch",
+    "eval_steps",
+    "early_stopping_patience",
 )
-_NOT_NEGATIVE = ("warmup_steps", "weight_decay", "max_grad_norm", "emulated_microbatch_s")
+_NOT_NEGATIVE = (
+    "warmup_steps",
+    "weight_decay",
+    "max_grad_norm",
+    "emulated_microbatch_s",
+    "early_stopping_threshold",
+)
