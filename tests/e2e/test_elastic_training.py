@@ -16,7 +16,7 @@ import pytest
 from duetune.core.node_contract import DONE, HOPELESS, LEFT
 from duetune.core.progress import Phase
 from duetune.training.checkpoint import CheckpointStore
-from duetune.training.task import TrainingMethod, TrainingTask
+from duetune.training.task import EvalStrategy, TrainingMethod, TrainingTask
 from support.elastic_job import ElasticJob, Nursery
 from support.later import later
 from support.patience import slowness, until
@@ -75,11 +75,16 @@ def job(nursery, task, tmp_path):
 
 
 def test_losses_and_resizes_leave_no_trace_in_the_result(job):
-    calm = job("calm", emulated_microbatch_s=None)
+    evaluated = {
+        "eval_strategy": EvalStrategy.STEPS,
+        "eval_steps": 3,
+        "load_best_model_at_end": True,
+    }
+    calm = job("calm", emulated_microbatch_s=None, **evaluated)
     calm.launch("alone")
     assert calm.code("alone") == DONE
 
-    rough = job("rough", max_steps=40)
+    rough = job("rough", max_steps=40, **evaluated)
     rough.coordinate()
     rough.launch("n1")
     rough.reach(2, world=1)
@@ -113,6 +118,15 @@ def test_losses_and_resizes_leave_no_trace_in_the_result(job):
     assert rough.progress.phase is Phase.FINISHED
     assert rough.progress.step == rough.progress.checkpoint_step == 40
     assert rough.progress.output == str(rough.folder / "output")
+    # Every step is in the metrics once, with the same losses; the last one is evaluated, too.
+    assert [(row.step, row.loss, row.eval_loss) for row in rough.metrics] == [
+        (row.step, row.loss, row.eval_loss) for row in calm.metrics
+    ]
+    assert [row.step for row in rough.metrics] == list(range(1, 41))
+    measured = {row.step: row.eval_loss for row in rough.metrics if row.eval_loss is not None}
+    assert list(measured) == [*range(3, 40, 3), 40]
+    assert {row.members for row in rough.metrics} == {1, 2, 3}
+    assert rough.result.eval_loss == min(measured.values()) == measured[rough.result.best_step]
 
 
 @pytest.mark.more

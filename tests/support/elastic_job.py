@@ -10,6 +10,7 @@ import subprocess
 import sys
 
 from duetune.core.progress import Phase
+from duetune.training.metrics import METRICS, read_metrics
 from duetune.training.publication import published
 from duetune.training.task import write_task
 from duetune.training.worker_contract import read_progress
@@ -167,6 +168,10 @@ class ElasticJob:
     @property
     def result(self):
         return published(self.folder / "output")
+
+    @property
+    def metrics(self):
+        return read_metrics(self.folder / METRICS)
 
     @property
     def adapter(self):

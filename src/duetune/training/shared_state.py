@@ -19,6 +19,7 @@ import torch
 
 from duetune.errors import DuetuneError
 from duetune.training.batches import BatchPlan, dropout_seed, share_of
+from duetune.training.evaluation import EvaluationHistory
 from duetune.training.task import EXACT_BYTES, Reduction
 from duetune.training.trained_model import precision, seeded, summed_loss
 
@@ -61,6 +62,9 @@ class LearnerState(msgspec.Struct, frozen=True):
     - ``losses``: the last 50 losses.
     - ``scale``: the loss scale of float16 training; ``steady`` counts steps since it changed.
     - ``skipped``: steps in a row whose gradient was not finite.
+    - ``grad_norm``: the norm of the last gradient before it was clipped.
+    - ``evaluated``: the evaluations during training.
+    - ``stopped``: training has ended early, because of the evaluations.
     """
 
     layout: str
@@ -71,6 +75,9 @@ class LearnerState(msgspec.Struct, frozen=True):
     scale: float = 1.0
     steady: int = 0
     skipped: int = 0
+    grad_norm: float = 0.0
+    evaluated: EvaluationHistory = EvaluationHistory()
+    stopped: bool = False
 
 
 class FlatParameters:
@@ -151,7 +158,7 @@ class SharedState:
             microbatch=task.per_device_train_batch_size,
             seed=task.seed,
         )
-        self.total_steps = task.total_steps(len(rows))
+        self.planned_steps = task.total_steps(len(rows))
         self.lock = threading.Lock()
         self._flat = FlatParameters(model)
         self.trainable = self._flat.size
@@ -167,6 +174,16 @@ class SharedState:
     def step(self) -> int:
         """Return the number of steps done."""
         return self.known.step
+
+    @property
+    def total_steps(self) -> int:
+        """Return the number of steps of the run: fewer than planned if it has stopped early."""
+        return self.known.step if self.known.stopped else self.planned_steps
+
+    def stop(self, evaluated: EvaluationHistory) -> None:
+        """End training after the present step. Every member calls this after the same step."""
+        with self.lock:
+            self.known = msgspec.structs.replace(self.known, evaluated=evaluated, stopped=True)
 
     def contribution(self, rank: int, world: int, touch: Callable[[], None]) -> torch.Tensor:
         """Return the gradients of this member's share of the step; the last column is the loss.
@@ -219,8 +236,12 @@ class SharedState:
             total += parts[number % world][number // world]
         return total
 
-    def update(self, total: torch.Tensor) -> None:
-        """Do one optimiser step, or skip it if the gradient is not finite."""
+    def update(self, total: torch.Tensor, evaluated: EvaluationHistory | None = None) -> None:
+        """Do one optimiser step, or skip it if the gradient is not finite.
+
+        ``evaluated`` includes the evaluation before this step. It enters the state together with
+        the step, so members at the same step always have the same history.
+        """
         known, task = self.known, self._task
         gradient, loss = total[:-1], float(total[-1])
         gradient /= known.scale
@@ -232,7 +253,11 @@ class SharedState:
         with self.lock:
             if finite:
                 self._move(gradient)
-            self.known = _after(known, loss, self._data.tokens(rows), finite=finite, fp16=task.fp16)
+            self.known = msgspec.structs.replace(
+                _after(known, loss, self._data.tokens(rows), finite=finite, fp16=task.fp16),
+                grad_norm=norm,
+                evaluated=known.evaluated if evaluated is None else evaluated,
+            )
         if self.known.skipped >= _MOST_SKIPPED:
             raise Diverged(self.known.step)
 
@@ -270,7 +295,7 @@ class SharedState:
         for piece, part in zip(self._pieces(), (gradient[:border], gradient[border:]), strict=True):
             piece.grad = part
         for group in self._optimizer.param_groups:
-            group["lr"] = self._task.learning_rate_at(self.known.step, self.total_steps)
+            group["lr"] = self._task.learning_rate_at(self.known.step, self.planned_steps)
         self._optimizer.step()
         for piece in self._pieces():
             piece.grad = None

@@ -15,7 +15,7 @@ from duetune.errors import InvalidInput
 from duetune.training.task import TrainingMethod
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
     import numpy as np
     from numpy.typing import NDArray
@@ -141,20 +141,6 @@ def padded(
         mask[place, : len(ids)] = 1
         labels[place, : len(ids)] = torch.where(torch.from_numpy(counts), row, _IGNORED)
     return tokens, mask, labels
-
-
-@torch.no_grad()
-def mean_loss(
-    model: LanguageModel,
-    data: TokenizedRows,
-    batches: Sequence[NDArray[np.int64]],
-    device: torch.device,
-    dtype: torch.dtype | None,
-) -> float:
-    """Return the mean loss per token that counts, over all batches."""
-    model.eval()
-    total = sum(float(summed_loss(model, data, rows, device, dtype)) for rows in batches)
-    return total / max(1, sum(data.targets(rows) for rows in batches))
 
 
 def save_model(model: LanguageModel, tokenizer: Tokenizer, folder: Path) -> None:
