@@ -125,7 +125,7 @@ class ElasticJob:
 
     # Members
 
-    def launch(self, *names):
+    def launch(self, *names, **variables):
         for name in names:
             self._epoch += 1
             environment = {
@@ -135,6 +135,7 @@ class ElasticJob:
                 "DUETUNE_JOB_DIR": str(self.folder),
                 "DUETUNE_COORDINATOR_FILE": str(self.address_file) if self._coordinator else "",
                 "DUETUNE_JOB_SECRET": self.secret,
+                **variables,
             }
             self._pids[name] = self._nursery.start(environment, self.folder / f"{name}.log")
 

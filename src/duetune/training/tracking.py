@@ -7,14 +7,16 @@ slow one loses rows, a broken one is left out, and training never waits for them
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
 import logging
 import os
 import queue
 import threading
+import time
 from functools import partial
-from typing import TYPE_CHECKING, Protocol, TypeVar, assert_never
+from typing import TYPE_CHECKING, Protocol, assert_never
 
 import msgspec
 
@@ -23,12 +25,10 @@ from duetune.training.metrics import MetricRow, MetricsFile, MetricsLog
 from duetune.training.task import Tracker
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
     from pathlib import Path
 
     from duetune.training.task import TrainingTask
-
-_T = TypeVar("_T")
 
 _log = logging.getLogger(__name__)
 
@@ -37,12 +37,8 @@ PROJECT = "duetune"
 RUN_TAG = "duetune.run"
 """The tag by which a run of MLflow is found again; MLflow gives out its ids itself."""
 _MOST_WAITING = 1000
-_CLOSE_S = 10.0
-_MODULES = {
-    Tracker.WANDB: ("wandb",),
-    Tracker.MLFLOW: ("mlflow",),
-    Tracker.TENSORBOARD: ("tensorboard",),
-}
+# Seconds for the last rows: at the end, and on a node that will be taken.
+_CLOSE_S, _LEAVE_S = 10.0, 3.0
 
 
 class TrackedRun(Protocol):
@@ -58,7 +54,7 @@ class TrackedRun(Protocol):
 def check_trackers(task: TrainingTask) -> None:
     """Raise ``MissingExtra`` if the library of a tracker is missing. Plans call this."""
     for tracker in task.report_to:
-        if any(importlib.util.find_spec(name) is None for name in _MODULES[tracker]):
+        if importlib.util.find_spec(tracker.value) is None:
             raise MissingExtra(f"report_to: {tracker}", "track")
 
 
@@ -72,7 +68,7 @@ class Tracking:
         self._log = MetricsLog(folder)
         self._leads = False
         self._done = False
-        self._sender: TrackerSender | None = None
+        self._senders: list[TrackerSender] = []
 
     @property
     def warning(self) -> str:
@@ -83,17 +79,20 @@ class Tracking:
         """Set whether this member reports. Called when the group has formed at ``step``."""
         self._log.lead(step, leads=leads)
         self._leads = leads
-        if leads and self._sender is None and self._task.report_to:
-            self._sender = TrackerSender(
-                {tracker.value: self._opener(tracker, step) for tracker in self._task.report_to}
-            )
+        if leads and not self._senders:
+            self._senders = [
+                TrackerSender(
+                    tracker.value,
+                    partial(open_run, tracker, self._folder, self._run, self._task, step),
+                )
+                for tracker in self._task.report_to
+            ]
 
     def add(self, row: MetricRow) -> None:
         """Take the metrics of a step, or more of them for the last step."""
         row = msgspec.structs.replace(row, run=self._run)
         self._log.add(row)
-        if self._leads and self._sender is not None:
-            self._sender.put(row)
+        self._send(row)
 
     def finish(self, row: MetricRow) -> None:
         """Take the last row. Every member writes it: the leader may be gone by now."""
@@ -105,28 +104,32 @@ class Tracking:
             MetricsFile(self._folder).record(row)
         except OSError as error:
             _log.warning("the last metrics could not be written: %s", error)
-        if self._leads and self._sender is not None:
-            self._sender.put(row)
+        self._send(row)
 
     def close(self) -> None:
         """Send what is left, for a few seconds at most."""
-        if self._sender is not None:
-            self._sender.close(done=self._done)
+        for sender in self._senders:
+            sender.finish(done=self._done)
+        until = time.monotonic() + (_CLOSE_S if self._done else _LEAVE_S)
+        for sender in self._senders:
+            sender.wait(until - time.monotonic())
 
-    def _opener(self, tracker: Tracker, step: int) -> Callable[[], TrackedRun]:
-        return lambda: open_run(tracker, self._folder, self._run, self._task, step)
+    def _send(self, row: MetricRow) -> None:
+        for sender in self._senders if self._leads else ():
+            sender.put(row)
 
 
 class TrackerSender:
-    """Sends rows to trackers in a thread; ``openers`` are called there, too."""
+    """Sends rows to one tracker in a thread; ``open_it`` is called there, too."""
 
-    def __init__(self, openers: Mapping[str, Callable[[], TrackedRun]]) -> None:
-        self._openers = openers
+    def __init__(self, name: str, open_it: Callable[[], TrackedRun]) -> None:
+        self._name = name
+        self._open = open_it
         self._waiting: queue.Queue[MetricRow | None] = queue.Queue(_MOST_WAITING)
         self._lost = False
         self._done = False
         # A daemon: a tracker that hangs must not keep the process alive.
-        self._thread = threading.Thread(target=self._work, name="trackers", daemon=True)
+        self._thread = threading.Thread(target=self._work, name=f"track-{name}", daemon=True)
         self._thread.start()
 
     def put(self, row: MetricRow) -> None:
@@ -135,39 +138,30 @@ class TrackerSender:
             self._waiting.put_nowait(row)
         except queue.Full:
             if not self._lost:
-                _log.warning("trackers are too slow; some rows are only in metrics.jsonl")
+                _log.warning("%s is too slow; some rows are only in metrics.jsonl", self._name)
             self._lost = True
 
-    def close(self, *, done: bool, limit_s: float = _CLOSE_S) -> None:
-        """Wait until all rows are sent, for ``limit_s`` seconds at most."""
+    def finish(self, *, done: bool) -> None:
+        """Ask for the end after the rows that wait; ``done`` says that training is complete."""
         self._done = done
-        try:
-            self._waiting.put(None, timeout=limit_s)
-        except queue.Full:
-            return
-        self._thread.join(limit_s)
+        with contextlib.suppress(queue.Full):
+            self._waiting.put_nowait(None)
+
+    def wait(self, limit_s: float) -> None:
+        """Wait until all is sent, for ``limit_s`` seconds at most."""
+        self._thread.join(max(0.0, limit_s))
 
     def _work(self) -> None:
-        runs: dict[str, TrackedRun] = {}
-        for name, opener in self._openers.items():
-            opened = self._guarded(runs, name, opener)
-            if opened is not None:
-                runs[name] = opened
-        while (row := self._waiting.get()) is not None:
-            for name, run in tuple(runs.items()):
-                self._guarded(runs, name, partial(run.log, row))
-        for name, run in tuple(runs.items()):
-            self._guarded(runs, name, partial(run.close, done=self._done))
-
-    def _guarded(self, runs: dict[str, TrackedRun], name: str, work: Callable[[], _T]) -> _T | None:
-        """Return what ``work`` returns; if it fails, go on without this tracker."""
         try:
-            return work()
+            run = self._open()
+            while (row := self._waiting.get()) is not None:
+                run.log(row)
+            run.close(done=self._done)
         except Exception as error:  # noqa: BLE001 - trackers raise many kinds
-            runs.pop(name, None)
             words = " ".join(str(error).split())[:200] or type(error).__name__
-            _log.warning("%s gets no metrics any more: %s; training continues", name, words)
-            return None
+            _log.warning("%s gets no more metrics: %s; training continues", self._name, words)
+            # Nobody reads the queue any more: what comes now is lost without a second warning.
+            self._lost = True
 
 
 def open_run(tracker: Tracker, folder: Path, run: str, task: TrainingTask, step: int) -> TrackedRun:
