@@ -100,6 +100,8 @@ class ElasticTraining:
         self._pace.formed(arrangement)
         self._saver.lead(leads=arrangement.leads)
         self._tracking.lead(learner.step, leads=arrangement.leads)
+        if self._task.load_best_model_at_end:
+            self._saver.pin(learner.known.evaluated.best_step)
         if learner.step >= learner.total_steps or self._over():
             return
         evaluated = self._evaluated(arrangement)
@@ -112,8 +114,6 @@ class ElasticTraining:
         total = learner.combined(group.gather(part)) if learner.exact else group.add_up(part)[0]
         before = learner.known.tokens
         learner.update(total, evaluated)
-        if self._task.load_best_model_at_end:
-            self._saver.pin(evaluated.best_step)
         change = self._pace.stepped()
         if change is not None:
             _log.info("step %d: %s", learner.step, change)

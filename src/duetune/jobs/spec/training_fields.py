@@ -211,7 +211,7 @@ class Training(BaseModel):
     report_to: Annotated[
         Annotated[
             tuple[str, ...],
-            PlainValidator(parse_trackers),
+            BeforeValidator(parse_trackers),
             WithJsonSchema(
                 {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}
             ),
