@@ -45,6 +45,9 @@ def load_base(task: TrainingTask, device: torch.device) -> LanguageModel:
     except _PROBLEMS as error:
         raise refused(task, "a causal language model", error) from None
     model.config.use_cache = False
+    for module in model.modules() if bits is not None else ():
+        # On some CPUs the layers would rewrite their weights for inference, and not for all shapes.
+        module.support_avx512bf16_for_cpu = False
     # transformers refuses to move weights in 4 bits; they are on the device already.
     return cast("LanguageModel", model if bits is not None else model.to(device))
 
