@@ -1,8 +1,8 @@
 """Evaluation during training: when it is due, what it measures, and what follows from it.
 
-All members take part: the batches are dealt out like microbatches, and the losses of all batches
-are added in one order. So the result depends on the parameters alone, not on the members. It
-changes the state only together with the next step; if that step fails, both are repeated.
+All members take part: the batches are dealt out like microbatches, and the sum of all losses is
+exact. So the result depends on the parameters alone, not on the members. It changes the state only
+together with the next step; if that step fails, both are repeated.
 """
 
 from __future__ import annotations
@@ -11,21 +11,22 @@ import math
 from typing import TYPE_CHECKING
 
 import msgspec
+import numpy as np
 import torch
 
-from duetune.training.batches import share_of
+from duetune.training.language_model import precision
+from duetune.training.packing import microbatches, shares
 from duetune.training.task import EvalStrategy
-from duetune.training.trained_model import precision, summed_loss
+from duetune.training.trained_model import summed_loss
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
-    import numpy as np
     from numpy.typing import NDArray
 
+    from duetune.training.language_model import LanguageModel
     from duetune.training.task import TrainingTask
     from duetune.training.tokens import TokenizedRows
-    from duetune.training.trained_model import LanguageModel
 
 
 class EvaluationHistory(msgspec.Struct, frozen=True):
@@ -64,6 +65,10 @@ def stopped_words(done: int, planned: int, waited: int) -> str:
     )
 
 
+# So many batches, if there are as many rows, so that several members have something to do.
+_AT_LEAST = 8
+
+
 class Evaluation:
     """Measures the loss on ``rows`` of ``data``, which are never trained on.
 
@@ -82,8 +87,10 @@ class Evaluation:
         self._data = data
         self._training_rows = training_rows
         self._device = device
-        size = task.per_device_train_batch_size
-        self._batches = [rows[begin : begin + size] for begin in range(0, len(rows), size)]
+        lengths = data.lengths(rows)
+        batches = microbatches(lengths, task.microbatch_tokens, _AT_LEAST)
+        self._batches = [rows[places] for places in batches]
+        self._sizes = np.array([lengths[places].sum() for places in batches], dtype=np.int64)
         self.rows = len(rows)
 
     def due(self, step: int) -> bool:
@@ -108,15 +115,18 @@ class Evaluation:
         return self._task.eval_steps or self._task.logging_steps
 
     def share(
-        self, model: LanguageModel, rank: int, world: int, touch: Callable[[], None]
+        self, model: LanguageModel, rank: int, paces: Sequence[float], touch: Callable[[], None]
     ) -> torch.Tensor:
-        """Return the summed losses of this member's batches, in as many places on every member."""
-        count = len(self._batches)
-        part = torch.zeros(-(-count // world), device=self._device)
+        """Return the summed losses of this member's batches, in as many places on every member.
+
+        ``paces`` are the tokens per second of all members.
+        """
+        given = shares(self._sizes, paces)
+        part = torch.zeros(max(len(each) for each in given), device=self._device)
         before = model.training
         model.eval()
         with torch.no_grad():
-            for place, number in enumerate(share_of(count, rank, world)):
+            for place, number in enumerate(given[rank]):
                 touch()
                 rows = self._batches[number]
                 dtype = precision(self._task)
@@ -124,17 +134,19 @@ class Evaluation:
         model.train(before)
         return part
 
-    def mean(self, parts: list[torch.Tensor]) -> float:
+    def mean(self, parts: list[torch.Tensor], paces: Sequence[float]) -> float:
         """Return the mean loss per token from the shares of all members, by rank."""
-        columns = [part.tolist() for part in parts]
-        world = len(columns)
-        losses = [columns[n % world][n // world] for n in range(len(self._batches))]
+        losses = [
+            float(part[place])
+            for part, numbers in zip(parts, shares(self._sizes, paces), strict=True)
+            for place in range(len(numbers))
+        ]
         tokens = sum(self._data.targets(rows) for rows in self._batches)
         return math.fsum(losses) / max(1, tokens) if _finite(losses) else math.nan
 
     def alone(self, model: LanguageModel, touch: Callable[[], None] = lambda: None) -> float:
         """Return the mean loss of a model, measured by this member alone."""
-        return self.mean([self.share(model, 0, 1, touch)])
+        return self.mean([self.share(model, 0, (0.0,), touch)], (0.0,))
 
 
 def _finite(losses: list[float]) -> bool:

@@ -18,6 +18,7 @@ import transformers
 
 from duetune.core.node_contract import CHECKPOINT_KEEP, RENDEZVOUS
 from duetune.errors import InvalidInput, OutOfMemory
+from duetune.training.adapters import load_base
 from duetune.training.authentication import job_secret
 from duetune.training.batches import held_out
 from duetune.training.checkpoint import CheckpointStore, Damaged
@@ -27,10 +28,9 @@ from duetune.training.metrics import MetricRow
 from duetune.training.publication import PublishedResult, only_publisher, publish, published
 from duetune.training.saver import Saver
 from duetune.training.shared_state import SharedState
-from duetune.training.task import TrainingMethod
 from duetune.training.tokens import tokenized_dataset
 from duetune.training.tracking import Tracking
-from duetune.training.trained_model import load_base, load_model, load_tokenizer, save_model
+from duetune.training.trained_model import load_model, load_tokenizer, save_model
 from duetune.training.training_loop import ElasticTraining
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ class Session:
         except torch.OutOfMemoryError as error:
             allowed = f"a smaller model, or LoRA: out of memory ({error})"
             raise OutOfMemory("model", task.model, allowed) from None
-        torch.use_deterministic_algorithms(learner.exact and device.type == "cuda")
+        torch.use_deterministic_algorithms(task.reproducible and device.type == "cuda")
         evaluation = Evaluation(task, *measured, len(rows), device)
         return cls(contract, task, tokenizer, learner, evaluation, device)
 
@@ -103,10 +103,10 @@ class Session:
     def summary(self) -> str:
         """Return a one-line description for the log."""
         learner = self._learner
-        reduction = "exact" if learner.exact else "fast"
         return (
             f"{learner.trainable:,} trainable parameters on {self._device.type}, "
-            f"{self._task.microbatches} microbatches per step, {reduction} reduction"
+            f"at most {self._task.microbatch_tokens:,} tokens per microbatch"
+            f"{', reproducible' if self._task.reproducible else ''}; {learner.way}"
         )
 
     def run(self, notice: Notice, reporter: ProgressReporter) -> PublishedResult | None:
@@ -191,6 +191,7 @@ class Session:
             restore=restore,
             leaving=lambda: notice.given,
             touched=self._touch,
+            pace=lambda: self._learner.pace.told,
             settings=GroupSettings.from_environment(os.environ),
         )
 
@@ -267,7 +268,7 @@ class Session:
         if not self._evaluation.rows:
             return None
         model = self._learner.model
-        if self._task.method is TrainingMethod.LORA:
+        if self._task.adapts:
             with model.disable_adapter():
                 return self._evaluation.alone(model, self._touch)
         return self._evaluation.alone(load_base(self._task, self._device), self._touch)

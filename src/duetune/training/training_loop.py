@@ -107,13 +107,16 @@ class ElasticTraining:
         evaluated = self._evaluated(arrangement)
         if learner.total_steps == learner.step:
             return
-        part = learner.contribution(arrangement.rank, arrangement.world, self._touch)
+        paces = arrangement.paces
+        part = learner.contribution(arrangement.rank, paces, self._touch)
         if evaluated.best_step == learner.step:
             # The step makes these parameters the best for all members: they must be on disk first.
             self._saver.wait()
-        total = learner.combined(group.gather(part)) if learner.exact else group.add_up(part)[0]
         before = learner.known.tokens
-        learner.update(total, evaluated)
+        if learner.reproducible:
+            learner.update(learner.combined(group.gather(part), paces), evaluated)
+        else:
+            learner.update(group.add_up(part)[0], evaluated)
         change = self._pace.stepped()
         if change is not None:
             _log.info("step %d: %s", learner.step, change)
@@ -132,9 +135,9 @@ class ElasticTraining:
             return before
         began = time.monotonic()
         part = self._evaluation.share(
-            learner.model, arrangement.rank, arrangement.world, self._touch
+            learner.model, arrangement.rank, arrangement.paces, self._touch
         )
-        loss = self._evaluation.mean(self._group.gather(part))
+        loss = self._evaluation.mean(self._group.gather(part), arrangement.paces)
         found = before.after(learner.step, loss, task.early_stopping_threshold)
         self._pace.evaluated(time.monotonic() - began, self._evaluation.every)
         self._tracking.add(MetricRow(step=learner.step, eval_loss=loss))
@@ -192,6 +195,7 @@ class ElasticTraining:
                 checkpoint_step=self._saver.saved_step,
                 phase=Phase.TRAINING,
                 message=self._saver.warning or self._tracking.warning,
+                trainer=self._learner.way,
             )
         )
 

@@ -58,7 +58,8 @@ def due(strategy, *, rows=10, **fields):
         eval_strategy=strategy,
         **fields,
     )
-    found = evaluating.Evaluation(task, SimpleNamespace(), np.arange(rows), 10, None)
+    data = SimpleNamespace(lengths=np.ones_like)
+    found = evaluating.Evaluation(task, data, np.arange(rows), 10, None)
     return [step for step in range(13) if found.due(step)]
 
 
@@ -83,10 +84,12 @@ def test_any_lower_loss_is_the_best_but_patience_asks_for_more():
 def test_the_number_of_members_makes_no_difference(measured):
     held_out, member = measured
     alone = held_out.alone(member.model)
-    for world in (2, 3, 7):
-        parts = [held_out.share(member.model, rank, world, lambda: None) for rank in range(world)]
+    for paces in ((0.0, 0.0), (1.0, 5.0, 2.0), (0.0,) * 12):
+        parts = [
+            held_out.share(member.model, rank, paces, lambda: None) for rank in range(len(paces))
+        ]
         assert len({part.shape for part in parts}) == 1
-        assert held_out.mean(parts) == alone
+        assert held_out.mean(parts, paces) == alone
     # Dropout is off while measuring, and on again afterwards.
     assert member.model.training
 
@@ -94,8 +97,8 @@ def test_the_number_of_members_makes_no_difference(measured):
 def test_the_evaluations_are_part_of_the_state(measured, task):
     held_out, member = measured
     history = evaluating.EvaluationHistory().after(1, held_out.alone(member.model), 0.0)
-    part = member.contribution(0, 1, lambda: None)
-    member.update(member.combined([part]) if member.exact else part[0], history)
+    part = member.contribution(0, (0.0,), lambda: None)
+    member.update(part[0], history)
     assert member.known.evaluated == history
     assert member.known.grad_norm > 0
     assert member.total_steps == task.max_steps
