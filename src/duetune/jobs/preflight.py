@@ -24,6 +24,7 @@ from duetune.jobs.spec.values import is_path
 from duetune.knowledge.facts.weight_files import tensor_shapes
 from duetune.training.dataset_rows import RowKind
 from duetune.training.tokenizer_file import chat_template, has_tokenizer
+from duetune.training.tokens import plain_form
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -100,7 +101,7 @@ def preflight(
         return Preflight(tuple(_ignored(spec)))
     folder = Path(task.model) if is_path(task.model) else repos[0].folder
     try:
-        data = None if summary is None else check_rows(summary, folder, task.max_length)
+        data = None if summary is None else check_rows(summary, folder, task)
     except InvalidInput as error:
         return Preflight((_refused("dataset", task.dataset, error.allowed),))
     findings = (
@@ -176,16 +177,9 @@ def _model_files(
     """Find what the files of the model lack: a tokenizer, a chat template, the LoRA layers."""
     if not has_tokenizer(folder):
         yield _refused("model", task.model, "a folder with a tokenizer; this one has no file of it")
-    if (
-        summary is not None
-        and summary.kind is RowKind.CONVERSATION
-        and chat_template(folder) is None
-    ):
-        yield _warning(
-            "model",
-            task.model,
-            "no chat template: messages are written as '### role' and their text",
-        )
+    talks = summary is not None and summary.kind in {RowKind.CONVERSATION, RowKind.ANSWER}
+    if summary is not None and talks and not (task.chat_template or chat_template(folder)):
+        yield _warning("model", task.model, f"no chat template: {plain_form(summary.sample[0])}")
     if task.adapts:
         yield from _layers(folder, task)
 
