@@ -23,6 +23,7 @@ from duetune.jobs.hub import Access, Repo, RepoKind, hub_cache, look_up
 from duetune.jobs.spec.values import is_path
 from duetune.knowledge.facts.weight_files import tensor_shapes
 from duetune.training.dataset_rows import RowKind
+from duetune.training.task import TrainingMethod
 from duetune.training.tokenizer_file import chat_template, has_tokenizer
 from duetune.training.tokens import plain_form
 
@@ -106,6 +107,7 @@ def preflight(
         return Preflight((_refused("dataset", task.dataset, error.allowed),))
     findings = (
         *_access(repos, machine),
+        *_packages(task, machine),
         *([] if folder is None else _model_files(folder, task, summary)),
         *_rows(data, task),
         *_positions(data, task, facts),
@@ -182,6 +184,18 @@ def _model_files(
         yield _warning("model", task.model, f"no chat template: {plain_form(summary.sample[0])}")
     if task.adapts:
         yield from _layers(folder, task)
+
+
+def _packages(task: TrainingTask, machine: Machine) -> Iterator[Finding]:
+    """Find packages that the trainer needs for a job and that this machine lacks."""
+    wanted = {
+        f"method {task.method}": task.method is TrainingMethod.QLORA,
+        f"optim {task.optim}": "bit" in task.optim,
+    }
+    for what, needed in wanted.items():
+        if needed and machine.own and importlib.util.find_spec("bitsandbytes") is None:
+            field, _, value = what.partition(" ")
+            yield _refused(field, value, "another one: it needs pip install 'duetune[quantised]'")
 
 
 def _layers(folder: Path, task: TrainingTask) -> Iterator[Finding]:

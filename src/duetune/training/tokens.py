@@ -31,7 +31,7 @@ from duetune.training.dataset_rows import TEXT_FIELD, DataRow, Message, RowKind,
 from duetune.training.records import dataset_files
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from duetune.training.dataset_rows import JsonObject
     from duetune.training.task import TrainingTask
@@ -143,13 +143,9 @@ def tokenized(
     counts: list[NDArray[np.bool_]] = []
     left_out = 0
     starts_with = _start(tokenizer)
-    warned = bool(tokenizer.chat_template)
     for number, row in enumerate(rows, start=1):
         # A chat template writes its own beginning-of-text token.
         templated = row.messages is not None and tokenizer.chat_template
-        if row.messages is not None and not warned:
-            _log.warning("no chat template: %s", plain_form(row))
-            warned = True
         tokens: list[int] = [] if templated else list(starts_with)
         marks = [False] * len(tokens)
         for part in _parts(row, tokenizer, f"messages of row {number}"):
@@ -188,7 +184,7 @@ def tokenized_dataset(
         np.load(path, allow_pickle=False) as found,
     ):
         return TokenizedRows(found["ids"], found["counts"], found["begins"], int(found["left_out"]))
-    rows = tokenized(rows_of(place, text_field), tokenizer, max_length, rules)
+    rows = tokenized(_warned(rows_of(place, text_field), tokenizer), tokenizer, max_length, rules)
     # Without the cache, only the start of the next worker is slower.
     with contextlib.suppress(OSError):
         cache.mkdir(parents=True, exist_ok=True)
@@ -207,6 +203,16 @@ def _parts(row: DataRow, tokenizer: Tokenizer, where: str) -> list[Part]:
     if row.messages is not None:
         return _plain(row, row.messages)
     return [Part(row.text or "", counts=True, ends=True)]
+
+
+def _warned(rows: Iterable[DataRow], tokenizer: Tokenizer) -> Iterator[DataRow]:
+    """Yield the rows; log once how conversations are written without a chat template."""
+    said = bool(tokenizer.chat_template)
+    for row in rows:
+        if row.messages is not None and not said:
+            _log.warning("no chat template: %s", plain_form(row))
+            said = True
+        yield row
 
 
 def plain_form(row: DataRow) -> str:

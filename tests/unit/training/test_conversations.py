@@ -11,7 +11,7 @@ from duetune.training.chat_templates import TEMPLATES
 from duetune.training.dataset_rows import DataRow, Message, RowKind, check_dataset, rows_of
 from duetune.training.task import TrainingTask
 from duetune.training.tokenizer_file import FileTokenizer, file_tokenizer, read_template
-from duetune.training.tokens import LossRules, tokenized
+from duetune.training.tokens import EVERY_RULE, LossRules, tokenized, tokenized_dataset
 from support.model_folder import model_folder, rows_file
 
 TEMPLATE = (
@@ -35,7 +35,7 @@ def tokenizer(folder):
     return FileTokenizer(folder, TEMPLATE)
 
 
-def texts(row, tokenizer, rules=LossRules()):
+def texts(row, tokenizer, rules=EVERY_RULE):
     """What is written, and what of it counts."""
     ids, counts = tokenized([row], tokenizer, 10_000, rules).row(0)
     back = {place: word for word, place in tokenizer._backend.get_vocab().items()}
@@ -161,10 +161,9 @@ def test_templates_are_read_from_files_and_folders(tmp_path):
         read_template(tmp_path)
 
 
-def test_messages_without_a_template_are_warned_of_once(folder, caplog):
-    talk = DataRow(messages=(Message("user", "so?"), Message("assistant", "yes")))
-    tokenized([talk, talk], FileTokenizer(folder), 100)
-    assert [record.message for record in caplog.records] == [
-        "no chat template: messages are written as '### role' and their text; set chat_template, "
-        "such as chatml"
-    ]
+def test_messages_without_a_template_are_warned_of_once(folder, tmp_path, caplog):
+    turns = [{"role": "user", "content": "so?"}, {"role": "assistant", "content": "yes"}]
+    path = rows_file(tmp_path / "rows.jsonl", [{"messages": turns}] * 2)
+    tokenized_dataset(str(path), FileTokenizer(folder), 100, tmp_path / "cache")
+    (said,) = [record.message for record in caplog.records]
+    assert said.startswith("no chat template: messages are written as '### role' and their text;")
