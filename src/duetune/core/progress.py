@@ -28,9 +28,11 @@ class Progress(msgspec.Struct, frozen=True):
     ``world``: number of workers in the group.
     ``step_s``: usual wall seconds of one step with ``world`` workers, resizes excluded.
     ``base_eval_loss``: evaluation loss before training.
+    ``best_eval_loss``: lowest evaluation loss so far, after step ``best_step``.
     ``output``: folder of the result, once training has finished.
     ``at``: wall time of the report, in seconds since the epoch.
     ``out_of_memory``: training failed because the GPU has too little memory.
+    ``trainer``: how the worker computes (attention, kernels), and why not in the fastest way.
     """
 
     step: int = 0
@@ -47,3 +49,6 @@ class Progress(msgspec.Struct, frozen=True):
     output: str = ""
     at: float = 0.0
     out_of_memory: bool = False
+    trainer: str = ""
+    best_eval_loss: float | None = None
+    best_step: int = 0
