@@ -38,7 +38,8 @@ def load_base(task: TrainingTask, device: torch.device) -> LanguageModel:
                 _quantise(cast("LanguageModel", model), bits, device)
         else:
             if bits is not None:
-                options |= {"quantization_config": bits, "device_map": {"": device}}
+                place = torch.cuda.current_device() if device.type == "cuda" else device
+                options |= {"quantization_config": bits, "device_map": {"": place}}
             model = transformers.AutoModelForCausalLM.from_pretrained(
                 task.model, revision=task.model_revision or "main", **options
             )

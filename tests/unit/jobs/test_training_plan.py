@@ -87,6 +87,8 @@ def test_small_models_are_trained_whole_and_large_ones_adapted():
     assert chosen(model="org/model-1.5b").method == "lora"
     assert chosen(model="org/model-0.9b", site=Site(accelerator="T4")).method == "lora"
     assert chosen(model=SMALL, training={"lora_r": 8}).method == "lora"
+    assert chosen(model=SMALL, training={"use_dora": True}).method == "lora"
+    assert chosen(model=SMALL, training={"use_dora": False}).method == "full"
     assert chosen(model=UNKNOWN).method == "lora"
 
 
