@@ -17,7 +17,14 @@ import pytest
 from duetune.core.node_contract import DONE, HOPELESS, LEFT
 from duetune.core.progress import Phase
 from duetune.training.checkpoint import CheckpointStore
-from duetune.training.task import EvalStrategy, Schedule, TrainingMethod, TrainingTask
+from duetune.training.task import (
+    EvalStrategy,
+    OptimiserName,
+    Schedule,
+    TrainingMethod,
+    TrainingPrecision,
+    TrainingTask,
+)
 from support.elastic_job import ElasticJob, Nursery
 from support.later import later
 from support.patience import slowness, until
@@ -332,3 +339,36 @@ def test_the_best_state_is_published_whatever_was_pruned(job, tmp_path):
     plain.launch("n1")
     assert plain.code("n1") == DONE
     assert best.adapter == plain.adapter
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {
+            "method": TrainingMethod.FULL,
+            "precision": TrainingPrecision.BF16,
+            "optim": OptimiserName.ADAFACTOR,
+        },
+        pytest.param(
+            {"method": TrainingMethod.QLORA, "optim": OptimiserName.ADAMW_8BIT},
+            marks=pytest.mark.more,  # every process imports bitsandbytes
+        ),
+    ],
+    ids=["pure-bf16", "qlora"],
+)
+def test_members_of_other_methods_join_and_are_lost_without_a_trace(job, fields):
+    calm = job("calm", max_steps=8, emulated_microbatch_s=None, **fields)
+    calm.launch("alone")
+    assert calm.code("alone") == DONE
+    rough = job("rough", max_steps=8, **fields)
+    rough.coordinate()
+    rough.launch("n1")
+    rough.reach(1, world=1)
+    rough.launch("n2")
+    rough.reach(3, world=2)
+    rough.kill("n1")
+    assert rough.code("n2") == DONE
+    assert rough.result == calm.result
+    for file in (calm.folder / "output").glob("*.safetensors"):
+        assert file.read_bytes() == (rough.folder / "output" / file.name).read_bytes()
+    assert calm.result.eval_loss < calm.result.base_eval_loss

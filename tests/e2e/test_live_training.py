@@ -67,6 +67,9 @@ def test_a_fine_tune_survives_silent_preemptions_and_a_truncated_checkpoint(home
     base = transformers.AutoModelForCausalLM.from_pretrained(model)
     loaded = peft.PeftModel.from_pretrained(base, row.output)
     assert type(loaded).__name__ == "PeftModelForCausalLM"
+    home.run("merge", job)
+    merged = transformers.AutoModelForCausalLM.from_pretrained(home.settings.folder(job) / "merged")
+    assert type(merged).__name__ == "LlamaForCausalLM"
 
 
 @contextmanager

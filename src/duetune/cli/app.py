@@ -36,6 +36,7 @@ COMMANDS = {
     "pause": ("duetune.cli.job_requests:pause", "Release a job's GPUs until it is resumed."),
     "resume": ("duetune.cli.job_requests:resume", "Continue a paused job."),
     "amend": ("duetune.cli.job_requests:amend", "Change the deadline, budget or value of a job."),
+    "merge": ("duetune.cli.merge:merge", "Merge the adapter of a job into its base model."),
     "fleet": ("duetune.cli.fleet:fleet", "Start, show or stop the emulated fleet."),
     "controller": (
         "duetune.cli.controller:controller",

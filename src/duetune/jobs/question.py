@@ -124,7 +124,7 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
             optim=training.optim,
             lora_r=training.lora_r,
             lora_targets=training.lora_target_modules,
-            adapters=any(getattr(training, name) is not None for name in LORA_SETTINGS),
+            adapters=any(getattr(training, name) not in {None, False} for name in LORA_SETTINGS),
         )
 
     def length(self, model: ModelFacts | None) -> tuple[int, str]:

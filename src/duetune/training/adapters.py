@@ -26,19 +26,21 @@ def load_base(task: TrainingTask, device: torch.device) -> LanguageModel:
     """Load the base model; a folder without weights gets random ones from the task's seed."""
     bits = _quantisation(task) if task.method is TrainingMethod.QLORA else None
     folder = Path(task.model)
-    options: dict[str, object] = {"dtype": stored_type(task)}
+    # Without a word about it transformers would ask on the terminal.
+    options: dict[str, object] = {"dtype": stored_type(task), "trust_remote_code": False}
     if task.attn_implementation is not None:
         options["attn_implementation"] = task.attn_implementation
     try:
         if folder.is_dir() and not any(any(folder.glob(pattern)) for pattern in _WEIGHTS):
-            config = transformers.AutoConfig.from_pretrained(folder)
+            config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
             with seeded(task.seed, torch.device("cpu")):
                 model = transformers.AutoModelForCausalLM.from_config(config, **options)  # type: ignore[no-untyped-call]
             if bits is not None:
                 _quantise(cast("LanguageModel", model), bits, device)
         else:
             if bits is not None:
-                options |= {"quantization_config": bits, "device_map": {"": device}}
+                place = torch.cuda.current_device() if device.type == "cuda" else device
+                options |= {"quantization_config": bits, "device_map": {"": place}}
             model = transformers.AutoModelForCausalLM.from_pretrained(
                 task.model, revision=task.model_revision or "main", **options
             )
@@ -82,7 +84,7 @@ def check_adapter(task: TrainingTask) -> None:
     this where the names of the weights leave it open.
     """
     try:
-        config = transformers.AutoConfig.from_pretrained(task.model)
+        config = transformers.AutoConfig.from_pretrained(task.model, trust_remote_code=False)
         with torch.device("meta"):
             model = transformers.AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
     except _PROBLEMS as error:

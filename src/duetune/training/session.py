@@ -13,6 +13,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Self
 
+import msgspec
 import numpy as np
 import torch
 import transformers
@@ -25,6 +26,7 @@ from duetune.training.batches import held_out
 from duetune.training.checkpoint import CheckpointStore, Damaged
 from duetune.training.evaluation import Evaluation, stopped_words
 from duetune.training.group import ElasticGroup, GroupPlace, GroupSettings, SoloGroup
+from duetune.training.hub_upload import upload
 from duetune.training.metrics import MetricRow
 from duetune.training.publication import PublishedResult, only_publisher, publish, published
 from duetune.training.saver import Saver
@@ -258,6 +260,8 @@ class Session:
 
         result = publish(self._contract.output, write, result)
         _log.info("published %s", self._contract.output)
+        if missed := upload(self._task, self._contract.output):
+            return msgspec.structs.replace(result, warning=missed)
         return result
 
     def _load_best(self, store: CheckpointStore, step: int) -> bool:

@@ -31,7 +31,9 @@ def load_tokenizer(task: TrainingTask) -> Tokenizer:
         raise InvalidInput("model", task.model, "a folder or a name on the hub")
     revision = task.model_revision or "main"
     try:
-        found = transformers.AutoTokenizer.from_pretrained(task.model, revision=revision)
+        found = transformers.AutoTokenizer.from_pretrained(
+            task.model, revision=revision, trust_remote_code=False
+        )
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise refused(task, "a tokenizer", error) from None
     for field in ("eos_token", "pad_token"):

@@ -125,7 +125,7 @@ class TestSkyPilot:
         (task,) = documents(job(resources={"accelerators": "H100:1..4"}), "skypilot")
         assert task["resources"]["accelerators"] == "H100:4"
         assert task["resources"]["any_of"] == [{"use_spot": True}, {"use_spot": False}]
-        assert task["setup"] == install_command()
+        assert task["setup"] == install_command(job())
         assert task["workdir"] == "."
         assert "python -m duetune.training &" in task["run"]
 
@@ -217,7 +217,7 @@ class TestTrainJob:
 
     def test_without_an_image_duetune_is_installed(self):
         (document,) = documents(job(), "trainjob")
-        assert document["spec"]["trainer"]["command"][2].startswith(install_command())
+        assert document["spec"]["trainer"]["command"][2].startswith(install_command(job()))
         (document,) = documents(job(), "trainjob", image="x")
         assert document["spec"]["trainer"]["command"][2].startswith("# duetune: begin")
 

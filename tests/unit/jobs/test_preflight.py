@@ -153,6 +153,32 @@ def test_messages_want_a_chat_template(bench):
     assert "no chat template: messages are written as '### role'" in words
 
 
+def test_a_named_chat_template_needs_no_warning(bench):
+    found = bench.check(rows=CHAT, chat_template="chatml")
+    assert not any("chat template" in str(each) for each in found.findings)
+
+
+def test_rows_of_alpaca_are_said_to_have_their_usual_form(bench):
+    rows = [{"instruction": "Say", "output": "yes"}] * 4
+    words = " ".join(map(str, bench.check(rows=rows, max_length=250).findings))
+    assert "no chat template: rows are written in the usual form of Alpaca" in words
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [({"load_in_4bit": True}, "method"), ({"optim": "adamw_8bit"}, "optim")],
+)
+def test_a_missing_library_for_fewer_bits_is_refused(bench, monkeypatch, fields, field):
+    assert not bench.check(**fields).findings
+    real = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == "bitsandbytes" else real(name)
+    )
+    (found,) = bench.check(model=bench.folder / "model", **fields).findings
+    assert (found.severity, found.field) == (Severity.REFUSED, field)
+    assert "duetune[quantised]" in found.says
+
+
 def test_messages_are_counted_as_the_chat_template_writes_them(bench):
     pytest.importorskip("transformers")
     model = model_folder(bench.folder / "model", template=TEMPLATE)

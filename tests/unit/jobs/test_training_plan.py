@@ -11,6 +11,7 @@ from duetune.jobs.configure import TrainingPlan, configure, held_out_rows
 from duetune.jobs.site import Site
 from duetune.jobs.spec.job_spec import JobSpec
 from duetune.jobs.step_time import Basis, MeasuredPace
+from duetune.jobs.training_settings import training_task
 from duetune.knowledge.facts.gpus import GPUS
 from duetune.knowledge.facts.model_facts import model_facts
 from duetune.training.batches import held_out
@@ -86,6 +87,8 @@ def test_small_models_are_trained_whole_and_large_ones_adapted():
     assert chosen(model="org/model-1.5b").method == "lora"
     assert chosen(model="org/model-0.9b", site=Site(accelerator="T4")).method == "lora"
     assert chosen(model=SMALL, training={"lora_r": 8}).method == "lora"
+    assert chosen(model=SMALL, training={"use_dora": True}).method == "lora"
+    assert chosen(model=SMALL, training={"use_dora": False}).method == "full"
     assert chosen(model=UNKNOWN).method == "lora"
 
 
@@ -390,3 +393,65 @@ def test_a_model_by_hand_takes_the_memory_it_should(tmp_path):
     assert lora["weights"] == pytest.approx(2 * parameters / 1e9 + 4 * adapter)
     assert lora["gradients"] == pytest.approx(4 * adapter)
     assert lora["optimiser"] == pytest.approx(8 * adapter)
+
+
+def task_of(**fields):
+    spec = spec_with(**fields)
+    plan = configure(spec, A100, 20_000, model_facts(spec.model))
+    return plan, training_task(spec, plan)
+
+
+@pytest.mark.parametrize(
+    ("fields", "precision"),
+    [
+        ({"model": SMALL, "method": "full"}, "bf16-mixed"),
+        ({"model": SMALL, "method": "full", "training": {"bf16": True}}, "bf16-mixed"),
+        ({"model": SMALL, "method": "full", "training": {"precision": "bf16"}}, "bf16"),
+        ({"method": "lora"}, "bf16"),
+        ({"method": "qlora"}, "bf16"),
+        ({"method": "lora", "training": {"precision": "fp32"}}, "fp32"),
+    ],
+)
+def test_the_trainer_keeps_weights_as_the_plan_says(fields, precision):
+    """Full training with and without 32-bit weights differs by a factor of 2 in memory."""
+    plan, task = task_of(**fields)
+    assert plan.precision == task.weights == precision
+    assert plan.method == task.method
+
+
+def test_pure_bfloat16_and_fewer_bits_need_less_memory():
+    needs = {
+        name: task_of(model=SMALL, method="full", training=training)[0].memory_gb
+        for name, training in (
+            ("mixed", {}),
+            ("pure", {"precision": "bf16"}),
+            ("8 bits", {"optim": "adamw_8bit"}),
+        )
+    }
+    assert needs["pure"] < 0.8 * needs["mixed"]
+    assert needs["8 bits"] < 0.9 * needs["mixed"]
+    adapted = {method: task_of(method=method)[0].memory_terms for method in ("lora", "qlora")}
+    assert adapted["qlora"]["weights"] < 0.5 * adapted["lora"]["weights"]
+
+
+def test_what_the_trainer_shall_do_reaches_its_task(tmp_path):
+    (tmp_path / "mine.jinja").write_text("{{ messages }}")
+    training = {
+        "load_in_4bit": True,
+        "optim": "lion_8bit",
+        "lr_scheduler_type": "warmup_stable_decay",
+        "lr_scheduler_kwargs": {"num_decay_steps": 20},
+        "use_dora": True,
+        "lora_modules_to_save": ["lm_head"],
+        "init_lora_weights": "gaussian",
+        "chat_template_path": str(tmp_path / "mine.jinja"),
+        "packing": True,
+        "report_to": "all",
+        "eval_strategy": "epoch",
+    }
+    plan, task = task_of(training=training)
+    assert (plan.method, task.method, plan.lora_r) == ("qlora", "qlora", 16)
+    assert (task.optim, task.lr_scheduler_kwargs.num_decay_steps) == ("lion_8bit", 20)
+    assert (task.use_dora, task.lora_modules_to_save) == (True, ("lm_head",))
+    assert (task.init_lora_weights, task.chat_template) == ("gaussian", "{{ messages }}")
+    assert (task.report_to, task.eval_strategy) == (("wandb", "mlflow", "tensorboard"), "epoch")

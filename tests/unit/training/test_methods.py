@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import json
+from typing import ClassVar
 
 import msgspec
 import numpy as np
@@ -11,6 +13,8 @@ import pytest
 
 from duetune.errors import InvalidInput, MissingExtra
 from duetune.training.dataset_rows import DataRow
+from duetune.training.hub_upload import upload
+from duetune.training.publication import PublishedResult, publish
 from duetune.training.task import TrainingTask
 from duetune.training.tiny import build_tiny_model
 from duetune.training.tokens import tokenized
@@ -185,3 +189,64 @@ def test_what_cannot_be_trained_is_refused():
         task("m", method="full", precision="fp16")
     with pytest.raises(InvalidInput, match="use_dora"):
         task("m", use_dora=True, lora_bias=True)
+
+
+@pytest.mark.parametrize("method", ["lora", "qlora"])
+def test_an_adapter_is_merged_into_weights_that_need_no_peft(folder, tmp_path, method):
+    wished = task(folder, method=method, precision="fp32")
+    member = trained(wished)
+    merged_weights = importlib.import_module("duetune.training.merged_weights")
+    output, target = tmp_path / "output", tmp_path / "merged"
+    with pytest.raises(InvalidInput, match="no result yet"):
+        merged_weights.merge_adapter(wished, output, target)
+
+    def write(place):
+        models.save_model(member.model, models.load_tokenizer(wished), place)
+
+    publish(output, write, PublishedResult(steps=4, tokens=1))
+    merged_weights.merge_adapter(wished, output, target)
+    found = transformers.AutoModelForCausalLM.from_pretrained(target)
+    assert len(transformers.AutoTokenizer.from_pretrained(target)) > 100
+    close = 1e-4 if method == "lora" else 0.5  # 4 bits differ from what they were made of
+    torch.testing.assert_close(logits(found), logits(member.model), rtol=0, atol=close)
+    with pytest.raises(InvalidInput, match="does not exist yet"):
+        merged_weights.merge_adapter(wished, output, target)
+    with pytest.raises(InvalidInput, match="trained all weights"):
+        merged_weights.merge_adapter(task(folder, method="full"), output, target)
+
+
+class Hub:
+    """Stands for the hub; it keeps what it is asked to do."""
+
+    calls: ClassVar[list] = []
+
+    def create_repo(self, name, *, private, exist_ok):
+        self.calls.append((name, private, exist_ok))
+
+    def upload_folder(self, *, repo_id, folder_path, **_):
+        if not folder_path.exists():
+            raise OSError("no such\nfolder")
+        self.calls.append((repo_id, folder_path.name))
+
+
+def test_a_result_is_uploaded_and_a_failure_is_a_warning(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr("huggingface_hub.HfApi", Hub)
+    wished = task("m", push_to_hub=True, hub_model_id="me/it", hub_private_repo=True)
+    (tmp_path / "output").mkdir()
+    assert upload(task("m"), tmp_path / "output") == ""
+    assert Hub.calls == []
+    assert upload(wished, tmp_path / "output") == ""
+    assert Hub.calls == [("me/it", True, True), ("me/it", "output")]
+    said = upload(wished, tmp_path / "gone")
+    assert said == "the result was not uploaded to me/it: no such folder"
+    assert said in caplog.text
+
+
+def test_a_tokenizer_is_saved_with_its_template_and_tokens(folder, tmp_path):
+    wished = task(folder, chat_template="chatml", pad_token="<s>", eos_token="<s>")  # noqa: S106
+    models.load_tokenizer(wished).save_pretrained(tmp_path)
+    again = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    assert "<|im_start|>" in again.chat_template
+    assert (again.pad_token, again.eos_token) == ("<s>", "<s>")
+    with pytest.raises(InvalidInput, match="vocabulary"):
+        models.load_tokenizer(task(folder, eos_token="<none>"))  # noqa: S106

@@ -132,7 +132,7 @@ def pod_script(spec: JobSpec, machines: Machines, *, installed: bool) -> str:
     """Return the script of a pod, including the setup: a pod has no setup of its own."""
     lines = ""
     if spec.run is None and not installed:
-        lines = f"{install_command()}\n"
+        lines = f"{install_command(spec)}\n"
     elif spec.setup is not None:
         lines = f"{spec.setup.rstrip()}\n"
     return lines + run_script(spec, machines.gpus)

@@ -44,7 +44,7 @@ def to_sbatch(spec: JobSpec, machines: Machines, notes: Notes) -> str:
     if kind:
         notes.add("resources.accelerators", f"{kind[:-1]} must be the cluster's name of the GPU")
     if spec.run is None:
-        notes.add("setup", f"the environment needs duetune: {install_command()}")
+        notes.add("setup", f"the environment needs duetune: {install_command(spec)}")
     for tag, text in spec.tags.items():
         notes.add("tags", f"{tag} {text}".rstrip() + " is not exported")
     notes.launch(f"sbatch {notes.file}")

@@ -48,9 +48,10 @@ exit "$status"
 """
 
 
-def install_command() -> str:
-    """Return the command that installs this version of duetune with the trainer."""
-    package = f"duetune[train]=={metadata.version('duetune')}"
+def install_command(spec: JobSpec) -> str:
+    """Return the command that installs this version of duetune with what the job needs."""
+    quantised = spec.method is MethodChoice.QLORA or "bit" in (spec.training.optim or "")
+    package = f"duetune[train{',quantised' * quantised}]=={metadata.version('duetune')}"
     return f"python -m pip install --quiet {shlex.quote(package)}"
 
 

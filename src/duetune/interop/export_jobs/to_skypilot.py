@@ -33,7 +33,7 @@ def to_skypilot(spec: JobSpec, machines: Machines, notes: Notes) -> str:
     if spec.secrets:
         fields["secrets"] = dict.fromkeys(spec.secrets)
     if spec.run is None:
-        fields["setup"] = install_command()
+        fields["setup"] = install_command(spec)
     elif spec.setup is not None:
         fields["setup"] = spec.setup
     fields["run"] = run_script(spec, machines.gpus, dataset=dataset)

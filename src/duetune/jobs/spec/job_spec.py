@@ -28,7 +28,7 @@ from pydantic import (
 from duetune.core.job import NAME, NAME_WORDS
 from duetune.errors import InvalidInput
 from duetune.jobs.spec import variables as environment_words
-from duetune.jobs.spec.adapter_fields import check_method
+from duetune.jobs.spec.adapter_fields import QUANTISED_SETTINGS, check_method
 from duetune.jobs.spec.problems import InvalidSpec, Meaning, problems_of, refusal
 from duetune.jobs.spec.sections import AUTO, CheckpointSpec, Resources
 from duetune.jobs.spec.training_fields import Training
@@ -99,10 +99,12 @@ def _script(value: object) -> str:
 def _quantised(data: dict[str, object]) -> dict[str, object]:
     """Return the fields with ``method: qlora`` where the training section asks for 4 bits."""
     training, method = data.get("training"), data.get("method", MethodChoice.AUTO)
-    asked = training.load_in_4bit if isinstance(training, Training) else None
-    if isinstance(training, dict):
-        asked = training.get("load_in_4bit")
-    if asked is True and method in {MethodChoice.AUTO, MethodChoice.LORA}:
+    given = training.given if isinstance(training, Training) else training
+    if not isinstance(given, dict):
+        return data
+    asked, open_ = given.get("load_in_4bit"), method == MethodChoice.AUTO
+    detailed = any(field in given for field in QUANTISED_SETTINGS) and asked is not False
+    if (asked is True and method == MethodChoice.LORA) or (detailed and open_):
         return {**data, "method": MethodChoice.QLORA.value}
     return data
 

@@ -10,6 +10,7 @@ from pydantic_core import PydanticUndefined
 
 from duetune.jobs.spec.job_spec import JobSpec, spec_json_schema
 from duetune.jobs.spec.problems import Meaning
+from duetune.jobs.spec.training_names import OWN, UNSUPPORTED
 
 if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
@@ -62,7 +63,10 @@ _TITLES = {
 }
 _TRAINING = """\
 The names are those of Hugging Face's `TrainingArguments`, TRL and PEFT. duetune chooses what is
-left out, or uses the trainer's default. Other names of these libraries are refused with a reason.
+left out, or uses the trainer's default. Other names of these libraries are refused with a reason;
+the list is below the table. Two defaults are not TRL's: in `messages` only the assistant counts,
+and rows are always packed, without seeing each other.
+
 With `run` only `max_steps` is allowed: it says how much work there is, unless the command reports
 its progress. The command sets everything else itself.
 """
@@ -77,7 +81,23 @@ def reference_page() -> str:
             parts.append(f"## `{section}`: {title}\n")
             parts += [_TRAINING] if section == "training" else []
             parts.append(_table(model))
+            parts += _names(model) if section == "training" else []
     return "\n".join(parts)
+
+
+def _names(model: type[BaseModel]) -> list[str]:
+    """Return the names of other libraries that are honoured, and the refused ones by reason."""
+    honoured = ", ".join(f"`{name}`" for name in sorted(model.model_fields) if name not in OWN)
+    reasons: dict[str, list[str]] = {}
+    for name, reason in UNSUPPORTED.items():
+        reasons.setdefault(reason, []).append(f"`{name}`")
+    lines = ["| names | why they are refused |", "|---|---|"]
+    lines += [f"| {', '.join(sorted(names))} | {reason} |" for reason, names in reasons.items()]
+    return [
+        "### Names of `TrainingArguments`, `SFTConfig`, `LoraConfig` and TRL's `ModelConfig`\n",
+        f"Honoured: {honoured}.\n",
+        "\n".join(lines) + "\n",
+    ]
 
 
 def schema_text() -> str:

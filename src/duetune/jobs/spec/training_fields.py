@@ -119,7 +119,7 @@ class Training(AdapterFields, DataFields):
         ),
     ] = None
     lr_scheduler_kwargs: Annotated[
-        dict[str, float | str] | None,
+        dict[str, int | float | str] | None,
         Meaning(
             "Options of the schedule, named as in transformers.",
             "a mapping such as {min_lr_rate: 0.1}",

@@ -1,6 +1,7 @@
 """Names of Hugging Face, TRL and PEFT that the spec does not accept, with the reason for each.
 
-``problems`` shows the reason when such a field is used. Accepted names are in ``training_fields``.
+``problems`` shows the reason when such a field is used, and the reference lists them all. Accepted
+names are in ``training_fields``.
 """
 
 from __future__ import annotations
@@ -98,5 +99,20 @@ _UNSUPPORTED = """
     trainable_token_indices truncation_mode use_bdlora use_cache use_ipex
     use_legacy_prediction_loop use_mps_device use_qalora velora_config
 """.split()  # noqa: SIM905 - words are easier to read than a list of them
+
+OWN: Final = frozenset(
+    (
+        "chat_template",
+        "early_stopping_patience",
+        "early_stopping_threshold",
+        "eval_dataset",
+        "eval_fraction",
+        "max_tokens_per_microbatch",
+        "precision",
+        "reproducible",
+        "warmup_ratio",
+    )
+)
+"""Fields whose names are duetune's own, or those of Trainer's callbacks and earlier versions."""
 
 UNSUPPORTED: Final = dict.fromkeys(_UNSUPPORTED, _OTHER) | _INSTEAD

@@ -554,6 +554,7 @@ def test_weights_in_4_bits_are_qlora_in_other_words(method):
     assert spec.method == "qlora"
     assert load_text(spec.to_yaml()) == spec
     assert load_text(f"{START}training: {{load_in_4bit: false}}").method == "auto"
+    assert load_text(f"{START}training: {{bnb_4bit_quant_type: fp4}}").method == "qlora"
 
 
 def test_trackers_are_none_all_or_named():

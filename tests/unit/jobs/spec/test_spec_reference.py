@@ -19,7 +19,7 @@ from duetune.interop.export_jobs.script import environment_lines
 from duetune.jobs.spec.job_spec import JobSpec, MethodChoice
 from duetune.jobs.spec.reference import reference_page, schema_text
 from duetune.jobs.spec.training_fields import SCHEDULES, Training
-from duetune.jobs.spec.training_names import UNSUPPORTED
+from duetune.jobs.spec.training_names import OWN, UNSUPPORTED
 from duetune.knowledge.configurations.configuration import Method, Precision
 from duetune.training.learning_rate import Schedule
 from duetune.training.task import TrainingMethod, TrainingPrecision, TrainingTask
@@ -80,6 +80,20 @@ def test_every_argument_of_a_library_is_supported_or_refused_by_name(library, na
     arguments = getattr(importlib.import_module(library), name)  # slow to import
     names = {field.name for field in dataclasses.fields(arguments)}
     assert names - set(Training.model_fields) - set(UNSUPPORTED) == set()
+
+
+@pytest.mark.torch
+def test_names_that_are_said_to_be_of_a_library_are():
+    libraries = {"transformers": ["TrainingArguments"], "peft": ["LoraConfig"]}
+    libraries["trl"] = ["SFTConfig", "ModelConfig"]
+    names = {
+        field.name
+        for library, classes in libraries.items()
+        for each in classes
+        for field in dataclasses.fields(getattr(importlib.import_module(library), each))
+    }
+    assert set(Training.model_fields) - OWN <= names
+    assert set(Training.model_fields) >= OWN
 
 
 def test_nothing_is_both_supported_and_refused():
