@@ -116,7 +116,7 @@ class FlatParameters:
             # The model may be used for another vector later; this one must not stay in memory.
             add_up = weakref.WeakMethod(self._add_up)
             for parameter in self._parameters:
-                parameter.register_post_accumulate_grad_hook(
+                parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
                     lambda parameter: (found := add_up()) and found(parameter)
                 )
         self._point_into(self.values if self._copy is None else self._copy)
