@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from duetune.training.task import OptimiserName, TrainingTask
+from duetune.training.task import (
+    OptimiserName,
+    TrainingMethod,
+    TrainingPrecision,
+    TrainingTask,
+)
 from support.later import later
 
 pytestmark = pytest.mark.torch
@@ -25,8 +30,8 @@ def task(name, dtype):
     return TrainingTask(
         model="",
         dataset="",
-        method="full",
-        precision="bf16" if dtype is torch.bfloat16 else "fp32",
+        method=TrainingMethod.FULL,
+        precision=TrainingPrecision("bf16" if dtype is torch.bfloat16 else "fp32"),
         optim=name,
         weight_decay=0.1,
         learning_rate=1e-2,
