@@ -30,13 +30,12 @@ import transformers
 from duetune.training.adapters import load_base, with_adapter
 from duetune.training.shared_state import SharedState
 from duetune.training.task import TrainingMethod, TrainingPrecision, TrainingTask
+from duetune.training.tiny import build_tiny_model
 from duetune.training.tokens import TokenizedRows
 from duetune.training.trained_model import load_model
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from numpy.typing import NDArray
 
 ROWS, MICROBATCH, LONGEST, MEDIAN = 32, 8, 2048, 300
 WARM_UP = 2
@@ -122,7 +121,7 @@ def main() -> int:
 def measured(options: argparse.Namespace) -> list[dict[str, object]]:
     """Return one row per case and system, each measured in a process of its own."""
     # Initialising CUDA here would make forks useless.
-    gpu = bool(os.path.exists("/dev/nvidia0"))
+    gpu = Path("/dev/nvidia0").exists()
     rows: list[dict[str, object]] = []
     if options.out and options.out.exists() and options.resume:
         rows = [json.loads(line) for line in options.out.open()]
@@ -187,7 +186,8 @@ def measure(case: Case, system: str, steps: int, folder: Path) -> dict[str, obje
     config = transformers.LlamaConfig(**(COMMON | SHAPES[case.model]))
     config.architectures = ["LlamaForCausalLM"]
     config.save_pretrained(folder)
-    data = rows_of((WARM_UP + steps) * ROWS, config.vocab_size, seed=7)
+    longest = LONGEST if cuda else LONGEST // 16
+    data = rows_of((WARM_UP + steps) * ROWS, config.vocab_size, longest, seed=7)
     full = case.method == TrainingMethod.FULL
     task = TrainingTask(
         model=str(folder),
@@ -196,7 +196,7 @@ def measure(case: Case, system: str, steps: int, folder: Path) -> dict[str, obje
         max_steps=WARM_UP + steps,
         per_device_train_batch_size=MICROBATCH,
         global_batch=ROWS,
-        max_length=LONGEST,
+        max_length=longest,
         learning_rate=1e-4,
         precision=(TrainingPrecision.BF16 if full or cuda else TrainingPrecision.FP32),
         gradient_checkpointing=case.checkpointing,
@@ -302,51 +302,77 @@ def theirs(
         "use_liger_kernel": system != PADDED and device.type == "cuda",
     }
     rows = [data.row(number)[0].astype(np.int64).tolist() for number in range(len(data))]
+    count = Counter(watch)
     if system == TRL:
-        trainer = trl_trainer(model, fields, rows, Watch())
+        trainer = trl_trainer(model, fields, rows, count, folder)
     else:
         trainer = transformers.Trainer(
             model=model,
-            args=transformers.TrainingArguments(**fields, train_sampling_strategy="sequential")
-            if "train_sampling_strategy" in transformers.TrainingArguments.__dataclass_fields__
-            else transformers.TrainingArguments(**fields),
+            args=transformers.TrainingArguments(**fields),
             train_dataset=[{"input_ids": row, "labels": row} for row in rows],
             data_collator=padded,
-            callbacks=[Watch()],
+            callbacks=[count],
         )
+    count.follow(trainer)
     trainer.remove_callback(transformers.PrinterCallback)
     trainer.train()
     losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
     return losses, ""
 
 
+class Counter(transformers.TrainerCallback):
+    """Counts the tokens of every step of a Trainer, without padding."""
+
+    def __init__(self, watch: Stopwatch) -> None:
+        self._watch = watch
+        self._batches: list[int] = []
+        self._per_step = 1
+
+    def follow(self, trainer: transformers.Trainer) -> None:
+        """Count what the trainer's collator is given."""
+        self._per_step = trainer.args.gradient_accumulation_steps
+        collate = trainer.data_collator
+
+        def counted(examples: list[dict[str, list[int]]]) -> dict[str, torch.Tensor]:
+            self._batches.append(sum(len(example["input_ids"]) for example in examples))
+            return collate(examples)
+
+        trainer.data_collator = counted
+
+    def on_step_end(self, args, state, control, **_):  # noqa: ANN001, ANN003, ANN201, ARG002
+        """Record the step; batches that are only read ahead stay for the next one."""
+        done, self._batches = (
+            self._batches[: self._per_step],
+            self._batches[self._per_step :],
+        )
+        self._watch.stepped(sum(done))
+
+
 def trl_trainer(
-    model: torch.nn.Module, fields: dict[str, object], rows: Sequence[list[int]], count: Counter
+    model: torch.nn.Module,
+    fields: dict[str, object],
+    rows: Sequence[list[int]],
+    count: Counter,
+    folder: Path,
 ) -> transformers.Trainer:
-    """Return TRL's trainer with packed rows, one microbatch of as many tokens as ours per step."""
+    """Return TRL's trainer with packed rows: one microbatch with as many tokens as ours a step."""
     for package in ("trl", "datasets"):
         if importlib.util.find_spec(package) is None:
             raise Skipped(f"{package} is not installed")
     import datasets  # noqa: PLC0415
     import trl  # noqa: PLC0415
 
+    # TRL asks for a tokenizer, which rows of tokens do not need.
+    named = build_tiny_model(folder / "tokenizer")
     length = MICROBATCH * max(len(row) for row in rows)
     fields |= {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 1}
-    trainer = trl.SFTTrainer(
+    return trl.SFTTrainer(
         model=model,
         args=trl.SFTConfig(**fields, packing=True, max_length=length),
         train_dataset=datasets.Dataset.from_dict({"input_ids": rows}),
-        processing_class=NoTokenizer(),
+        processing_class=transformers.AutoTokenizer.from_pretrained(named),
         callbacks=[count],
     )
-    collate = trainer.data_collator
-
-    def counted(examples: list[dict[str, list[int]]]) -> dict[str, torch.Tensor]:
-        count.waiting.append(sum(len(example["input_ids"]) for example in examples))
-        return collate(examples)
-
-    trainer.data_collator = counted
-    return trainer
 
 
 def padded(rows: Sequence[dict[str, list[int]]]) -> dict[str, torch.Tensor]:
@@ -364,10 +390,11 @@ def padded(rows: Sequence[dict[str, list[int]]]) -> dict[str, torch.Tensor]:
     }
 
 
-def rows_of(count: int, vocabulary: int, seed: int) -> TokenizedRows:
+def rows_of(count: int, vocabulary: int, longest: int, seed: int) -> TokenizedRows:
     """Return random rows with the lengths of instruction data; all tokens count."""
     random = np.random.default_rng(seed)
-    lengths = np.clip(random.lognormal(math.log(MEDIAN), 0.8, count), 8, LONGEST).astype(np.int64)
+    drawn = random.lognormal(math.log(MEDIAN * longest / LONGEST), 0.8, count)
+    lengths = np.clip(drawn, 8, longest).astype(np.int64)
     begins = np.concatenate([[0], np.cumsum(lengths)])
     ids = random.integers(0, vocabulary, begins[-1]).astype(np.int32)
     return TokenizedRows(ids, np.ones(len(ids), dtype=np.bool_), begins)
@@ -435,15 +462,18 @@ def write_page(rows: Sequence[dict[str, object]]) -> None:
     one = next(row for row in rows if "machine" in row)
     ratios = [float(str(value)) for value in figures["ratio_to_hf_trainer"].values()]
     least = f"{min(ratios):.1f} to {max(ratios):.1f}" if ratios else "an unknown number of"
-    text = (
+    question = (
         f"Trained tokens per second and peak reserved memory on one {one['machine']} "
         f"({one['software']}), 32 rows a step, lengths log-normal with a median of 300 tokens, cut "
         f"at 2,048. duetune trains {least} times as fast as the Trainer of transformers with "
-        "padded rows on the same machine in the same run. Utilisation is the share of the dense "
+        "padded rows, on the same machine in the same run. Utilisation is the share of the dense "
         "bf16 rate, with 4 operations per parameter and token for adapters and 6 for all weights."
     )
-    command = "python benchmarks/trainer.py --out rows.jsonl\npython benchmarks/trainer.py --report rows.jsonl"
-    publish("trainer", ["# Trainer speed", text, table, f"```bash\n{command}\n```"])
+    command = (
+        "```bash\npython benchmarks/trainer.py --out rows.jsonl\n"
+        "python benchmarks/trainer.py --report rows.jsonl\n```"
+    )
+    publish("trainer", "Trainer speed", question, [table, command], write=True)
 
 
 if __name__ == "__main__":

@@ -256,7 +256,7 @@ class Session:
         )
 
         def write(folder: Path) -> None:
-            save_model(self._learner.model, self._tokenizer, folder)
+            save_model(self._learner.trained_model(), self._tokenizer, folder)
 
         result = publish(self._contract.output, write, result)
         _log.info("published %s", self._contract.output)

@@ -12,6 +12,7 @@ import logging
 import math
 import threading
 import time
+import weakref
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -26,7 +27,6 @@ from duetune.training.language_model import precision, seeded
 from duetune.training.optimisers import FlatOptimiser
 from duetune.training.pace import MemberPace
 from duetune.training.packing import microbatches, shares
-from duetune.training.task import OptimiserName
 from duetune.training.trained_model import summed_loss
 
 if TYPE_CHECKING:
@@ -91,12 +91,11 @@ class FlatParameters:
     """The trainable parameters of a model as one vector; those with weight decay come first.
 
     One vector is easy to sum, to send to another member and to save. The parameters of the model
-    become views into it.
+    become views into it, or into a copy in bfloat16 if that is what the model computes in: then
+    neither weights nor activations are converted in every layer, and small updates are not lost.
     """
 
-    def __init__(
-        self, model: torch.nn.Module, optim: OptimiserName = OptimiserName.ADAMW_TORCH
-    ) -> None:
+    def __init__(self, model: torch.nn.Module, task: TrainingTask) -> None:
         named = [
             (name, parameter)
             for name, parameter in model.named_parameters()
@@ -110,14 +109,24 @@ class FlatParameters:
         self.decaying = sum(
             parameter.numel() for parameter in self._parameters if parameter.ndim >= 2
         )
-        self.layout = _layout(named, optim)
+        self.layout = _layout(named, task)
         device = self._parameters[0].device
         self.size = sum(sizes)
-        dtype = self._parameters[0].dtype
+        dtype = torch.bfloat16 if task.trained_in_bf16 else torch.float32
         self.values = torch.empty(self.size, dtype=dtype, device=device)
         for parameter, place in zip(self._parameters, torch.split(self.values, sizes), strict=True):
             place.copy_(parameter.data.flatten())
-            parameter.data = place.view_as(parameter.data)
+        self._copy: torch.Tensor | None = None
+        self._places: dict[torch.Tensor, torch.Tensor] = {}
+        if precision(task) is torch.bfloat16 and dtype is torch.float32:
+            self._copy = self.values.to(torch.bfloat16)
+            # The model may be used for another vector later; this one must not stay in memory.
+            add_up = weakref.WeakMethod(self._add_up)
+            for parameter in self._parameters:
+                parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
+                    lambda parameter: (found := add_up()) and found(parameter)
+                )
+        self._point_into(self.values if self._copy is None else self._copy)
 
     def views(self, vector: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield names and parts of a vector like ``values``, in the shapes of the parameters."""
@@ -129,24 +138,50 @@ class FlatParameters:
     def collect_into(self, row: torch.Tensor) -> None:
         """Add the gradients of the following backward passes to ``row``."""
         for parameter, (_, place) in zip(self._parameters, self.views(row), strict=True):
-            parameter.grad = place
+            if self._copy is None:
+                parameter.grad = place
+            else:
+                self._places[parameter] = place
 
     def forget_gradients(self) -> None:
         """Stop collecting gradients."""
+        self._places.clear()
         for parameter in self._parameters:
             parameter.grad = None
 
+    def changed(self) -> None:
+        """Bring the model up to date. Called whenever ``values`` have changed."""
+        if self._copy is not None:
+            self._copy.copy_(self.values)
 
-def _layout(named: Iterable[tuple[str, torch.Tensor]], optim: OptimiserName) -> str:
+    def let_go(self) -> None:
+        """Give the model parameters of its own, in the type of ``values``; training is over."""
+        for parameter, (_, place) in zip(self._parameters, self.views(self.values), strict=True):
+            # Tensors that share memory would look like tied weights.
+            parameter.data = place.clone()
+
+    def _point_into(self, vector: torch.Tensor) -> None:
+        for parameter, (_, place) in zip(self._parameters, self.views(vector), strict=True):
+            parameter.data = place
+
+    def _add_up(self, parameter: torch.Tensor) -> None:
+        """Add the gradient of a parameter in float32, and free it; torch calls this."""
+        place = self._places.get(parameter)
+        if place is not None and parameter.grad is not None:
+            place.add_(parameter.grad)
+            parameter.grad = None
+
+
+def _layout(named: Iterable[tuple[str, torch.Tensor]], task: TrainingTask) -> str:
     """Return a digest of names, shapes and the kind of optimiser state; states of another layout
     belong to another task.
     """
     seen = hashlib.sha256()
+    narrow = f":{torch.bfloat16}" if task.trained_in_bf16 else ""
     for name, parameter in named:
-        narrow = "" if parameter.dtype == torch.float32 else f":{parameter.dtype}"
         seen.update(f"{name}:{tuple(parameter.shape)}{narrow}\n".encode())
-    if "adamw_torch" not in optim:
-        seen.update(optim.replace("_bnb", "").encode())
+    if "adamw_torch" not in task.optim:
+        seen.update(task.optim.replace("_bnb", "").encode())
     return seen.hexdigest()[:16]
 
 
@@ -177,7 +212,7 @@ class SharedState:
         self._plan = BatchPlan(rows=len(rows), batch_rows=task.batch_rows, seed=task.order_seed)
         self.planned_steps = task.total_steps(len(rows))
         self.lock = threading.Lock()
-        self._flat = FlatParameters(model, task.optim)
+        self._flat = FlatParameters(model, task)
         self.trainable = self._flat.size
         self._optimiser = FlatOptimiser(task, self._flat)
         scale = _FIRST_SCALE if task.computed_in == "fp16" else 1.0
@@ -312,6 +347,7 @@ class SharedState:
             if finite:
                 rate = task.learning_rate_at(known.step, self.planned_steps)
                 self._optimiser.apply(gradient, rate)
+                self._flat.changed()
             self.known = msgspec.structs.replace(
                 _after(known, loss, self._data.tokens(rows), finite=finite, fp16=fp16),
                 grad_norm=norm,
@@ -319,6 +355,11 @@ class SharedState:
             )
         if self.known.skipped >= _MOST_SKIPPED:
             raise Diverged(self.known.step)
+
+    def trained_model(self) -> LanguageModel:
+        """Return the model to save it, with parameters of its own. No step may follow."""
+        self._flat.let_go()
+        return self.model
 
     def arrays(self) -> dict[str, torch.Tensor]:
         """Return the tensors that training changes, by name; not copies."""
@@ -335,6 +376,7 @@ class SharedState:
         if known.layout != self._flat.layout:
             raise ValueError("the state belongs to another model or task")
         self._flat.values.copy_(arrays["parameters"])
+        self._flat.changed()
         self._optimiser.load(arrays, known.updates)
         self.known = known
 

@@ -79,10 +79,6 @@ def summed_loss(
 
 def save_model(model: LanguageModel, tokenizer: Tokenizer, folder: Path) -> None:
     """Save an adapter (for PEFT) or the whole model (for transformers), with the tokenizer."""
-    for parameter in model.parameters():
-        if parameter.requires_grad:
-            # Copy it out of the flat vector: tensors that share memory look like tied weights.
-            parameter.data = parameter.data.clone()
     order_layers(model)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)

@@ -108,7 +108,7 @@ def test_a_variant_learns_is_read_again_and_can_be_put_aside(folder, tmp_path, f
     assert not torch.allclose(after, before, atol=1e-3)
     with member.model.disable_adapter():
         torch.testing.assert_close(logits(member.model), before)
-    models.save_model(member.model, models.load_tokenizer(wished), tmp_path / "out")
+    models.save_model(member.trained_model(), models.load_tokenizer(wished), tmp_path / "out")
     again = peft.PeftModel.from_pretrained(adapters.load_base(wished, cpu()), tmp_path / "out")
     torch.testing.assert_close(logits(again), after, rtol=1e-2, atol=1e-2)
 
@@ -120,7 +120,9 @@ def test_every_member_starts_alike_and_the_configuration_is_the_same(folder, tmp
     assert torch.equal(one.arrays()["parameters"], other.arrays()["parameters"])
     files = []
     for number, member in enumerate((one, other)):
-        models.save_model(member.model, models.load_tokenizer(wished), tmp_path / str(number))
+        models.save_model(
+            member.trained_model(), models.load_tokenizer(wished), tmp_path / str(number)
+        )
         files.append((tmp_path / str(number) / "adapter_config.json").read_bytes())
     assert files[0] == files[1]
     config = json.loads(files[0])
@@ -162,10 +164,34 @@ def test_pure_bfloat16_keeps_weights_gradients_and_moments_in_16_bits(folder, tm
     other = learner(wished)
     other.load({key: array.clone() for key, array in arrays.items()}, member.document())
     assert torch.equal(other.arrays()["parameters"], arrays["parameters"])
-    models.save_model(member.model, models.load_tokenizer(wished), tmp_path / "out")
+    models.save_model(member.trained_model(), models.load_tokenizer(wished), tmp_path / "out")
     again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype="auto")
     assert again.dtype == torch.bfloat16
     torch.testing.assert_close(logits(again), logits(member.model))
+
+
+@pytest.mark.parametrize("method", ["lora", "full"])
+def test_a_model_computes_with_a_copy_in_16_bits_and_loses_no_small_update(
+    folder, tmp_path, method
+):
+    wished = task(folder, method=method, bf16=True, learning_rate=1e-5, weight_decay=0.0)
+    member = learner(wished)
+    trained_ones = [each for each in member.model.parameters() if each.requires_grad]
+    assert {each.dtype for each in trained_ones} == {torch.bfloat16}
+    before = member.arrays()["parameters"].clone()
+    single = learner(task(folder, method=method))
+    wide, narrow = (each.contribution(0, [0.0], lambda: None)[0] for each in (single, member))
+    assert narrow.dtype == torch.float32
+    assert torch.nn.functional.cosine_similarity(wide, narrow, dim=0) > 0.99
+    for _ in range(3):
+        member.update(member.contribution(0, [0.0], lambda: None)[0])
+    after = member.arrays()["parameters"]
+    moved = after != before
+    # Adam moves every parameter with a gradient by about the learning rate, which 16 bits lose.
+    assert moved.float().mean() > 0.3
+    assert (after - before).abs().max() < 1e-4
+    models.save_model(member.trained_model(), models.load_tokenizer(wished), tmp_path / "out")
+    assert {each.dtype for each in trained_ones} == {torch.float32}
 
 
 @pytest.mark.parametrize(

@@ -186,7 +186,7 @@ def test_what_was_trained_is_what_is_read_again(tmp_path, method):
     tokens = torch.arange(3, 20).unsqueeze(0)
     member.model.eval()
     expected = member.model(input_ids=tokens).logits
-    models.save_model(member.model, models.load_tokenizer(task(base)), tmp_path / "out")
+    models.save_model(member.trained_model(), models.load_tokenizer(task(base)), tmp_path / "out")
     if method == "lora":
         plain = transformers.AutoModelForCausalLM.from_pretrained(base)
         again = peft.PeftModel.from_pretrained(plain, tmp_path / "out")

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from duetune.training.task import OptimiserName, TrainingTask
+from duetune.training.task import (
+    OptimiserName,
+    TrainingMethod,
+    TrainingPrecision,
+    TrainingTask,
+)
 from support.later import later
 
 pytestmark = pytest.mark.torch
@@ -21,13 +26,23 @@ def model(dtype=None):
     return made.to(dtype)
 
 
-def built(name, dtype=None):
-    task = TrainingTask(
-        model="", dataset="", optim=name, weight_decay=0.1, learning_rate=1e-2, adam_beta2=0.99
+def task(name, dtype):
+    return TrainingTask(
+        model="",
+        dataset="",
+        method=TrainingMethod.FULL,
+        precision=TrainingPrecision("bf16" if dtype is torch.bfloat16 else "fp32"),
+        optim=name,
+        weight_decay=0.1,
+        learning_rate=1e-2,
+        adam_beta2=0.99,
     )
-    made = model(dtype)
-    flat = learning.FlatParameters(made, name)
-    return made, flat, optimisers.FlatOptimiser(task, flat)
+
+
+def built(name, dtype=None):
+    made, wished = model(dtype or torch.float32), task(name, dtype)
+    flat = learning.FlatParameters(made, wished)
+    return made, flat, optimisers.FlatOptimiser(wished, flat)
 
 
 def gradients(flat):
@@ -127,12 +142,9 @@ def test_a_checkpoint_of_adamw_from_before_still_loads():
 
 
 def test_states_of_other_optimisers_have_another_layout():
-    layouts = {learning.FlatParameters(model(), name).layout for name in OptimiserName}
+    layouts = {built(name)[1].layout for name in OptimiserName}
     assert len(layouts) == len(OptimiserName) - 2  # two names each of AdamW and its 8-bit form
-    wide, narrow = (
-        learning.FlatParameters(model(torch.float32), OptimiserName.SGD),
-        learning.FlatParameters(model(torch.bfloat16), OptimiserName.SGD),
-    )
+    wide, narrow = (built(OptimiserName.SGD, each)[1] for each in (None, torch.bfloat16))
     assert wide.layout != narrow.layout
 
 
