@@ -11,7 +11,7 @@ import transformers
 from duetune.errors import InvalidInput
 from duetune.training.adapters import load_base, order_layers, with_adapter
 from duetune.training.forward_pass import choose_forward_pass, counted_loss
-from duetune.training.language_model import precision, refused, seeded
+from duetune.training.language_model import TRAINED_VALUE, precision, refused, seeded
 from duetune.training.packing import laid_end_to_end
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def save_model(model: LanguageModel, tokenizer: Tokenizer, folder: Path) -> None
     for parameter in model.parameters():
         if parameter.requires_grad:
             # Copy it out of the flat vector: tensors that share memory look like tied weights.
-            parameter.data = parameter.data.clone()
+            parameter.data = getattr(parameter, TRAINED_VALUE, parameter.data).clone()
     order_layers(model)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)

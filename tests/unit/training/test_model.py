@@ -20,6 +20,7 @@ pytestmark = pytest.mark.torch
 torch = later("torch")
 peft = later("peft")
 transformers = later("transformers")
+safetensors = later("safetensors.torch")
 learning = later("duetune.training.shared_state")
 models = later("duetune.training.trained_model")
 adapters = later("duetune.training.adapters")
@@ -278,6 +279,27 @@ def test_lower_precision_trains_too(folder, fields):
         step([member])
     assert member.known.updates == 2
     assert all(np.isfinite(member.known.losses))
+
+
+def test_adapters_in_16_bits_are_trained_and_saved_in_32(folder, tmp_path):
+    member, cast = learner(folder, bf16=True, learning_rate=1e-3), learner(folder, bf16=True)
+    trained = [p for p in member.model.parameters() if p.requires_grad]
+    assert {p.dtype for p in trained} == {torch.bfloat16}
+    for _ in range(3):
+        step([member])
+    values = member.arrays()["parameters"]
+    assert values.dtype == torch.float32
+    # The model computes with the rounded values, also after it has taken another's state.
+    cast.load(state(member), member.document())
+    for each in (member, cast):
+        used = [p.detach().flatten() for p in each.model.parameters() if p.requires_grad]
+        torch.testing.assert_close(sum(p.sum() for p in used), values.bfloat16().sum())
+    models.save_model(member.model, models.load_tokenizer(task(folder)), tmp_path)
+    saved = safetensors.load_file(tmp_path / "adapter_model.safetensors")
+    assert {array.dtype for array in saved.values()} == {torch.float32}
+    total = sum(array.sum() for array in saved.values())
+    torch.testing.assert_close(total, values.sum())
+    assert any(not torch.equal(array, array.bfloat16().float()) for array in saved.values())
 
 
 def test_a_gradient_that_is_not_finite_changes_nothing_and_many_end_it(folder):
