@@ -143,7 +143,7 @@ def configure(
     pace = step_seconds(site, facts, one, length, most_gpus, same_runs, estimate)
     # The smallest group with the shortest step: more GPUs would wait for each other.
     max_gpus = min(range(least, most_gpus + 1), key=pace.step_s.__getitem__)
-    adapted = one.method is Method.LORA
+    adapted = one.method is not Method.FULL
     alpha = spec.training.lora_alpha
     if adapted:
         reasons["lora_alpha"] = "the default scale" if alpha is None else GIVEN
@@ -160,7 +160,7 @@ def configure(
         microbatch=microbatch,
         accumulation=accumulation,
         global_batch=microbatch * accumulation,
-        precision=one.precision.removesuffix("-mixed"),
+        precision=one.precision.value,
         gradient_checkpointing=one.grad_checkpoint,
         max_length=one.tokens_per_sample,
         lora_r=one.lora_rank if adapted else 0,
