@@ -23,6 +23,7 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+import msgspec
 import numpy as np
 import torch
 import transformers
@@ -279,6 +280,7 @@ def theirs(
 ) -> tuple[list[float], str]:
     """Train the same model with the Trainer of transformers or TRL."""
     total = task.max_steps or 0
+    task = msgspec.structs.replace(task, use_liger_kernel=False, attn_implementation="sdpa")
     with device:
         base = load_base(task, device)
         model = with_adapter(task, base) if task.adapts else base

@@ -237,6 +237,37 @@ def test_without_reproducibility_the_result_is_nearly_the_same(folder):
     assert equal(state(fast[0]), state(fast[2]))
 
 
+def test_an_emulated_gpu_takes_as_long_for_the_same_examples(folder, monkeypatch):
+    slept = []
+    monkeypatch.setattr("duetune.training.shared_state.time.sleep", slept.append)
+    monkeypatch.setattr("duetune.training.shared_state.time.monotonic", lambda: 0.0)
+    for reproducible in (True, False):
+        slept.clear()
+        member = learner(folder, emulated_microbatch_s=3.0, reproducible=reproducible)
+        step([member])
+        # Ten examples, two per microbatch.
+        assert sum(slept) == pytest.approx(5 * 3.0)
+        # The pace of an emulated GPU is not that of this machine.
+        assert member.pace.told == 0
+
+
+def test_members_of_different_pace_share_a_step_by_it(folder):
+    def targets(paces):
+        members = [learner(folder, reproducible=False) for _ in paces]
+        seen = []
+        for rank, member in enumerate(members):
+            rows = member._plan.rows_of(0)
+            mine, height = member._share(rows, rank, paces)
+            assert height == 1
+            seen.append(sum(int(member._data.lengths(rows)[chosen].sum()) for chosen in mine))
+        return seen
+
+    slow, fast = targets([100.0, 400.0])
+    assert 3 < fast / slow < 5.5
+    even = targets([0.0, 0.0])
+    assert abs(even[0] - even[1]) <= 12
+
+
 def test_a_step_is_that_of_torch_on_the_whole_batch(folder):
     wished = task(
         folder, learning_rate=1e-2, max_grad_norm=0.0, lr_scheduler_type=Schedule.CONSTANT
