@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from duetune.settings import Settings
     from duetune.store.rows import JobRow
     from duetune.store.store import Store
+    from duetune.training.metrics import MetricRow
 
 TRAINING_PACKAGES = ("torch", "torchft", "peft")
 REFRESH_S = 0.5
@@ -61,8 +62,17 @@ class Home:
             return load_settings()
         return load_settings({**os.environ, HOME: str(self._folder)})
 
-    @cached_property
+    @property
     def store(self) -> Store:
+        """The home's database, for questions; an empty one in memory if there is none."""
+        from duetune.store.store import has_store, readable_store
+
+        if "writable_store" in self.__dict__ or has_store(self.settings):
+            return self.writable_store
+        return readable_store(self.settings)
+
+    @cached_property
+    def writable_store(self) -> Store:
         """The home's database, created if there is none."""
         from duetune.store.store import opened_store
 
@@ -146,7 +156,7 @@ class Home:
         return submit(
             prepared,
             self.settings,
-            self.store,
+            self.writable_store,
             site=desk_site(self.settings),
             market=fleet.feed.now(),
         )
@@ -165,6 +175,12 @@ class Home:
 
         row = self.store.job(job)
         return job_status(row, self.settings, self.store, self.fleet, controller=self.controller)
+
+    def metrics(self, job: str) -> list[MetricRow]:
+        """Return the metrics of every step of a job, from the file in its folder."""
+        from duetune.training.metrics import METRICS, read_metrics
+
+        return read_metrics(self.settings.folder(self.store.job(job).id) / METRICS)
 
     def fleet_silent_s(self, job: str) -> float | None:
         """Return for how many real seconds the fleet has not answered, by the job's journal."""

@@ -10,6 +10,7 @@ import subprocess
 import sys
 
 from duetune.core.progress import Phase
+from duetune.training.metrics import METRICS, read_metrics
 from duetune.training.publication import published
 from duetune.training.task import write_task
 from duetune.training.worker_contract import read_progress
@@ -124,7 +125,7 @@ class ElasticJob:
 
     # Members
 
-    def launch(self, *names):
+    def launch(self, *names, **variables):
         for name in names:
             self._epoch += 1
             environment = {
@@ -134,6 +135,7 @@ class ElasticJob:
                 "DUETUNE_JOB_DIR": str(self.folder),
                 "DUETUNE_COORDINATOR_FILE": str(self.address_file) if self._coordinator else "",
                 "DUETUNE_JOB_SECRET": self.secret,
+                **variables,
             }
             self._pids[name] = self._nursery.start(environment, self.folder / f"{name}.log")
 
@@ -167,6 +169,10 @@ class ElasticJob:
     @property
     def result(self):
         return published(self.folder / "output")
+
+    @property
+    def metrics(self):
+        return read_metrics(self.folder / METRICS)
 
     @property
     def adapter(self):

@@ -5,7 +5,6 @@ workers.
 from __future__ import annotations
 
 import math
-import threading
 from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING
@@ -17,10 +16,12 @@ from duetune.core.fleet import Node, NodeKind, NodeState
 from duetune.core.node_contract import LOGS, PROGRESS
 from duetune.core.progress import Progress
 from duetune.errors import FleetError
+from duetune.fleets.host import ANSWER_S, answered
 from duetune.jobs.spec.values import written_duration
-from duetune.notebook import html_fields
+from duetune.notebook import html_fields, sparkline
 from duetune.simulate.journal_replay import state_of
 from duetune.store.rows import JobRow
+from duetune.training.metrics import METRICS, sampled_losses
 from duetune.training.worker_contract import read_progress
 
 if TYPE_CHECKING:
@@ -34,8 +35,7 @@ if TYPE_CHECKING:
 
 TAIL_LINES = 5
 TAIL_BYTES = 4000
-ANSWER_S = 2.0
-"""A reader waits this many seconds for the fleet; then it shows what the journal knows."""
+CURVE_POINTS = 24
 
 
 class MarketNow(msgspec.Struct, frozen=True):
@@ -59,6 +59,7 @@ class JobStatus(msgspec.Struct, frozen=True):
     - ``given_up`` is set if the policy has given the job up; it has the terms that would save it.
     - ``trouble`` says how many nodes have failed the job since its last step. It and ``log_tail``,
       the last lines of such a node's log, are empty if none has and the job has not failed.
+    - ``curve`` has a few training losses from the whole run, in the order of steps.
     """
 
     job: JobRow
@@ -81,12 +82,37 @@ class JobStatus(msgspec.Struct, frozen=True):
     given_up: GivenUp | None = None
     trouble: str = ""
     log_tail: tuple[str, ...] = ()
+    curve: tuple[float, ...] = ()
+
+    @property
+    def loss_text(self) -> str:
+        """Return the last loss, its curve and the evaluation losses; empty if none is known."""
+        progress, words = self.progress, []
+        if progress.loss is not None:
+            words.append(f"{progress.loss:.3f} {sparkline(self.curve)}".rstrip())
+        if progress.eval_loss is not None:
+            base = progress.base_eval_loss
+            before = "" if base is None else f"{base:.3f} -> "
+            words.append(f"evaluation {before}{progress.eval_loss:.3f}")
+        if progress.best_eval_loss is not None:
+            words.append(f"best {progress.best_eval_loss:.3f} after step {progress.best_step:,}")
+        return ", ".join(words)
 
     @property
     def given_up_text(self) -> str:
         """Return why the job is given up and what would save it; empty if it is not given up."""
         now = self.job.updated_at if self.now is None else self.now
         return "" if self.given_up is None else given_up_text(self.given_up, now)
+
+    @property
+    def slot_text(self) -> str:
+        """Return the present slot in words, with how far past the deadline it is."""
+        over = self.slot - self.deadline_slot
+        if over <= 0:
+            return f"slot {self.slot} of {self.deadline_slot}"
+        if self.now is not None and self.now <= self.job.deadline_at:
+            return f"slot {self.slot}, after the last whole slot before the deadline"
+        return f"slot {self.slot}, past the deadline by {over} slot{'s' if over > 1 else ''}"
 
     def _repr_html_(self) -> str:
         running = [node for node in self.nodes if node.state is NodeState.RUNNING]
@@ -96,9 +122,11 @@ class JobStatus(msgspec.Struct, frozen=True):
             {
                 "status": self.job.status.value,
                 "steps": f"{self.progress.step} of {total}",
+                **({"loss": self.loss_text} if self.loss_text else {}),
+                **({"note": self.progress.message} if self.progress.message else {}),
                 "GPUs": f"{spot} spot, {len(running) - spot} on-demand",
                 "spent": f"${self.spent:.2f}",
-                "slot": f"{self.slot}, due at the end of slot {self.deadline_slot}",
+                "due": self.slot_text,
                 "policy": self.job.policy,
                 "why": self.job.reason,
                 **({"given up": self.given_up_text} if self.given_up else {}),
@@ -167,6 +195,7 @@ def job_status(
         given_up=job.given_up,
         trouble=trouble,
         log_tail=_tail(settings.folder(job.id) / LOGS / f"{suspect}.log") if suspect else (),
+        curve=sampled_losses(settings.folder(job.id) / METRICS, CURVE_POINTS),
     )
 
 
@@ -182,17 +211,9 @@ def silent_s(state: JobState, fleet: Connected | None) -> float | None:
 
 def _asked(fleet: Connected, job: str) -> tuple[FleetReport, MarketReport] | None:
     """Return the job's nodes and the market; None if the fleet does not answer soon."""
-    answers: list[tuple[FleetReport, MarketReport]] = []
-
-    def ask() -> None:
-        with suppress(FleetError):
-            answers.append((fleet.fleet.observe(job), fleet.feed.now()))
-
-    # A fleet may take as long as it likes to fail; who only reads does not wait for it.
-    asking = threading.Thread(target=ask, daemon=True)
-    asking.start()
-    asking.join(ANSWER_S)
-    return answers[0] if answers else None
+    with suppress(FleetError):
+        return answered(lambda: (fleet.fleet.observe(job), fleet.feed.now()))
+    return None
 
 
 def given_up_text(lost: GivenUp, now: float) -> str:

@@ -54,6 +54,12 @@ _WHERE_GIVEN = (
     "model_revision",
     "attn_implementation",
     "hub_model_id",
+    "eval_strategy",
+    "eval_steps",
+    "load_best_model_at_end",
+    "early_stopping_patience",
+    "early_stopping_threshold",
+    "report_to",
 )
 """Fields that are shown only if they were given."""
 

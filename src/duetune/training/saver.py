@@ -84,6 +84,16 @@ class Saver:
         if idle and state.step > self.saved_step and self._due():
             self._begin(state)
 
+    def pin(self, *steps: int) -> None:
+        """Keep the checkpoints of these steps until the next call; step 0 stands for none."""
+        self._store.pinned = frozenset(steps) - {0}
+
+    def save_best(self, state: State, touch: Callable[[], None]) -> None:
+        """Start to save the current step if it is not saved; ``wait`` waits until it is."""
+        self.wait(touch)
+        if self._confirmed and state.step > self.saved_step:
+            self._begin(state)
+
     def save_now(self, state: State) -> None:
         """Save the current step unless it is saved, and wait for it. Called at the end."""
         self.wait()
@@ -91,10 +101,10 @@ class Saver:
             self._begin(state)
             self.wait()
 
-    def wait(self) -> None:
-        """Wait until no save is running."""
+    def wait(self, touch: Callable[[], None] | None = None) -> None:
+        """Wait until no save is running; ``touch`` is called meanwhile, in place of the usual."""
         while self._writing.is_alive():
-            self._touch()
+            (touch or self._touch)()
             self._writing.join(_TOUCH_S)
 
     def _due(self) -> bool:

@@ -23,25 +23,20 @@ from duetune.training.adapters import load_base
 from duetune.training.authentication import job_secret
 from duetune.training.batches import held_out
 from duetune.training.checkpoint import CheckpointStore, Damaged
+from duetune.training.evaluation import Evaluation, stopped_words
 from duetune.training.group import ElasticGroup, GroupPlace, GroupSettings, SoloGroup
-from duetune.training.language_model import precision
+from duetune.training.metrics import MetricRow
 from duetune.training.publication import PublishedResult, only_publisher, publish, published
 from duetune.training.saver import Saver
 from duetune.training.shared_state import SharedState
 from duetune.training.tokens import LossRules, tokenized_dataset
-from duetune.training.trained_model import (
-    load_model,
-    load_tokenizer,
-    mean_loss,
-    save_model,
-)
+from duetune.training.tracking import Tracking
+from duetune.training.trained_model import load_model, load_tokenizer, save_model
 from duetune.training.training_loop import ElasticTraining
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
-
-    from numpy.typing import NDArray
 
     from duetune.training.checkpoint import Checkpoint
     from duetune.training.group import Group
@@ -63,7 +58,7 @@ class Session:
         task: TrainingTask,
         tokenizer: Tokenizer,
         learner: SharedState,
-        evaluation: tuple[TokenizedRows, NDArray[np.int64]],
+        evaluation: Evaluation,
         device: torch.device,
     ) -> None:
         self._contract = contract
@@ -97,10 +92,10 @@ class Session:
         rows = np.arange(len(data))
         if task.eval_dataset is not None:
             aside = read(task.eval_dataset)
-            evaluation = (aside, np.arange(min(len(aside), task.eval_rows)))
+            measured = (aside, np.arange(min(len(aside), task.eval_rows)))
         else:
             kept = held_out(len(data), task.eval_fraction, task.eval_rows, task.seed)
-            evaluation = (data, kept)
+            measured = (data, kept)
             rows = np.delete(rows, kept)
         try:
             model = load_model(task, device)
@@ -110,6 +105,7 @@ class Session:
             allowed = f"a smaller model, or LoRA: out of memory ({error})"
             raise OutOfMemory("model", task.model, allowed) from None
         torch.use_deterministic_algorithms(task.reproducible and device.type == "cuda")
+        evaluation = Evaluation(task, *measured, len(rows), device)
         return cls(contract, task, tokenizer, learner, evaluation, device)
 
     @property
@@ -135,38 +131,45 @@ class Session:
             saved_step=0 if restored is None else restored.step,
             touch=self._touch,
         )
+        tracking = Tracking(contract.folder, contract.job, self._task)
         group = self._group(notice, store, "" if restored is None else restored.path.name)
         try:
             training = ElasticTraining(
+                self._task,
                 learner,
+                self._evaluation,
                 group,
                 saver,
                 reporter,
                 notice,
+                tracking,
                 over=lambda: published(contract.output) is not None,
-                logging_steps=self._task.logging_steps,
             )
             if not training.run():
                 return None
             # Stay a member while publishing, so that a new member waits instead of training alone.
-            return self._result(saver.warning)
+            result = self._result(store, saver.warning)
         except torch.OutOfMemoryError as error:
             if learner.step:
                 raise
             size = self._task.per_device_train_batch_size
             allowed = f"a smaller batch or a shorter max_length: out of memory ({error})"
             raise OutOfMemory("per_device_train_batch_size", size, allowed) from None
+        else:
+            tracking.finish(MetricRow(step=result.steps, eval_loss=result.last_eval_loss))
+            return result
         finally:
             group.close()
             saver.wait()
+            tracking.close()
 
-    def _result(self, warning: str) -> PublishedResult:
+    def _result(self, store: CheckpointStore, warning: str) -> PublishedResult:
         output = self._contract.output
         with only_publisher(output, self._wait):
             if (found := published(output)) is not None:
                 return found
             with self._touch.kept_up():
-                return self._publish(warning)
+                return self._publish(store, warning)
 
     def _group(self, notice: Notice, store: CheckpointStore, restored: str) -> Group:
         contract = self._contract
@@ -223,20 +226,31 @@ class Session:
             allowed = f"checkpoints of this training task ({error})"
             raise InvalidInput("checkpoints", str(checkpoint.path), allowed) from None
 
-    def _publish(self, warning: str) -> PublishedResult:
+    def _publish(self, store: CheckpointStore, warning: str) -> PublishedResult:
         if self._learner.step < self._learner.total_steps:
             raise RuntimeError("the result that another member had published was removed")
-        _log.info("all %d steps are done; measuring the evaluation loss", self._learner.step)
-        base, tuned, count = self._losses()
-        known = self._learner.known
+        known, planned = self._learner.known, self._learner.planned_steps
+        _log.info("all %d steps are done; measuring the evaluation loss", known.step)
+        last = known.evaluated
+        if self._evaluation.rows and last.step != known.step:
+            loss = self._evaluation.alone(self._learner.model, self._touch)
+            last = last.after(known.step, loss, 0.0)
+        best, eval_loss = 0, last.loss
+        if self._task.load_best_model_at_end and last.best_step:
+            best = last.best_step
+            if best != known.step and not self._load_best(store, best):
+                best, warning = 0, warning or f"the best state, of step {best}, cannot be read"
         result = PublishedResult(
             steps=known.step,
             tokens=known.tokens,
             loss=known.losses[-1] if known.losses else None,
-            eval_loss=tuned,
-            base_eval_loss=base,
-            eval_rows=count,
+            eval_loss=last.best_loss if best else eval_loss,
+            base_eval_loss=self._base_loss(),
+            eval_rows=self._evaluation.rows,
             warning=warning,
+            last_eval_loss=last.loss,
+            best_step=best,
+            stopped=stopped_words(known.step, planned, last.waited) if known.stopped else "",
         )
 
         def write(folder: Path) -> None:
@@ -246,21 +260,27 @@ class Session:
         _log.info("published %s", self._contract.output)
         return result
 
-    def _losses(self) -> tuple[float | None, float | None, int]:
-        """Return the evaluation loss before and after training, and the number of rows."""
-        data, rows = self._evaluation
-        if not len(rows):
-            return None, None, 0
-        size = self._task.per_device_train_batch_size
-        batches = [rows[begin : begin + size] for begin in range(0, len(rows), size)]
-        model, device, dtype = self._learner.model, self._device, precision(self._task)
-        tuned = mean_loss(model, data, batches, device, dtype)
+    def _load_best(self, store: CheckpointStore, step: int) -> bool:
+        """Take the parameters of an earlier step; return False if its checkpoint is gone."""
+        learner, known = self._learner, self._learner.known
+        found = store.at(step)
+        if found is None:
+            _log.warning("publishing the last state: there is no checkpoint of step %d", step)
+            return False
+        self._load(found)
+        learner.known = known
+        _log.info("publishing the state of step %d, which has the lowest evaluation loss", step)
+        return True
+
+    def _base_loss(self) -> float | None:
+        """Return the evaluation loss before training."""
+        if not self._evaluation.rows:
+            return None
+        model = self._learner.model
         if self._task.adapts:
             with model.disable_adapter():
-                base = mean_loss(model, data, batches, device, dtype)
-        else:
-            base = mean_loss(load_base(self._task, device), data, batches, device, dtype)
-        return base, tuned, len(rows)
+                return self._evaluation.alone(model, self._touch)
+        return self._evaluation.alone(load_base(self._task, self._device), self._touch)
 
     def _wait(self) -> None:
         self._touch()

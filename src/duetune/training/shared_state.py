@@ -21,6 +21,7 @@ import torch
 
 from duetune.errors import DuetuneError
 from duetune.training.batches import BatchPlan, dropout_seed
+from duetune.training.evaluation import EvaluationHistory
 from duetune.training.forward_pass import forward_pass_of
 from duetune.training.language_model import TRAINED_VALUE, precision, seeded
 from duetune.training.optimisers import FlatOptimiser
@@ -69,6 +70,9 @@ class LearnerState(msgspec.Struct, frozen=True):
     - ``losses``: the last 50 losses.
     - ``scale``: the loss scale of float16 training; ``steady`` counts steps since it changed.
     - ``skipped``: steps in a row whose gradient was not finite.
+    - ``grad_norm``: the norm of the last gradient before it was clipped.
+    - ``evaluated``: the evaluations during training.
+    - ``stopped``: training has ended early, because of the evaluations.
     """
 
     layout: str
@@ -79,6 +83,9 @@ class LearnerState(msgspec.Struct, frozen=True):
     scale: float = 1.0
     steady: int = 0
     skipped: int = 0
+    grad_norm: float = 0.0
+    evaluated: EvaluationHistory = EvaluationHistory()
+    stopped: bool = False
 
 
 class FlatParameters:
@@ -186,7 +193,7 @@ class SharedState:
         self._rows = rows
         self._device = device
         self._plan = BatchPlan(rows=len(rows), batch_rows=task.batch_rows, seed=task.order_seed)
-        self.total_steps = task.total_steps(len(rows))
+        self.planned_steps = task.total_steps(len(rows))
         self.lock = threading.Lock()
         # Adapters are trained in 32 bits; those of DoRA are computed with in 32 bits too.
         narrow = precision(task) if task.adapts and not task.use_dora else None
@@ -207,6 +214,16 @@ class SharedState:
     def step(self) -> int:
         """Return the number of steps done."""
         return self.known.step
+
+    @property
+    def total_steps(self) -> int:
+        """Return the number of steps of the run: fewer than planned if it has stopped early."""
+        return self.known.step if self.known.stopped else self.planned_steps
+
+    def stop(self, evaluated: EvaluationHistory) -> None:
+        """End training after the present step. Every member calls this after the same step."""
+        with self.lock:
+            self.known = msgspec.structs.replace(self.known, evaluated=evaluated, stopped=True)
 
     def contribution(
         self, rank: int, paces: Sequence[float], touch: Callable[[], None]
@@ -297,8 +314,12 @@ class SharedState:
             total += sent[number]
         return total
 
-    def update(self, total: torch.Tensor) -> None:
-        """Do one optimiser step, or skip it if the gradient is not finite."""
+    def update(self, total: torch.Tensor, evaluated: EvaluationHistory | None = None) -> None:
+        """Do one optimiser step, or skip it if the gradient is not finite.
+
+        ``evaluated`` includes the evaluation before this step. It enters the state together with
+        the step, so members at the same step always have the same history.
+        """
         known, task = self.known, self._task
         fp16 = task.computed_in == "fp16"
         gradient, loss = total[: self._flat.size], loss_of(total[self._flat.size :])
@@ -310,10 +331,14 @@ class SharedState:
         rows = self._rows[self._plan.rows_of(known.step)]
         with self.lock:
             if finite:
-                rate = task.learning_rate_at(known.step, self.total_steps)
+                rate = task.learning_rate_at(known.step, self.planned_steps)
                 self._optimiser.apply(gradient, rate)
                 self._flat.refresh()
-            self.known = _after(known, loss, self._data.tokens(rows), finite=finite, fp16=fp16)
+            self.known = msgspec.structs.replace(
+                _after(known, loss, self._data.tokens(rows), finite=finite, fp16=fp16),
+                grad_norm=norm,
+                evaluated=known.evaluated if evaluated is None else evaluated,
+            )
         if self.known.skipped >= _MOST_SKIPPED:
             raise Diverged(self.known.step)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-import torch
 import transformers
 
 from duetune.errors import InvalidInput
@@ -16,9 +15,8 @@ from duetune.training.language_model import TRAINED_VALUE, refused, seeded
 from duetune.training.packing import laid_end_to_end
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     import numpy as np
+    import torch
     from numpy.typing import NDArray
 
     from duetune.training.language_model import LanguageModel
@@ -74,20 +72,6 @@ def summed_loss(
 ) -> torch.Tensor:
     """Return the summed loss of the tokens that count. The caller divides by the batch's tokens."""
     return counted_loss(model, laid_end_to_end(data, rows), device, dtype)
-
-
-@torch.no_grad()
-def mean_loss(
-    model: LanguageModel,
-    data: TokenizedRows,
-    batches: Sequence[NDArray[np.int64]],
-    device: torch.device,
-    dtype: torch.dtype | None,
-) -> float:
-    """Return the mean loss per token that counts, over all batches."""
-    model.eval()
-    total = sum(float(summed_loss(model, data, rows, device, dtype)) for rows in batches)
-    return total / max(1, sum(data.targets(rows) for rows in batches))
 
 
 def save_model(model: LanguageModel, tokenizer: Tokenizer, folder: Path) -> None:

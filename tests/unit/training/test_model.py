@@ -21,6 +21,7 @@ torch = later("torch")
 peft = later("peft")
 transformers = later("transformers")
 safetensors = later("safetensors.torch")
+evaluating = later("duetune.training.evaluation")
 learning = later("duetune.training.shared_state")
 models = later("duetune.training.trained_model")
 adapters = later("duetune.training.adapters")
@@ -293,13 +294,13 @@ def test_a_step_is_that_of_torch_on_the_whole_batch(folder):
 
 def test_training_lowers_the_loss_and_the_adapter_can_be_put_aside(folder):
     member = learner(folder, learning_rate=2e-2, max_steps=15, lr_scheduler_type=Schedule.CONSTANT)
-    rows = [np.arange(10)]
-    before = models.mean_loss(member.model, member._data, rows, cpu(), None)
+    held_out = evaluating.Evaluation(task(folder), member._data, np.arange(10), 40, cpu())
+    before = held_out.alone(member.model)
     for _ in range(15):
         step([member])
-    after = models.mean_loss(member.model, member._data, rows, cpu(), None)
+    after = held_out.alone(member.model)
     with member.model.disable_adapter():
-        assert models.mean_loss(member.model, member._data, rows, cpu(), None) == before
+        assert held_out.alone(member.model) == before
     assert after < before - 0.1
 
 
