@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import importlib
 import importlib.util
 import json
 import math
@@ -20,19 +21,18 @@ import sys
 import tempfile
 import time
 import traceback
+from collections import deque
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+import msgspec
 import numpy as np
 import torch
 import transformers
 
-from duetune.training.adapters import load_base, with_adapter
-from duetune.training.shared_state import SharedState
 from duetune.training.task import TrainingMethod, TrainingPrecision, TrainingTask
 from duetune.training.tiny import build_tiny_model
 from duetune.training.tokens import TokenizedRows
-from duetune.training.trained_model import load_model
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -120,7 +120,8 @@ def main() -> int:
 
 def measured(options: argparse.Namespace) -> list[dict[str, object]]:
     """Return one row per case and system, each measured in a process of its own."""
-    # Initialising CUDA here would make forks useless.
+    importlib.import_module("transformers.models.llama.modeling_llama")
+    # Asking torch would use CUDA, see ``apart``.
     gpu = Path("/dev/nvidia0").exists()
     rows: list[dict[str, object]] = []
     if options.out and options.out.exists() and options.resume:
@@ -143,10 +144,15 @@ def measured(options: argparse.Namespace) -> list[dict[str, object]]:
 
 
 def apart(case: Case, system: str, steps: int, limit_s: float) -> dict[str, object]:
-    """Return a measurement made by a forked process, which has all imports already."""
+    """Return a measurement made by a forked process, which has the slow imports already.
+
+    A process that has used CUDA cannot be forked. PEFT imports bitsandbytes, which uses it, so
+    those are imported in the child.
+    """
     with tempfile.TemporaryDirectory() as folder:
         result = Path(folder) / "row.json"
-        child = multiprocessing.get_context("fork").Process(
+        way = "spawn" if torch.cuda.is_initialized() else "fork"
+        child = multiprocessing.get_context(way).Process(
             target=in_child, args=(case, system, steps, Path(folder), result)
         )
         began = time.monotonic()
@@ -258,6 +264,9 @@ def ours(
     task: TrainingTask, data: TokenizedRows, device: torch.device, watch: Stopwatch
 ) -> tuple[list[float], str]:
     """Train as a single member of a group does."""
+    from duetune.training.shared_state import SharedState  # noqa: PLC0415 - see apart
+    from duetune.training.trained_model import load_model  # noqa: PLC0415
+
     with device:  # Draw the weights on the GPU, which takes seconds instead of minutes.
         model = load_model(task, device)
     gc.collect()
@@ -278,7 +287,10 @@ def theirs(
     folder: Path,
 ) -> tuple[list[float], str]:
     """Train the same model with the Trainer of transformers or TRL."""
+    from duetune.training.adapters import load_base, with_adapter  # noqa: PLC0415 - see apart
+
     total = task.max_steps or 0
+    task = msgspec.structs.replace(task, use_liger_kernel=False, attn_implementation="sdpa")
     with device:
         base = load_base(task, device)
         model = with_adapter(task, base) if task.adapts else base
@@ -302,57 +314,43 @@ def theirs(
         "use_liger_kernel": system != PADDED and device.type == "cuda",
     }
     rows = [data.row(number)[0].astype(np.int64).tolist() for number in range(len(data))]
-    count = Counter(watch)
     if system == TRL:
-        trainer = trl_trainer(model, fields, rows, count, folder)
+        trainer = trl_trainer(model, fields, rows, folder)
     else:
         trainer = transformers.Trainer(
             model=model,
             args=transformers.TrainingArguments(**fields),
             train_dataset=[{"input_ids": row, "labels": row} for row in rows],
             data_collator=padded,
-            callbacks=[count],
         )
-    count.follow(trainer)
+    count_tokens(trainer, watch)
     trainer.remove_callback(transformers.PrinterCallback)
     trainer.train()
     losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
     return losses, ""
 
 
-class Counter(transformers.TrainerCallback):
-    """Counts the tokens of every step of a Trainer, without padding."""
+def count_tokens(trainer: transformers.Trainer, watch: Stopwatch) -> None:
+    """Tell ``watch`` of every step of a Trainer and of its tokens, without padding."""
+    collate, batches = trainer.data_collator, deque[int]()
 
-    def __init__(self, watch: Stopwatch) -> None:
-        self._watch = watch
-        self._batches: list[int] = []
-        self._per_step = 1
+    def counted(examples: list[dict[str, list[int]]]) -> dict[str, torch.Tensor]:
+        batches.append(sum(len(example["input_ids"]) for example in examples))
+        return collate(examples)
 
-    def follow(self, trainer: transformers.Trainer) -> None:
-        """Count what the trainer's collator is given."""
-        self._per_step = trainer.args.gradient_accumulation_steps
-        collate = trainer.data_collator
+    class Steps(transformers.TrainerCallback):
+        def on_step_end(self, args, state, control, **_):  # noqa: ANN001, ANN003, ANN202, ARG002
+            # Batches that are only read ahead stay for the next step.
+            watch.stepped(sum(batches.popleft() for _ in range(args.gradient_accumulation_steps)))
 
-        def counted(examples: list[dict[str, list[int]]]) -> dict[str, torch.Tensor]:
-            self._batches.append(sum(len(example["input_ids"]) for example in examples))
-            return collate(examples)
-
-        trainer.data_collator = counted
-
-    def on_step_end(self, args, state, control, **_):  # noqa: ANN001, ANN003, ANN201, ARG002
-        """Record the step; batches that are only read ahead stay for the next one."""
-        done, self._batches = (
-            self._batches[: self._per_step],
-            self._batches[self._per_step :],
-        )
-        self._watch.stepped(sum(done))
+    trainer.data_collator = counted
+    trainer.add_callback(Steps())
 
 
 def trl_trainer(
     model: torch.nn.Module,
     fields: dict[str, object],
     rows: Sequence[list[int]],
-    count: Counter,
     folder: Path,
 ) -> transformers.Trainer:
     """Return TRL's trainer with packed rows: one microbatch with as many tokens as ours a step."""
@@ -371,7 +369,6 @@ def trl_trainer(
         args=trl.SFTConfig(**fields, packing=True, max_length=length),
         train_dataset=datasets.Dataset.from_dict({"input_ids": rows}),
         processing_class=transformers.AutoTokenizer.from_pretrained(named),
-        callbacks=[count],
     )
 
 

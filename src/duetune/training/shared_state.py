@@ -7,6 +7,7 @@ be repeated with other members. ``training_loop`` runs the steps; ``group`` sums
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 import math
@@ -105,20 +106,21 @@ class FlatParameters:
         named.sort(key=lambda pair: pair[1].ndim < 2)
         self._names = [name for name, _ in named]
         self._parameters = [parameter for _, parameter in named]
-        sizes = [parameter.numel() for parameter in self._parameters]
         self.decaying = sum(
             parameter.numel() for parameter in self._parameters if parameter.ndim >= 2
         )
         self.layout = _layout(named, task)
         device = self._parameters[0].device
-        self.size = sum(sizes)
+        self.size = sum(parameter.numel() for parameter in self._parameters)
         dtype = torch.bfloat16 if task.trained_in_bf16 else torch.float32
         self.values = torch.empty(self.size, dtype=dtype, device=device)
-        for parameter, place in zip(self._parameters, torch.split(self.values, sizes), strict=True):
-            place.copy_(parameter.data.flatten())
+        for parameter, (_, place) in zip(self._parameters, self.views(self.values), strict=True):
+            place.copy_(parameter.data)
         self._copy: torch.Tensor | None = None
         self._places: dict[torch.Tensor, torch.Tensor] = {}
-        if precision(task) is torch.bfloat16 and dtype is torch.float32:
+        # DoRA computes norms of its weights in 32 bits.
+        narrow = precision(task) is torch.bfloat16 and dtype is torch.float32
+        if narrow and not task.use_dora:
             self._copy = self.values.to(torch.bfloat16)
             # The model may be used for another vector later; this one must not stay in memory.
             add_up = weakref.WeakMethod(self._add_up)
@@ -135,19 +137,20 @@ class FlatParameters:
             yield name, vector[begin : begin + parameter.numel()].view(parameter.shape)
             begin += parameter.numel()
 
-    def collect_into(self, row: torch.Tensor) -> None:
-        """Add the gradients of the following backward passes to ``row``."""
+    @contextlib.contextmanager
+    def collecting_into(self, row: torch.Tensor) -> Iterator[None]:
+        """Add the gradients of the backward passes inside the block to ``row``."""
         for parameter, (_, place) in zip(self._parameters, self.views(row), strict=True):
             if self._copy is None:
                 parameter.grad = place
             else:
                 self._places[parameter] = place
-
-    def forget_gradients(self) -> None:
-        """Stop collecting gradients."""
-        self._places.clear()
-        for parameter in self._parameters:
-            parameter.grad = None
+        try:
+            yield
+        finally:
+            self._places.clear()
+            for parameter in self._parameters:
+                parameter.grad = None
 
     def changed(self) -> None:
         """Bring the model up to date. Called whenever ``values`` have changed."""
@@ -277,8 +280,10 @@ class SharedState:
             touch()
             started = time.monotonic()
             row = part[place if self.reproducible else 0]
-            self._flat.collect_into(row[: self._flat.size])
-            with seeded(dropout_seed(task.seed, self.step, int(chosen.min())), self._device):
+            with (
+                self._flat.collecting_into(row[: self._flat.size]),
+                seeded(dropout_seed(task.seed, self.step, int(chosen.min())), self._device),
+            ):
                 loss = summed_loss(
                     self.model, self._data, rows[chosen], self._device, precision(task)
                 )
@@ -290,7 +295,6 @@ class SharedState:
                 share = len(chosen) / task.per_device_train_batch_size
                 least = started + share * task.emulated_microbatch_s
                 time.sleep(max(0.0, least - time.monotonic()))
-        self._flat.forget_gradients()
         if mine and task.emulated_microbatch_s is None:
             if self._device.type == "cuda":
                 torch.cuda.synchronize(self._device)

@@ -10,8 +10,8 @@ import transformers
 from duetune.errors import InvalidInput
 from duetune.training.adapters import load_base, order_layers, with_adapter
 from duetune.training.chat_templates import template_text
-from duetune.training.forward_pass import choose_forward_pass, counted_loss
-from duetune.training.language_model import precision, refused, seeded
+from duetune.training.forward_pass import counted_loss
+from duetune.training.language_model import refused, seeded
 from duetune.training.packing import laid_end_to_end
 
 if TYPE_CHECKING:
@@ -62,7 +62,6 @@ def load_model(task: TrainingTask, device: torch.device) -> LanguageModel:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         if task.adapts:
             model.enable_input_require_grads()
-    choose_forward_pass(model, task, device, precision(task))
     return model
 
 
