@@ -14,7 +14,6 @@ import sys
 import time
 from pathlib import Path
 
-from duetune.knowledge.measure.measuring_worker import ordered
 from duetune.knowledge.measure.worker_messages import (
     DONE,
     POISONED,
@@ -22,6 +21,7 @@ from duetune.knowledge.measure.worker_messages import (
     Ready,
     Trial,
     TrialResult,
+    ordered,
     started_line,
 )
 

@@ -23,7 +23,7 @@ from duetune.knowledge.configurations.configuration import (
     Sharding,
 )
 from duetune.knowledge.estimate import MEMORY, RULE
-from duetune.knowledge.measure.worker_messages import PACKAGES, installed_software
+from duetune.knowledge.measure.worker_messages import PACKAGES, TRAINER, installed_software
 from duetune.knowledge.ranking import exceeding
 from duetune.knowledge.sources.decorators import Decorator
 from duetune.training.task import TrainingMethod, TrainingTask
@@ -70,7 +70,8 @@ def trainer_software() -> str:
     """Return the packages and versions the trainer runs with here; without versions if they are not
     installed.
     """
-    return installed_software() or ", ".join(PACKAGES)
+    found = installed_software()
+    return found if "," in found else ", ".join((TRAINER, *PACKAGES))
 
 
 def precision_kept(method: str, computed: str) -> Precision:

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import math
+import re
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
@@ -68,14 +70,16 @@ class Optimiser(StrEnum):
     PAGED_ADAMW = "paged-adamw"
     ADAFACTOR = "adafactor"
     SGD = "sgd"
+    LION = "lion"
 
 
 class Attention(StrEnum):
     """The attention kernel. ``sdpa`` is torch's own and keeps no score matrix where its kernels
-    allow it.
+    allow it. ``varlen`` is torch's kernel for rows that lie end to end.
     """
 
     FLASH = "flash"
+    VARLEN = "varlen"
     SDPA = "sdpa"
     EAGER = "eager"
 
@@ -92,16 +96,25 @@ class Interconnect(StrEnum):
 
 Value = str | bool | int | float
 LORA_TARGETS = ("attention", "all-linear")
+"""Words for the usual LoRA layers; other layers are named one by one, such as q_proj+v_proj."""
+
+JOINED = "+"
 
 
 class Configuration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One way to fine-tune a model.
 
-    - ``batch_size``: sequences per micro-step, over all GPUs together.
-    - ``tokens_per_sample``: tokens of each sequence.
+    - ``batch_size``: sequences per micro-step, over all GPUs together. With packed rows, one per
+      GPU.
+    - ``tokens_per_sample``: tokens of each sequence, padding included. With packed rows, their mean
+      length.
+    - ``tokens_per_microbatch``: tokens of one GPU in a micro-step whose rows are packed end to end
+      (0: rows are padded).
+    - ``longest_sample``: tokens of the longest packed row (0: all rows are equally long).
     - ``gpu_model``: a name of ``gpus.GPUS``.
     - ``memory_cap_gb``: usable memory of the GPU, if less than all of it (0: all).
-    - ``lora_targets``: "attention" or "all-linear".
+    - ``lora_targets``: "attention", "all-linear", or names of layers joined by "+".
+    - ``fast_kernels``: whether fused kernels such as Liger's are used.
     - ``fast_moe``: expert-parallel degree (0: off).
     - ``software``: the packages that ran it, with versions.
     """
@@ -112,6 +125,8 @@ class Configuration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     num_gpus: int = 1
     batch_size: int = 1
     tokens_per_sample: int = 1024
+    tokens_per_microbatch: int = 0
+    longest_sample: int = 0
     num_nodes: int = 1
     grad_accum: int = 1
     precision: Precision = Precision.BF16
@@ -128,10 +143,13 @@ class Configuration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     software: str = ""
 
     def __post_init__(self) -> None:
-        for field, words in _WORDS.items():
+        for field, words in ENUMERATED.items():
             if getattr(self, field) not in words:
                 allowed = f"one of {', '.join(words)}"
                 raise InvalidInput(field, getattr(self, field), allowed)
+        if not is_lora_targets(self.lora_targets):
+            allowed = f"{', '.join(LORA_TARGETS)}, or names of layers in order, as q_proj+v_proj"
+            raise InvalidInput("lora_targets", self.lora_targets, allowed)
         for field in _NUMBERS:
             if not isinstance(getattr(self, field), int | float):
                 raise InvalidInput(field, getattr(self, field), "a number")
@@ -139,7 +157,12 @@ class Configuration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     @property
     def key(self) -> str:
         """Return an identifier that is the same for equal configurations, in every process."""
-        text = msgspec.json.encode(self, order="sorted")
+        values = msgspec.to_builtins(self)
+        for field in ADDED:
+            # Keys of configurations from before the field existed must not change.
+            if values[field] == DEFAULTS[field]:
+                del values[field]
+        text = msgspec.json.encode(values, order="sorted")
         return hashlib.blake2b(text, digest_size=8).hexdigest()
 
     def replace(self, **changes: object) -> Configuration:
@@ -167,11 +190,43 @@ ENUMERATED: dict[str, tuple[str, ...]] = {
 }
 """The allowed words of each field that has a fixed list of them."""
 
-_WORDS = {**ENUMERATED, "lora_targets": LORA_TARGETS}
 DEFAULTS: dict[str, Value] = {
     name: field.default for name, field in _FIELDS.items() if field.default is not msgspec.NODEFAULT
 }
 """The default of each field that has one."""
+
+SPREAD = 0.8
+"""Usual standard deviation of the logarithm of the lengths of a dataset's rows."""
+
+ADDED = ("tokens_per_microbatch", "longest_sample")
+"""Fields that older records do not have."""
+
+
+def is_lora_targets(text: str) -> bool:
+    """Return whether a text names LoRA layers: a usual word, or sorted names joined by "+"."""
+    names = text.split(JOINED)
+    return text in LORA_TARGETS or (
+        all(_NAME.fullmatch(name) for name in names) and names == sorted(set(names))
+    )
+
+
+def lora_targets_of(modules: str | Iterable[str]) -> str:
+    """Return the layers of a LoRA setting in one spelling: a usual word, or the sorted names."""
+    if isinstance(modules, str):
+        return modules
+    names = sorted(set(modules))
+    return "attention" if names == sorted(_ATTENTION) else JOINED.join(names)
+
+
+def lora_layers(targets: str) -> str | tuple[str, ...]:
+    """Return LoRA layers as PEFT expects them: "all-linear", or names of layers."""
+    if targets == "all-linear":
+        return targets
+    return _ATTENTION if targets == "attention" else tuple(targets.split(JOINED))
+
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*")
+_ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 
 
 def plain_number(field: str, number: float) -> Value:
@@ -300,7 +355,25 @@ class Configurations:
     @functools.cached_property
     def per_gpu_tokens(self) -> NDArray[np.float64]:
         """Return the tokens of one GPU in one micro-step."""
-        return self.per_gpu_batch * self.number("tokens_per_sample")
+        padded = self.per_gpu_batch * self.number("tokens_per_sample")
+        return np.where(self.packed, self.number("tokens_per_microbatch"), padded)
+
+    @functools.cached_property
+    def packed(self) -> NDArray[np.bool_]:
+        """Return where rows lie end to end, without padding."""
+        return self.number("tokens_per_microbatch") > 0
+
+    @functools.cached_property
+    def span(self) -> NDArray[np.float64]:
+        """Return the length that attention sees: the mean over tokens of the length of their row.
+
+        Lengths of packed rows are taken to be log-normal, as ``SPREAD`` says, and cut at the
+        longest.
+        """
+        mean = self.number("tokens_per_sample")
+        varied = self.packed & (self.number("longest_sample") > mean)
+        seen = np.minimum(mean * math.exp(SPREAD**2), self.number("longest_sample"))
+        return np.where(varied, np.maximum(seen, mean), mean)
 
 
 def _put(

@@ -156,7 +156,7 @@ def test_the_next_batch_is_chosen_while_the_current_one_runs(tmp_path):
     (_, _, _), (seen, taken, room), *_ = chooser.asked
     assert seen == 1
     assert taken == {each.key for each in first}
-    assert room.running == ("Qwen/Qwen2.5-0.5B", "bfloat16")
+    assert room.running == "Qwen/Qwen2.5-0.5B"
 
 
 def test_the_campaign_ends_early_once_it_is_satisfied(tmp_path):

@@ -1,0 +1,145 @@
+"""The model under test: built once with random weights, then prepared for one trial after another.
+
+Everything that a step does is the trainer's own code. Only the weights and the rows are random.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import time
+import warnings
+from typing import TYPE_CHECKING, cast
+
+import msgspec
+import numpy as np
+import torch
+import transformers
+
+from duetune.knowledge.configurations.configuration import lora_layers
+from duetune.knowledge.measure.worker_messages import QUANTISED
+from duetune.training.profiler.random_rows import random_rows, row_lengths
+from duetune.training.shared_state import SharedState
+from duetune.training.task import TrainingTask
+from duetune.training.trained_model import prepared
+
+if TYPE_CHECKING:
+    from duetune.knowledge.measure.worker_messages import Header, Trial
+    from duetune.training.trained_model import LanguageModel
+
+_LEARNING_RATE = 1e-7
+"""Small, so that the weights hardly change from one trial to the next."""
+
+OPTIM = {
+    "adamw": "adamw_torch_fused",
+    "adamw-8bit": "adamw_8bit",
+    "paged-adamw": "paged_adamw_32bit",
+    "adafactor": "adafactor",
+    "sgd": "sgd",
+    "lion": "lion_32bit",
+}
+"""The name of each optimiser in ``optim``."""
+
+
+class Unsupported(Exception):
+    """The machine or the trainer cannot run a configuration; this says nothing about memory."""
+
+
+class Subject:
+    """A model with random weights on the device; ``weights`` is how they are stored."""
+
+    def __init__(self, header: Header, weights: str, device: torch.device) -> None:
+        begun = time.perf_counter()
+        values = dict(header.config)
+        config = transformers.AutoConfig.for_model(str(values.pop("model_type")), **values)
+        config.use_cache = False
+        torch.manual_seed(header.seed)
+        dtype = torch.bfloat16 if weights == QUANTISED else getattr(torch, weights)
+        # Random weights are drawn on the device: on the host, 14B of them take minutes.
+        with torch.device(device):
+            base = transformers.AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
+                config, dtype=dtype
+            )
+        self.parameters = sum(each.numel() for each in base.parameters())
+        self._header = header
+        self._device = device
+        self._base = cast("LanguageModel", base)
+        self._model = self._base
+        self._adapted: tuple[str, int, str, bool] | None = None
+        self.weights = weights
+        self.vocabulary = int(config.vocab_size)
+        self.rows = 0
+        """Rows of one step of the last trial."""
+        self.build_s = time.perf_counter() - begun
+
+    def state(self, trial: Trial) -> SharedState:
+        """Return the trainer's state for a trial, on rows of which each step takes all."""
+        check(trial)
+        lengths = row_lengths(trial, self._header.seed)
+        self.rows = len(lengths)
+        task = task_of(trial, len(lengths), fast_kernels=trial.fast_kernels)
+        if trial.adapted != self._adapted:
+            self.detach()
+            with torch.device(self._device), warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                self._model = prepared(task, self._base, self._device)
+            self._adapted = trial.adapted
+        data = random_rows(lengths, self.vocabulary, self._header.seed)
+        return SharedState(task, self._model, data, np.arange(len(lengths)), self._device)
+
+    def forget_gradients(self) -> None:
+        """Drop all gradients after a trial."""
+        for parameter in self._model.parameters():
+            parameter.grad = None
+
+    def detach(self) -> None:
+        """Undo what a trial did to the model: adapter, checkpointing, frozen weights."""
+        self._adapted = None
+        if hasattr(self._model, "unload"):
+            self._base = cast("LanguageModel", self._model.unload())
+            if hasattr(self._base, "peft_config"):
+                del self._base.peft_config
+        self._model = self._base
+        base = cast("transformers.PreTrainedModel", self._base)
+        base.gradient_checkpointing_disable()
+        if hasattr(base, "_require_grads_hook"):
+            base.disable_input_require_grads()
+        for parameter in self._base.parameters():
+            parameter.requires_grad_(parameter.is_floating_point())
+
+
+def task_of(trial: Trial, rows: int, *, fast_kernels: bool) -> TrainingTask:
+    """Return the task of a trial, of which one step takes ``rows`` rows."""
+    full = trial.method == "full"
+    layers = lora_layers(trial.lora_targets)
+    values: dict[str, object] = {
+        "model": "",
+        "dataset": "",
+        "method": trial.method,
+        "max_steps": 10**6,
+        "per_device_train_batch_size": -(-rows // trial.grad_accum),
+        "global_batch": rows,
+        "max_tokens_per_microbatch": trial.tokens_per_microbatch,
+        "max_length": max(2, trial.longest_sample or trial.tokens_per_sample),
+        "learning_rate": _LEARNING_RATE,
+        "lr_scheduler_type": "constant",
+        "gradient_checkpointing": trial.grad_checkpoint,
+        "bf16": trial.precision.startswith("bf16"),
+        "fp16": trial.precision.startswith("fp16"),
+        "optim": OPTIM[trial.optimiser],
+        "use_liger_kernel": fast_kernels,
+    }
+    if not full:
+        values |= {
+            "lora_r": trial.lora_rank,
+            "lora_alpha": 2.0 * trial.lora_rank,
+            "lora_target_modules": layers,
+        }
+    return msgspec.convert(values, TrainingTask)
+
+
+def check(trial: Trial) -> None:
+    """Raise ``Unsupported`` for a trial that cannot run here, before it counts as out of memory."""
+    if trial.num_gpus != 1:
+        raise Unsupported("only one GPU can be measured")
+    if "8bit" in OPTIM[trial.optimiser] and not importlib.util.find_spec("bitsandbytes"):
+        raise Unsupported("bitsandbytes is not installed")
