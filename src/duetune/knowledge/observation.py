@@ -95,7 +95,7 @@ class Observation(msgspec.Struct, frozen=True, kw_only=True):
         """Return an identifier that is equal for equal observations, so that none is stored
         twice.
         """
-        values = msgspec.to_builtins(self)
+        values = msgspec.to_builtins(self) | {"configuration": self.configuration.told}
         if self.step_rows is None:
             # The field was added later; keys of observations without it must not change.
             del values["step_rows"]

@@ -176,7 +176,9 @@ def test_after_an_adapter_the_model_is_plain_again_and_all_of_it_trained(bench):
 
 def test_a_prepared_model_is_kept_while_it_fits(bench, monkeypatch):
     bench.run(trial())
-    monkeypatch.setattr(subjects, "prepared", lambda *_: pytest.fail("built anew"))
+    monkeypatch.setattr(
+        "duetune.training.profiler.subject.prepared", lambda *_: pytest.fail("built anew")
+    )
     assert bench.run(trial(tokens_per_microbatch=64)).outcome == "valid"
 
 
@@ -222,7 +224,7 @@ def test_a_model_that_does_not_fit_runs_out_of_memory_in_every_trial(monkeypatch
     def fail(*_args):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(bench_module, "Subject", fail)
+    monkeypatch.setattr("duetune.training.profiler.bench.Subject", fail)
     made = bench_module.Bench(header())
     assert made.build(trial()).parameters == 0
     assert made.run(trial()).outcome == "oom"

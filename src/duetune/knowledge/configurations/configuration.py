@@ -157,13 +157,20 @@ class Configuration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     @property
     def key(self) -> str:
         """Return an identifier that is the same for equal configurations, in every process."""
-        values = msgspec.to_builtins(self)
-        for field in ADDED:
-            # Keys of configurations from before the field existed must not change.
-            if values[field] == DEFAULTS[field]:
-                del values[field]
-        text = msgspec.json.encode(values, order="sorted")
+        text = msgspec.json.encode(self.told, order="sorted")
         return hashlib.blake2b(text, digest_size=8).hexdigest()
+
+    @property
+    def told(self) -> dict[str, Value]:
+        """Return the fields from which keys are made. Keys of configurations from before a field
+        was added must not change, so such a field is left out where it has its default.
+        """
+        values: dict[str, Value] = msgspec.to_builtins(self)
+        return {
+            field: value
+            for field, value in values.items()
+            if field not in ADDED or value != DEFAULTS[field]
+        }
 
     def replace(self, **changes: object) -> Configuration:
         """Return a copy with other values, checked as if they came from a file."""
@@ -330,11 +337,12 @@ class Configurations:
         return values[self.columns[field]] if len(values) else np.zeros(0)
 
     def distinct(self, field: str) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-        """Return the sorted values of a number field, and for each row which of them it has;
-        cached.
+        """Return the sorted values of a number field or of ``packed``, and for each row which of
+        them it has; cached.
         """
         if field not in self._distinct:
-            values, codes = np.unique(self.number(field), return_inverse=True)
+            column = 1.0 * self.packed if field == "packed" else self.number(field)
+            values, codes = np.unique(column, return_inverse=True)
             self._distinct[field] = (values, codes)
         return self._distinct[field]
 
@@ -357,6 +365,12 @@ class Configurations:
         """Return the tokens of one GPU in one micro-step."""
         padded = self.per_gpu_batch * self.number("tokens_per_sample")
         return np.where(self.packed, self.number("tokens_per_microbatch"), padded)
+
+    @functools.cached_property
+    def samples(self) -> NDArray[np.float64]:
+        """Return the rows of one micro-step over all GPUs; for packed rows, the usual number."""
+        packed = self.per_gpu_tokens * self.number("num_gpus") / self.number("tokens_per_sample")
+        return np.where(self.packed, packed, self.number("batch_size"))
 
     @functools.cached_property
     def packed(self) -> NDArray[np.bool_]:

@@ -31,7 +31,10 @@ DIES, RUNS_OUT, HANGS, POISONS, SLOW = 13, 17, 19, 23, 29
 
 def configuration(tokens, batch=1):
     return Configuration(
-        model="Qwen/Qwen2.5-0.5B", gpu_model="H200", batch_size=batch, tokens_per_sample=tokens
+        model="Qwen/Qwen2.5-0.5B",
+        gpu_model="H200",
+        tokens_per_microbatch=1000 * batch,
+        tokens_per_sample=tokens,
     )
 
 
