@@ -23,7 +23,6 @@ from duetune.jobs.hub import Access, Repo, RepoKind, hub_cache, look_up
 from duetune.jobs.spec.values import is_path
 from duetune.knowledge.facts.weight_files import tensor_shapes
 from duetune.training.dataset_rows import RowKind
-from duetune.training.task import TrainingMethod
 from duetune.training.tokenizer_file import chat_template, has_tokenizer
 
 if TYPE_CHECKING:
@@ -187,7 +186,7 @@ def _model_files(
             task.model,
             "no chat template: messages are written as '### role' and their text",
         )
-    if task.method is TrainingMethod.LORA:
+    if task.adapts:
         yield from _layers(folder, task)
 
 
@@ -208,7 +207,7 @@ def _layers(folder: Path, task: TrainingTask) -> Iterator[Finding]:
         return
     if importlib.util.find_spec("torch") is None or importlib.util.find_spec("peft") is None:
         return
-    from duetune.training.trained_model import check_adapter  # noqa: PLC0415 - imports torch
+    from duetune.training.adapters import check_adapter  # noqa: PLC0415 - imports torch
 
     try:
         check_adapter(msgspec.structs.replace(task, model=str(folder)))

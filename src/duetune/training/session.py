@@ -18,21 +18,20 @@ import transformers
 
 from duetune.core.node_contract import CHECKPOINT_KEEP, RENDEZVOUS
 from duetune.errors import InvalidInput, OutOfMemory
+from duetune.training.adapters import load_base
 from duetune.training.authentication import job_secret
 from duetune.training.batches import held_out
 from duetune.training.checkpoint import CheckpointStore, Damaged
 from duetune.training.group import ElasticGroup, GroupPlace, GroupSettings, SoloGroup
+from duetune.training.language_model import precision
 from duetune.training.publication import PublishedResult, only_publisher, publish, published
 from duetune.training.saver import Saver
 from duetune.training.shared_state import SharedState
-from duetune.training.task import TrainingMethod
 from duetune.training.tokens import tokenized_dataset
 from duetune.training.trained_model import (
-    load_base,
     load_model,
     load_tokenizer,
     mean_loss,
-    precision,
     save_model,
 )
 from duetune.training.training_loop import ElasticTraining
@@ -246,7 +245,7 @@ class Session:
         batches = [rows[begin : begin + size] for begin in range(0, len(rows), size)]
         model, device, dtype = self._learner.model, self._device, precision(self._task)
         tuned = mean_loss(model, data, batches, device, dtype)
-        if self._task.method is TrainingMethod.LORA:
+        if self._task.adapts:
             with model.disable_adapter():
                 base = mean_loss(model, data, batches, device, dtype)
         else:

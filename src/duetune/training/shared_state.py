@@ -19,19 +19,21 @@ import torch
 
 from duetune.errors import DuetuneError
 from duetune.training.batches import BatchPlan, dropout_seed, share_of
-from duetune.training.task import EXACT_BYTES, Reduction
-from duetune.training.trained_model import precision, seeded, summed_loss
+from duetune.training.language_model import precision, seeded
+from duetune.training.optimisers import FlatOptimiser
+from duetune.training.task import EXACT_BYTES, OptimiserName, Reduction
+from duetune.training.trained_model import summed_loss
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
     import numpy as np
     from numpy.typing import NDArray
 
     from duetune.training.checkpoint import Json
+    from duetune.training.language_model import LanguageModel
     from duetune.training.task import TrainingTask
     from duetune.training.tokens import TokenizedRows
-    from duetune.training.trained_model import LanguageModel
 
 _log = logging.getLogger(__name__)
 
@@ -39,6 +41,8 @@ _TAIL = 50
 _MOST_SKIPPED = 20
 _FIRST_SCALE = 2.0**15
 _SCALE_GROWS_AFTER = 2000
+# A loss in 16 bits: digits of base 4, of which so many are after the point.
+_DIGITS, _FRACTION = 16, 10
 
 
 class Diverged(DuetuneError):
@@ -80,7 +84,9 @@ class FlatParameters:
     become views into it.
     """
 
-    def __init__(self, model: torch.nn.Module) -> None:
+    def __init__(
+        self, model: torch.nn.Module, optim: OptimiserName = OptimiserName.ADAMW_TORCH
+    ) -> None:
         named = [
             (name, parameter)
             for name, parameter in model.named_parameters()
@@ -88,26 +94,32 @@ class FlatParameters:
         ]
         # As in transformers, biases and the scales of normalisation layers do not decay.
         named.sort(key=lambda pair: pair[1].ndim < 2)
+        self._names = [name for name, _ in named]
         self._parameters = [parameter for _, parameter in named]
         sizes = [parameter.numel() for parameter in self._parameters]
         self.decaying = sum(
             parameter.numel() for parameter in self._parameters if parameter.ndim >= 2
         )
-        self.layout = _layout(named)
+        self.layout = _layout(named, optim)
         device = self._parameters[0].device
         self.size = sum(sizes)
-        self.values = torch.empty(self.size, dtype=torch.float32, device=device)
+        dtype = self._parameters[0].dtype
+        self.values = torch.empty(self.size, dtype=dtype, device=device)
         for parameter, place in zip(self._parameters, torch.split(self.values, sizes), strict=True):
             place.copy_(parameter.data.flatten())
             parameter.data = place.view_as(parameter.data)
 
+    def views(self, vector: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield names and parts of a vector like ``values``, in the shapes of the parameters."""
+        begin = 0
+        for name, parameter in zip(self._names, self._parameters, strict=True):
+            yield name, vector[begin : begin + parameter.numel()].view(parameter.shape)
+            begin += parameter.numel()
+
     def collect_into(self, row: torch.Tensor) -> None:
         """Add the gradients of the following backward passes to ``row``."""
-        begin = 0
-        for parameter in self._parameters:
-            place = row[begin : begin + parameter.numel()]
-            parameter.grad = place.view_as(parameter)
-            begin += parameter.numel()
+        for parameter, (_, place) in zip(self._parameters, self.views(row), strict=True):
+            parameter.grad = place
 
     def forget_gradients(self) -> None:
         """Stop collecting gradients."""
@@ -115,11 +127,16 @@ class FlatParameters:
             parameter.grad = None
 
 
-def _layout(named: Iterable[tuple[str, torch.Tensor]]) -> str:
-    """Return a digest of names and shapes; states of another layout belong to another task."""
+def _layout(named: Iterable[tuple[str, torch.Tensor]], optim: OptimiserName) -> str:
+    """Return a digest of names, shapes and the kind of optimiser state; states of another layout
+    belong to another task.
+    """
     seen = hashlib.sha256()
     for name, parameter in named:
-        seen.update(f"{name}:{tuple(parameter.shape)}\n".encode())
+        narrow = "" if parameter.dtype == torch.float32 else f":{parameter.dtype}"
+        seen.update(f"{name}:{tuple(parameter.shape)}{narrow}\n".encode())
+    if "adamw_torch" not in optim:
+        seen.update(optim.replace("_bnb", "").encode())
     return seen.hexdigest()[:16]
 
 
@@ -149,14 +166,14 @@ class SharedState:
             rows=len(rows),
             batch_rows=task.batch_rows,
             microbatch=task.per_device_train_batch_size,
-            seed=task.seed,
+            seed=task.order_seed,
         )
         self.total_steps = task.total_steps(len(rows))
         self.lock = threading.Lock()
-        self._flat = FlatParameters(model)
+        self._flat = FlatParameters(model, task.optim)
         self.trainable = self._flat.size
-        self._optimizer = _optimizer(task, self._flat)
-        scale = _FIRST_SCALE if task.fp16 else 1.0
+        self._optimiser = FlatOptimiser(task, self._flat)
+        scale = _FIRST_SCALE if task.computed_in == "fp16" else 1.0
         self.known = LearnerState(layout=self._flat.layout, scale=scale)
         self.exact = task.reduction is Reduction.EXACT or (
             task.reduction is Reduction.AUTO
@@ -169,7 +186,8 @@ class SharedState:
         return self.known.step
 
     def contribution(self, rank: int, world: int, touch: Callable[[], None]) -> torch.Tensor:
-        """Return the gradients of this member's share of the step; the last column is the loss.
+        """Return the gradients of this member's share of the step, and its loss in the
+        columns after them.
 
         If ``exact``, there is one row per microbatch, with the same number of rows on every member.
         Otherwise there is one row for all microbatches.
@@ -193,19 +211,21 @@ class SharedState:
         batches = self._plan.microbatches_of(self.step)
         targets = self._data.targets(self._rows[self._plan.rows_of(self.step)])
         height = -(-count // world) if self.exact else 1
-        part = torch.zeros(height, self._flat.size + 1, device=self._device)
+        losses = loss_columns(0.0, self._flat.values)
+        width = self._flat.size + len(losses)
+        part = torch.zeros(height, width, dtype=losses.dtype, device=self._device)
         for place, number in enumerate(share_of(count, rank, world)):
             touch()
             began = time.monotonic()
             row = part[place if self.exact else 0]
-            self._flat.collect_into(row[:-1])
+            self._flat.collect_into(row[: self._flat.size])
             with seeded(dropout_seed(task.seed, self.step, number), self._device):
                 rows = self._rows[batches[number]]
                 loss = summed_loss(self.model, self._data, rows, self._device, precision(task))
                 # Divide by the tokens of the whole batch, so that every split gives the same sum.
                 loss = loss / targets
                 (loss * self.known.scale).backward()  # type: ignore[no-untyped-call]
-            row[-1] += loss.detach()
+            row[self._flat.size :] += loss_columns(loss.detach(), self._flat.values)
             if task.emulated_microbatch_s is not None:
                 time.sleep(max(0.0, began + task.emulated_microbatch_s - time.monotonic()))
         self._flat.forget_gradients()
@@ -222,28 +242,25 @@ class SharedState:
     def update(self, total: torch.Tensor) -> None:
         """Do one optimiser step, or skip it if the gradient is not finite."""
         known, task = self.known, self._task
-        gradient, loss = total[:-1], float(total[-1])
+        fp16 = task.computed_in == "fp16"
+        gradient, loss = total[: self._flat.size], loss_of(total[self._flat.size :])
         gradient /= known.scale
-        norm = float(torch.linalg.vector_norm(gradient))
+        norm = float(torch.linalg.vector_norm(gradient, dtype=torch.float32))
         finite = math.isfinite(norm)
         if finite and task.max_grad_norm and norm > task.max_grad_norm:
             gradient *= task.max_grad_norm / (norm + 1e-6)
         rows = self._rows[self._plan.rows_of(known.step)]
         with self.lock:
             if finite:
-                self._move(gradient)
-            self.known = _after(known, loss, self._data.tokens(rows), finite=finite, fp16=task.fp16)
+                rate = task.learning_rate_at(known.step, self.total_steps)
+                self._optimiser.apply(gradient, rate)
+            self.known = _after(known, loss, self._data.tokens(rows), finite=finite, fp16=fp16)
         if self.known.skipped >= _MOST_SKIPPED:
             raise Diverged(self.known.step)
 
     def arrays(self) -> dict[str, torch.Tensor]:
         """Return the tensors that training changes, by name; not copies."""
-        found = {"parameters": self._flat.values}
-        for name, piece in zip(("decaying", "other"), self._pieces(), strict=True):
-            for moment in ("exp_avg", "exp_avg_sq"):
-                state = self._optimizer.state.get(piece)
-                found[f"{name}.{moment}"] = state[moment] if state else torch.zeros_like(piece.data)
-        return found
+        return {"parameters": self._flat.values, **self._optimiser.arrays()}
 
     def document(self) -> dict[str, Json]:
         """Return the state besides the arrays as JSON."""
@@ -256,41 +273,30 @@ class SharedState:
         if known.layout != self._flat.layout:
             raise ValueError("the state belongs to another model or task")
         self._flat.values.copy_(arrays["parameters"])
-        for name, piece in zip(("decaying", "other"), self._pieces(), strict=True):
-            self._optimizer.state[piece] = {
-                "step": torch.tensor(float(known.updates)),
-                "exp_avg": arrays[f"{name}.exp_avg"].to(self._device),
-                "exp_avg_sq": arrays[f"{name}.exp_avg_sq"].to(self._device),
-            }
+        self._optimiser.load(arrays, known.updates)
         self.known = known
 
-    def _move(self, gradient: torch.Tensor) -> None:
-        """Apply one AdamW update with the learning rate of the current step."""
-        border = self._flat.decaying
-        for piece, part in zip(self._pieces(), (gradient[:border], gradient[border:]), strict=True):
-            piece.grad = part
-        for group in self._optimizer.param_groups:
-            group["lr"] = self._task.learning_rate_at(self.known.step, self.total_steps)
-        self._optimizer.step()
-        for piece in self._pieces():
-            piece.grad = None
 
-    def _pieces(self) -> list[torch.Tensor]:
-        return [group["params"][0] for group in self._optimizer.param_groups]
+def loss_columns(loss: torch.Tensor | float, like: torch.Tensor) -> torch.Tensor:
+    """Return a loss as numbers that can be added up beside gradients of the type of ``like``.
+
+    In 16 bits a sum would have three digits. So the loss is written with base 4 in fixed point;
+    the sum of each digit over up to 85 parts has 8 bits, which bfloat16 keeps.
+    """
+    value = torch.as_tensor(loss, dtype=torch.float32, device=like.device)
+    if like.dtype == torch.float32:
+        return value.reshape(1)
+    places = 4.0 ** torch.arange(_DIGITS, device=like.device)
+    digits = torch.floor((value * 4.0**_FRACTION) / places) % 4
+    return torch.where(value.isfinite(), digits, torch.nan).to(like.dtype)
 
 
-def _optimizer(task: TrainingTask, flat: FlatParameters) -> torch.optim.AdamW:
-    pieces = (flat.values[: flat.decaying], flat.values[flat.decaying :])
-    return torch.optim.AdamW(
-        [
-            {"params": [torch.nn.Parameter(piece)], "weight_decay": decay}
-            for piece, decay in zip(pieces, (task.weight_decay, 0.0), strict=True)
-        ],
-        lr=task.learning_rate,
-        betas=(task.adam_beta1, task.adam_beta2),
-        eps=task.adam_epsilon,
-        foreach=False,
-    )
+def loss_of(columns: torch.Tensor) -> float:
+    """Return the loss of added columns."""
+    if columns.dtype == torch.float32:
+        return float(columns[0])
+    places = 4.0 ** torch.arange(_DIGITS, dtype=torch.float64, device=columns.device)
+    return float((columns.double() * places).sum() / 4.0**_FRACTION)
 
 
 def _after(

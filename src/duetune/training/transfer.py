@@ -27,7 +27,10 @@ if TYPE_CHECKING:
 _STALL_S = 10.0
 # Links of peers that have formed the group before this member has.
 _MOST_EARLY_LINKS = 256
-_DTYPES = {str(dtype): dtype for dtype in (torch.float32, torch.float64, torch.int64)}
+_DTYPES = {
+    str(dtype): dtype
+    for dtype in (torch.float32, torch.float64, torch.int64, torch.bfloat16, torch.uint8)
+}
 _YES, _NO = b"yes", b""
 
 

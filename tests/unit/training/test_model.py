@@ -9,7 +9,8 @@ import pytest
 
 from duetune.errors import InvalidInput
 from duetune.training.dataset_rows import DataRow, Message
-from duetune.training.task import Reduction, Schedule, TrainingTask
+from duetune.training.learning_rate import Schedule
+from duetune.training.task import Reduction, TrainingTask
 from duetune.training.tiny import build_tiny_model
 from duetune.training.tokens import tokenized, tokenized_dataset
 from support.later import later
@@ -21,6 +22,7 @@ peft = later("peft")
 transformers = later("transformers")
 learning = later("duetune.training.shared_state")
 models = later("duetune.training.trained_model")
+adapters = later("duetune.training.adapters")
 
 ROWS = [DataRow(prompt=f"{number} + 1 = ", completion=f"{number + 1}") for number in range(40)]
 
@@ -166,7 +168,7 @@ def test_tokens_are_kept_and_made_anew_when_the_data_changes(folder, tmp_path):
 def test_weights_that_are_missing_are_drawn_by_the_seed(folder):
     def weights(seed):
         return torch.cat(
-            [p.flatten() for p in models.load_base(task(folder, seed=seed), cpu()).parameters()]
+            [p.flatten() for p in adapters.load_base(task(folder, seed=seed), cpu()).parameters()]
         )
 
     assert torch.equal(weights(1), weights(1))
