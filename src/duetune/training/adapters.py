@@ -35,7 +35,7 @@ def load_base(task: TrainingTask, device: torch.device) -> LanguageModel:
             with seeded(task.seed, torch.device("cpu")):
                 model = transformers.AutoModelForCausalLM.from_config(config, **options)  # type: ignore[no-untyped-call]
             if bits is not None:
-                _quantise(cast("LanguageModel", model), bits, device)
+                quantise(task, cast("LanguageModel", model), device)
         else:
             if bits is not None:
                 options |= {"quantization_config": bits, "device_map": {"": device}}
@@ -112,12 +112,11 @@ def _quantisation(task: TrainingTask) -> transformers.BitsAndBytesConfig:
     )
 
 
-def _quantise(
-    model: LanguageModel, bits: transformers.BitsAndBytesConfig, device: torch.device
-) -> None:
+def quantise(task: TrainingTask, model: LanguageModel, device: torch.device) -> None:
     """Replace the linear layers by ones in 4 bits on ``device``, as transformers does while it
-    reads weights: all but the output layer.
+    reads weights: all but the output layer. Called for models with random weights.
     """
+    bits = _quantisation(task)
     library = importlib.import_module("bitsandbytes.nn")
     kept = model.get_output_embeddings()
     for name, module in list(model.named_modules()):

@@ -19,7 +19,6 @@ from duetune.knowledge.measure.worker_messages import (
     Trial,
     TrialResult,
     ordered,
-    weight_format,
 )
 from duetune.training.profiler import measuring_worker
 from support.later import later
@@ -92,6 +91,8 @@ def bench():
         {"method": "full", "precision": "bf16-mixed", "grad_checkpoint": False},
         {"grad_accum": 2, "lora_targets": "q_proj+v_proj"},
         {"longest_sample": 24, "tokens_per_sample": 12, "lora_targets": "all-linear"},
+        {"method": "full", "optimiser": "adafactor"},
+        {"method": "qlora", "optimiser": "adamw-8bit"},
     ],
 )
 def test_a_trial_is_steps_of_the_trainer_and_has_a_pace(bench, changes):
@@ -136,20 +137,6 @@ def test_rows_fill_the_microbatches_and_have_the_mean_length(mean, longest, budg
     assert lengths.max() <= max(longest, mean)
     assert lengths.min() >= 2
     assert lengths.mean() == pytest.approx(mean, rel=0.3)
-
-
-@pytest.mark.parametrize(
-    ("method", "precision", "weights"),
-    [
-        ("full", "bf16", "bfloat16"),
-        ("lora", "bf16", "bfloat16"),
-        ("full", "bf16-mixed", "float32"),
-        ("lora", "fp32", "float32"),
-        ("qlora", "bf16", "nf4"),
-    ],
-)
-def test_method_and_precision_say_how_weights_are_stored(method, precision, weights):
-    assert weight_format(method, precision) == weights
 
 
 def trained(bench):

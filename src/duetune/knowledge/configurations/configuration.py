@@ -68,9 +68,11 @@ class Optimiser(StrEnum):
     ADAMW = "adamw"
     ADAMW_8BIT = "adamw-8bit"
     PAGED_ADAMW = "paged-adamw"
+    PAGED_ADAMW_8BIT = "paged-adamw-8bit"
     ADAFACTOR = "adafactor"
     SGD = "sgd"
     LION = "lion"
+    LION_8BIT = "lion-8bit"
 
 
 class Attention(StrEnum):

@@ -132,7 +132,7 @@ class Described:
         self.expert_parallel = each.number("fast_moe") * (self.expert_parameters > 0)
         self.optimiser_bytes = each.gather("optimiser", lambda word: OPTIMISER_BYTES.get(word, 8.0))
         self.one_by_one = each.is_("optimiser", Optimiser.ADAFACTOR)
-        self.paged = each.is_("optimiser", Optimiser.PAGED_ADAMW)
+        self.paged = each.is_("optimiser", Optimiser.PAGED_ADAMW, Optimiser.PAGED_ADAMW_8BIT)
         self.fast = each.number("fast_kernels")
         adapters = each.number("lora_rank") * self.layers * self._widths(found)
         prompt = each.is_("method", Method.PROMPT)
@@ -182,6 +182,8 @@ OPTIMISER_BYTES: dict[str, float] = {
     Optimiser.ADAMW_8BIT: 2.0,
     Optimiser.ADAFACTOR: 0.05,
     Optimiser.LION: 4.0,
+    Optimiser.LION_8BIT: 1.0,
+    Optimiser.PAGED_ADAMW_8BIT: 2.0,
     Optimiser.SGD: 0.0,
 }
 """Bytes of 32-bit optimiser state for each trained parameter."""

@@ -125,15 +125,15 @@ def unmeasurable(configuration: Configuration) -> str | None:
         return f"our trainer does not use {configuration.attention} attention"
     if configuration.fast_kernels and not version_of("liger-kernel"):
         return "liger-kernel is not installed"
-    quantised = configuration.method is Method.QLORA or configuration.optimiser in _BYTES
+    quantised = configuration.method is Method.QLORA or configuration.optimiser not in _TORCH
     if quantised and not version_of("bitsandbytes"):
         return "bitsandbytes is not installed"
     return None
 
 
 _MIXED = (Precision.BF16_MIXED, Precision.FP16_MIXED)
-_BYTES = (Optimiser.ADAMW_8BIT, Optimiser.PAGED_ADAMW, Optimiser.LION)
-"""Optimisers that bitsandbytes has."""
+_TORCH = (Optimiser.ADAMW, Optimiser.ADAFACTOR, Optimiser.SGD)
+"""Optimisers that need no bitsandbytes."""
 
 
 def protocol_text(timing: Timing) -> str:

@@ -20,15 +20,6 @@ DONE, POISONED = 0, 75
 
 Outcome: TypeAlias = Literal["valid", "oom", "failed"]
 
-QUANTISED = "nf4"
-
-
-def weight_format(method: str, precision: str) -> str:
-    """Return how the trainer stores the model's weights: a type of torch, or ``QUANTISED``."""
-    if method == "qlora":
-        return QUANTISED
-    return {"bf16": "bfloat16", "fp16": "float16"}.get(precision, "float32")
-
 
 @dataclass(frozen=True, kw_only=True)
 class Timing:
@@ -105,7 +96,7 @@ class Trial:
         """Return what the model must be built anew for when it changes: how its weights are
         stored, and whether it has fused kernels.
         """
-        return weight_format(self.method, self.precision), self.fast_kernels
+        return self.method if self.method == "qlora" else self.precision, self.fast_kernels
 
     @property
     def adapted(self) -> tuple[str, int, str, bool]:

@@ -38,7 +38,7 @@ class Bench:
         self._device = torch.device("cuda:0" if header.device == "cuda" else header.device)
         self._memory = DeviceMemory(self._device)
         self._subject: Subject | None = None
-        self._built: tuple[str, bool] | None = None
+        self._built_for: Trial | None = None
         self._base = 0
 
     def build(self, trial: Trial) -> Ready:
@@ -47,7 +47,7 @@ class Bench:
         A model that does not fit shows up as out of memory in every trial.
         """
         try:
-            self._build(trial.built)
+            self._build(trial)
         except torch.OutOfMemoryError:
             self._subject = None
         known = self._memory.known
@@ -60,12 +60,12 @@ class Bench:
             context_gb=self._memory.context / GB if known else None,
         )
 
-    def _build(self, built: tuple[str, bool]) -> None:
+    def _build(self, trial: Trial) -> None:
         """Replace the model; the old one is gone before the new one is made."""
         self._subject = None
-        self._built = built
+        self._built_for = trial
         self._memory.release(everything=True)
-        self._subject = Subject(self._header, built[0], self._device)
+        self._subject = Subject(self._header, trial, self._device)
         self._memory.settle()
         self._base = self._memory.allocated
 
@@ -82,8 +82,8 @@ class Bench:
         error = ""
         flags: tuple[str, ...] = ()
         try:
-            if trial.built != self._built:
-                self._build(trial.built)
+            if self._built_for is None or trial.built != self._built_for.built:
+                self._build(trial)
             self._memory.restart()
             if self._subject is None:
                 outcome, error = "oom", "the weights alone do not fit"
@@ -175,8 +175,8 @@ class Bench:
             self._memory.release()
             if self._memory.allocated - self._base < _LEAK:
                 return ()
-            if self._built is not None:
-                self._build(self._built)
+            if self._built_for is not None:
+                self._build(self._built_for)
         except torch.OutOfMemoryError:
             return ("poisoned",)
         except RuntimeError as error:

@@ -5,7 +5,6 @@ Everything that a step does is the trainer's own code. Only the weights and the 
 
 from __future__ import annotations
 
-import importlib.util
 import time
 import warnings
 from typing import TYPE_CHECKING, cast
@@ -16,26 +15,29 @@ import torch
 import transformers
 
 from duetune.knowledge.configurations.configuration import lora_layers
-from duetune.knowledge.measure.worker_messages import QUANTISED
+from duetune.training.adapters import quantise
+from duetune.training.language_model import stored_type
 from duetune.training.profiler.random_rows import random_rows, row_lengths
 from duetune.training.shared_state import SharedState
-from duetune.training.task import TrainingTask
+from duetune.training.task import TrainingMethod, TrainingTask
 from duetune.training.trained_model import prepared
 
 if TYPE_CHECKING:
     from duetune.knowledge.measure.worker_messages import Header, Trial
-    from duetune.training.trained_model import LanguageModel
+    from duetune.training.language_model import LanguageModel
 
 _LEARNING_RATE = 1e-7
 """Small, so that the weights hardly change from one trial to the next."""
 
 OPTIM = {
-    "adamw": "adamw_torch_fused",
+    "adamw": "adamw_torch",
     "adamw-8bit": "adamw_8bit",
     "paged-adamw": "paged_adamw_32bit",
+    "paged-adamw-8bit": "paged_adamw_8bit",
     "adafactor": "adafactor",
     "sgd": "sgd",
     "lion": "lion_32bit",
+    "lion-8bit": "lion_8bit",
 }
 """The name of each optimiser in ``optim``."""
 
@@ -45,27 +47,28 @@ class Unsupported(Exception):
 
 
 class Subject:
-    """A model with random weights on the device; ``weights`` is how they are stored."""
+    """A model with random weights on the device, stored as ``trial`` and those like it need."""
 
-    def __init__(self, header: Header, weights: str, device: torch.device) -> None:
+    def __init__(self, header: Header, trial: Trial, device: torch.device) -> None:
         begun = time.perf_counter()
         values = dict(header.config)
         config = transformers.AutoConfig.for_model(str(values.pop("model_type")), **values)
         config.use_cache = False
         torch.manual_seed(header.seed)
-        dtype = torch.bfloat16 if weights == QUANTISED else getattr(torch, weights)
+        task = task_of(trial, 1)
         # Random weights are drawn on the device: on the host, 14B of them take minutes.
         with torch.device(device):
             base = transformers.AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
-                config, dtype=dtype
+                config, dtype=stored_type(task)
             )
         self.parameters = sum(each.numel() for each in base.parameters())
         self._header = header
         self._device = device
         self._base = cast("LanguageModel", base)
+        if task.method is TrainingMethod.QLORA:
+            quantise(task, self._base, device)
         self._model = self._base
         self._adapted: tuple[str, int, str, bool] | None = None
-        self.weights = weights
         self.vocabulary = int(config.vocab_size)
         self.rows = 0
         """Rows of one step of the last trial."""
@@ -76,7 +79,7 @@ class Subject:
         check(trial)
         lengths = row_lengths(trial, self._header.seed)
         self.rows = len(lengths)
-        task = task_of(trial, len(lengths), fast_kernels=trial.fast_kernels)
+        task = task_of(trial, len(lengths))
         if trial.adapted != self._adapted:
             self.detach()
             with torch.device(self._device), warnings.catch_warnings():
@@ -107,7 +110,7 @@ class Subject:
             parameter.requires_grad_(parameter.is_floating_point())
 
 
-def task_of(trial: Trial, rows: int, *, fast_kernels: bool) -> TrainingTask:
+def task_of(trial: Trial, rows: int) -> TrainingTask:
     """Return the task of a trial, of which one step takes ``rows`` rows."""
     full = trial.method == "full"
     layers = lora_layers(trial.lora_targets)
@@ -123,10 +126,9 @@ def task_of(trial: Trial, rows: int, *, fast_kernels: bool) -> TrainingTask:
         "learning_rate": _LEARNING_RATE,
         "lr_scheduler_type": "constant",
         "gradient_checkpointing": trial.grad_checkpoint,
-        "bf16": trial.precision.startswith("bf16"),
-        "fp16": trial.precision.startswith("fp16"),
+        "precision": trial.precision,
         "optim": OPTIM[trial.optimiser],
-        "use_liger_kernel": fast_kernels,
+        "use_liger_kernel": trial.fast_kernels,
     }
     if not full:
         values |= {
@@ -141,5 +143,3 @@ def check(trial: Trial) -> None:
     """Raise ``Unsupported`` for a trial that cannot run here, before it counts as out of memory."""
     if trial.num_gpus != 1:
         raise Unsupported("only one GPU can be measured")
-    if "8bit" in OPTIM[trial.optimiser] and not importlib.util.find_spec("bitsandbytes"):
-        raise Unsupported("bitsandbytes is not installed")
