@@ -36,8 +36,8 @@ def row_lengths(trial: Trial, seed: int) -> NDArray[np.int64]:
         budget = int(_FILLED * budget)
     random = np.random.default_rng(seed)
     drawn = random.lognormal(0.0, SPREAD, max(4, 4 * budget // mean))
-    lengths = np.clip(mean / _cut_mean(drawn, longest / mean) * drawn, _SHORTEST, longest)
-    lengths = lengths.astype(np.int64)
+    scaled = mean / _cut_mean(drawn, longest / mean) * drawn
+    lengths: NDArray[np.int64] = np.clip(scaled, _SHORTEST, longest).astype(np.int64)
     size = int(np.searchsorted(np.cumsum(lengths), budget)) + 1
     lengths = lengths[:size]
     lengths[-1] -= lengths.sum() - budget
