@@ -115,6 +115,7 @@ class ElasticGroup:
     - ``restore``: loads a checkpoint of that name into ``state``; ``OSError`` if it is gone.
     - ``leaving``: checked while waiting for others; ``Left`` is raised once it returns true.
     - ``touched``: called whenever the main thread is active.
+    - ``pace``: returns this member's tokens per second, or 0.
     """
 
     def __init__(
@@ -128,6 +129,7 @@ class ElasticGroup:
         restore: Callable[[str], None],
         leaving: Callable[[], bool],
         touched: Callable[[], None] = lambda: None,
+        pace: Callable[[], float] = lambda: 0.0,
         settings: GroupSettings | None = None,
     ) -> None:
         self._settings = settings or GroupSettings()
@@ -136,6 +138,7 @@ class ElasticGroup:
         self._device = device_name(device)
         self._leaving = leaving
         self._touched = touched
+        self._pace = pace
         self._alive_at = time.monotonic()
         self._place = place
         self._restored = restored
@@ -160,6 +163,7 @@ class ElasticGroup:
             group=self._arrangement.group if self._arrangement is not None else "",
             fresh=self._fresh,
             restored=self._restored if self._fresh else "",
+            pace=self._pace(),
         )
         members = self._unless_leaving(lambda: self._coordinator.quorum(own))
         arrangement = arrange(members, self._id)

@@ -100,17 +100,17 @@ class Session:
         except torch.OutOfMemoryError as error:
             allowed = f"a smaller model, or LoRA: out of memory ({error})"
             raise OutOfMemory("model", task.model, allowed) from None
-        torch.use_deterministic_algorithms(learner.exact and device.type == "cuda")
+        torch.use_deterministic_algorithms(task.reproducible and device.type == "cuda")
         return cls(contract, task, tokenizer, learner, evaluation, device)
 
     @property
     def summary(self) -> str:
         """Return a one-line description for the log."""
         learner = self._learner
-        reduction = "exact" if learner.exact else "fast"
         return (
             f"{learner.trainable:,} trainable parameters on {self._device.type}, "
-            f"{self._task.microbatches} microbatches per step, {reduction} reduction"
+            f"at most {self._task.microbatch_tokens:,} tokens per microbatch"
+            f"{', reproducible' if self._task.reproducible else ''}; {learner.way}"
         )
 
     def run(self, notice: Notice, reporter: ProgressReporter) -> PublishedResult | None:
@@ -188,6 +188,7 @@ class Session:
             restore=restore,
             leaving=lambda: notice.given,
             touched=self._touch,
+            pace=lambda: self._learner.pace.told,
             settings=GroupSettings.from_environment(os.environ),
         )
 

@@ -15,19 +15,22 @@ import time
 from typing import TYPE_CHECKING
 
 import msgspec
+import numpy as np
 import torch
 
 from duetune.errors import DuetuneError
-from duetune.training.batches import BatchPlan, dropout_seed, share_of
+from duetune.training.batches import BatchPlan, dropout_seed
+from duetune.training.forward_pass import forward_pass_of
 from duetune.training.language_model import precision, seeded
 from duetune.training.optimisers import FlatOptimiser
-from duetune.training.task import EXACT_BYTES, OptimiserName, Reduction
+from duetune.training.pace import MemberPace
+from duetune.training.packing import microbatches, shares
+from duetune.training.task import OptimiserName
 from duetune.training.trained_model import summed_loss
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    import numpy as np
     from numpy.typing import NDArray
 
     from duetune.training.checkpoint import Json
@@ -146,7 +149,9 @@ class SharedState:
     - ``known``: the state besides the arrays.
     - ``lock``: held while the state changes or is read.
     - ``trainable``: the number of trainable parameters.
-    - ``exact``: whether every microbatch's gradient is sent separately (``Reduction``).
+    - ``reproducible``: every microbatch's gradient is sent by itself, and all are added in one
+      order. Otherwise each member adds up its own ones first.
+    - ``pace``: measures this member's tokens per second.
     """
 
     def __init__(
@@ -162,12 +167,7 @@ class SharedState:
         self._data = data
         self._rows = rows
         self._device = device
-        self._plan = BatchPlan(
-            rows=len(rows),
-            batch_rows=task.batch_rows,
-            microbatch=task.per_device_train_batch_size,
-            seed=task.order_seed,
-        )
+        self._plan = BatchPlan(rows=len(rows), batch_rows=task.batch_rows, seed=task.order_seed)
         self.total_steps = task.total_steps(len(rows))
         self.lock = threading.Lock()
         self._flat = FlatParameters(model, task.optim)
@@ -175,25 +175,30 @@ class SharedState:
         self._optimiser = FlatOptimiser(task, self._flat)
         scale = _FIRST_SCALE if task.computed_in == "fp16" else 1.0
         self.known = LearnerState(layout=self._flat.layout, scale=scale)
-        self.exact = task.reduction is Reduction.EXACT or (
-            task.reduction is Reduction.AUTO
-            and task.microbatches * self._flat.size * 4 <= EXACT_BYTES
-        )
+        self.reproducible = task.reproducible
+        self.pace = MemberPace()
+
+    @property
+    def way(self) -> str:
+        """Return how the model is computed, in words."""
+        return "; ".join(forward_pass_of(self.model).notes)
 
     @property
     def step(self) -> int:
         """Return the number of steps done."""
         return self.known.step
 
-    def contribution(self, rank: int, world: int, touch: Callable[[], None]) -> torch.Tensor:
+    def contribution(
+        self, rank: int, paces: Sequence[float], touch: Callable[[], None]
+    ) -> torch.Tensor:
         """Return the gradients of this member's share of the step, and its loss in the
         columns after them.
 
-        If ``exact``, there is one row per microbatch, with the same number of rows on every member.
-        Otherwise there is one row for all microbatches.
+        ``paces`` are the tokens per second of all members. If ``reproducible``, there is one row
+        per microbatch, with the same number of rows on every member. Otherwise there is one row.
         """
         try:
-            return self._gradients(rank, world, touch)
+            return self._gradients(rank, paces, touch)
         except RuntimeError as error:
             if (
                 "deterministic" not in str(error)
@@ -204,39 +209,71 @@ class SharedState:
                 "results on this model are not reproducible to the last bit: %s", str(error)[:160]
             )
             torch.use_deterministic_algorithms(mode=False)
-            return self._gradients(rank, world, touch)
+            return self._gradients(rank, paces, touch)
 
-    def _gradients(self, rank: int, world: int, touch: Callable[[], None]) -> torch.Tensor:
-        task, count = self._task, self._task.microbatches
-        batches = self._plan.microbatches_of(self.step)
-        targets = self._data.targets(self._rows[self._plan.rows_of(self.step)])
-        height = -(-count // world) if self.exact else 1
+    def _gradients(
+        self, rank: int, paces: Sequence[float], touch: Callable[[], None]
+    ) -> torch.Tensor:
+        task, rows = self._task, self._rows[self._plan.rows_of(self.step)]
+        targets = self._data.targets(rows)
+        mine, height = self._share(rows, rank, paces)
         losses = loss_columns(0.0, self._flat.values)
         width = self._flat.size + len(losses)
         part = torch.zeros(height, width, dtype=losses.dtype, device=self._device)
-        for place, number in enumerate(share_of(count, rank, world)):
+        began = time.monotonic()
+        for place, chosen in enumerate(mine):
             touch()
-            began = time.monotonic()
-            row = part[place if self.exact else 0]
+            started = time.monotonic()
+            row = part[place if self.reproducible else 0]
             self._flat.collect_into(row[: self._flat.size])
-            with seeded(dropout_seed(task.seed, self.step, number), self._device):
-                rows = self._rows[batches[number]]
-                loss = summed_loss(self.model, self._data, rows, self._device, precision(task))
+            with seeded(dropout_seed(task.seed, self.step, int(chosen.min())), self._device):
+                loss = summed_loss(
+                    self.model, self._data, rows[chosen], self._device, precision(task)
+                )
                 # Divide by the tokens of the whole batch, so that every split gives the same sum.
                 loss = loss / targets
                 (loss * self.known.scale).backward()  # type: ignore[no-untyped-call]
             row[self._flat.size :] += loss_columns(loss.detach(), self._flat.values)
             if task.emulated_microbatch_s is not None:
-                time.sleep(max(0.0, began + task.emulated_microbatch_s - time.monotonic()))
+                share = len(chosen) / task.per_device_train_batch_size
+                least = started + share * task.emulated_microbatch_s
+                time.sleep(max(0.0, least - time.monotonic()))
         self._flat.forget_gradients()
+        if mine and task.emulated_microbatch_s is None:
+            if self._device.type == "cuda":
+                torch.cuda.synchronize(self._device)
+            own = rows[np.concatenate(mine)]
+            self.pace.measured(self._data.tokens(own), time.monotonic() - began)
         return part
 
-    def combined(self, parts: list[torch.Tensor]) -> torch.Tensor:
+    def _share(
+        self, rows: NDArray[np.int64], rank: int, paces: Sequence[float]
+    ) -> tuple[list[NDArray[np.int64]], int]:
+        """Return this member's microbatches, as places in ``rows``, and the rows it sends."""
+        lengths, budget = self._data.lengths(rows), self._task.microbatch_tokens
+        if not self.reproducible:
+            own = shares(lengths, paces)[rank]
+            return [own[places] for places in microbatches(lengths[own], budget)], 1
+        batches = self._microbatches(lengths)
+        given = shares(_sizes(lengths, batches), paces)
+        return [batches[number] for number in given[rank]], max(len(each) for each in given)
+
+    def _microbatches(self, lengths: NDArray[np.int64]) -> list[NDArray[np.int64]]:
+        """Return the microbatches of a reproducible step, whoever the members are."""
+        return microbatches(lengths, self._task.microbatch_tokens, self._task.microbatches)
+
+    def combined(self, parts: list[torch.Tensor], paces: Sequence[float]) -> torch.Tensor:
         """Return the sum of all rows, added in the order of microbatches on every member."""
+        lengths = self._data.lengths(self._rows[self._plan.rows_of(self.step)])
+        given = shares(_sizes(lengths, self._microbatches(lengths)), paces)
+        sent = {
+            int(number): part[place]
+            for part, numbers in zip(parts, given, strict=True)
+            for place, number in enumerate(numbers)
+        }
         total = torch.zeros_like(parts[0][0])
-        world = len(parts)
-        for number in range(self._task.microbatches):
-            total += parts[number % world][number // world]
+        for number in range(len(sent)):
+            total += sent[number]
         return total
 
     def update(self, total: torch.Tensor) -> None:
@@ -289,6 +326,11 @@ def loss_columns(loss: torch.Tensor | float, like: torch.Tensor) -> torch.Tensor
     places = 4.0 ** torch.arange(_DIGITS, device=like.device)
     digits = torch.floor((value * 4.0**_FRACTION) / places) % 4
     return torch.where(value.isfinite(), digits, torch.nan).to(like.dtype)
+
+
+def _sizes(lengths: NDArray[np.int64], batches: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
+    """Return the tokens of each microbatch."""
+    return np.array([lengths[places].sum() for places in batches], dtype=np.int64)
 
 
 def loss_of(columns: torch.Tensor) -> float:

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, cast
 
 import torch
 import transformers
-from torch.nn import functional
 
 from duetune.errors import InvalidInput
 from duetune.training.adapters import load_base, order_layers, with_adapter
-from duetune.training.language_model import refused, seeded
+from duetune.training.forward_pass import choose_forward_pass, counted_loss
+from duetune.training.language_model import precision, refused, seeded
+from duetune.training.packing import laid_end_to_end
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
     from duetune.training.language_model import LanguageModel
     from duetune.training.task import TrainingTask
     from duetune.training.tokens import TokenizedRows, Tokenizer
-
-_IGNORED = -100
 
 
 def load_tokenizer(task: TrainingTask) -> Tokenizer:
@@ -55,6 +54,7 @@ def prepared(task: TrainingTask, base: LanguageModel, device: torch.device) -> L
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         if task.adapts:
             model.enable_input_require_grads()
+    choose_forward_pass(model, task, device, precision(task))
     return model
 
 
@@ -66,32 +66,7 @@ def summed_loss(
     dtype: torch.dtype | None,
 ) -> torch.Tensor:
     """Return the summed loss of the tokens that count. The caller divides by the batch's tokens."""
-    ids, mask, labels = padded(data, rows)
-    with torch.autocast(device.type, dtype=dtype, enabled=dtype is not None):
-        logits = model(input_ids=ids.to(device), attention_mask=mask.to(device)).logits
-    return functional.cross_entropy(
-        logits[:, :-1].float().flatten(0, 1),
-        labels[:, 1:].to(device).flatten(),
-        ignore_index=_IGNORED,
-        reduction="sum",
-    )
-
-
-def padded(
-    data: TokenizedRows, rows: NDArray[np.int64]
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return tokens, attention mask and labels, padded to the longest of these rows."""
-    pieces = [data.row(int(row)) for row in rows]
-    longest = max(len(ids) for ids, _ in pieces)
-    tokens = torch.zeros(len(pieces), longest, dtype=torch.int64)
-    mask = torch.zeros(len(pieces), longest, dtype=torch.int64)
-    labels = torch.full((len(pieces), longest), _IGNORED, dtype=torch.int64)
-    for place, (ids, counts) in enumerate(pieces):
-        row = torch.from_numpy(ids.astype("int64"))
-        tokens[place, : len(ids)] = row
-        mask[place, : len(ids)] = 1
-        labels[place, : len(ids)] = torch.where(torch.from_numpy(counts), row, _IGNORED)
-    return tokens, mask, labels
+    return counted_loss(model, laid_end_to_end(data, rows), device, dtype)
 
 
 @torch.no_grad()

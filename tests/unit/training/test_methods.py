@@ -70,8 +70,8 @@ def learner(wished):
 def trained(wished, steps=4):
     member = learner(wished)
     for _ in range(steps):
-        part = member.contribution(0, 1, lambda: None)
-        member.update(member.combined([part]) if member.exact else part[0])
+        part = member.contribution(0, [0.0], lambda: None)
+        member.update(member.combined([part], [0.0]) if member.reproducible else part[0])
     return member
 
 
@@ -149,7 +149,7 @@ def test_pure_bfloat16_keeps_weights_gradients_and_moments_in_16_bits(folder, tm
     member = trained(wished)
     arrays = member.arrays()
     assert {array.dtype for array in arrays.values()} == {torch.bfloat16}
-    assert member.contribution(0, 1, lambda: None).dtype == torch.bfloat16
+    assert member.contribution(0, [0.0], lambda: None).dtype == torch.bfloat16
     mixed = trained(task(folder, method="full", bf16=True))
     assert {array.dtype for array in mixed.arrays().values()} == {torch.float32}
     # The loss is not rounded to the three digits of bfloat16.
