@@ -45,9 +45,8 @@ def load_base(task: TrainingTask, device: torch.device) -> LanguageModel:
     except _PROBLEMS as error:
         raise refused(task, "a causal language model", error) from None
     model.config.use_cache = False
-    for module in model.modules() if bits is not None else ():
-        # On some CPUs the layers would rewrite their weights for inference, and not for all shapes.
-        module.support_avx512bf16_for_cpu = False
+    if bits is not None:
+        _leave_as_they_are(cast("LanguageModel", model))
     # transformers refuses to move weights in 4 bits; they are on the device already.
     return cast("LanguageModel", model if bits is not None else model.to(device))
 
@@ -142,3 +141,12 @@ def quantise(task: TrainingTask, model: LanguageModel, device: torch.device) -> 
         model.set_submodule(name, layer.to(device))
     model.to(device)
     model.is_loaded_in_4bit = True  # type: ignore[assignment] # PEFT asks for it
+    _leave_as_they_are(model)
+
+
+def _leave_as_they_are(model: LanguageModel) -> None:
+    """On some CPUs, 4-bit layers would rewrite their weights for inference, and not for all
+    shapes.
+    """
+    for module in model.modules():
+        module.support_avx512bf16_for_cpu = False  # type: ignore[assignment]

@@ -37,7 +37,11 @@ class Repeating:
         self, observations: Sequence[Observation], taken: AbstractSet[str], room: RemainingBudget
     ) -> Batch | None:
         """Return the other chooser's next batch with repeats, as far as time is left."""
-        batch = self._chooser.choose(observations, taken, room)
+        new_ones = 1.0 - self._share
+        part = msgspec.structs.replace(
+            room, seconds=new_ones * room.seconds, count=max(1, round(new_ones * room.count))
+        )
+        batch = self._chooser.choose(observations, taken, part)
         if batch is None:
             return None
         new = {each.key for each in batch.configurations}

@@ -16,6 +16,7 @@ import transformers
 
 from duetune.knowledge.configurations.configuration import lora_layers
 from duetune.training.adapters import quantise
+from duetune.training.forward_pass import forward_pass_of
 from duetune.training.language_model import stored_type
 from duetune.training.profiler.random_rows import random_rows, row_lengths
 from duetune.training.shared_state import SharedState
@@ -24,6 +25,7 @@ from duetune.training.trained_model import prepared
 
 if TYPE_CHECKING:
     from duetune.knowledge.measure.worker_messages import Header, Trial
+    from duetune.training.forward_pass import ForwardPass
     from duetune.training.language_model import LanguageModel
 
 _LEARNING_RATE = 1e-7
@@ -86,6 +88,7 @@ class Subject:
                 warnings.simplefilter("ignore")
                 self._model = prepared(task, self._base, self._device)
             self._adapted = trial.adapted
+            _check_way(trial, forward_pass_of(self._model))
         data = random_rows(lengths, self.vocabulary, self._header.seed)
         return SharedState(task, self._model, data, np.arange(len(lengths)), self._device)
 
@@ -97,15 +100,16 @@ class Subject:
     def detach(self) -> None:
         """Undo what a trial did to the model: adapter, checkpointing, frozen weights."""
         self._adapted = None
-        if hasattr(self._model, "unload"):
-            self._base = cast("LanguageModel", self._model.unload())
+        unload = getattr(self._model, "unload", None)
+        if callable(unload):
+            self._base = cast("LanguageModel", unload())
             if hasattr(self._base, "peft_config"):
                 del self._base.peft_config
         self._model = self._base
         base = cast("transformers.PreTrainedModel", self._base)
-        base.gradient_checkpointing_disable()
+        base.gradient_checkpointing_disable()  # type: ignore[no-untyped-call]
         if hasattr(base, "_require_grads_hook"):
-            base.disable_input_require_grads()
+            base.disable_input_require_grads()  # type: ignore[no-untyped-call]
         for parameter in self._base.parameters():
             parameter.requires_grad_(parameter.is_floating_point())
 
@@ -137,6 +141,12 @@ def task_of(trial: Trial, rows: int) -> TrainingTask:
             "lora_target_modules": layers,
         }
     return msgspec.convert(values, TrainingTask)
+
+
+def _check_way(trial: Trial, way: ForwardPass) -> None:
+    """Raise ``Unsupported`` if the trainer computes in another way than the trial says."""
+    if not way.packed or way.fused != trial.fast_kernels:
+        raise Unsupported("; ".join(way.notes) or "the trainer computes it in another way")
 
 
 def check(trial: Trial) -> None:
