@@ -163,6 +163,11 @@ class Configuration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         return hashlib.blake2b(text, digest_size=8).hexdigest()
 
     @property
+    def packed(self) -> bool:
+        """Return whether rows lie end to end, without padding."""
+        return self.tokens_per_microbatch > 0
+
+    @property
     def told(self) -> dict[str, Value]:
         """Return the fields from which keys are made. Keys of configurations from before a field
         was added must not change, so such a field is left out where it has its default.
@@ -337,6 +342,15 @@ class Configurations:
         """
         values = np.array([value_of(word) for word in self.labels[field]], np.float64)
         return values[self.columns[field]] if len(values) else np.zeros(0)
+
+    def coded(self, field: str) -> tuple[NDArray[np.int64], list[str]]:
+        """Return a code for each row, and the word of each code; ``field`` is any field or
+        ``packed``.
+        """
+        if field in self.labels:
+            return self.columns[field].astype(np.int64), list(self.labels[field])
+        values, codes = self.distinct(field)
+        return codes, [f"{value:g}" for value in values.tolist()]
 
     def distinct(self, field: str) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
         """Return the sorted values of a number field or of ``packed``, and for each row which of

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
     Column = NDArray[np.float64]
 
-FORMAT = 2
+FORMAT = 3
 """Version of the file and of the meaning of its numbers; a model of another version is fitted
 again.
 """
@@ -99,10 +99,23 @@ class KnowledgeModel:
             physics=physics,
             labels=labels,
             performance=fit_performance(
-                pace_rows, physics, labels, timed.tokens_per_s, timed.weight, seed=seed
+                pace_rows,
+                physics,
+                labels,
+                timed.tokens_per_s,
+                timed.weight,
+                timed.campaign,
+                seed=seed,
             ),
             validity=fit_validity(
-                memory_rows, physics, labels, peak, fitted, tried.weight, seed=seed
+                memory_rows,
+                physics,
+                labels,
+                peak,
+                fitted,
+                tried.weight,
+                tried.campaign,
+                seed=seed,
             ),
             support=Support.of(tried.configurations),
             snapshot=ordered.snapshot,
@@ -165,6 +178,8 @@ class KnowledgeModel:
             ),
             validity=_ValidityNumbers(
                 widths=self.validity.widths,
+                seen={field: sorted(words) for field, words in self.validity.seen.items()},
+                transfer=self.validity.transfer,
                 odds=self.validity.odds,
                 by_software=self.validity.by_software,
             ),
@@ -223,6 +238,8 @@ class KnowledgeModel:
                 memory=memory,
                 widths=saved.validity.widths,
                 classifier=classifier,
+                seen={field: frozenset(words) for field, words in saved.validity.seen.items()},
+                transfer=saved.validity.transfer,
                 odds=saved.validity.odds,
                 by_software=saved.validity.by_software,
             ),
@@ -240,6 +257,8 @@ class _PerformanceNumbers(msgspec.Struct, frozen=True, kw_only=True):
 
 class _ValidityNumbers(msgspec.Struct, frozen=True, kw_only=True):
     widths: Widths
+    seen: dict[str, list[str]]
+    transfer: dict[str, float]
     odds: Odds
     by_software: dict[str, Odds]
 

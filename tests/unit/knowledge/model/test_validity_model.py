@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 import pytest
 
 from duetune.knowledge.configurations.configuration import Configuration, Configurations
 from duetune.knowledge.configurations.configuration_table import Described
+from duetune.knowledge.estimate import EXTRAPOLATED
 from duetune.knowledge.model.conformal import Widths
 from duetune.knowledge.model.features import Physics, Reckoned, feature_matrix, seen_labels
 from duetune.knowledge.model.forest import constant_forest, sortable
@@ -24,7 +26,11 @@ TIGHT = {"batch_size": (4, 8, 16, 32), "tokens_per_sample": (1024, 2048, 4096), 
 """About as many fit as not."""
 
 PHYSICS_ALONE = Validity(
-    memory=constant_forest(0.0), widths=Widths(), classifier=constant_forest(0.5)
+    memory=constant_forest(0.0),
+    widths=Widths(),
+    classifier=constant_forest(0.5),
+    seen=dict.fromkeys(EXTRAPOLATED, frozenset()),
+    transfer=dict.fromkeys(EXTRAPOLATED, 0.0),
 )
 
 
@@ -38,7 +44,16 @@ class World:
         weight = np.ones(len(rows))
         self.labels = seen_labels(rows)
         self.physics = Physics(memory=fit_memory(it, peak, self.fitted, weight))
-        self.model = fit_validity(it, self.physics, self.labels, peak, self.fitted, weight, seed=0)
+        self.model = fit_validity(
+            it,
+            self.physics,
+            self.labels,
+            peak,
+            self.fitted,
+            weight,
+            np.zeros(len(it), np.int64),
+            seed=0,
+        )
 
     def told(self, rows, model=None):
         model = self.model if model is None else model
@@ -259,12 +274,7 @@ def test_rows_that_weigh_nothing_do_not_move_the_curve():
 
 
 def test_a_sharp_bound_of_a_model_is_answered_without_overflow():
-    model = Validity(
-        memory=constant_forest(0.0),
-        widths=Widths(),
-        classifier=constant_forest(0.5),
-        odds=Odds(slope=400.0),
-    )
+    model = msgspec.structs.replace(PHYSICS_ALONE, odds=Odds(slope=400.0))
     world = World(Configurations.of([]))
     told = world.told(drawn(50, 14), model)
     assert np.isfinite(told).all()
