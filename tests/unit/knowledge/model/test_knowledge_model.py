@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from importlib.resources import as_file, files
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -443,7 +444,6 @@ def test_memory_is_less_sure_of_what_was_never_measured(model, field, changes):
     usual, told = one(model), one(model, **changes)
     assert field in told.extrapolated
     assert told.memory_gb.high / told.memory_gb.low > usual.memory_gb.high / usual.memory_gb.low
-    assert 0.005 < told.p_valid < 0.995
 
 
 def test_whole_campaigns_held_out_make_intervals_honest_on_another_day():
