@@ -16,7 +16,12 @@ from duetune.jobs.question import Question
 from duetune.jobs.site import Site
 from duetune.jobs.trainer_facts import TrainerKnowledge, trainer_software
 from duetune.knowledge.advice import GIVEN
-from duetune.knowledge.configurations.configuration import Configurations, Method
+from duetune.knowledge.configurations.configuration import (
+    Attention,
+    Configurations,
+    Method,
+    Precision,
+)
 from duetune.knowledge.estimate import FITS
 from duetune.knowledge.facts.model_facts import model_facts
 from duetune.knowledge.ranking import rank
@@ -35,6 +40,9 @@ if TYPE_CHECKING:
 FILL = 0.5
 """Mean length of examples as a share of the longest allowed, if their length is unknown."""
 
+UNEVEN = 1.25
+"""A step's examples may have so many times the tokens of usual ones."""
+
 NEARLY = 0.02
 """Paces that differ by less than this share count as equal; the least memory then decides."""
 
@@ -44,12 +52,58 @@ _SMALLEST = 1e7
 
 class Prospects:
     """Asks ``source`` about configurations of one GPU: every GPU of duetune's trainer holds the
-    whole model. ``tokens_per_row`` is the mean length of an example, if known.
+    whole model. ``tokens_per_row`` is the mean length of an example, if known. ``budget`` is the
+    most tokens of a microbatch, and ``fused`` whether fused kernels may be used, if the spec says
+    so.
     """
 
-    def __init__(self, source: TrainerKnowledge, tokens_per_row: float | None = None) -> None:
+    def __init__(
+        self,
+        source: TrainerKnowledge,
+        tokens_per_row: float | None = None,
+        *,
+        budget: int | None = None,
+        fused: bool = True,
+    ) -> None:
         self.source = source
         self.tokens_per_row = tokens_per_row
+        self.budget = budget
+        self.fused = fused
+
+    def tokens_per_microbatch(self, one: Configuration) -> int:
+        """Return the most tokens of one microbatch: all examples of it at their longest, or less
+        if the examples of a whole step have fewer.
+        """
+        if self.budget is not None:
+            return self.budget
+        most = one.batch_size * one.tokens_per_sample
+        if self.tokens_per_row is None:
+            return most
+        rows = one.batch_size * one.grad_accum
+        return max(
+            one.tokens_per_sample, min(most, math.ceil(UNEVEN * rows * self.usual_length(one)))
+        )
+
+    def _packed(self, one: Configuration) -> Configuration:
+        """Return a configuration with its microbatch full of the longest examples."""
+        return one.replace(
+            batch_size=1,
+            tokens_per_microbatch=self.tokens_per_microbatch(one),
+            attention=Attention.VARLEN,
+            fast_kernels=self.fused,
+        )
+
+    def _usual(self, one: Configuration) -> Configuration:
+        """Return a configuration with examples of the usual length in its microbatches."""
+        full, mean = self._packed(one), self.usual_length(one)
+        step = one.batch_size * one.grad_accum * mean
+        tokens = max(mean, min(full.tokens_per_microbatch, step))
+        return full.replace(
+            tokens_per_sample=mean,
+            longest_sample=one.tokens_per_sample if one.tokens_per_sample > mean else 0,
+            tokens_per_microbatch=tokens,
+            grad_accum=max(1, math.ceil(step / tokens)),
+        )
 
     def usual_length(self, one: Configuration) -> int:
         """Return the expected tokens of an example, at most what the configuration allows."""
@@ -60,8 +114,9 @@ class Prospects:
         """Return estimates for the configurations: whether their longest examples fit, and the pace
         of one GPU with examples of the usual length.
         """
-        usual = [each.replace(tokens_per_sample=self.usual_length(each)) for each in tried]
-        asked = self.source.query(Configurations.of([*tried, *usual]))
+        longest = [self._packed(each) for each in tried]
+        usual = [self._usual(each) for each in tried]
+        asked = self.source.query(Configurations.of([*longest, *usual]))
         count = len(tried)
         found, pace = asked.take(np.arange(count)), asked.take(np.arange(count, 2 * count))
         for name in ("tokens_per_s", "support", "extrapolated"):
@@ -93,14 +148,15 @@ class Prospects:
 
     def memory_terms(self, one: Configuration) -> dict[str, float]:
         """Return gigabytes by purpose; not all of them are needed at the same time."""
-        return {term.name: term.value for term in self.source.explain(one).memory}
+        return {term.name: term.value for term in self.source.explain(self._packed(one)).memory}
 
     def largest_model(self, one: Configuration, parameters: int) -> float:
         """Return about how many parameters would fit, up to ``parameters``, for a model of the
         usual shape; 0.0 if none do.
         """
         sizes = np.geomspace(_SMALLEST, max(parameters, 2 * _SMALLEST), _SIZES)
-        asked = [one.replace(model=f"model-{size / 1e9:.3f}b") for size in sizes.tolist()]
+        whole = self._packed(one)
+        asked = [whole.replace(model=f"model-{size / 1e9:.3f}b") for size in sizes.tolist()]
         fitting = sizes[self.source.query(Configurations.of(asked)).p_valid >= FITS]
         return float(fitting.max()) if len(fitting) else 0.0
 
@@ -182,11 +238,35 @@ class _Choice:
         _, reasons["max_length"] = asked.length(self.model)
         fits = self.prospects.fits if self.limited else None
         method, reasons["method"] = asked.chosen_method(name, self.model, [self.site], fits)
-        if method == Method.LORA:
+        if method != Method.FULL:
             _, reasons["lora_r"] = asked.rank()
-        one, estimate = self._best(self._with(self._of(method)))
+        one, estimate = self._first_that_fits(method)
         self._say_accumulation()
         return Chosen(one, estimate, reasons)
+
+    def _first_that_fits(self, method: str) -> tuple[Configuration, Estimate]:
+        """Return the best recipe of the method, or else of one with smaller weights, as far as the
+        spec leaves it open.
+        """
+        first = self._with(self._of(method))
+        smaller = None
+        if method == Method.LORA and self.asked.method is None:
+            smaller = self._with(self._of(Method.QLORA))
+            changed = {"method": "adapters on weights in 16 bits do not fit in GPU memory"}
+        elif first.precision is Precision.BF16_MIXED and self.asked.precision is None:
+            smaller = first.replace(precision=Precision.BF16)
+            changed = {"precision": "weights in 32 bits do not fit in GPU memory"}
+        try:
+            return self._best(first)
+        except InvalidInput as refusal:
+            if smaller is None:
+                raise
+            try:
+                found = self._best(smaller)
+            except InvalidInput:
+                raise refusal from None
+            self.reasons |= changed
+            return found
 
     def _of(self, method: str) -> Configuration:
         return self.asked.configuration(method, self.spec.model or "", self.model, self.site)

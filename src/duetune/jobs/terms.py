@@ -49,6 +49,7 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True):
     - ``policy`` is set if the spec's other fields allow only one policy; ``policy_reason`` says
       why.
     - ``soft`` says that the job goes on after its deadline, at the least cost.
+    - ``pace`` is between which multiples of its throughput the job trains with 90% probability.
     - ``notes`` are remarks for the reader of the quote.
     """
 
@@ -62,6 +63,7 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True):
     policy: str | None = None
     policy_reason: str = ""
     soft: bool = False
+    pace: tuple[float, float] = (1.0, 1.0)
     notes: tuple[str, ...] = ()
 
     def moment(self, slot: float) -> float:
@@ -142,6 +144,7 @@ def job_terms(
         policy=policy,
         policy_reason=policy_reason,
         soft=spec.value is None and not spec.hard_deadline,
+        pace=(plan.step_s[-1] / plan.step_s_slow[-1], plan.step_s[-1] / plan.step_s_quick[-1]),
         notes=tuple(notes),
     )
 

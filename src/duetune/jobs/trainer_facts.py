@@ -21,6 +21,8 @@ from duetune.knowledge.configurations.configuration import (
     Optimiser,
     Precision,
     Sharding,
+    is_lora_targets,
+    lora_targets_of,
 )
 from duetune.knowledge.estimate import MEMORY, RULE
 from duetune.knowledge.measure.worker_messages import PACKAGES, TRAINER, installed_software
@@ -43,27 +45,19 @@ NODE = 8
 """GPUs per machine with other trainers."""
 
 ATTENTION, ALL_LINEAR = LORA_TARGETS
-_ATTENTION_LAYERS = frozenset(("q_proj", "k_proj", "v_proj", "o_proj", "qkv_proj", "c_attn"))
 NO_RANK = 8
 """LoRA rank in configurations without LoRA: one value, so that equal ones compare equal."""
 
 _FROZEN = {"bf16": Precision.BF16, "fp16": Precision.FP16, "fp32": Precision.FP32}
 _TRAINED = {"bf16": Precision.BF16_MIXED, "fp16": Precision.FP16_MIXED, "fp32": Precision.FP32}
+_WHOLE = (*_TRAINED.values(), Precision.BF16)
 _OPTIONS: dict[str, tuple[str, ...]] = {
     "method": tuple(TrainingMethod),
     "sharding": (Sharding.NONE, Sharding.DDP),
-    "optimiser": (Optimiser.ADAMW,),
-    "attention": (Attention.SDPA,),
+    "optimiser": tuple(Optimiser),
+    "attention": (Attention.SDPA, Attention.VARLEN),
 }
 """The values of configuration fields that the trainer supports."""
-
-_GRADIENTS_HELD = 2
-"""From this many microbatches per step on, gradients stay in memory during the whole step."""
-
-_SMALL_RANK = 64
-"""Largest measured LoRA rank. Up to it, adapter gradients are too small to matter, so runs that
-were measured without holding them count.
-"""
 
 
 def trainer_software() -> str:
@@ -84,10 +78,11 @@ def precision_kept(method: str, computed: str) -> Precision:
 
 
 def adapted_layers(modules: str | Sequence[str] | None) -> str:
-    """Return "attention" if LoRA adapts only attention layers, else "all-linear"."""
-    chosen = modules or USUAL.lora_target_modules
-    names = {chosen} if isinstance(chosen, str) else set(chosen)
-    return ATTENTION if names <= {*_ATTENTION_LAYERS, ATTENTION} else ALL_LINEAR
+    """Return the layers that LoRA adapts, as configurations name them. A regular expression counts
+    as all linear layers.
+    """
+    found = lora_targets_of(modules or USUAL.lora_target_modules)
+    return found if is_lora_targets(found) else ALL_LINEAR
 
 
 def rounds(accumulation: int, gpus: int) -> int:
@@ -122,8 +117,8 @@ def foreign_fields(configuration: Configuration) -> tuple[str, ...]:
     """Return the settings that duetune's trainer does not support, as "field value"; empty if the
     configuration can be launched.
     """
-    precisions = (_TRAINED if configuration.method == Method.FULL else _FROZEN).values()
-    options = {**_OPTIONS, "precision": tuple(precisions)}
+    whole = configuration.method == Method.FULL
+    options = {**_OPTIONS, "precision": _WHOLE if whole else tuple(_FROZEN.values())}
     return tuple(
         f"{field} {getattr(configuration, field)}"
         for field, words in options.items()
@@ -134,10 +129,10 @@ def foreign_fields(configuration: Configuration) -> tuple[str, ...]:
 class TrainerKnowledge(Decorator):
     """Configuration knowledge for duetune's own trainer; it decorates ``source``.
 
-    Each GPU holds the whole model and, from the first microbatch on, the gradients of what is
-    trained. So one GPU needs the same memory in a group of any size. ``ran_out`` are configurations
-    that ran out of memory here; a configuration that needs as much does not fit. Rows of other
-    trainers are answered by ``source`` unchanged.
+    The trainer packs rows, so ``source`` is asked about packed rows. Each GPU holds the whole model
+    and the gradients of what is trained, so it needs the same memory in a group of any size.
+    ``ran_out`` are configurations that ran out of memory here; a configuration that needs as much
+    does not fit. Rows of other trainers are answered by ``source`` unchanged.
     """
 
     def __init__(
@@ -145,7 +140,8 @@ class TrainerKnowledge(Decorator):
     ) -> None:
         super().__init__(source, "trainer")
         self._software = software
-        self._ran_out = tuple(_alone(Configurations.of(ran_out))) if ran_out else ()
+        rows = packed_rows(Configurations.of(ran_out)) if ran_out else None
+        self._ran_out = () if rows is None else tuple(_alone(rows))
 
     @property
     def name(self) -> str:
@@ -158,23 +154,30 @@ class TrainerKnowledge(Decorator):
         own = np.flatnonzero(self._own(configurations) & (found.cause != RULE))
         if not len(own):
             return found
-        alone = _alone(configurations.take(own))
+        packed = packed_rows(configurations.take(own))
+        pace = self.source.query(packed)
+        alone = _alone(packed)
         fit = self.source.query(alone)
         out = exceeding(alone, self._ran_out)
         result = found.take(np.arange(len(found)))
         result.p_valid[own] = np.where(out, 0.0, fit.p_valid)
         result.cause[own] = np.where(out, MEMORY, fit.cause)
         result.memory_gb[own] = fit.memory_gb
-        result.measured[own] &= fit.measured
+        result.measured[own] = pace.measured & fit.measured
+        result.tokens_per_s[own] = pace.tokens_per_s
+        result.support[own] = pace.support
+        result.extrapolated[own] = pace.extrapolated
         return result
 
     def asked(self, configurations: Configurations) -> Configurations:
         """Return the configurations whose memory is looked up: those of one GPU."""
-        return _alone(configurations) if self._own(configurations).all() else configurations
+        own = self._own(configurations).all()
+        return _alone(packed_rows(configurations)) if own else configurations
 
     def ran_out(self, configuration: Configuration) -> bool:
         """Return whether a run that needed no more memory ran out of it."""
-        return bool(exceeding(_alone(Configurations.of([configuration])), self._ran_out)[0])
+        rows = packed_rows(Configurations.of([configuration]))
+        return bool(exceeding(_alone(rows), self._ran_out)[0])
 
     def _own(self, rows: Configurations) -> NDArray[np.bool_]:
         found: NDArray[np.bool_] = rows.is_("software", self._software)
@@ -183,31 +186,44 @@ class TrainerKnowledge(Decorator):
         full = rows.is_("method", Method.FULL)
         found &= np.where(
             full,
-            rows.is_("precision", *_TRAINED.values()),
+            rows.is_("precision", *_WHOLE),
             rows.is_("precision", *_FROZEN.values()),
         )
-        found &= rows.number("fast_kernels") + rows.number("fast_moe") == 0
+        found &= rows.number("fast_moe") == 0
         return found
 
 
+def packed_rows(rows: Configurations) -> Configurations:
+    """Return configurations of our trainer as it runs them: rows of a microbatch lie end to end,
+    with fused kernels. Those that say how rows are packed stay as they are.
+    """
+    padded = ~rows.packed
+    columns = {
+        "batch_size": np.where(padded, rows.number("num_gpus"), rows.number("batch_size")),
+        "tokens_per_microbatch": np.maximum(1.0, np.floor(rows.per_gpu_tokens)),
+        "fast_kernels": np.where(padded, 1.0, rows.number("fast_kernels")),
+        "attention": np.zeros(len(rows), np.int64),
+    }
+    labels = {**rows.labels, "attention": (Attention.VARLEN.value,)}
+    return Configurations({**rows.columns, **columns}, labels)
+
+
 def _alone(rows: Configurations) -> Configurations:
-    """Return each configuration as one GPU alone runs it, with its gradients held."""
+    """Return each packed configuration as one GPU alone runs it."""
     one, first = np.ones(len(rows)), np.zeros(len(rows), np.int64)
     full = rows.is_("method", Method.FULL)
     columns = {
         "num_gpus": one,
         "num_nodes": one,
         "batch_size": np.maximum(1.0, np.floor(rows.per_gpu_batch)),
-        "grad_accum": np.where(
-            full | (rows.number("lora_rank") > _SMALL_RANK), float(_GRADIENTS_HELD), 1.0
-        ),
+        "grad_accum": one,
         "lora_rank": np.where(full, float(NO_RANK), rows.number("lora_rank")),
-        "lora_targets": (rows.is_("lora_targets", ALL_LINEAR) & ~full).astype(np.int64),
+        "lora_targets": np.where(full, 0, rows.columns["lora_targets"] + 1).astype(np.int64),
         "sharding": first,
         "interconnect": first,
     }
     labels: dict[str, tuple[str, ...]] = {
-        "lora_targets": (ATTENTION, ALL_LINEAR),
+        "lora_targets": (ATTENTION, *rows.labels["lora_targets"]),
         "sharding": (Sharding.NONE,),
         "interconnect": (Interconnect.AUTO,),
     }

@@ -58,8 +58,10 @@ def training_task(spec: JobSpec, plan: TrainingPlan) -> TrainingTask:
             "gradient_accumulation_steps": plan.accumulation,
             "global_batch": plan.global_batch,
             "max_length": plan.max_length,
+            "precision": plan.weights or None,
             "bf16": plan.precision == "bf16",
             "fp16": plan.precision == "fp16",
+            "max_tokens_per_microbatch": plan.tokens_per_microbatch,
             "gradient_checkpointing": plan.gradient_checkpointing,
             "checkpoint_every_s": every.total_seconds() if isinstance(every, timedelta) else None,
             "emulated_microbatch_s": plan.emulated_microbatch_s,
@@ -82,7 +84,7 @@ def training_settings(
     if plan.epochs is not None:
         task = msgspec.structs.replace(task, num_train_epochs=plan.epochs)
         names.insert(2, "num_train_epochs")
-    if plan.method == Method.LORA:
+    if plan.method != Method.FULL:
         names += _ADAPTERS
     given = spec.training.given
     found = [
