@@ -123,6 +123,8 @@ def panel(found: JobStatus) -> Group:
     grid.add_row("policy", escape(row.policy))
     if row.reason:
         grid.add_row("why", escape(row.reason))
+    if progress.trainer:
+        grid.add_row("trainer", escape(progress.trainer))
     if found.given_up is not None:
         grid.add_row("[red]warning[/]", f"[red]{escape(found.given_up_text)}[/]")
     if found.trouble:

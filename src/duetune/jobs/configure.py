@@ -54,8 +54,7 @@ class TrainingPlan(msgspec.Struct, frozen=True, kw_only=True):
       interval is known. ``basis`` says what they rest on.
     - ``tokens_per_s`` is the pace of one GPU by configuration knowledge, with ``support`` measured
       runs near it. ``extrapolated`` names the fields for which nothing was measured.
-    - ``precision`` is what is computed in, ``weights`` how weights are stored (empty in older
-      plans). ``tokens_per_microbatch`` is the most tokens of a forward pass, if it was planned.
+    - ``tokens_per_microbatch`` is the most tokens of a forward pass, if it was planned.
     - ``epochs`` is None if the number of steps was given.
     - ``memory_gb`` is the expected peak of one GPU, between ``memory_gb_low`` and
       ``memory_gb_high`` with 90% probability. ``p_fits`` is the probability that it fits.
@@ -74,7 +73,6 @@ class TrainingPlan(msgspec.Struct, frozen=True, kw_only=True):
     accumulation: int = 1
     global_batch: int = 1
     precision: str = ""
-    weights: str = ""
     tokens_per_microbatch: int | None = None
     gradient_checkpointing: bool = False
     max_length: int = 0
@@ -169,8 +167,7 @@ def configure(
         microbatch=microbatch,
         accumulation=accumulation,
         global_batch=microbatch * accumulation,
-        precision=one.precision.removesuffix("-mixed"),
-        weights=one.precision.value,
+        precision=one.precision.value,
         tokens_per_microbatch=None if site.gpu is None else prospects.tokens_per_microbatch(one),
         gradient_checkpointing=one.grad_checkpoint,
         max_length=one.tokens_per_sample,

@@ -149,6 +149,7 @@ def _configuration(
     asked = Question(
         max_length=task.max_length,
         precision=task.weights,
+        optim=task.optim,
         lora_r=task.lora_r,
         lora_targets=task.lora_target_modules,
     )

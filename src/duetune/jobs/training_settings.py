@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from duetune.jobs.spec.adapter_fields import LORA_SETTINGS
 from duetune.jobs.spec.values import written_duration
 from duetune.knowledge.advice import GIVEN
 from duetune.knowledge.configurations.configuration import Method
 from duetune.training.task import TrainingTask
+from duetune.training.tokenizer_file import read_template
 
 if TYPE_CHECKING:
     from duetune.jobs.configure import TrainingPlan
@@ -29,8 +32,30 @@ _PLANNED = {
 }
 """Fields that the plan decides, and the name of their reason in it."""
 
-_COMMON = ("learning_rate", "lr_scheduler_type", "warmup_steps", "weight_decay", "max_grad_norm")
+_COMMON = (
+    "optim",
+    "learning_rate",
+    "lr_scheduler_type",
+    "warmup_steps",
+    "weight_decay",
+    "max_grad_norm",
+)
 _ADAPTERS = ("lora_r", "lora_alpha", "lora_dropout", "lora_target_modules")
+_WHERE_GIVEN = (
+    *(name for name in LORA_SETTINGS if name not in _ADAPTERS),
+    "bnb_4bit_quant_type",
+    "use_bnb_nested_quant",
+    "data_seed",
+    "chat_template_path",
+    "assistant_only_loss",
+    "completion_only_loss",
+    "dataset_text_field",
+    "eos_token",
+    "model_revision",
+    "attn_implementation",
+    "hub_model_id",
+)
+"""Fields that are shown only if they were given."""
 
 
 class TrainingSetting(msgspec.Struct, frozen=True):
@@ -41,10 +66,23 @@ class TrainingSetting(msgspec.Struct, frozen=True):
     origin: str
 
 
+def task_fields(spec: JobSpec) -> dict[str, object]:
+    """Return the fields of the training section as a task has them, for plans and exports: a chat
+    template is written out, so that workers need not reach its file.
+    """
+    given = dict(spec.training.given)
+    for field in ("load_in_4bit", "packing"):
+        given.pop(field, None)
+    path = given.pop("chat_template_path", None)
+    if path is not None:
+        given["chat_template"] = read_template(Path(str(path)))
+    return given
+
+
 def training_task(spec: JobSpec, plan: TrainingPlan) -> TrainingTask:
     """Return the task file of the built-in trainer for a planned job."""
-    given = dict(spec.training.given)
-    for field in (*_PLANNED, "bf16", "fp16"):
+    given = task_fields(spec)
+    for field in (*_PLANNED, "precision", "bf16", "fp16"):
         if not field.startswith("lora"):
             given.pop(field, None)
     every = spec.checkpoint.every
@@ -58,9 +96,7 @@ def training_task(spec: JobSpec, plan: TrainingPlan) -> TrainingTask:
             "gradient_accumulation_steps": plan.accumulation,
             "global_batch": plan.global_batch,
             "max_length": plan.max_length,
-            "precision": plan.weights or None,
-            "bf16": plan.precision == "bf16",
-            "fp16": plan.precision == "fp16",
+            "precision": plan.precision,
             "max_tokens_per_microbatch": plan.tokens_per_microbatch,
             "gradient_checkpointing": plan.gradient_checkpointing,
             "checkpoint_every_s": every.total_seconds() if isinstance(every, timedelta) else None,
@@ -94,6 +130,8 @@ def training_settings(
     for name in names:
         origin = plan.reasons.get(_PLANNED.get(name, ""), GIVEN if name in given else DEFAULT)
         found.append(TrainingSetting(name, getattr(task, name), origin))
+    shown = [name for name in _WHERE_GIVEN if name in given]
+    found += [TrainingSetting(name, str(given[name]), GIVEN) for name in shown]
     return (*found, _evaluation(spec, task, held_out), *_checkpoints(spec))
 
 

@@ -11,7 +11,8 @@ import torch
 import transformers
 
 from duetune.errors import InvalidInput, MissingExtra
-from duetune.training.language_model import refused, seeded, short_reason, stored_type
+from duetune.training.forward_pass import choose_forward_pass
+from duetune.training.language_model import precision, refused, seeded, short_reason, stored_type
 from duetune.training.task import TrainingMethod
 
 if TYPE_CHECKING:
@@ -48,7 +49,9 @@ def load_base(task: TrainingTask, device: torch.device) -> LanguageModel:
     if bits is not None:
         _leave_as_they_are(cast("LanguageModel", model))
     # transformers refuses to move weights in 4 bits; they are on the device already.
-    return cast("LanguageModel", model if bits is not None else model.to(device))
+    base = cast("LanguageModel", model if bits is not None else model.to(device))
+    choose_forward_pass(base, task, device, precision(task))
+    return base
 
 
 def with_adapter(task: TrainingTask, base: LanguageModel) -> LanguageModel:

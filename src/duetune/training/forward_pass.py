@@ -88,7 +88,10 @@ def forward_pass_of(model: torch.nn.Module) -> ForwardPass:
 def choose_forward_pass(
     model: torch.nn.Module, task: TrainingTask, device: torch.device, dtype: torch.dtype | None
 ) -> ForwardPass:
-    """Choose the way, prepare the model for it, and return it. Called once per loaded model."""
+    """Choose the way, prepare the model for it, and return it. Called once per loaded model.
+
+    Adapters may be added afterwards: the way is found through them.
+    """
     register_attention()
     causal = _causal(model)
     trained = model.training

@@ -6,6 +6,7 @@ Importing this module imports torch and transformers; ``worker`` does so only wh
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 import threading
@@ -27,7 +28,7 @@ from duetune.training.language_model import precision
 from duetune.training.publication import PublishedResult, only_publisher, publish, published
 from duetune.training.saver import Saver
 from duetune.training.shared_state import SharedState
-from duetune.training.tokens import tokenized_dataset
+from duetune.training.tokens import LossRules, tokenized_dataset
 from duetune.training.trained_model import (
     load_model,
     load_tokenizer,
@@ -82,12 +83,20 @@ class Session:
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         tokenizer = load_tokenizer(task)
         cache = contract.folder / "tokens"
-        data = tokenized_dataset(task.dataset, tokenizer, task.max_length, cache)
+        read = functools.partial(
+            tokenized_dataset,
+            tokenizer=tokenizer,
+            max_length=task.max_length,
+            cache=cache,
+            rules=LossRules.of(task),
+            text_field=task.dataset_text_field,
+        )
+        data = read(task.dataset)
         if data.left_out:
             _log.info("skipping %d rows without tokens to learn", data.left_out)
         rows = np.arange(len(data))
         if task.eval_dataset is not None:
-            aside = tokenized_dataset(task.eval_dataset, tokenizer, task.max_length, cache)
+            aside = read(task.eval_dataset)
             evaluation = (aside, np.arange(min(len(aside), task.eval_rows)))
         else:
             kept = held_out(len(data), task.eval_fraction, task.eval_rows, task.seed)

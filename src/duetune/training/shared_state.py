@@ -7,6 +7,7 @@ be repeated with other members. ``training_loop`` runs the steps; ``group`` sums
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 import math
@@ -21,7 +22,7 @@ import torch
 from duetune.errors import DuetuneError
 from duetune.training.batches import BatchPlan, dropout_seed
 from duetune.training.forward_pass import forward_pass_of
-from duetune.training.language_model import precision, seeded
+from duetune.training.language_model import TRAINED_VALUE, precision, seeded
 from duetune.training.optimisers import FlatOptimiser
 from duetune.training.pace import MemberPace
 from duetune.training.packing import microbatches, shares
@@ -84,11 +85,15 @@ class FlatParameters:
     """The trainable parameters of a model as one vector; those with weight decay come first.
 
     One vector is easy to sum, to send to another member and to save. The parameters of the model
-    become views into it.
+    become views into it. With ``computed_in`` they become views into a copy in that type instead,
+    which saves the casts of every layer; ``refresh`` renews the copy.
     """
 
     def __init__(
-        self, model: torch.nn.Module, optim: OptimiserName = OptimiserName.ADAMW_TORCH
+        self,
+        model: torch.nn.Module,
+        optim: OptimiserName = OptimiserName.ADAMW_TORCH,
+        computed_in: torch.dtype | None = None,
     ) -> None:
         named = [
             (name, parameter)
@@ -99,18 +104,24 @@ class FlatParameters:
         named.sort(key=lambda pair: pair[1].ndim < 2)
         self._names = [name for name, _ in named]
         self._parameters = [parameter for _, parameter in named]
-        sizes = [parameter.numel() for parameter in self._parameters]
         self.decaying = sum(
             parameter.numel() for parameter in self._parameters if parameter.ndim >= 2
         )
         self.layout = _layout(named, optim)
-        device = self._parameters[0].device
-        self.size = sum(sizes)
-        dtype = self._parameters[0].dtype
-        self.values = torch.empty(self.size, dtype=dtype, device=device)
-        for parameter, place in zip(self._parameters, torch.split(self.values, sizes), strict=True):
-            place.copy_(parameter.data.flatten())
-            parameter.data = place.view_as(parameter.data)
+        self.size = sum(parameter.numel() for parameter in self._parameters)
+        self.values = torch.cat([parameter.data.flatten() for parameter in self._parameters])
+        self._copy: torch.Tensor | None = None
+        self._gradient: torch.Tensor | None = None
+        if computed_in not in {None, self.values.dtype}:
+            self._copy = self.values.to(computed_in)
+            self._gradient = torch.zeros_like(self._copy)
+        used = self.values if self._copy is None else self._copy
+        both = zip(self.views(self.values), self.views(used), strict=True)
+        for parameter, ((_, value), (_, place)) in zip(self._parameters, both, strict=True):
+            parameter.data = place
+            if self._copy is not None:
+                # What is saved in the end is the vector, not its copy.
+                setattr(parameter, TRAINED_VALUE, value)
 
     def views(self, vector: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield names and parts of a vector like ``values``, in the shapes of the parameters."""
@@ -119,15 +130,22 @@ class FlatParameters:
             yield name, vector[begin : begin + parameter.numel()].view(parameter.shape)
             begin += parameter.numel()
 
-    def collect_into(self, row: torch.Tensor) -> None:
-        """Add the gradients of the following backward passes to ``row``."""
-        for parameter, (_, place) in zip(self._parameters, self.views(row), strict=True):
-            parameter.grad = place
-
-    def forget_gradients(self) -> None:
-        """Stop collecting gradients."""
+    @contextlib.contextmanager
+    def collecting_into(self, row: torch.Tensor) -> Iterator[None]:
+        """Add the gradients of the backward passes inside the block to ``row``."""
+        place = row if self._gradient is None else self._gradient.zero_()
+        for parameter, (_, part) in zip(self._parameters, self.views(place), strict=True):
+            parameter.grad = part
+        yield
+        if self._gradient is not None:
+            row += self._gradient
         for parameter in self._parameters:
             parameter.grad = None
+
+    def refresh(self) -> None:
+        """Renew the copy with which the model computes. Called whenever ``values`` has changed."""
+        if self._copy is not None:
+            self._copy.copy_(self.values)
 
 
 def _layout(named: Iterable[tuple[str, torch.Tensor]], optim: OptimiserName) -> str:
@@ -170,7 +188,9 @@ class SharedState:
         self._plan = BatchPlan(rows=len(rows), batch_rows=task.batch_rows, seed=task.order_seed)
         self.total_steps = task.total_steps(len(rows))
         self.lock = threading.Lock()
-        self._flat = FlatParameters(model, task.optim)
+        # Adapters are trained in 32 bits; those of DoRA are computed with in 32 bits too.
+        narrow = precision(task) if task.adapts and not task.use_dora else None
+        self._flat = FlatParameters(model, task.optim, narrow)
         self.trainable = self._flat.size
         self._optimiser = FlatOptimiser(task, self._flat)
         scale = _FIRST_SCALE if task.computed_in == "fp16" else 1.0
@@ -225,8 +245,10 @@ class SharedState:
             touch()
             started = time.monotonic()
             row = part[place if self.reproducible else 0]
-            self._flat.collect_into(row[: self._flat.size])
-            with seeded(dropout_seed(task.seed, self.step, int(chosen.min())), self._device):
+            with (
+                self._flat.collecting_into(row[: self._flat.size]),
+                seeded(dropout_seed(task.seed, self.step, int(chosen.min())), self._device),
+            ):
                 loss = summed_loss(
                     self.model, self._data, rows[chosen], self._device, precision(task)
                 )
@@ -238,7 +260,6 @@ class SharedState:
                 share = len(chosen) / task.per_device_train_batch_size
                 least = started + share * task.emulated_microbatch_s
                 time.sleep(max(0.0, least - time.monotonic()))
-        self._flat.forget_gradients()
         if mine and task.emulated_microbatch_s is None:
             if self._device.type == "cuda":
                 torch.cuda.synchronize(self._device)
@@ -291,6 +312,7 @@ class SharedState:
             if finite:
                 rate = task.learning_rate_at(known.step, self.total_steps)
                 self._optimiser.apply(gradient, rate)
+                self._flat.refresh()
             self.known = _after(known, loss, self._data.tokens(rows), finite=finite, fp16=fp16)
         if self.known.skipped >= _MOST_SKIPPED:
             raise Diverged(self.known.step)
@@ -310,6 +332,7 @@ class SharedState:
         if known.layout != self._flat.layout:
             raise ValueError("the state belongs to another model or task")
         self._flat.values.copy_(arrays["parameters"])
+        self._flat.refresh()
         self._optimiser.load(arrays, known.updates)
         self.known = known
 
