@@ -16,8 +16,8 @@ import transformers
 
 from duetune.knowledge.configurations.configuration import lora_layers
 from duetune.training.adapters import quantise
-from duetune.training.forward_pass import forward_pass_of
-from duetune.training.language_model import stored_type
+from duetune.training.forward_pass import choose_forward_pass
+from duetune.training.language_model import precision, stored_type
 from duetune.training.profiler.random_rows import random_rows, row_lengths
 from duetune.training.shared_state import SharedState
 from duetune.training.task import TrainingMethod, TrainingTask
@@ -69,6 +69,7 @@ class Subject:
         self._base = cast("LanguageModel", base)
         if task.method is TrainingMethod.QLORA:
             quantise(task, self._base, device)
+        self._way = choose_forward_pass(self._base, task, device, precision(task))
         self._model = self._base
         self._adapted: tuple[str, int, str, bool] | None = None
         self.vocabulary = int(config.vocab_size)
@@ -78,7 +79,7 @@ class Subject:
 
     def state(self, trial: Trial) -> SharedState:
         """Return the trainer's state for a trial, on rows of which each step takes all."""
-        check(trial)
+        _check(trial, self._way)
         lengths = row_lengths(trial, self._header.seed)
         self.rows = len(lengths)
         task = task_of(trial, len(lengths))
@@ -88,7 +89,6 @@ class Subject:
                 warnings.simplefilter("ignore")
                 self._model = prepared(task, self._base, self._device)
             self._adapted = trial.adapted
-            _check_way(trial, forward_pass_of(self._model))
         data = random_rows(lengths, self.vocabulary, self._header.seed)
         return SharedState(task, self._model, data, np.arange(len(lengths)), self._device)
 
@@ -143,13 +143,11 @@ def task_of(trial: Trial, rows: int) -> TrainingTask:
     return msgspec.convert(values, TrainingTask)
 
 
-def _check_way(trial: Trial, way: ForwardPass) -> None:
-    """Raise ``Unsupported`` if the trainer computes in another way than the trial says."""
-    if not way.packed or way.fused != trial.fast_kernels:
-        raise Unsupported("; ".join(way.notes) or "the trainer computes it in another way")
-
-
-def check(trial: Trial) -> None:
-    """Raise ``Unsupported`` for a trial that cannot run here, before it counts as out of memory."""
+def _check(trial: Trial, way: ForwardPass) -> None:
+    """Raise ``Unsupported`` for a trial that cannot run here, or that the trainer computes in
+    another way than it says. This comes before it can count as out of memory.
+    """
     if trial.num_gpus != 1:
         raise Unsupported("only one GPU can be measured")
+    if not way.packed or way.fused != trial.fast_kernels:
+        raise Unsupported("; ".join(way.notes) or "the trainer computes it in another way")
