@@ -249,34 +249,37 @@ class _Choice:
         spec leaves it open.
         """
         first = self._with(self._of(method))
-        smaller = None
+        smaller: Configuration | None = None
+        changed: dict[str, str] = {}
         if method == Method.LORA and self.asked.method is None:
             smaller = self._with(self._of(Method.QLORA))
             changed = {"method": "adapters on weights in 16 bits do not fit in GPU memory"}
         elif first.precision is Precision.BF16_MIXED and self.asked.precision is None:
             smaller = first.replace(precision=Precision.BF16)
             changed = {"precision": "weights in 32 bits do not fit in GPU memory"}
-        try:
-            return self._best(first)
-        except InvalidInput as refusal:
-            if smaller is None:
-                raise
-            try:
-                found = self._best(smaller)
-            except InvalidInput:
-                raise refusal from None
-            self.reasons |= changed
-            return found
+        tried = [(first, {})] if smaller is None else [(first, {}), (smaller, changed)]
+        # Examples are cut only if nothing else helps.
+        for shorter in (False, True):
+            for one, reasons in tried:
+                found = self._best(one, shorter=shorter)
+                if found is not None:
+                    self.reasons |= reasons
+                    return found
+        raise self._refusal(first)
 
     def _of(self, method: str) -> Configuration:
         return self.asked.configuration(method, self.spec.model or "", self.model, self.site)
 
-    def _best(self, first: Configuration) -> tuple[Configuration, Estimate]:
-        """Return the fastest configuration that fits; shorter examples are the last resort."""
+    def _best(
+        self, first: Configuration, *, shorter: bool
+    ) -> tuple[Configuration, Estimate] | None:
+        """Return the fastest configuration that fits, with all of each example or, if ``shorter``,
+        less of it; None if there is none.
+        """
         lengths = [first.tokens_per_sample]
         while self.asked.max_length is None and lengths[-1] // 2 >= SHORTEST:
             lengths.append(lengths[-1] // 2)
-        for length in lengths:
+        for length in lengths[1:] if shorter else lengths[:1]:
             tried = self._candidates(first.replace(tokens_per_sample=length))
             found = self.prospects.of(tried)
             rows = np.flatnonzero(found.p_valid >= (FITS if self.limited else 0.0))
@@ -286,7 +289,7 @@ class _Choice:
                 place = self.prospects.fastest(fitting, estimates) if paced else None
                 self._say_recipe(first, fitting[place or 0], fitting)
                 return fitting[place or 0], estimates[place or 0]
-        raise self._refusal(first)
+        return None
 
     def _candidates(self, first: Configuration) -> list[Configuration]:
         """Return configurations to try, best first where their paces are unknown: a smaller

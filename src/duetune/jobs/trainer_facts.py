@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from duetune.errors import InvalidInput
 from duetune.knowledge.configurations.configuration import (
     LORA_TARGETS,
     Attention,
@@ -117,15 +118,28 @@ def placement(gpus: int, sharding: str | None = None) -> dict[str, str | int]:
     """Return the configuration fields that say how GPUs share the work.
 
     Without ``sharding`` it is duetune's way: one GPU per node, each with the whole model. Other
-    trainers use nodes of eight GPUs.
+    trainers use nodes of up to eight GPUs.
     """
     own, several = sharding is None, gpus > 1
     return {
         "num_gpus": gpus,
-        "num_nodes": gpus if own else gpus // NODE if gpus % NODE == 0 else 1,
+        "num_nodes": gpus if own else nodes_of(gpus),
         "sharding": (sharding or Sharding.DDP) if several else Sharding.NONE,
         "interconnect": Interconnect.TCP if own and several else Interconnect.AUTO,
     }
+
+
+def nodes_of(gpus: int) -> int:
+    """Return on how many machines other trainers hold ``gpus`` GPUs: the fewest of up to eight GPUs
+    that have equally many. A number that leaves most of a machine empty is refused.
+    """
+    fewest = -(-gpus // NODE)
+    nodes = next(nodes for nodes in range(fewest, gpus + 1) if gpus % nodes == 0)
+    if nodes > 2 * fewest:
+        raise InvalidInput(
+            "gpus", gpus, f"equally many GPUs on machines of {NODE}, such as 8 or 12"
+        )
+    return nodes
 
 
 def on_gpus(one: Configuration, gpus: int) -> Configuration:
