@@ -208,7 +208,7 @@ def test_an_8b_full_fine_tune_does_not_fit_on_80_gb_whoever_is_asked(name):
     advisor = Advisor(TrainerKnowledge(source(name), trainer_software()), History.empty())
     fit = fit_by_fits(case, advisor, "full")
     # Itself, its gradient and two moments, in 32 bits, and a copy to compute with.
-    assert fit.estimate.memory_gb.middle > 18 * 8.03
+    assert fit.estimate.memory_gb.middle > 17.5 * 8.03
     assert fit.verdict is Verdict.NO
     assert "method lora" in {each.what.split(":")[0] for each in fit.changes}
     assert recommended(case, advisor).chosen is None

@@ -160,7 +160,7 @@ def test_recomputing_and_shorter_examples_come_in_only_where_memory_is_short():
     lengths = []
     for memory_gb in range(24, 8, -1):
         try:
-            smaller = chosen(site=Site(accelerator="L4", memory_gb=memory_gb))
+            smaller = chosen(method="lora", site=Site(accelerator="L4", memory_gb=memory_gb))
         except InvalidInput:
             break
         lengths.append(smaller.max_length)
@@ -235,11 +235,13 @@ def test_what_does_not_fit_is_refused_with_what_would(fields, site, field, hint)
     assert hint in caught.value.allowed
 
 
-@pytest.mark.parametrize("field", ["per_device_train_batch_size", "max_length"])
-def test_the_largest_that_is_said_to_fit_does(field):
+@pytest.mark.parametrize(
+    ("field", "size"), [("per_device_train_batch_size", 100_000), ("max_length", 400_000)]
+)
+def test_the_largest_that_is_said_to_fit_does(field, size):
     usual = {"per_device_train_batch_size": 1, "max_length": 1024}
     with pytest.raises(InvalidInput) as caught:
-        chosen(method="lora", training=usual | {field: 100_000})
+        chosen(method="lora", training=usual | {field: size})
     most = int(caught.value.allowed.split()[2])
     chosen(method="lora", training=usual | {field: most})
     with pytest.raises(InvalidInput):

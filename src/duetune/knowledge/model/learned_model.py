@@ -32,7 +32,7 @@ from duetune.knowledge.model.memory_model import fit_memory
 from duetune.knowledge.model.pace_model import fit_pace
 from duetune.knowledge.model.quality import SATURATED
 from duetune.knowledge.model.throughput_model import Performance, fit_performance
-from duetune.knowledge.model.validity_model import Odds, Validity, fit_validity
+from duetune.knowledge.model.validity_model import Odds, Validity, fit_validity, reserve_of
 from duetune.knowledge.observation import RunOutcome
 
 if TYPE_CHECKING:
@@ -95,6 +95,18 @@ class KnowledgeModel:
             memory=fit_memory(memory_rows, peak, fitted, tried.weight),
         )
         labels = seen_labels(ordered.configurations) if len(ordered) else {}
+        validity = fit_validity(
+            memory_rows,
+            physics,
+            labels,
+            peak,
+            fitted,
+            tried.weight,
+            tried.campaign,
+            seed=seed,
+        )
+        used = np.array([each.needed_memory_gb or np.nan for each in tried])
+        reserve = reserve_of(tried.configurations, used, tried.peak_memory_gb)
         return cls(
             physics=physics,
             labels=labels,
@@ -107,16 +119,7 @@ class KnowledgeModel:
                 timed.campaign,
                 seed=seed,
             ),
-            validity=fit_validity(
-                memory_rows,
-                physics,
-                labels,
-                peak,
-                fitted,
-                tried.weight,
-                tried.campaign,
-                seed=seed,
-            ),
+            validity=msgspec.structs.replace(validity, reserve=reserve),
             support=Support.of(tried.configurations),
             snapshot=ordered.snapshot,
             learnt=ordered.keys,
@@ -160,7 +163,8 @@ class KnowledgeModel:
         into.p_valid[rows] = p_valid
         into.cause[rows] = np.where(p_valid < LIKELY, MEMORY, NONE)
         into.tokens_per_s[rows] = self.performance.tokens_per_s(reckoned, keys, unseen)
-        into.memory_gb[rows] = np.exp(np.stack([peak - half, peak, peak + half], axis=1)) / GB
+        high = peak + np.maximum(half, self.validity.reserved(configurations))
+        into.memory_gb[rows] = np.exp(np.stack([peak - half, peak, high], axis=1)) / GB
         into.support[rows] = self.support.count(configurations)
 
     def save(self, path: Path) -> None:
@@ -180,6 +184,7 @@ class KnowledgeModel:
                 widths=self.validity.widths,
                 seen={field: sorted(words) for field, words in self.validity.seen.items()},
                 transfer=self.validity.transfer,
+                reserve=self.validity.reserve,
                 odds=self.validity.odds,
                 by_software=self.validity.by_software,
             ),
@@ -240,6 +245,7 @@ class KnowledgeModel:
                 classifier=classifier,
                 seen={field: frozenset(words) for field, words in saved.validity.seen.items()},
                 transfer=saved.validity.transfer,
+                reserve=saved.validity.reserve,
                 odds=saved.validity.odds,
                 by_software=saved.validity.by_software,
             ),
@@ -259,6 +265,7 @@ class _ValidityNumbers(msgspec.Struct, frozen=True, kw_only=True):
     widths: Widths
     seen: dict[str, list[str]]
     transfer: dict[str, float]
+    reserve: dict[str, float]
     odds: Odds
     by_software: dict[str, Odds]
 

@@ -83,6 +83,8 @@ class Validity(msgspec.Struct, frozen=True, kw_only=True):
     - ``odds``: turn the remaining margin into a probability.
     - ``classifier``: trees that see the margin and all other features.
     - ``seen``, ``transfer``: measured labels by field, and the extra width for others.
+    - ``reserve``: by how much (a logarithm) the memory that the allocator of a software reserves
+      exceeds what is used; ``""`` is that of unknown software.
     - ``by_software``: odds for software with enough runs, because failures and the accuracy of
       peaks depend on the software and on who measured.
     """
@@ -92,6 +94,7 @@ class Validity(msgspec.Struct, frozen=True, kw_only=True):
     classifier: Forest
     seen: dict[str, frozenset[str]]
     transfer: dict[str, float]
+    reserve: dict[str, float] = {}
     odds: Odds = Odds()
     by_software: dict[str, Odds] = {}
 
@@ -104,6 +107,11 @@ class Validity(msgspec.Struct, frozen=True, kw_only=True):
         floor = np.log(np.maximum(LIGHTEST * reckoned.memory["weights"], 1.0))
         return np.maximum(np.log(reckoned.peak) + correction, floor), half
 
+    def reserved(self, rows: Configurations) -> Column:
+        """Return the logarithm of reserved over used memory at the peak, for each row."""
+        usual = self.reserve.get("", 0.0)
+        return rows.gather("software", lambda word: self.reserve.get(word, usual))
+
     def _foreign(self, rows: Configurations) -> Column:
         """Return the extra half-width of each row for what was never measured."""
         return foreign(unseen_in(rows, self.seen), self.transfer)
@@ -115,8 +123,11 @@ class Validity(msgspec.Struct, frozen=True, kw_only=True):
 
         Rules are not checked here.
         """
-        margin = np.log(reckoned.it.capacity) - peak
         rows = reckoned.it.configurations
+        # Odds that were fitted to a software's own failures contain what its allocator wastes.
+        fitted = rows.gather("software", self.by_software.__contains__) > 0
+        wasted = np.where(fitted, 0.0, self.reserved(rows))
+        margin = np.log(reckoned.it.capacity) - peak - wasted
 
         def odds(field: str) -> Column:
             return rows.gather(
@@ -312,3 +323,19 @@ def _logistic_fit(margin: Column, fitted: NDArray[np.bool_], weight: Column) -> 
     if not (math.isfinite(slope) and math.isfinite(shift)):
         return SLOPE, 0.0
     return max(slope, 0.1 * SLOPE), shift
+
+
+def reserve_of(rows: Configurations, used: Column, peak: Column) -> dict[str, float]:
+    """Return the usual logarithm of reserved over used memory for each software that told both, and
+    under ``""`` the usual one of all.
+    """
+    known = np.isfinite(used) & np.isfinite(peak) & (used > 0)
+    apart = np.log(peak[known] / used[known])
+    if not len(apart):
+        return {}
+    codes = rows.columns["software"][known]
+    found = {"": max(0.0, float(np.median(apart)))}
+    for code in np.unique(codes).tolist():
+        mine = apart[codes == code]
+        found[rows.labels["software"][code]] = max(0.0, float(np.median(mine)))
+    return found

@@ -19,6 +19,7 @@ from duetune.knowledge.model.validity_model import (
     Validity,
     _logistic_fit,
     fit_validity,
+    reserve_of,
 )
 from support.synthetic_history import TRUTH, drawn
 
@@ -278,3 +279,16 @@ def test_a_sharp_bound_of_a_model_is_answered_without_overflow():
     world = World(Configurations.of([]))
     told = world.told(drawn(50, 14), model)
     assert np.isfinite(told).all()
+
+
+def test_what_the_allocator_wastes_is_known_by_software():
+    rows = Configurations.grid({"model": ["a"], "gpu_model": ["H200"], "software": ["x", "y"]})
+    used, peak = np.array([10.0, 10.0]), np.array([12.0, 10.1])
+    found = reserve_of(rows, used, peak)
+    assert found["x"] == pytest.approx(np.log(1.2))
+    assert found["x"] > found[""] > found["y"]
+    model = msgspec.structs.replace(PHYSICS_ALONE, reserve=found)
+    assert model.reserved(rows).tolist() == [found["x"], found["y"]]
+    world = World(Configurations.of([]))
+    tight = drawn(50, 14).take(np.arange(50))
+    assert (world.told(tight, model) <= world.told(tight, PHYSICS_ALONE)).all()
