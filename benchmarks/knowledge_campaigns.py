@@ -37,8 +37,8 @@ def campaign_coverages(population: Population, workers: Workers) -> list[Coverag
         interval, truth = np.concatenate(intervals), np.concatenate(truths)
         inside = (truth >= interval[:, 0]) & (truth <= interval[:, 2])
         half = np.sqrt(interval[:, 2] / interval[:, 0]) - 1.0
-        for words, mine in (("", ~flagged), (", extrapolated", flagged)):
-            mine = mine & np.isfinite(truth)
+        for words, kind in (("", ~flagged), (", extrapolated", flagged)):
+            mine = kind & np.isfinite(truth)
             if mine.any():
                 found.append(
                     Coverage(

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from duetune.errors import InvalidInput
+from duetune.jobs.prospects import Prospects, known
 from duetune.jobs.question import USUAL_GPUS
-from duetune.jobs.recipe import Prospects, choose_recipe, known
+from duetune.jobs.recipe import choose_recipe
 from duetune.jobs.spec.values import written_deadline
 from duetune.jobs.step_time import Basis, step_seconds
 from duetune.jobs.trainer_facts import USUAL, TrainerKnowledge

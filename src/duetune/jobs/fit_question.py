@@ -15,7 +15,10 @@ from duetune.jobs.trainer_facts import (
     trainer_software,
 )
 from duetune.knowledge.advice import asked_gpu, asked_model
-from duetune.knowledge.configurations.configuration import LORA_TARGETS, is_lora_targets
+from duetune.knowledge.configurations.lora_targets import (
+    LORA_TARGETS,
+    is_lora_targets,
+)
 from duetune.knowledge.configurations.space import field_value
 from duetune.knowledge.facts.model_facts import model_facts
 

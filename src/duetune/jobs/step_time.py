@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from duetune.jobs.recipe import known
+from duetune.jobs.prospects import known
 from duetune.jobs.trainer_facts import rounds
 from duetune.knowledge.configurations.configuration import Method
 from duetune.knowledge.estimate import Interval

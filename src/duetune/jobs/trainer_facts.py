@@ -13,7 +13,6 @@ import numpy as np
 
 from duetune.errors import InvalidInput
 from duetune.knowledge.configurations.configuration import (
-    LORA_TARGETS,
     Attention,
     Configuration,
     Configurations,
@@ -22,6 +21,9 @@ from duetune.knowledge.configurations.configuration import (
     Optimiser,
     Precision,
     Sharding,
+)
+from duetune.knowledge.configurations.lora_targets import (
+    LORA_TARGETS,
     is_lora_targets,
     lora_targets_of,
 )

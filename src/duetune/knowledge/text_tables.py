@@ -15,8 +15,10 @@ import msgspec
 from duetune.errors import InvalidInput
 from duetune.knowledge.configurations.configuration import (
     FIELDS,
-    LORA_TARGETS,
     Configuration,
+)
+from duetune.knowledge.configurations.lora_targets import (
+    LORA_TARGETS,
     is_lora_targets,
 )
 from duetune.knowledge.configurations.space import field_value

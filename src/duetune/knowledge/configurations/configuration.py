@@ -11,7 +11,6 @@ from __future__ import annotations
 import functools
 import hashlib
 import math
-import re
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
@@ -19,6 +18,7 @@ import msgspec
 import numpy as np
 
 from duetune.errors import InvalidInput
+from duetune.knowledge.configurations.lora_targets import LORA_TARGETS, is_lora_targets
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -97,10 +97,6 @@ class Interconnect(StrEnum):
 
 
 Value = str | bool | int | float
-LORA_TARGETS = ("attention", "all-linear")
-"""Words for the usual LoRA layers; other layers are named one by one, such as q_proj+v_proj."""
-
-JOINED = "+"
 
 
 class Configuration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -214,33 +210,6 @@ SPREAD = 0.8
 
 ADDED = ("tokens_per_microbatch", "longest_sample")
 """Fields that older records do not have."""
-
-
-def is_lora_targets(text: str) -> bool:
-    """Return whether a text names LoRA layers: a usual word, or sorted names joined by "+"."""
-    names = text.split(JOINED)
-    return text in LORA_TARGETS or (
-        all(_NAME.fullmatch(name) for name in names) and names == sorted(set(names))
-    )
-
-
-def lora_targets_of(modules: str | Iterable[str]) -> str:
-    """Return the layers of a LoRA setting in one spelling: a usual word, or the sorted names."""
-    if isinstance(modules, str):
-        return modules
-    names = sorted(set(modules))
-    return "attention" if names == sorted(_ATTENTION) else JOINED.join(names)
-
-
-def lora_layers(targets: str) -> str | tuple[str, ...]:
-    """Return LoRA layers as PEFT expects them: "all-linear", or names of layers."""
-    if targets == "all-linear":
-        return targets
-    return _ATTENTION if targets == "attention" else tuple(targets.split(JOINED))
-
-
-_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*")
-_ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 
 
 def plain_number(field: str, number: float) -> Value:

@@ -14,7 +14,9 @@ import numpy as np
 import torch
 import transformers
 
-from duetune.knowledge.configurations.configuration import lora_layers
+from duetune.knowledge.configurations.lora_targets import (
+    lora_layers,
+)
 from duetune.training.adapters import quantise
 from duetune.training.forward_pass import choose_forward_pass
 from duetune.training.language_model import precision, stored_type
