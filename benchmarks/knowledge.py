@@ -24,6 +24,7 @@ from knowledge_baselines import (
     RAW,
     RULES,
 )
+from knowledge_campaigns import campaign_coverages
 from knowledge_choices import choices, speed
 from knowledge_data import absent, anomalies, groups, plausible_rows, table, valid_rows
 from knowledge_details import details
@@ -176,6 +177,7 @@ def learn(found: Findings, population: Population, workers: Workers) -> None:
 def choose(found: Findings, population: Population, workers: Workers) -> None:
     """Run coverage, E1 and E6 on one population."""
     found.coverage += coverages(population, workers)
+    found.coverage += campaign_coverages(population, workers)
     if population.subject != OURS:
         return
     found.spreads += spreads(population.table)

@@ -152,6 +152,11 @@ class Said(NamedTuple):
 
     valid: NDArray[np.bool_]
     measured: NDArray[np.float64]
+    memory_gb: NDArray[np.float64]
+    used_gb: NDArray[np.float64]
+    flagged: NDArray[np.bool_]
+    """Whether something about a row was never measured."""
+
     seconds_to_fit: float
 
     @property
@@ -176,6 +181,9 @@ def run_trial(trial: Trial) -> dict[str, Said]:
             filled=found.memory_gb[:, 1] * 1e9 / capacity,
             valid=np.array(test.outcome == RunOutcome.VALID),
             measured=np.array(test.tokens_per_s),
+            memory_gb=np.array(found.memory_gb),
+            used_gb=np.array([each.needed_memory_gb or np.nan for each in test]),
+            flagged=found.extrapolated.any(axis=1),
             seconds_to_fit=seconds,
         )
     return answers

@@ -14,7 +14,6 @@ import sys
 import time
 from pathlib import Path
 
-from duetune.knowledge.measure.measuring_worker import ordered
 from duetune.knowledge.measure.worker_messages import (
     DONE,
     POISONED,
@@ -22,6 +21,7 @@ from duetune.knowledge.measure.worker_messages import (
     Ready,
     Trial,
     TrialResult,
+    ordered,
     started_line,
 )
 
@@ -74,7 +74,7 @@ def main() -> int:
                     outcome="valid" if valid else "oom" if kind == RUNS_OUT else "failed",
                     measured_at=time.time(),
                     runtime_s=0.01,
-                    tokens_per_s=1000.0 * trial.batch_size if valid else None,
+                    tokens_per_s=float(trial.tokens_per_microbatch) if valid else None,
                     step_s=0.01 if valid else None,
                     steps=3 if valid else 0,
                     peak_memory_gb=1.0 if valid else None,

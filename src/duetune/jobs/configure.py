@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from duetune.errors import InvalidInput
+from duetune.jobs.prospects import Prospects, known
 from duetune.jobs.question import USUAL_GPUS
-from duetune.jobs.recipe import Prospects, choose_recipe, known
+from duetune.jobs.recipe import choose_recipe
 from duetune.jobs.spec.values import written_deadline
 from duetune.jobs.step_time import Basis, step_seconds
 from duetune.jobs.trainer_facts import USUAL, TrainerKnowledge
@@ -54,6 +55,7 @@ class TrainingPlan(msgspec.Struct, frozen=True, kw_only=True):
       interval is known. ``basis`` says what they rest on.
     - ``tokens_per_s`` is the pace of one GPU by configuration knowledge, with ``support`` measured
       runs near it. ``extrapolated`` names the fields for which nothing was measured.
+    - ``tokens_per_microbatch`` is the most tokens of a forward pass, if it was planned.
     - ``epochs`` is None if the number of steps was given.
     - ``memory_gb`` is the expected peak of one GPU, between ``memory_gb_low`` and
       ``memory_gb_high`` with 90% probability. ``p_fits`` is the probability that it fits.
@@ -72,6 +74,7 @@ class TrainingPlan(msgspec.Struct, frozen=True, kw_only=True):
     accumulation: int = 1
     global_batch: int = 1
     precision: str = ""
+    tokens_per_microbatch: int | None = None
     gradient_checkpointing: bool = False
     max_length: int = 0
     lora_r: int = 0
@@ -125,7 +128,12 @@ def configure(
     wanted = min(site.max_gpus, most or max(least, USUAL_GPUS))
     trained = None if rows is None else rows - held_out_rows(spec, rows)
     asked = AnalyticSource() if site.gpu is None else source()
-    prospects = Prospects(TrainerKnowledge(asked, site.software, ran_out), tokens_per_row)
+    prospects = Prospects(
+        TrainerKnowledge(asked, site.software, ran_out),
+        tokens_per_row,
+        budget=spec.training.max_tokens_per_microbatch,
+        fused=spec.training.use_liger_kernel is not False,
+    )
     one, prospect, reasons = choose_recipe(spec, site, model, wanted, trained, prospects)
     microbatch, accumulation = one.batch_size, one.grad_accum
     if accumulation < least:
@@ -161,6 +169,7 @@ def configure(
         accumulation=accumulation,
         global_batch=microbatch * accumulation,
         precision=one.precision.value,
+        tokens_per_microbatch=None if site.gpu is None else prospects.tokens_per_microbatch(one),
         gradient_checkpointing=one.grad_checkpoint,
         max_length=one.tokens_per_sample,
         lora_r=one.lora_rank if adapted else 0,

@@ -15,7 +15,10 @@ from duetune.jobs.trainer_facts import (
     trainer_software,
 )
 from duetune.knowledge.advice import asked_gpu, asked_model
-from duetune.knowledge.configurations.configuration import LORA_TARGETS
+from duetune.knowledge.configurations.lora_targets import (
+    LORA_TARGETS,
+    is_lora_targets,
+)
 from duetune.knowledge.configurations.space import field_value
 from duetune.knowledge.facts.model_facts import model_facts
 
@@ -57,8 +60,9 @@ def asked_configuration(
         count = getattr(question, option)
         if count is not None and count < 1:
             raise InvalidInput(option, count, "a whole number, one or more")
-    if question.targets not in {None, *LORA_TARGETS}:
-        raise InvalidInput("targets", question.targets, " or ".join(LORA_TARGETS))
+    if question.targets is not None and not is_lora_targets(question.targets):
+        allowed = f"{', '.join(LORA_TARGETS)}, or layers such as q_proj+v_proj"
+        raise InvalidInput("targets", question.targets, allowed)
     memory = field_value("memory_cap_gb", question.memory_gb)
     software = question.software or trainer_software()
     site = Site(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from statistics import mean
+from statistics import NormalDist, mean
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
@@ -14,6 +14,7 @@ from duetune.core.market import MarketTrace
 from duetune.core.physics import job_physics, unused_share
 from duetune.jobs.quote_document import Bound, LineRole, QuoteLine
 from duetune.jobs.terms import Terms
+from duetune.knowledge.estimate import DEVIATIONS
 from duetune.market.forecast.forecast_source import ForecastSource
 from duetune.market.forecast.simple import WEEK_HOURS
 from duetune.market.scenarios import scenarios
@@ -56,9 +57,11 @@ def settled(job: Job, outcome: Outcome) -> Settled:
     return Settled(outcome.cost - unused * last.charge, outcome.finished - unused)
 
 
-def line_of(terms: Terms, role: LineRole, outcomes: Sequence[Outcome]) -> QuoteLine:
-    """Return one line of a quote: the outcomes of one policy over all scenarios."""
-    runs = [settled(terms.job, outcome) for outcome in outcomes]
+def line_of(
+    terms: Terms, role: LineRole, outcomes: Sequence[Outcome], jobs: Sequence[Job]
+) -> QuoteLine:
+    """Return one line of a quote: the outcomes of one policy, with the job of each scenario."""
+    runs = [settled(job, outcome) for job, outcome in zip(jobs, outcomes, strict=True)]
     costs = np.array([run.cost for run in runs])
     low, high = np.quantile(costs, [0.1, 0.9])
     elapsed = np.array([run.elapsed for run in runs])
@@ -100,28 +103,41 @@ job this grid would be too coarse, and a finer one too slow.
 
 
 class Futures(msgspec.Struct, frozen=True, eq=False):
-    """The scenarios of a quote: markets in which the present slot has index ``start``."""
+    """The scenarios of a quote: markets in which the present slot has index ``start``, and how
+    fast the job trains in each, as a multiple of its expected throughput.
+    """
 
     terms: Terms
     markets: tuple[MarketTrace, ...]
+    paces: tuple[float, ...]
     start: int
     history_slots: int
     source: ForecastSource
 
     def play(self, policies: Sequence[Policy]) -> Tournament:
-        """Return the tournament of the policies on all scenarios."""
+        """Return the tournament of the policies on all scenarios, at the expected pace."""
         cases = [Case(self.terms.job, place, self.start) for place in range(len(self.markets))]
         return run_tournament(policies, cases, self.markets, self.source)
 
     def line(self, role: LineRole, policy: Policy) -> QuoteLine:
         """Return the line of one policy, simulated slot by slot on every scenario."""
-        # A policy without spot has the same result in all scenarios.
-        markets = self.markets[:1] if policy.name == OnDemandOnly().name else self.markets
+        # At one pace, a policy without spot has the same result in all scenarios.
+        alike = policy.name == OnDemandOnly().name and len(set(self.paces)) == 1
+        jobs = [self._at(pace) for pace in self.paces][: 1 if alike else None]
+        # A policy knows the pace: it is measured soon after the job has begun.
         outcomes = [
-            simulate(self.terms.job, market, policy, self.source, start=self.start)
-            for market in markets
+            simulate(job, market, policy, self.source, start=self.start)
+            for job, market in zip(jobs, self.markets, strict=False)
         ]
-        return line_of(self.terms, role, outcomes)
+        return line_of(self.terms, role, outcomes, jobs)
+
+    def _at(self, pace: float) -> Job:
+        """Return the job as it is at a multiple of its expected throughput."""
+        job = self.terms.job
+        if pace == 1.0:
+            return job
+        curve = tuple(pace * each for each in job.throughput)
+        return msgspec.structs.replace(job, throughput=curve)
 
 
 def draw_futures(
@@ -133,7 +149,7 @@ def draw_futures(
     source: ForecastSource,
 ) -> Futures:
     """Return ``count`` scenarios up to the hard deadline. Each begins with the same last week of
-    history, which policies may see.
+    history, which policies may see, and has its own pace.
     """
     hours = now.slot_s / 3600
     past = None if history is None else history.pool()
@@ -145,10 +161,25 @@ def draw_futures(
     return Futures(
         terms=terms,
         markets=tuple(_joined(past, start, future, highest) for future in drawn),
+        paces=_paces(terms.pace, count, seed),
         start=start,
         history_slots=0 if past is None else past.slots,
         source=source,
     )
+
+
+def _paces(pace: tuple[float, float], count: int, seed: int) -> tuple[float, ...]:
+    """Return a pace for each scenario: the quantiles of a distribution whose 5% and 95% quantiles
+    are ``pace``, in random order. Below and above 1 it is log-normal, each side with its own width.
+    """
+    low, high = (math.log(each) / DEVIATIONS for each in pace)
+    if low == high == 0.0:
+        return (1.0,) * count
+    normal = NormalDist()
+    drawn = [normal.inv_cdf((place + 0.5) / count) for place in range(count)]
+    factors = [math.exp(each * (high if each > 0 else -low)) for each in drawn]
+    order = np.random.default_rng([seed, count]).permutation(count).tolist()
+    return tuple(factors[place] for place in order)
 
 
 def _joined(

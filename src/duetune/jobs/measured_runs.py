@@ -11,6 +11,8 @@ from duetune.jobs.question import Question
 from duetune.jobs.site import Site
 from duetune.jobs.step_time import MeasuredPace
 from duetune.jobs.trainer_facts import trainer_software
+from duetune.knowledge.configurations.configuration import Attention
+from duetune.knowledge.facts.gpus import gpu_named
 from duetune.knowledge.facts.model_registry import model_name
 from duetune.knowledge.model.quality import ASSUMED_LENGTH, EMULATED, noted
 from duetune.knowledge.observation import Observation, Origin, RunOutcome
@@ -80,7 +82,10 @@ def measured_paces(observations: Iterable[Observation], spec: JobSpec) -> tuple[
             or model_name(run.model) != wanted
         ):
             continue
+        length = run.longest_sample or run.tokens_per_sample
         microbatch = max(1, run.batch_size // run.num_gpus)
+        if run.packed:
+            microbatch = max(1, run.tokens_per_microbatch // length)
         rows = observation.step_rows or run.batch_size * run.grad_accum
         paces.append(
             MeasuredPace(
@@ -91,7 +96,7 @@ def measured_paces(observations: Iterable[Observation], spec: JobSpec) -> tuple[
                 method=run.method.value,
                 microbatch=microbatch,
                 accumulation=-(-rows // microbatch),
-                max_length=run.tokens_per_sample,
+                max_length=length,
                 gradient_checkpointing=run.grad_checkpoint,
             )
         )
@@ -118,7 +123,8 @@ def _measured(
     """Return the observation of a job at one number of GPUs."""
     progress = state.progress
     counted = progress.tokens / progress.step if progress.step else 0.0
-    configuration = _configuration(task, site, gpus)
+    mean = counted / task.batch_rows
+    configuration = _configuration(task, site, gpus, mean)
     return Observation(
         configuration=configuration,
         outcome=RunOutcome.VALID,
@@ -134,9 +140,11 @@ def _measured(
     )
 
 
-def _configuration(task: TrainingTask, site: SiteSettings, gpus: int) -> Configuration:
-    """Return the configuration of a task. An emulated GPU is recorded as such, because its speed is
-    made up.
+def _configuration(
+    task: TrainingTask, site: SiteSettings, gpus: int, mean: float = 0.0
+) -> Configuration:
+    """Return the configuration of a task, with rows of ``mean`` tokens if that is known. An
+    emulated GPU is recorded as such, because its speed is made up.
     """
     asked = Question(
         max_length=task.max_length,
@@ -155,4 +163,16 @@ def _configuration(task: TrainingTask, site: SiteSettings, gpus: int) -> Configu
         accumulation=task.microbatches,
         checkpointing=task.gradient_checkpointing,
     )
-    return found if task.emulated_microbatch_s is None else found.replace(gpu_model=EMULATED)
+    if task.emulated_microbatch_s is not None:
+        return found.replace(gpu_model=EMULATED)
+    if gpu_named(found.gpu_model) is None:
+        return found
+    length = max(1, min(task.max_length, round(mean) or task.max_length))
+    return found.replace(
+        batch_size=gpus,
+        tokens_per_microbatch=task.microbatch_tokens,
+        tokens_per_sample=length,
+        longest_sample=task.max_length if length < task.max_length else 0,
+        attention=Attention.VARLEN,
+        fast_kernels=task.use_liger_kernel is not False,
+    )

@@ -1,7 +1,7 @@
 """The recipe of one job: method, precision, microbatch, checkpointing and length.
 
 ``choose_recipe`` takes the fastest recipe that fits in GPU memory and gives a reason for each
-choice. ``Prospects`` asks configuration knowledge whether a recipe fits and how fast it is.
+choice. ``prospects`` asks configuration knowledge whether a recipe fits and how fast it is.
 """
 
 from __future__ import annotations
@@ -12,102 +12,26 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from duetune.errors import InvalidInput
+from duetune.jobs.prospects import Prospects, known
 from duetune.jobs.question import Question
 from duetune.jobs.site import Site
 from duetune.jobs.trainer_facts import TrainerKnowledge, trainer_software
 from duetune.knowledge.advice import GIVEN
-from duetune.knowledge.configurations.configuration import Configurations, Method
+from duetune.knowledge.configurations.configuration import (
+    Method,
+    Precision,
+)
 from duetune.knowledge.estimate import FITS
 from duetune.knowledge.facts.model_facts import model_facts
-from duetune.knowledge.ranking import rank
 from duetune.knowledge.sources.analytic import AnalyticSource
-from duetune.knowledge.sources.knowledge_source import Limits, Objective
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from duetune.jobs.spec.job_spec import JobSpec
     from duetune.knowledge.configurations.configuration import Configuration
-    from duetune.knowledge.estimate import Estimate, Estimates, Interval
+    from duetune.knowledge.estimate import Estimate
     from duetune.knowledge.facts.model_facts import ModelFacts
-
-
-FILL = 0.5
-"""Mean length of examples as a share of the longest allowed, if their length is unknown."""
-
-NEARLY = 0.02
-"""Paces that differ by less than this share count as equal; the least memory then decides."""
-
-_SIZES = 300
-_SMALLEST = 1e7
-
-
-class Prospects:
-    """Asks ``source`` about configurations of one GPU: every GPU of duetune's trainer holds the
-    whole model. ``tokens_per_row`` is the mean length of an example, if known.
-    """
-
-    def __init__(self, source: TrainerKnowledge, tokens_per_row: float | None = None) -> None:
-        self.source = source
-        self.tokens_per_row = tokens_per_row
-
-    def usual_length(self, one: Configuration) -> int:
-        """Return the expected tokens of an example, at most what the configuration allows."""
-        longest = one.tokens_per_sample
-        return round(min(self.tokens_per_row or 0.0, longest)) or max(1, round(FILL * longest))
-
-    def of(self, tried: Sequence[Configuration]) -> Estimates:
-        """Return estimates for the configurations: whether their longest examples fit, and the pace
-        of one GPU with examples of the usual length.
-        """
-        usual = [each.replace(tokens_per_sample=self.usual_length(each)) for each in tried]
-        asked = self.source.query(Configurations.of([*tried, *usual]))
-        count = len(tried)
-        found, pace = asked.take(np.arange(count)), asked.take(np.arange(count, 2 * count))
-        for name in ("tokens_per_s", "support", "extrapolated"):
-            setattr(found, name, getattr(pace, name))
-        return found
-
-    def one(self, configuration: Configuration) -> Estimate:
-        """Return the estimate for one configuration."""
-        return self.of([configuration])[0]
-
-    def fits(self, configuration: Configuration) -> bool:
-        """Return whether a configuration is likely enough to fit."""
-        return self.one(configuration).p_valid >= FITS
-
-    def fastest(self, tried: Sequence[Configuration], estimates: Estimates) -> int | None:
-        """Return the index of the fastest configuration; among nearly equal ones that with the
-        least memory. None if no pace is known.
-        """
-        limits = Limits(min_p_valid=0.0, top=len(tried))
-        ranking = rank(Configurations.of(tried), estimates, Objective.FASTEST, limits)
-        if not ranking.candidates:
-            return None
-        enough = (1 - NEARLY) * ranking.candidates[0].score
-        best = min(
-            (each for each in ranking.candidates if each.score >= enough),
-            key=lambda each: np.nan_to_num(each.estimate.memory_gb.middle, nan=math.inf),
-        )
-        return tried.index(best.configuration)
-
-    def memory_terms(self, one: Configuration) -> dict[str, float]:
-        """Return gigabytes by purpose; not all of them are needed at the same time."""
-        return {term.name: term.value for term in self.source.explain(one).memory}
-
-    def largest_model(self, one: Configuration, parameters: int) -> float:
-        """Return about how many parameters would fit, up to ``parameters``, for a model of the
-        usual shape; 0.0 if none do.
-        """
-        sizes = np.geomspace(_SMALLEST, max(parameters, 2 * _SMALLEST), _SIZES)
-        asked = [one.replace(model=f"model-{size / 1e9:.3f}b") for size in sizes.tolist()]
-        fitting = sizes[self.source.query(Configurations.of(asked)).p_valid >= FITS]
-        return float(fitting.max()) if len(fitting) else 0.0
-
-
-def known(interval: Interval) -> bool:
-    """Return whether an interval has a known middle."""
-    return math.isfinite(interval.middle)
 
 
 SHORTEST = 128
@@ -184,19 +108,46 @@ class _Choice:
         method, reasons["method"] = asked.chosen_method(name, self.model, [self.site], fits)
         if method != Method.FULL:
             _, reasons["lora_r"] = asked.rank()
-        one, estimate = self._best(self._with(self._of(method)))
+        one, estimate = self._first_that_fits(method)
         self._say_accumulation()
         return Chosen(one, estimate, reasons)
+
+    def _first_that_fits(self, method: str) -> tuple[Configuration, Estimate]:
+        """Return the best recipe of the method, or else of one with smaller weights, as far as the
+        spec leaves it open.
+        """
+        first = self._with(self._of(method))
+        smaller: Configuration | None = None
+        changed: dict[str, str] = {}
+        if method == Method.LORA and self.asked.method is None:
+            smaller = self._with(self._of(Method.QLORA))
+            changed = {"method": "adapters on weights in 16 bits do not fit in GPU memory"}
+        elif first.precision is Precision.BF16_MIXED and self.asked.precision is None:
+            smaller = first.replace(precision=Precision.BF16)
+            changed = {"precision": "weights in 32 bits do not fit in GPU memory"}
+        tried = [(first, {})] if smaller is None else [(first, {}), (smaller, changed)]
+        # Examples are cut only if nothing else helps.
+        for shorter in (False, True):
+            for one, reasons in tried:
+                found = self._best(one, shorter=shorter)
+                if found is not None:
+                    self.reasons |= reasons
+                    return found
+        raise self._refusal(first)
 
     def _of(self, method: str) -> Configuration:
         return self.asked.configuration(method, self.spec.model or "", self.model, self.site)
 
-    def _best(self, first: Configuration) -> tuple[Configuration, Estimate]:
-        """Return the fastest configuration that fits; shorter examples are the last resort."""
+    def _best(
+        self, first: Configuration, *, shorter: bool
+    ) -> tuple[Configuration, Estimate] | None:
+        """Return the fastest configuration that fits, with all of each example or, if ``shorter``,
+        less of it; None if there is none.
+        """
         lengths = [first.tokens_per_sample]
         while self.asked.max_length is None and lengths[-1] // 2 >= SHORTEST:
             lengths.append(lengths[-1] // 2)
-        for length in lengths:
+        for length in lengths[1:] if shorter else lengths[:1]:
             tried = self._candidates(first.replace(tokens_per_sample=length))
             found = self.prospects.of(tried)
             rows = np.flatnonzero(found.p_valid >= (FITS if self.limited else 0.0))
@@ -206,7 +157,7 @@ class _Choice:
                 place = self.prospects.fastest(fitting, estimates) if paced else None
                 self._say_recipe(first, fitting[place or 0], fitting)
                 return fitting[place or 0], estimates[place or 0]
-        raise self._refusal(first)
+        return None
 
     def _candidates(self, first: Configuration) -> list[Configuration]:
         """Return configurations to try, best first where their paces are unknown: a smaller

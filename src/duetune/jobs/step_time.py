@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from duetune.jobs.recipe import known
+from duetune.jobs.prospects import known
 from duetune.jobs.trainer_facts import rounds
 from duetune.knowledge.configurations.configuration import Method
 from duetune.knowledge.estimate import Interval
@@ -121,7 +121,7 @@ def step_seconds(
     def overhead(gpus: int) -> float:
         return STEP_S + reduction_s(trained, gpus, site.network_gb_s)
 
-    def steps(microbatch_s: float) -> tuple[float, ...]:
+    def steps(microbatch_s: float, *, even: bool = False) -> tuple[float, ...]:
         found = [0.0]
         for gpus in range(1, max_gpus + 1):
             same = [
@@ -129,7 +129,9 @@ def step_seconds(
                 for run in measured
                 if (run.gpus, run.accumulation, run.microbatch) == (gpus, accumulation, microbatch)
             ]
-            derived = rounds(accumulation, gpus) * microbatch_s + overhead(gpus)
+            # Packed rows are shared out one by one, so no GPU waits for a whole microbatch.
+            count = accumulation / gpus if even else rounds(accumulation, gpus)
+            derived = count * microbatch_s + overhead(gpus)
             found.append(median(same) if same else derived)
         return tuple(found)
 
@@ -146,7 +148,8 @@ def step_seconds(
     if prospect is not None and known(prospect.tokens_per_s):
         quick, middle, slow = microbatch_seconds(microbatch * length, prospect)
         basis = Basis.PHYSICS if "gpu_model" in prospect.extrapolated else Basis.KNOWLEDGE
-        return Pace(steps(middle), steps(quick), steps(slow), basis)
+        expected, quickest, slowest = (steps(each, even=True) for each in (middle, quick, slow))
+        return Pace(expected, quickest, slowest, basis)
     tflops = CPU_TFLOPS if site.gpu is None else site.gpu.tflops
     return _exact(steps(rule_of_thumb_s(model, one, length, tflops)), Basis.RULE)
 

@@ -53,6 +53,7 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True):
       why.
     - ``soft`` says that the job goes on after its deadline, at the least cost.
     - ``slowdown`` says how many times slower than estimated the job may be; 1 if it was measured.
+    - ``pace`` is between which multiples of its throughput the job trains with 90% probability.
     - ``notes`` are remarks for the reader of the quote.
     """
 
@@ -67,6 +68,7 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True):
     policy_reason: str = ""
     soft: bool = False
     slowdown: float = 1.0
+    pace: tuple[float, float] = (1.0, 1.0)
     notes: tuple[str, ...] = ()
 
     def moment(self, slot: float) -> float:
@@ -148,6 +150,7 @@ def job_terms(
         policy_reason=policy_reason,
         soft=spec.value is None and not spec.hard_deadline,
         slowdown=_slowdown(plan),
+        pace=(plan.step_s[-1] / plan.step_s_slow[-1], plan.step_s[-1] / plan.step_s_quick[-1]),
         notes=tuple(notes),
     )
 

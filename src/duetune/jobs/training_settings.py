@@ -103,6 +103,7 @@ def training_task(spec: JobSpec, plan: TrainingPlan) -> TrainingTask:
             "global_batch": plan.global_batch,
             "max_length": plan.max_length,
             "precision": plan.precision,
+            "max_tokens_per_microbatch": plan.tokens_per_microbatch,
             "gradient_checkpointing": plan.gradient_checkpointing,
             "checkpoint_every_s": every.total_seconds() if isinstance(every, timedelta) else None,
             "emulated_microbatch_s": plan.emulated_microbatch_s,

@@ -282,8 +282,24 @@ def estimate_assumptions(
         "software": "runs with other software are used",
     }
     assumptions += [
-        f"no run with {getattr(configuration, field)} was measured, so {names[field]}"
+        f"no run with {value_in_words(configuration, field)} was measured, so "
+        + names.get(field, "physics is used, and intervals are wider")
         for field in estimate.extrapolated
         if field != "software" or configuration.software
     ]
     return tuple(assumptions)
+
+
+def value_in_words(configuration: Configuration, field: str) -> str:
+    """Return the value of one of ``EXTRAPOLATED`` as a user reads it."""
+    value = getattr(configuration, field)
+    match field:
+        case "packed":
+            return "packed rows" if value else "padded rows"
+        case "fast_kernels":
+            return "fused kernels" if value else "no fused kernels"
+        case "num_gpus":
+            return f"{value} GPU{'' if value == 1 else 's'}"
+        case "sharding" | "optimiser" | "attention":
+            return f"{field} {value}"
+    return str(value)

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 GB = 1e9
 PARCELS = 4.0
+PIECE = 2.0**28
+"""Numbers of logits that our trainer computes at once without fused kernels."""
 
 
 class MemoryConstants(msgspec.Struct, frozen=True, kw_only=True):
@@ -28,7 +30,8 @@ class MemoryConstants(msgspec.Struct, frozen=True, kw_only=True):
 
     - ``logits``: bytes per token and vocabulary word; ``fused_logits`` if a kernel never keeps all
       of
-    them; ``bigcode_logits`` for that model family.
+    them; ``bigcode_logits`` for that model family. ``chunked_logits``: bytes per token and hidden
+    number, if rows are packed and kernels are fused.
     - ``input``: bytes for each number that enters a layer.
     - ``block``: factor on what one layer keeps; ``frozen`` for layers that are not trained.
     - ``scores``: bytes per pair of tokens and head, if attention keeps the score matrix.
@@ -45,6 +48,7 @@ class MemoryConstants(msgspec.Struct, frozen=True, kw_only=True):
     logits: float = 13.5
     fused_logits: float = 6.0
     bigcode_logits: float = 25.0
+    chunked_logits: float = 8.0
     input: float = 2.0
     block: float = 1.0
     frozen: float = 0.8
@@ -121,7 +125,12 @@ def memory_terms(
     inputs = constants.input * it.hidden * np.where(it.single, 2.0, 1.0)
     kept = np.where(it.checkpointing > 0, it.layers * inputs + layer, it.layers * layer * frozen)
     logits = np.where(it.fast > 0, constants.fused_logits, constants.logits)
-    logits = np.where(it.bigcode > 0, constants.bigcode_logits, logits)
+    logits = np.where(it.bigcode > 0, constants.bigcode_logits, logits) * it.tokens * it.vocabulary
+    # With packed rows, logits exist for some tokens at a time. Fused kernels keep about as many as
+    # the hidden states need; without them a piece has a fixed size.
+    pieces = np.minimum(it.tokens * it.vocabulary, PIECE) * constants.logits
+    chunks = constants.chunked_logits * it.tokens * it.hidden
+    logits = np.where(it.packed, np.where(it.fast > 0, chunks, pieces), logits)
     # Most optimisers work on all parameters at once; Adafactor works on one tensor in 32 bits.
     largest = np.where(it.full, it.vocabulary * it.hidden * share, trained / it.layers)
     working = np.where(
@@ -136,7 +145,7 @@ def memory_terms(
         "gradients": trained * gradient,
         "cast weights": cast,
         "activations": activations * it.tokens * kept,
-        "logits": activations * it.tokens * it.vocabulary * logits,
+        "logits": activations * logits,
         "optimiser's scratch": scratch * working,
         "gathered layers": np.where(it.fsdp, gathered, 0.0),
         "context": constants.context * context,
@@ -150,7 +159,8 @@ def peak_bytes(it: Described, terms: dict[str, Column]) -> Column:
     """
     always = terms["weights"] + terms["optimiser"] + terms["gathered layers"] + terms["context"]
     gradients = terms["gradients"]
-    before = np.where(it.accumulation > 1, gradients, 0.0)
+    # The trainer that packs rows makes room for all gradients before a step.
+    before = np.where((it.accumulation > 1) | it.packed, gradients, 0.0)
     loss = before + terms["activations"] + terms["logits"] + terms["cast weights"]
     # Gradients of the last layers appear while inputs of the first layers are still kept.
     layered = gradients + terms["activations"] / np.maximum(it.layers, 1.0)

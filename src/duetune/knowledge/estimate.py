@@ -17,7 +17,7 @@ import numpy as np
 from duetune.knowledge.configurations.configuration_rules import broken
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from numpy.typing import NDArray
 
@@ -68,7 +68,7 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
     - ``tokens_per_s``: throughput of all GPUs together if it fits; NaN if unknown.
     - ``memory_gb``: peak memory of one GPU; NaN if unknown.
     - ``support``: number of measured runs near it.
-    - ``extrapolated``: which of model, gpu_model, method and software were never measured.
+    - ``extrapolated``: which of ``EXTRAPOLATED`` were never measured with this value.
     - ``measured``: whether exactly this configuration was measured.
     - ``source``: name of the source that answered.
     """
@@ -83,7 +83,39 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
     source: str
 
 
-EXTRAPOLATED = ("model", "gpu_model", "method", "software")
+EXTRAPOLATED = (
+    *("model", "gpu_model", "method", "software", "sharding", "num_gpus", "optimiser"),
+    *("attention", "packed", "fast_kernels"),
+)
+"""Fields whose value may never have been measured. Numbers of GPUs count by doublings."""
+
+
+def seen_words(rows: Configurations) -> dict[str, frozenset[str]]:
+    """Return the words of each of ``EXTRAPOLATED`` that occur in measured rows."""
+    found = {}
+    for field in EXTRAPOLATED:
+        codes, words = _words(rows, field)
+        found[field] = frozenset(words[code] for code in np.unique(codes).tolist())
+    return found
+
+
+def unseen_in(rows: Configurations, seen: Mapping[str, frozenset[str]]) -> NDArray[np.bool_]:
+    """Return for each row and each of ``EXTRAPOLATED`` whether its word was never measured."""
+    columns = []
+    for field in EXTRAPOLATED:
+        codes, words = _words(rows, field)
+        new = np.array([word not in seen[field] for word in words], np.bool_)
+        columns.append(new[codes] if len(words) else np.zeros(len(rows), np.bool_))
+    return np.stack(columns, axis=1)
+
+
+def _words(rows: Configurations, field: str) -> tuple[NDArray[np.int64], list[str]]:
+    codes, words = rows.coded(field)
+    if field == "num_gpus":
+        words = [f"{max(1, int(float(word))).bit_length()}" for word in words]
+    return codes, words
+
+
 _PLAIN = ("p_valid", "cause", "support", "extrapolated", "measured")
 _INTERVALS = ("tokens_per_s", "memory_gb")
 

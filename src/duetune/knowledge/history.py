@@ -90,6 +90,11 @@ class History:
         return _column(each.weight for each in self)
 
     @functools.cached_property
+    def campaign(self) -> NDArray[np.int64]:
+        """Return a number for each run, the same for runs of one campaign or one file."""
+        return np.unique([each.campaign for each in self], return_inverse=True)[1].astype(np.int64)
+
+    @functools.cached_property
     def outcome(self) -> NDArray[np.str_]:
         """Return the outcome of each run as a word of ``RunOutcome``."""
         words = np.array([each.outcome.value for each in self], np.str_)

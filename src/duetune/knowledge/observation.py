@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import math
+import re
 from enum import StrEnum
 
 import msgspec
 
 from duetune.errors import InvalidInput
 from duetune.knowledge.configurations.configuration import Configuration
+
+_DAY_S = 86_400.0
+_ROW = re.compile(r":\d+$")
+"""The end of a provenance that names a row of a file."""
 
 
 class RunOutcome(StrEnum):
@@ -91,11 +96,22 @@ class Observation(msgspec.Struct, frozen=True, kw_only=True):
             raise InvalidInput("tokens_per_s", None, "a number above 0, since the run was valid")
 
     @property
+    def campaign(self) -> str:
+        """Return what runs share that were measured together: origin, place and day, and for
+        campaigns and files their name.
+
+        Errors of runs that were measured together are alike.
+        """
+        day = int(self.measured_at // _DAY_S)
+        source = "" if self.origin is Origin.PRODUCTION else _ROW.sub("", self.provenance)
+        return f"{self.origin} {self.cluster} {source} {day}"
+
+    @property
     def key(self) -> str:
         """Return an identifier that is equal for equal observations, so that none is stored
         twice.
         """
-        values = msgspec.to_builtins(self)
+        values = msgspec.to_builtins(self) | {"configuration": self.configuration.told}
         if self.step_rows is None:
             # The field was added later; keys of observations without it must not change.
             del values["step_rows"]

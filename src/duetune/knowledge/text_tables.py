@@ -13,7 +13,14 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 import msgspec
 
 from duetune.errors import InvalidInput
-from duetune.knowledge.configurations.configuration import FIELDS, LORA_TARGETS, Configuration
+from duetune.knowledge.configurations.configuration import (
+    FIELDS,
+    Configuration,
+)
+from duetune.knowledge.configurations.lora_targets import (
+    LORA_TARGETS,
+    is_lora_targets,
+)
 from duetune.knowledge.configurations.space import field_value
 from duetune.knowledge.facts.gpus import GPUS, MIB, gpu_name, gpu_named
 from duetune.knowledge.facts.model_facts import model_facts
@@ -246,6 +253,7 @@ def given_fields(given: Mapping[str, str]) -> dict[str, Value]:
         found[field] = field_value(field, model_name(text) if field == "model" else value)
         if field == "gpu_model" and gpu_name(text) is None:
             raise InvalidInput("given", f"gpu_model={text}", f"one of {', '.join(GPUS)}")
-        if field == "lora_targets" and text not in LORA_TARGETS:
-            raise InvalidInput("given", f"{field}={text}", " or ".join(LORA_TARGETS))
+        if field == "lora_targets" and not is_lora_targets(text):
+            allowed = f"{', '.join(LORA_TARGETS)}, or layers such as q_proj+v_proj"
+            raise InvalidInput("given", f"{field}={text}", allowed)
     return found

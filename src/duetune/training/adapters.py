@@ -37,7 +37,7 @@ def load_base(task: TrainingTask, device: torch.device) -> LanguageModel:
             with seeded(task.seed, torch.device("cpu")):
                 model = transformers.AutoModelForCausalLM.from_config(config, **options)  # type: ignore[no-untyped-call]
             if bits is not None:
-                _quantise(cast("LanguageModel", model), bits, device)
+                quantise(task, cast("LanguageModel", model), device)
         else:
             if bits is not None:
                 place = torch.cuda.current_device() if device.type == "cuda" else device
@@ -48,9 +48,8 @@ def load_base(task: TrainingTask, device: torch.device) -> LanguageModel:
     except _PROBLEMS as error:
         raise refused(task, "a causal language model", error) from None
     model.config.use_cache = False
-    for module in model.modules() if bits is not None else ():
-        # On some CPUs the layers would rewrite their weights for inference, and not for all shapes.
-        module.support_avx512bf16_for_cpu = False
+    if bits is not None:
+        _leave_as_they_are(cast("LanguageModel", model))
     # transformers refuses to move weights in 4 bits; they are on the device already.
     base = cast("LanguageModel", model if bits is not None else model.to(device))
     choose_forward_pass(base, task, device, precision(task))
@@ -117,12 +116,11 @@ def _quantisation(task: TrainingTask) -> transformers.BitsAndBytesConfig:
     )
 
 
-def _quantise(
-    model: LanguageModel, bits: transformers.BitsAndBytesConfig, device: torch.device
-) -> None:
+def quantise(task: TrainingTask, model: LanguageModel, device: torch.device) -> None:
     """Replace the linear layers by ones in 4 bits on ``device``, as transformers does while it
-    reads weights: all but the output layer.
+    reads weights: all but the output layer. Called for models with random weights.
     """
+    bits = _quantisation(task)
     library = importlib.import_module("bitsandbytes.nn")
     kept = model.get_output_embeddings()
     for name, module in list(model.named_modules()):
@@ -148,3 +146,12 @@ def _quantise(
         model.set_submodule(name, layer.to(device))
     model.to(device)
     model.is_loaded_in_4bit = True  # type: ignore[assignment] # PEFT asks for it
+    _leave_as_they_are(model)
+
+
+def _leave_as_they_are(model: LanguageModel) -> None:
+    """On some CPUs, 4-bit layers would rewrite their weights for inference, and not for all
+    shapes.
+    """
+    for module in model.modules():
+        module.support_avx512bf16_for_cpu = False  # type: ignore[assignment]

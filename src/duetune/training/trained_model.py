@@ -50,7 +50,11 @@ def load_tokenizer(task: TrainingTask) -> Tokenizer:
 
 def load_model(task: TrainingTask, device: torch.device) -> LanguageModel:
     """Return the model with its trainable parameters, the same on every member."""
-    base = load_base(task, device)
+    return prepared(task, load_base(task, device), device)
+
+
+def prepared(task: TrainingTask, base: LanguageModel, device: torch.device) -> LanguageModel:
+    """Return a base model made ready to train: adapter, types of weights, checkpointing."""
     # The random weights of an adapter must be the same on every member.
     with seeded(task.seed, device):
         model = with_adapter(task, base) if task.adapts else base

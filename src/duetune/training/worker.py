@@ -19,6 +19,7 @@ from duetune.core.progress import Phase, Progress
 from duetune.errors import DuetuneError, InvalidInput, MissingExtra, OutOfMemory
 from duetune.training.publication import published
 from duetune.training.task import read_task
+from duetune.training.torch_environment import set_environment
 from duetune.training.worker_contract import Contract, Notice, ProgressReporter, read_progress
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ def preload() -> None:
 
     This must not run a backward pass: torch refuses backward passes in forks of such a process.
     """
-    _set_environment()
+    set_environment()
     import torch  # noqa: PLC0415
 
     torch.set_num_threads(_threads())
@@ -69,7 +70,7 @@ def _run(contract: Contract, notice: Notice, reporter: ProgressReporter) -> int:
         _report_finished(contract, reporter, result)
         return DONE
     task = read_task(contract.folder)
-    _set_environment()
+    set_environment()
     began = time.monotonic()
     try:
         from duetune.training.session import Session  # noqa: PLC0415 - imports torch
@@ -124,17 +125,6 @@ def _threads() -> int:
     """Return the threads per operation. Their number changes the last bits of sums."""
     text = os.environ.get("OMP_NUM_THREADS", "")
     return int(text) if text.isdigit() and int(text) > 0 else 1
-
-
-def _set_environment() -> None:
-    # Torch and its libraries read these variables once, on import or on first use.
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    os.environ.setdefault("RUST_LOG", "error")
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
 
 
 def _set_up_log() -> None:

@@ -173,9 +173,10 @@ def test_amounts_inventories_and_prices_as_people_write_them():
 
 def test_a_probe_is_one_run_that_can_be_measured(tmp_path):
     path = tmp_path / "probe.yaml"
-    write_probe(str(path), probe_text(ONE.replace(software="torch 9")))
+    one = ONE.replace(batch_size=1, tokens_per_microbatch=2048, attention="varlen")
+    write_probe(str(path), probe_text(one.replace(software="torch 9")))
     points = list(read_space(path).points())
-    assert points == [ONE]
+    assert points == [one]
     assert unmeasurable(points[0]) is None
     with pytest.raises(InvalidInput, match="a file to write"):
         write_probe(str(tmp_path / "no" / "probe.yaml"), "")

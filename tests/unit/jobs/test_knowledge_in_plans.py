@@ -17,6 +17,7 @@ from duetune.jobs.site import Site
 from duetune.jobs.spec.job_spec import JobSpec
 from duetune.jobs.step_time import STEP_S, Basis
 from duetune.jobs.terms import job_terms
+from duetune.jobs.training_settings import training_task
 from duetune.knowledge.estimate import EXTRAPOLATED, FITS, Estimates
 from duetune.knowledge.facts.model_facts import model_facts
 from duetune.knowledge.sources.analytic import AnalyticSource
@@ -27,9 +28,14 @@ SITE = Site(accelerator="H200", max_gpus=4, software="torch 2")
 MODEL = "Qwen/Qwen2.5-7B"
 
 
+def rows(configuration):
+    """The rows of 1,024 tokens for which a packed microbatch has room."""
+    return max(1, configuration.tokens_per_microbatch // 1024)
+
+
 def growing(configuration):
     """More at once is faster, to compute twice is slower."""
-    return 1000.0 * configuration.batch_size * (0.8 if configuration.grad_checkpoint else 1.0)
+    return 1000.0 * rows(configuration) * (0.8 if configuration.grad_checkpoint else 1.0)
 
 
 class Told(Source):
@@ -52,23 +58,23 @@ class Told(Source):
         self.asked = []
 
     def estimate(self, configurations):
-        rows = list(configurations)
-        self.asked += rows
-        middle = np.array([self.pace(each) for each in rows])
-        memory = np.array([each.batch_size * each.tokens_per_sample / 1000 for each in rows])
+        told = list(configurations)
+        self.asked += told
+        middle = np.array([self.pace(each) for each in told])
+        memory = np.array([each.tokens_per_microbatch / 1000 for each in told])
         return Estimates(
-            p_valid=np.array([float(self.fits(each)) for each in rows]),
-            cause=np.zeros(len(rows), np.int8),
+            p_valid=np.array([float(self.fits(each)) for each in told]),
+            cause=np.zeros(len(told), np.int8),
             tokens_per_s=np.stack([middle / self.spread, middle, middle * self.spread], axis=1),
             memory_gb=np.stack([memory, memory, memory], axis=1),
-            support=np.full(len(rows), self.support, np.int64),
-            extrapolated=np.array([[name in self.unseen for name in EXTRAPOLATED]] * len(rows)),
-            measured=np.zeros(len(rows), np.bool_),
+            support=np.full(len(told), self.support, np.int64),
+            extrapolated=np.array([[name in self.unseen for name in EXTRAPOLATED]] * len(told)),
+            measured=np.zeros(len(told), np.bool_),
             source=self.name,
         )
 
     def terms(self, configuration):
-        logits = Term(name="logits", value=float(configuration.batch_size))
+        logits = Term(name="logits", value=float(rows(configuration)))
         return (Term(name="weights", value=15.2), logits), ()
 
 
@@ -115,8 +121,13 @@ def test_the_source_is_asked_about_what_the_trainer_will_do():
     longest = Question(lora_r=32).configuration(
         "lora", MODEL, None, SITE, microbatch=2, accumulation=plan.accumulation
     )
-    assert longest in source.asked
-    assert longest.replace(tokens_per_sample=512) in source.asked
+    packed = longest.replace(
+        batch_size=1, tokens_per_microbatch=2048, attention="varlen", fast_kernels=True
+    )
+    assert packed in source.asked
+    # Rows of the usual length fill as many tokens, in half as many microbatches.
+    usual = packed.replace(tokens_per_sample=512, longest_sample=1024)
+    assert usual.replace(grad_accum=plan.accumulation // 2) in source.asked
     assert (longest.gpu_model, longest.software) == ("H200", "torch 2")
     assert (longest.precision, longest.lora_targets) == ("bf16", "all-linear")
     assert longest.grad_accum == plan.accumulation
@@ -126,7 +137,7 @@ def test_what_the_source_says_does_not_fit_is_not_planned_with():
     roomy = planned(Told())
     assert roomy.microbatch == 4
     assert not roomy.gradient_checkpointing
-    small = planned(Told(fits=lambda each: 0.99 if each.batch_size == 1 else FITS - 0.01))
+    small = planned(Told(fits=lambda each: 0.99 if rows(each) == 1 else FITS - 0.01))
     assert small.microbatch == 1
     assert small.accumulation == 16
     frugal = planned(Told(fits=lambda each: each.grad_checkpoint))
@@ -149,8 +160,8 @@ def test_what_never_fits_is_refused_with_what_would():
         planned(only_small)
     with pytest.raises(InvalidInput, match=r"batch_size: 64.*at most 20 in the 141"):
         planned(
-            Told(fits=lambda each: each.batch_size <= 20),
-            training={"per_device_train_batch_size": 64},
+            Told(fits=lambda each: rows(each) <= 20),
+            training={"per_device_train_batch_size": 64, "max_length": 1024},
         )
 
 
@@ -159,16 +170,16 @@ def float_size(model):
 
 
 def test_a_larger_microbatch_that_is_slower_is_not_chosen():
-    slower = planned(Told(pace=lambda each: 10_000.0 / each.batch_size))
+    slower = planned(Told(pace=lambda each: 10_000.0 / rows(each)))
     assert slower.microbatch == 1
     assert slower.reasons["microbatch"] == "the fastest of those that fit"
-    faster = planned(Told(pace=lambda each: 10_000.0 * each.batch_size))
+    faster = planned(Told(pace=lambda each: 10_000.0 * rows(each)))
     assert faster.microbatch == 4
 
 
 def test_recomputing_is_chosen_where_it_is_faster_in_the_end():
     def fits(each):
-        return each.grad_checkpoint or each.batch_size == 1
+        return each.grad_checkpoint or rows(each) == 1
 
     plan = planned(Told(fits=fits))
     assert (plan.microbatch, plan.gradient_checkpointing) == (4, True)
@@ -178,7 +189,7 @@ def test_recomputing_is_chosen_where_it_is_faster_in_the_end():
 
 
 def test_of_two_that_are_as_fast_the_smaller_is_chosen():
-    assert planned(Told(pace=lambda each: 10_000.0 + each.batch_size)).microbatch == 1
+    assert planned(Told(pace=lambda each: 10_000.0 + rows(each))).microbatch == 1
 
 
 @pytest.mark.parametrize(("tokens", "length"), [(100.4, 100), (5000.0, 1024)])
@@ -253,6 +264,7 @@ def test_what_ran_out_of_memory_is_not_tried_again():
         planned(
             Told(),
             ran_out=[frugal],
+            method="lora",
             training={"per_device_train_batch_size": 4, "max_length": 1024},
         )
     # On another GPU it may well fit.
@@ -285,8 +297,7 @@ def test_where_it_could_know_nothing_the_source_is_never_got(site, run):
 
 def test_without_paces_the_largest_that_fits_without_recomputing_is_chosen():
     plan = planned(AnalyticSource(), Site(accelerator="H100", emulated_microbatch_s=0.5))
-    assert (plan.microbatch, plan.gradient_checkpointing) == (2, False)
-    assert plan.reasons["microbatch"] == "the largest that fits in GPU memory"
+    assert (plan.microbatch, plan.gradient_checkpointing) == (4, False)
 
 
 def test_an_emulated_gpu_still_has_no_more_memory_than_it_has():
@@ -313,3 +324,31 @@ def test_a_plan_has_the_interval_of_its_memory_and_older_plans_have_none():
     old = msgspec.convert(fields, TrainingPlan)
     assert old.memory_gb_low is None
     assert "(" not in shown(old).split("memory")[1].split("fits")[0]
+
+
+def test_a_microbatch_has_room_for_the_rows_that_there_are_and_not_for_longer_ones():
+    batch = {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 2}
+    roomy = planned(Told(), training=batch)
+    real = planned(Told(), tokens_per_row=100.0, training=batch)
+    assert roomy.tokens_per_microbatch == roomy.microbatch * 1024
+    # A step of 16 rows of 100 tokens, and a little more.
+    assert real.tokens_per_microbatch == 2000
+    given = planned(Told(), training={"max_tokens_per_microbatch": 5000})
+    assert given.tokens_per_microbatch == 5000
+    task = training_task(spec_with(), real)
+    assert task.microbatch_tokens == 2000
+
+
+def test_four_bits_are_chosen_where_adapters_on_sixteen_do_not_fit():
+    plan = planned(Told(fits=lambda each: each.method == "qlora"))
+    assert plan.method == "qlora"
+    assert plan.reasons["method"] == "adapters on weights in 16 bits do not fit in GPU memory"
+    with pytest.raises(InvalidInput, match="with lora"):
+        planned(Told(fits=lambda each: each.method == "qlora"), method="lora")
+
+
+def test_all_weights_are_stored_in_16_bits_only_where_32_do_not_fit():
+    assert planned(Told(), method="full").precision == "bf16-mixed"
+    plan = planned(Told(fits=lambda each: each.precision == "bf16"), method="full")
+    assert plan.precision == "bf16"
+    assert training_task(spec_with(method="full"), plan).trained_in_bf16

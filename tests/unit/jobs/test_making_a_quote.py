@@ -43,7 +43,7 @@ def terms_with(**fields) -> Terms:
         "throughput": linear_throughput(8),
         "reconfiguration": RULE,
     }
-    other = {name: fields.pop(name) for name in ("max_price", "policy") if name in fields}
+    other = {name: fields.pop(name) for name in ("max_price", "policy", "pace") if name in fields}
     return Terms(
         job=Job(**(job | fields)),
         origin=ORIGIN,
@@ -287,3 +287,13 @@ def test_spot_only_holds_spot_and_nothing_else(given, spot):
     decision = SpotOnly().decide(view(**given))
     assert decision.allocation == Allocation(spot=spot)
     assert decision.reason
+
+
+def test_the_ranges_of_a_quote_contain_how_uncertain_the_pace_is():
+    sure, unsure = (quote_for(terms_with(pace=pace), STILL) for pace in ((1.0, 1.0), (0.7, 1.4)))
+    narrow, wide = sure.document.chosen, unsure.document.chosen
+    assert wide.cost_high - wide.cost_low > 5 * (narrow.cost_high - narrow.cost_low) + 1.0
+    assert wide.finish_late_at > narrow.finish_late_at
+    on_demand = unsure.document.lines[1]
+    assert on_demand.cost_low < on_demand.cost < on_demand.cost_high
+    assert np.quantile(unsure.futures.paces, [0.05, 0.95]) == pytest.approx([0.7, 1.4], rel=0.1)

@@ -17,6 +17,7 @@ from duetune.jobs.question import Question
 from duetune.jobs.site import Site
 from duetune.jobs.spec.job_spec import JobSpec
 from duetune.jobs.step_time import Basis
+from duetune.jobs.trainer_facts import packed_rows
 from duetune.knowledge.configurations.configuration import (
     Configurations,
     Interconnect,
@@ -95,8 +96,10 @@ def test_a_job_is_recorded_at_each_number_of_gpus(store, tmp_path):
     assert (told.model, told.gpu_model) == ("meta-llama/Llama-3.2-3B", "A100-80GB")
     assert (told.method, told.precision) == (Method.LORA, Precision.BF16)
     assert (told.lora_rank, told.lora_targets) == (16, "all-linear")
-    # Four microbatches of two: two rounds of three GPUs, four of one.
-    assert (told.num_gpus, told.num_nodes, told.batch_size, told.grad_accum) == (3, 3, 6, 2)
+    # Four microbatches of two: two rounds of three GPUs, four of one. Rows are packed.
+    assert (told.num_gpus, told.num_nodes, told.batch_size, told.grad_accum) == (3, 3, 3, 2)
+    assert told.tokens_per_microbatch == TASK.microbatch_tokens
+    assert told.tokens_per_sample <= (told.longest_sample or TASK.max_length)
     assert (told.sharding, told.interconnect) == (Sharding.DDP, Interconnect.TCP)
     assert told.software == installed_software()
     # Four steps a second of 2,000 tokens.
@@ -251,7 +254,11 @@ def test_what_ran_is_found_again_by_whoever_plans_the_same(store, tmp_path, meth
     assert asked.precision is (
         Precision.BF16_MIXED if method is TrainingMethod.FULL else Precision.BF16
     )
-    found = source.query(Configurations.of([asked]))[0]
+    told = store.observations.history()[0].configuration
+    lengths = ("tokens_per_sample", "longest_sample")
+    asked = asked.replace(**{field: getattr(told, field) for field in lengths})
+    asked = asked.replace(tokens_per_microbatch=task.microbatch_tokens, batch_size=1)
+    found = source.query(packed_rows(Configurations.of([asked.replace(fast_kernels=True)])))[0]
     assert found.measured
     assert found.tokens_per_s.middle == pytest.approx(4000)
 

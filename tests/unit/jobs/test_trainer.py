@@ -14,6 +14,7 @@ from duetune.jobs.trainer_facts import (
     TrainerKnowledge,
     adapted_layers,
     foreign_fields,
+    nodes_of,
     precision_kept,
     trainer_software,
 )
@@ -102,15 +103,22 @@ def test_what_is_trained_is_kept_in_32_bits():
     ]
 
 
-def test_layers_that_are_adapted_are_attention_only_if_all_of_them_are():
+def test_layers_that_are_adapted_are_named():
     assert adapted_layers(None) == adapted_layers("all-linear") == "all-linear"
-    assert adapted_layers(("q_proj", "v_proj")) == adapted_layers("q_proj") == "attention"
-    assert adapted_layers(("q_proj", "down_proj")) == "all-linear"
+    assert adapted_layers(("v_proj", "q_proj")) == "q_proj+v_proj"
+    assert adapted_layers(("q_proj", "k_proj", "v_proj", "o_proj")) == "attention"
+    assert adapted_layers(r".*\.(q|v)_proj") == "all-linear"
+
+
+def test_gpus_are_on_machines_of_eight_at_most():
+    assert [nodes_of(gpus) for gpus in (1, 6, 8, 12, 16, 24)] == [1, 1, 1, 2, 2, 3]
+    with pytest.raises(InvalidInput, match="equally many"):
+        nodes_of(13)
 
 
 def test_without_its_packages_the_trainer_still_has_a_name(monkeypatch):
     monkeypatch.setattr(worker_messages, "version_of", lambda _: "")
-    assert trainer_software() == "torch, transformers, peft"
+    assert trainer_software() == "duetune 2, torch, transformers, peft"
 
 
 def test_a_step_is_cut_so_that_every_gpu_has_a_share():
@@ -150,7 +158,12 @@ def test_another_trainer_is_said_plainly(fields, words):
 
 
 def test_a_field_that_cannot_be_is_refused():
-    for fields in ({"gpus": 0}, {"targets": "some"}, {"precision": "fp64"}, {"memory_gb": -1.0}):
+    for fields in (
+        {"gpus": 0},
+        {"targets": "v_proj+q_proj"},
+        {"precision": "fp64"},
+        {"memory_gb": -1.0},
+    ):
         with pytest.raises(InvalidInput):
             single(**fields)
     assert isinstance(single()[0], Configuration)

@@ -64,7 +64,7 @@ def test_what_is_given_is_kept_and_said_to_be():
             "fp16": True,
         },
     )
-    assert (plan.min_gpus, plan.max_gpus) == (2, 3)  # a fourth would only wait
+    assert (plan.min_gpus, plan.max_gpus) == (2, 4)  # rows are shared out one by one
     assert plan.method == "lora"
     assert (plan.microbatch, plan.accumulation) == (4, 6)
     assert plan.global_batch == 24
@@ -163,7 +163,7 @@ def test_recomputing_and_shorter_examples_come_in_only_where_memory_is_short():
     lengths = []
     for memory_gb in range(24, 8, -1):
         try:
-            smaller = chosen(site=Site(accelerator="L4", memory_gb=memory_gb))
+            smaller = chosen(method="lora", site=Site(accelerator="L4", memory_gb=memory_gb))
         except InvalidInput:
             break
         lengths.append(smaller.max_length)
@@ -197,14 +197,19 @@ def test_the_length_is_no_longer_than_the_model_can_take(tmp_path):
     ("fields", "site", "field", "hint"),
     [
         (
-            {"model": "org/model-70b"},
+            {"model": "org/model-70b", "method": "lora"},
             A100,
             "model",
             " billion parameters with lora in the 80 GB of A100-80GB",
         ),
-        ({"method": "full"}, A100, "method", "lora in the 80 GB of A100-80GB"),
         (
-            {"training": {"per_device_train_batch_size": 512}},
+            {"method": "full", "model": "org/model-20b"},
+            A100,
+            "method",
+            "lora in the 80 GB of A100-80GB",
+        ),
+        (
+            {"training": {"per_device_train_batch_size": 4096, "max_length": 1024}},
             A100,
             "training.per_device_train_batch_size",
             "at most ",
@@ -216,7 +221,10 @@ def test_the_length_is_no_longer_than_the_model_can_take(tmp_path):
             "at most ",
         ),
         (
-            {"training": {"gradient_checkpointing": False, "max_length": 1024}},
+            {
+                "method": "lora",
+                "training": {"gradient_checkpointing": False, "max_length": 8192},
+            },
             Site(accelerator="L4"),
             "training.gradient_checkpointing",
             "true",
@@ -230,15 +238,17 @@ def test_what_does_not_fit_is_refused_with_what_would(fields, site, field, hint)
     assert hint in caught.value.allowed
 
 
-@pytest.mark.parametrize("field", ["per_device_train_batch_size", "max_length"])
-def test_the_largest_that_is_said_to_fit_does(field):
+@pytest.mark.parametrize(
+    ("field", "size"), [("per_device_train_batch_size", 100_000), ("max_length", 400_000)]
+)
+def test_the_largest_that_is_said_to_fit_does(field, size):
     usual = {"per_device_train_batch_size": 1, "max_length": 1024}
     with pytest.raises(InvalidInput) as caught:
-        chosen(training=usual | {field: 100_000})
+        chosen(method="lora", training=usual | {field: size})
     most = int(caught.value.allowed.split()[2])
-    chosen(training=usual | {field: most})
+    chosen(method="lora", training=usual | {field: most})
     with pytest.raises(InvalidInput):
-        chosen(training=usual | {field: most + 1})
+        chosen(method="lora", training=usual | {field: most + 1})
 
 
 def test_gpus_that_the_fleet_does_not_sell_are_refused():

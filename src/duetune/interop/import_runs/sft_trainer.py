@@ -121,7 +121,9 @@ def _configuration(
     optimiser = Optimiser.PAGED_ADAMW if paged else optimiser_named(settings.get("optim", ""))
     accumulation = _ACCUMULATION.search(protocol)
     steps = accumulation[1] if accumulation else settings.get("gradient_accumulation_steps", "4")
-    interconnect = Interconnect.ROCE if row.flag("enable_roce") else Interconnect.TCP
+    # A table without this word says nothing about the network, so it is not taken for a slow one.
+    word = Interconnect.ROCE if row.flag("enable_roce") else Interconnect.TCP
+    interconnect = word if row.has("enable_roce") else Interconnect.AUTO
     rank = settings.get("r", "")
     version = row.text("fms_hf_tuning_version")
     return Configuration(

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import math
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,7 @@ import msgspec
 import numpy as np
 
 from duetune.errors import InvalidInput
+from duetune.knowledge.configurations.lora_targets import LORA_TARGETS, is_lora_targets
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -66,16 +68,20 @@ class Optimiser(StrEnum):
     ADAMW = "adamw"
     ADAMW_8BIT = "adamw-8bit"
     PAGED_ADAMW = "paged-adamw"
+    PAGED_ADAMW_8BIT = "paged-adamw-8bit"
     ADAFACTOR = "adafactor"
     SGD = "sgd"
+    LION = "lion"
+    LION_8BIT = "lion-8bit"
 
 
 class Attention(StrEnum):
     """The attention kernel. ``sdpa`` is torch's own and keeps no score matrix where its kernels
-    allow it.
+    allow it. ``varlen`` is torch's kernel for rows that lie end to end.
     """
 
     FLASH = "flash"
+    VARLEN = "varlen"
     SDPA = "sdpa"
     EAGER = "eager"
 
@@ -91,17 +97,22 @@ class Interconnect(StrEnum):
 
 
 Value = str | bool | int | float
-LORA_TARGETS = ("attention", "all-linear")
 
 
 class Configuration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One way to fine-tune a model.
 
-    - ``batch_size``: sequences per micro-step, over all GPUs together.
-    - ``tokens_per_sample``: tokens of each sequence.
+    - ``batch_size``: sequences per micro-step, over all GPUs together. With packed rows, one per
+      GPU.
+    - ``tokens_per_sample``: tokens of each sequence, padding included. With packed rows, their mean
+      length.
+    - ``tokens_per_microbatch``: tokens of one GPU in a micro-step whose rows are packed end to end
+      (0: rows are padded).
+    - ``longest_sample``: tokens of the longest packed row (0: all rows are equally long).
     - ``gpu_model``: a name of ``gpus.GPUS``.
     - ``memory_cap_gb``: usable memory of the GPU, if less than all of it (0: all).
-    - ``lora_targets``: "attention" or "all-linear".
+    - ``lora_targets``: "attention", "all-linear", or names of layers joined by "+".
+    - ``fast_kernels``: whether fused kernels such as Liger's are used.
     - ``fast_moe``: expert-parallel degree (0: off).
     - ``software``: the packages that ran it, with versions.
     """
@@ -112,6 +123,8 @@ class Configuration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     num_gpus: int = 1
     batch_size: int = 1
     tokens_per_sample: int = 1024
+    tokens_per_microbatch: int = 0
+    longest_sample: int = 0
     num_nodes: int = 1
     grad_accum: int = 1
     precision: Precision = Precision.BF16
@@ -128,10 +141,13 @@ class Configuration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     software: str = ""
 
     def __post_init__(self) -> None:
-        for field, words in _WORDS.items():
+        for field, words in ENUMERATED.items():
             if getattr(self, field) not in words:
                 allowed = f"one of {', '.join(words)}"
                 raise InvalidInput(field, getattr(self, field), allowed)
+        if not is_lora_targets(self.lora_targets):
+            allowed = f"{', '.join(LORA_TARGETS)}, or names of layers in order, as q_proj+v_proj"
+            raise InvalidInput("lora_targets", self.lora_targets, allowed)
         for field in _NUMBERS:
             if not isinstance(getattr(self, field), int | float):
                 raise InvalidInput(field, getattr(self, field), "a number")
@@ -139,8 +155,25 @@ class Configuration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     @property
     def key(self) -> str:
         """Return an identifier that is the same for equal configurations, in every process."""
-        text = msgspec.json.encode(self, order="sorted")
+        text = msgspec.json.encode(self.told, order="sorted")
         return hashlib.blake2b(text, digest_size=8).hexdigest()
+
+    @property
+    def packed(self) -> bool:
+        """Return whether rows lie end to end, without padding."""
+        return self.tokens_per_microbatch > 0
+
+    @property
+    def told(self) -> dict[str, Value]:
+        """Return the fields from which keys are made. Keys of configurations from before a field
+        was added must not change, so such a field is left out where it has its default.
+        """
+        values: dict[str, Value] = msgspec.to_builtins(self)
+        return {
+            field: value
+            for field, value in values.items()
+            if field not in ADDED or value != DEFAULTS[field]
+        }
 
     def replace(self, **changes: object) -> Configuration:
         """Return a copy with other values, checked as if they came from a file."""
@@ -167,11 +200,16 @@ ENUMERATED: dict[str, tuple[str, ...]] = {
 }
 """The allowed words of each field that has a fixed list of them."""
 
-_WORDS = {**ENUMERATED, "lora_targets": LORA_TARGETS}
 DEFAULTS: dict[str, Value] = {
     name: field.default for name, field in _FIELDS.items() if field.default is not msgspec.NODEFAULT
 }
 """The default of each field that has one."""
+
+SPREAD = 0.8
+"""Usual standard deviation of the logarithm of the lengths of a dataset's rows."""
+
+ADDED = ("tokens_per_microbatch", "longest_sample")
+"""Fields that older records do not have."""
 
 
 def plain_number(field: str, number: float) -> Value:
@@ -274,12 +312,22 @@ class Configurations:
         values = np.array([value_of(word) for word in self.labels[field]], np.float64)
         return values[self.columns[field]] if len(values) else np.zeros(0)
 
+    def coded(self, field: str) -> tuple[NDArray[np.int64], list[str]]:
+        """Return a code for each row, and the word of each code; ``field`` is any field or
+        ``packed``.
+        """
+        if field in self.labels:
+            return self.columns[field].astype(np.int64), list(self.labels[field])
+        values, codes = self.distinct(field)
+        return codes, [f"{value:g}" for value in values.tolist()]
+
     def distinct(self, field: str) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-        """Return the sorted values of a number field, and for each row which of them it has;
-        cached.
+        """Return the sorted values of a number field or of ``packed``, and for each row which of
+        them it has; cached.
         """
         if field not in self._distinct:
-            values, codes = np.unique(self.number(field), return_inverse=True)
+            column = 1.0 * self.packed if field == "packed" else self.number(field)
+            values, codes = np.unique(column, return_inverse=True)
             self._distinct[field] = (values, codes)
         return self._distinct[field]
 
@@ -300,7 +348,31 @@ class Configurations:
     @functools.cached_property
     def per_gpu_tokens(self) -> NDArray[np.float64]:
         """Return the tokens of one GPU in one micro-step."""
-        return self.per_gpu_batch * self.number("tokens_per_sample")
+        padded = self.per_gpu_batch * self.number("tokens_per_sample")
+        return np.where(self.packed, self.number("tokens_per_microbatch"), padded)
+
+    @functools.cached_property
+    def samples(self) -> NDArray[np.float64]:
+        """Return the rows of one micro-step over all GPUs; for packed rows, the usual number."""
+        packed = self.per_gpu_tokens * self.number("num_gpus") / self.number("tokens_per_sample")
+        return np.where(self.packed, packed, self.number("batch_size"))
+
+    @functools.cached_property
+    def packed(self) -> NDArray[np.bool_]:
+        """Return where rows lie end to end, without padding."""
+        return self.number("tokens_per_microbatch") > 0
+
+    @functools.cached_property
+    def span(self) -> NDArray[np.float64]:
+        """Return the length that attention sees: the mean over tokens of the length of their row.
+
+        Lengths of packed rows are taken to be log-normal, as ``SPREAD`` says, and cut at the
+        longest.
+        """
+        mean = self.number("tokens_per_sample")
+        varied = self.packed & (self.number("longest_sample") > mean)
+        seen = np.minimum(mean * math.exp(SPREAD**2), self.number("longest_sample"))
+        return np.where(varied, np.maximum(seen, mean), mean)
 
 
 def _put(

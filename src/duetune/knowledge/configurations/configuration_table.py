@@ -90,8 +90,6 @@ class Described:
         self.expert_parameters = of_model(_expert_parameters)
         self.active_experts = of_model(_active_experts)
         self.bigcode = of_model(lambda it: it.family == "gpt_bigcode")
-        attention = of_model(lambda it: 4 * it.hidden + 2 * (it.hidden + it.key_values))
-        linear = of_model(lambda it: it.linear_widths)
 
         gpus = {word: gpu_named(word) for word in each.labels["gpu_model"]}
 
@@ -117,7 +115,8 @@ class Described:
         self.gpus = each.number("num_gpus")
         self.nodes = each.number("num_nodes")
         self.batch = each.per_gpu_batch
-        self.sequence = each.number("tokens_per_sample")
+        self.sequence = each.span
+        self.packed = each.packed
         self.tokens = each.per_gpu_tokens
         self.accumulation = each.number("grad_accum")
         self.checkpointing = each.number("grad_checkpoint")
@@ -133,13 +132,21 @@ class Described:
         self.expert_parallel = each.number("fast_moe") * (self.expert_parameters > 0)
         self.optimiser_bytes = each.gather("optimiser", lambda word: OPTIMISER_BYTES.get(word, 8.0))
         self.one_by_one = each.is_("optimiser", Optimiser.ADAFACTOR)
-        self.paged = each.is_("optimiser", Optimiser.PAGED_ADAMW)
+        self.paged = each.is_("optimiser", Optimiser.PAGED_ADAMW, Optimiser.PAGED_ADAMW_8BIT)
         self.fast = each.number("fast_kernels")
-        widths = np.where(each.is_("lora_targets", "all-linear"), linear, attention)
-        adapters = each.number("lora_rank") * self.layers * widths
+        adapters = each.number("lora_rank") * self.layers * self._widths(found)
         prompt = each.is_("method", Method.PROMPT)
         adapters = np.where(prompt, 100 * self.hidden, adapters)
         self.trained = np.where(self.full, self.parameters, np.minimum(adapters, self.parameters))
+
+    def _widths(self, found: dict[str, ModelFacts]) -> Column:
+        """Return the parameters of one block that LoRA of rank 1 trains, by the layers it is on."""
+        each = self.configurations
+        widths = np.zeros(len(each))
+        for target in each.labels["lora_targets"]:
+            mine = each.gather("model", lambda word: found[word].lora_widths(target))  # noqa: B023 - called at once
+            widths = np.where(each.is_("lora_targets", target), mine, widths)
+        return widths
 
     def __len__(self) -> int:
         return len(self.configurations)
@@ -174,6 +181,9 @@ OPTIMISER_BYTES: dict[str, float] = {
     Optimiser.PAGED_ADAMW: 8.0,
     Optimiser.ADAMW_8BIT: 2.0,
     Optimiser.ADAFACTOR: 0.05,
+    Optimiser.LION: 4.0,
+    Optimiser.LION_8BIT: 1.0,
+    Optimiser.PAGED_ADAMW_8BIT: 2.0,
     Optimiser.SGD: 0.0,
 }
 """Bytes of 32-bit optimiser state for each trained parameter."""

@@ -61,19 +61,25 @@ DERIVED: dict[str, Callable[[Configurations], NDArray[np.float64]]] = {
     ),
     "per_gpu_batch": lambda each: each.per_gpu_batch,
     "per_gpu_tokens": lambda each: each.per_gpu_tokens,
-    "total_tokens": lambda each: each.number("batch_size") * each.number("tokens_per_sample"),
+    "total_tokens": lambda each: each.per_gpu_tokens * each.number("num_gpus"),
+    "step_tokens": lambda each: (
+        each.per_gpu_tokens * each.number("num_gpus") * each.number("grad_accum")
+    ),
     "gpu_memory_gb": _gpu_memory_gb,
 }
 """Names that are not fields but are computed from them. ``total_tokens`` counts one micro-step over
-all GPUs. ``gpu_memory_gb`` is the size as sold, or the cap if that is less.
+all GPUs, ``step_tokens`` one optimiser step. ``gpu_memory_gb`` is the size as sold, or the cap if
+that is less.
 """
 
+_TOKENS = ("batch_size", "num_gpus", "tokens_per_sample", "tokens_per_microbatch")
 _DEPENDS = {
     "experts": ("model",),
     "parameters_b": ("model",),
     "per_gpu_batch": ("batch_size", "num_gpus"),
-    "per_gpu_tokens": ("batch_size", "num_gpus", "tokens_per_sample"),
-    "total_tokens": ("batch_size", "tokens_per_sample"),
+    "per_gpu_tokens": _TOKENS,
+    "total_tokens": _TOKENS,
+    "step_tokens": (*_TOKENS, "grad_accum"),
     "gpu_memory_gb": ("gpu_model", "memory_cap_gb"),
 }
 _ARITHMETIC: dict[type[ast.operator], Arithmetic] = {

@@ -16,6 +16,7 @@ import numpy as np
 
 from duetune.errors import InvalidInput
 from duetune.knowledge.configurations.configuration import (
+    ADDED,
     CATEGORIES,
     DEFAULTS,
     FIELDS,
@@ -235,7 +236,7 @@ def field_value(field: str, value: object) -> Value:
 
 _FIELDS = {field.name: field for field in msgspec.structs.fields(Configuration)}
 _MAY_BE_ZERO = frozenset(
-    ("grad_checkpoint", "fast_kernels", "fast_moe", "memory_cap_gb", "lora_rank")
+    ("grad_checkpoint", "fast_kernels", "fast_moe", "memory_cap_gb", "lora_rank", *ADDED)
 )
 
 

@@ -86,8 +86,22 @@ class ModelFacts(msgspec.Struct, frozen=True):
         """Return the inputs plus outputs of all linear layers of one block: the parameters that
         LoRA of rank 1 adds to them.
         """
-        attention = 4 * self.hidden + 2 * (self.hidden + self.key_values)
-        return attention + 3 * (self.hidden + self.intermediate)
+        return self.lora_widths("attention") + 3 * (self.hidden + self.intermediate)
+
+    def lora_widths(self, targets: str) -> int:
+        """Return the parameters of one block that LoRA of rank 1 adds to some layers.
+
+        ``targets`` is "all-linear", "attention", or names of layers joined by "+". A layer with a
+        name that is not known here counts as one from hidden to hidden.
+        """
+        if targets == "all-linear":
+            return self.linear_widths
+        outputs = dict.fromkeys(("k_proj", "v_proj"), self.key_values)
+        outputs |= dict.fromkeys(("gate_proj", "up_proj", "down_proj"), self.intermediate)
+        outputs |= {"gate_up_proj": 2 * self.intermediate}
+        outputs |= {"qkv_proj": self.hidden + 2 * self.key_values}
+        names = "q_proj+k_proj+v_proj+o_proj" if targets == "attention" else targets
+        return sum(self.hidden + outputs.get(name, self.hidden) for name in names.split("+"))
 
 
 def model_facts(place: str) -> ModelFacts | None:

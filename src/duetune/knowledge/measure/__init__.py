@@ -1,6 +1,5 @@
 """Measures configurations on the GPU of this machine.
 
-``campaign`` chooses what to run and stores the results. ``measuring_worker`` runs the
-configurations in a process of its own and needs only torch, transformers and PEFT, so nothing is
-imported here.
+``campaign`` chooses what to run and stores the results. The worker that runs the configurations is
+a process of its own, ``duetune.training.profiler``, because it runs steps of our trainer.
 """

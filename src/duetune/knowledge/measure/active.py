@@ -1,7 +1,7 @@
 """Active choice: the configurations that teach most for the seconds they take.
 
-``choice`` has the choosers that draw at random. The helpers at the end find runs to repeat on an
-emulated smaller card, and spread a batch over different configurations.
+``choice`` has the choosers that draw at random. The helpers at the end spread a batch over
+different configurations.
 """
 
 from __future__ import annotations
@@ -9,15 +9,14 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-import msgspec
 import numpy as np
 
 from duetune.knowledge.configurations.configuration import Configurations
-from duetune.knowledge.configurations.configuration_table import Described, card_bytes
+from duetune.knowledge.configurations.configuration_table import Described
 from duetune.knowledge.history import History
 from duetune.knowledge.measure.choice import BATCH, DRAWN, drawn, fitting, start_of
 from duetune.knowledge.measure.surrogate import WORDS, RidgeEnsemble
-from duetune.knowledge.measure.trials import Batch, group_of, unmeasurable
+from duetune.knowledge.measure.trials import Batch, unmeasurable
 from duetune.knowledge.measure.worker_messages import GB
 from duetune.knowledge.model.frontier import INVALID, UNKNOWN, VALID, Frontier
 
@@ -35,20 +34,15 @@ if TYPE_CHECKING:
     from duetune.knowledge.observation import Observation
 
     Column = NDArray[np.float64]
-    Group = tuple[str, str]
 
 
 _FIRST = 12
-"""Size of the first batch of a group without measurements; cheap configurations that cover it."""
+"""Size of the first batch of a model without measurements; cheap configurations that cover it."""
 _SHORT_LIST = 5
 _SUREST = 0.05
 _NOISE_KEPT = 0.2
 _HALF_OPEN = 0.35
 """Half of the entropy of a fair coin."""
-_CAPPED = 0.25
-"""Weight of throughput under a memory cap: a cap changes whether a run fits, rarely its
-throughput.
-"""
 
 
 class Active:
@@ -71,52 +65,45 @@ class Active:
         self._rng = rng
         self._costs = costs
         self._fit = fit
-        # Most points have a cap, but runs without one teach more: they get half of the candidates.
-        whole = space.with_values("memory_cap_gb", (0.0,))
-        capless = 0.0 in space.values["memory_cap_gb"] and len(space.values["memory_cap_gb"]) > 1
-        spaces = (space, whole) if capless else (space,)
-        self._drawn_from = [(each, pool // len(spaces)) for each in spaces]
+        self._pool = pool
 
     def choose(
         self, observations: Sequence[Observation], taken: AbstractSet[str], room: RemainingBudget
     ) -> Batch | None:
         """Return the next batch, or None if nothing is left that fits into the remaining time.
 
-        A group (a model and the type of its weights) without measurements comes first. Then the
-        group with the most information per second is chosen, and a varied batch of its best
-        configurations.
+        A model without measurements comes first. Then the model with the most information per
+        second is chosen, and a varied batch of its best configurations.
         """
-        candidates = self._candidates(observations, taken)
+        candidates = self._candidates(taken)
         if not candidates:
             return None
         table = Configurations.of(candidates)
         surrogate, estimates = self._estimated(table, observations)
         seconds = self._costs.of(table, surrogate)
-        groups: dict[Group, list[int]] = {}
+        models: dict[str, list[int]] = {}
         for index in np.flatnonzero(self._costs.bearable(seconds)).tolist():
-            groups.setdefault(group_of(candidates[index]), []).append(index)
+            models.setdefault(candidates[index].model, []).append(index)
         # Results of the running batch are not known yet, so its model would be chosen again.
-        if len(groups) > 1 and room.running is not None:
-            groups.pop(room.running, None)
-        if not groups:
+        if len(models) > 1 and room.running is not None:
+            models.pop(room.running, None)
+        if not models:
             return None
-        seen = Counter(group_of(each.configuration) for each in observations)
-        new = [group for group in groups if not seen[group]]
+        seen = Counter(each.configuration.model for each in observations)
+        new = [model for model in models if not seen[model]]
         if new:
-            group, size = min(new, key=start_of), _FIRST
+            model, size = min(new, key=start_of), _FIRST
             worth = 1.0 / np.sqrt(seconds)
         else:
             worth = information(table, estimates, observations) / seconds
             rates = {
-                group: _rate(worth[members], seconds[members], group, seen[group])
-                for group, members in groups.items()
+                model: _rate(worth[members], seconds[members], model, seen[model])
+                for model, members in models.items()
             }
-            group, size = max(rates, key=lambda each: rates[each]), BATCH
-        members = np.array(groups[group])
+            model, size = max(rates, key=lambda each: rates[each]), BATCH
+        members = np.array(models[model])
         members = members[np.argsort(-worth[members], kind="stable")[: _SHORT_LIST * BATCH]]
-        known = [
-            each.configuration for each in observations if group_of(each.configuration) == group
-        ]
+        known = [each.configuration for each in observations if each.configuration.model == model]
         words = table.labels
         chosen = spread_out(
             positions(table.take(members), words),
@@ -128,7 +115,7 @@ class Active:
         batch = Batch(
             configurations=tuple(candidates[each] for each in picked),
             seconds=tuple(float(seconds[each]) for each in picked),
-            start_s=start_of(group),
+            start_s=start_of(model),
         )
         return fitting(batch, room)
 
@@ -145,19 +132,14 @@ class Active:
             surrogate = RidgeEnsemble(observations)
             return surrogate, surrogate.estimate(table)
 
-    def _candidates(
-        self, observations: Sequence[Observation], taken: AbstractSet[str]
-    ) -> list[Configuration]:
+    def _candidates(self, taken: AbstractSet[str]) -> list[Configuration]:
         """Return configurations that can be measured and are not taken."""
         # A Latin hypercube, because rare values such as full training matter too.
-        draw = [
-            each
-            for space, count in self._drawn_from
-            for each in drawn(space, count, self._rng, "latin-hypercube")
-        ]
-        found = {each.key: each for each in (*near_caps(observations, self._space), *draw)}
+        draw = {
+            each.key: each for each in drawn(self._space, self._pool, self._rng, "latin-hypercube")
+        }
         return [
-            each for key, each in found.items() if key not in taken and unmeasurable(each) is None
+            each for key, each in draw.items() if key not in taken and unmeasurable(each) is None
         ]
 
 
@@ -184,10 +166,9 @@ def information(
     low, high = estimates.memory_gb[:, 0] * GB, estimates.memory_gb[:, 2] * GB
     open_ = (answers == UNKNOWN) & (low < capacity) & (capacity < high)
     validity = np.where(open_, np.maximum(_entropy(p_valid), _HALF_OPEN), _entropy(p_valid))
-    capped = configurations.number("memory_cap_gb") > 0
     # A configuration that does not fit has no throughput.
-    pace: Column = width * p_valid * np.where(capped, _CAPPED, 1.0)
-    return pace + validity
+    learnt: Column = width * p_valid + validity
+    return learnt
 
 
 def _entropy(p_valid: Column) -> Column:
@@ -197,46 +178,17 @@ def _entropy(p_valid: Column) -> Column:
     return entropy
 
 
-def _rate(worth: Column, seconds: Column, group: Group, seen: int) -> float:
-    """Return the information per second of a group's best configurations, including the worker's
+def _rate(worth: Column, seconds: Column, model: str, seen: int) -> float:
+    """Return the information per second of a model's best configurations, including the worker's
     start.
 
-    A group with many measurements counts less, because its next run repeats what neighbours showed.
+    A model with many measurements counts less, because its next run repeats what neighbours showed.
     """
     best = np.argsort(-worth, kind="stable")[:BATCH]
-    learnt = (worth[best] * seconds[best]).sum() / (start_of(group) + seconds[best].sum())
+    learnt = (worth[best] * seconds[best]).sum() / (start_of(model) + seconds[best].sum())
     return float(learnt / np.sqrt(1.0 + seen / BATCH))
 
 
-_NEAR = 0.12
-"""Largest distance of logarithms at which only a run can tell whether a card has enough memory."""
-
-
-def near_caps(observations: Sequence[Observation], space: Space) -> list[Configuration]:
-    """Return runs without a cap, repeated on a smaller card that has about their peak memory.
-
-    Whether such a card is large enough lies between what the run needed and what it reserved.
-    """
-    caps = [
-        float(cap)
-        for cap in space.values["memory_cap_gb"]
-        if isinstance(cap, int | float) and cap > 0
-    ]
-    found = []
-    for each in observations:
-        if each.peak_memory_gb is None or each.configuration.memory_cap_gb:
-            continue
-        needed = np.log((each.needed_memory_gb or each.peak_memory_gb) * GB)
-        taken = np.log(each.peak_memory_gb * GB)
-        for cap in caps:
-            if needed - _NEAR < np.log(card_bytes(cap)) < taken + _NEAR:
-                variant = msgspec.structs.replace(each.configuration, memory_cap_gb=cap)
-                if space.contains(variant):
-                    found.append(variant)
-    return found
-
-
-_CAP_STEP = 0.5
 _FAR = 1e3
 
 
@@ -248,12 +200,12 @@ def positions(
     """
     it = Described(configurations)
     columns = [
-        np.log2(it.batch),
+        np.log2(it.tokens),
         np.log2(it.sequence),
+        np.log2(it.accumulation),
         np.log2(it.parameters),
         np.where(it.full, 0.0, 0.5 * np.log2(np.maximum(configurations.number("lora_rank"), 1.0))),
         it.checkpointing,
-        _CAP_STEP * (configurations.number("memory_cap_gb") > 0),
     ]
     for field in WORDS:
         # Two labels differ in two columns; sqrt(0.5) in each makes their distance 1.

@@ -163,7 +163,7 @@ class Campaign:
         If the time is up, the batch is stopped and nothing follows.
         """
         self._numbered += 1
-        begun, model = time.monotonic(), batch.group[0]
+        begun, model = time.monotonic(), batch.model
         run = BatchRun(
             batch,
             self._folder / f"{self._numbered:06}",
@@ -247,11 +247,11 @@ class Campaign:
         if running is not None:
             expected = sum(running.seconds) * open_ones / len(pending) * self._slowness
         room = self._room(expected, open_ones)
-        group = None if running is None else running.group
+        model = None if running is None else running.model
         if room.count <= 0:
             return None
         return self._chooser.choose(
-            observations, taken, msgspec.structs.replace(room, running=group)
+            observations, taken, msgspec.structs.replace(room, running=model)
         )
 
     def _room(self, expected_s: float = 0.0, pending: int = 0) -> RemainingBudget:

@@ -38,6 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         most_s=chosen.most_seconds,
         until_flat=chosen.until_flat,
         surrogate=chosen.surrogate,
+        repeat_share=chosen.repeat_share,
     )
     try:
         history = [each for path in chosen.done for each in read_observations(Path(path))]
@@ -111,6 +112,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--until-flat", action="store_true")
     parser.add_argument("--surrogate", choices=("learned", "ridge"), default="learned")
+    parser.add_argument(
+        "--repeat-share",
+        type=float,
+        default=0.0,
+        help="share of runs that measure a known configuration again, in another process",
+    )
     parser.add_argument("--plan", action="store_true", help="print the plan and run nothing")
     return parser
 

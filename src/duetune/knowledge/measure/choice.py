@@ -15,7 +15,7 @@ from duetune.knowledge.configurations.configuration import Configurations
 from duetune.knowledge.configurations.configuration_table import facts_or_usual
 from duetune.knowledge.configurations.space import CHUNK
 from duetune.knowledge.configurations.space_sampling import sample
-from duetune.knowledge.measure.trials import Batch, group_of, unmeasurable
+from duetune.knowledge.measure.trials import Batch, unmeasurable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from duetune.knowledge.measure.worker_messages import Timing
     from duetune.knowledge.observation import Observation
 
-    Group = tuple[str, str]
     Column = NDArray[np.float64]
 
 
@@ -42,13 +41,13 @@ class RemainingBudget(msgspec.Struct, frozen=True, kw_only=True):
     """What is left of a campaign.
 
     - ``seconds``, ``count``: remaining time and configurations.
-    - ``running``: the group that the current worker has in memory.
+    - ``running``: the model that the current worker has in memory.
     - ``slowness``: how much longer batches took than expected.
     """
 
     seconds: float
     count: int
-    running: tuple[str, str] | None = None
+    running: str | None = None
     slowness: float = 1.0
 
 
@@ -147,14 +146,13 @@ class Drawn:
             for each, cost, may in zip(self._waiting, seconds, bearable, strict=True)
             if may
         ]
-        starts: set[Group] = set()
+        starts: set[str] = set()
         total, size = 0.0, 0
         for each, cost in rows[: room.count]:
-            group = group_of(each)
-            total += cost + (0.0 if group in starts else start_of(group))
+            total += cost + (0.0 if each.model in starts else start_of(each.model))
             if size and total * room.slowness > room.seconds:
                 break
-            starts.add(group)
+            starts.add(each.model)
             size += 1
         self._window = batches_of(rows[:size])
         self._waiting = [each for each, _ in rows[size:]]
@@ -171,27 +169,27 @@ def drawn(space: Space, count: int, rng: np.random.Generator, method: str) -> Co
 
 
 def batches_of(rows: Iterable[tuple[Configuration, float]]) -> list[Batch]:
-    """Return batches by group; groups are in the order of their first configuration."""
-    groups: dict[Group, list[tuple[Configuration, float]]] = {}
+    """Return batches by model; models are in the order of their first configuration."""
+    groups: dict[str, list[tuple[Configuration, float]]] = {}
     for each, cost in rows:
-        groups.setdefault(group_of(each), []).append((each, cost))
+        groups.setdefault(each.model, []).append((each, cost))
     found = []
-    for group, members in groups.items():
+    for model, members in groups.items():
         for start in range(0, len(members), BATCH):
             part = members[start : start + BATCH]
             found.append(
                 Batch(
                     configurations=tuple(each for each, _ in part),
                     seconds=tuple(cost for _, cost in part),
-                    start_s=start_of(group),
+                    start_s=start_of(model),
                 )
             )
     return found
 
 
-def start_of(group: Group) -> float:
-    """Return the seconds that a worker needs before the first trial of this group."""
-    return start_seconds(facts_or_usual(group[0]).parameters)
+def start_of(model: str) -> float:
+    """Return the seconds that a worker needs before the first trial of this model."""
+    return start_seconds(facts_or_usual(model).parameters)
 
 
 def fitting(batch: Batch, room: RemainingBudget) -> Batch | None:
@@ -250,17 +248,12 @@ def trial_seconds(configurations: Configurations, tokens_per_s: Column, timing: 
 
     A trial that runs out of memory takes less.
     """
-    step = configurations.per_gpu_tokens / np.maximum(tokens_per_s, 1e-9)
-    capped = configurations.number("memory_cap_gb") > 0
-    enough = np.where(capped, timing.capped_steps, timing.min_steps)
-    long = np.where(capped, timing.min_s / 2, timing.min_s)
-    first = _FIRST_STEP * step
-    warm = first + (timing.warm_up_steps - 1) * step
-    measured = np.maximum(enough * step, long)
-    # When the time is up, the trial ends with the current step.
-    steps = np.minimum(warm + measured, np.maximum(timing.max_s, warm) + step)
-    steps = np.where(first > timing.max_s / 2, np.minimum(steps, first + enough * step), steps)
-    steps = np.where(first > timing.slow_step_s, first, steps)
+    tokens = configurations.per_gpu_tokens * configurations.number("grad_accum")
+    step = tokens / np.maximum(tokens_per_s, 1e-9)
+    warm = (timing.warm_up_steps - 1) * step
+    measured = warm + np.maximum(timing.min_steps * step, timing.min_s)
+    # When the time is up, the trial ends with the current step; a long step needs no warm-up.
+    steps = _FIRST_STEP * step + np.minimum(measured, np.maximum(timing.max_s, step) + step)
     adapter = np.where(configurations.is_("method", "full"), 0.0, _ADAPTER_S)
     seconds: Column = _BETWEEN_S + adapter + steps
     return seconds

@@ -29,8 +29,9 @@ from duetune.knowledge.measure.choice import (
     drawn,
     start_of,
 )
+from duetune.knowledge.measure.repeats import Repeating
 from duetune.knowledge.measure.surrogate import HoldOut, RidgeEnsemble, learned
-from duetune.knowledge.measure.trials import group_of, model_config, unmeasurable
+from duetune.knowledge.measure.trials import model_config, unmeasurable
 from duetune.knowledge.measure.worker_messages import installed_software
 
 if TYPE_CHECKING:
@@ -59,6 +60,7 @@ class CampaignRequest(msgspec.Struct, frozen=True, kw_only=True):
     - ``most_s``: expected seconds that one configuration may take at most.
     - ``until_flat``: stop once more runs hardly improve the predictions.
     - ``surrogate``: the model that guides the active mode: learned or ridge.
+    - ``repeat_share``: share of runs that measure a known configuration again.
     - ``running``: how workers are run.
     """
 
@@ -72,6 +74,7 @@ class CampaignRequest(msgspec.Struct, frozen=True, kw_only=True):
     most_s: float = MOST_S
     until_flat: bool = False
     surrogate: str = "learned"
+    repeat_share: float = 0.0
     running: Running = Running()
 
 
@@ -207,7 +210,7 @@ class PreparedCampaign:
         bearable = self._costs.bearable(seconds)
         if not bearable.all():
             left_out[f"more than {self._request.most_s:g} s each"] = int((~bearable).sum())
-        starts = [start_of(group) for group in {group_of(each) for each in rows}]
+        starts = [start_of(model) for model in {each.model for each in rows}]
         each_s = float(seconds[bearable].mean()) + float(np.mean(starts)) / BATCH
         share = float(bearable.sum()) / len(sample)
         there = max(0, round(self.space.cardinality * share) - len(known))
@@ -230,7 +233,13 @@ class PreparedCampaign:
         )
 
     def _chooser(self) -> Chooser:
-        """Return the chooser of the mode."""
+        """Return the chooser of the mode, with repeats if they are wanted."""
+        share = self._request.repeat_share
+        chooser = self._new_ones()
+        return Repeating(chooser, share, self._rng) if share else chooser
+
+    def _new_ones(self) -> Chooser:
+        """Return the chooser of configurations that were not measured."""
         if self._request.mode == "active":
             fit: Callable[[Sequence[Observation]], Surrogate] = (
                 learned if self._request.surrogate == "learned" else RidgeEnsemble
@@ -256,6 +265,8 @@ def _check(request: CampaignRequest) -> None:
         raise InvalidInput("minutes", request.minutes, "a number above 0")
     if request.count is not None and request.count < 1:
         raise InvalidInput("count", request.count, "one or more")
+    if not 0 <= request.repeat_share < 1:
+        raise InvalidInput("repeat_share", request.repeat_share, "a share from 0 to below 1")
     if not request.most_s > 0:
         raise InvalidInput("most_s", request.most_s, "seconds, above 0")
     if request.minutes is None and request.count is None:

@@ -130,6 +130,8 @@ class RidgeEnsemble:
             np.log2(it.sequence) - 10.0,
             tokens**2 / 10.0,
             tokens * size / 5.0,
+            np.log2(it.accumulation),
+            it.fast,
             np.where(it.full, 0.0, np.log2(np.maximum(rows.number("lora_rank"), 1.0))),
             it.checkpointing,
             it.checkpointing * tokens,

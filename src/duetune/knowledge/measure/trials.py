@@ -9,15 +9,19 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from duetune.errors import InvalidInput
-from duetune.knowledge.configurations.configuration import Attention, Configuration, Method
-from duetune.knowledge.configurations.configuration_table import card_bytes
+from duetune.knowledge.configurations.configuration import (
+    Attention,
+    Configuration,
+    Method,
+    Optimiser,
+    Precision,
+)
 from duetune.knowledge.facts.model_registry import registered
 from duetune.knowledge.measure.worker_messages import (
     Header,
     Timing,
     TrialResult,
     version_of,
-    weight_dtype,
 )
 from duetune.knowledge.observation import Observation, Origin, RunOutcome
 
@@ -26,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class Batch(msgspec.Struct, frozen=True, kw_only=True):
-    """Configurations of one model with weights of one type.
+    """Configurations of one model, which one worker has in memory.
 
     - ``seconds``: expected seconds of each configuration.
     - ``start_s``: expected seconds until the first.
@@ -42,14 +46,9 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
         return self.start_s + sum(self.seconds)
 
     @property
-    def group(self) -> tuple[str, str]:
-        """Return the model and the type of its weights."""
-        return group_of(self.configurations[0])
-
-
-def group_of(configuration: Configuration) -> tuple[str, str]:
-    """Return what configurations must share to run on one model in memory."""
-    return configuration.model, weight_dtype(configuration.precision)
+    def model(self) -> str:
+        """Return the model of all configurations."""
+        return self.configurations[0].model
 
 
 def write_batch(
@@ -60,20 +59,12 @@ def write_batch(
     header = Header(
         model=first.model,
         config=model_config(first.model),
-        weights=weight_dtype(first.precision),
         device=device,
         seed=seed,
         timing=timing,
     )
     lines = [header.line()]
-    for configuration in configurations:
-        cap = configuration.memory_cap_gb
-        row = {
-            **msgspec.to_builtins(configuration),
-            "id": configuration.key,
-            "cap_bytes": int(card_bytes(cap)) if cap else 0,
-        }
-        lines.append(json.dumps(row))
+    lines += (json.dumps({**msgspec.to_builtins(one), "id": one.key}) for one in configurations)
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
@@ -105,6 +96,7 @@ def observation_of(
         needed_memory_gb=_needed(result),
         runtime_s=result.runtime_s or None,
         steps=result.steps,
+        step_rows=result.step_rows,
         measured_at=result.measured_at,
         origin=Origin.CAMPAIGN,
         provenance=provenance,
@@ -119,26 +111,38 @@ def unmeasurable(configuration: Configuration) -> str | None:
     """Return why no worker can run a configuration, or None if one can."""
     if configuration.num_gpus != 1 or configuration.num_nodes != 1:
         return "only runs on one GPU can be measured"
-    if configuration.grad_accum != 1:
-        return "gradient accumulation cannot be measured"
-    if configuration.method not in {Method.FULL, Method.LORA}:
+    if not configuration.tokens_per_microbatch:
+        return "our trainer packs rows, so tokens_per_microbatch is needed"
+    if configuration.memory_cap_gb:
+        return "memory caps cannot be measured"
+    if configuration.method not in {Method.FULL, Method.LORA, Method.QLORA}:
         return f"method {configuration.method} cannot be measured"
-    if configuration.fast_kernels or configuration.fast_moe:
-        return "fused kernels and expert parallelism cannot be measured"
-    if configuration.attention is Attention.FLASH and not version_of("flash-attn"):
-        return "flash_attn is not installed"
-    if configuration.optimiser in {"adamw-8bit", "paged-adamw"} and not version_of("bitsandbytes"):
+    if configuration.method is not Method.FULL and configuration.precision in _MIXED:
+        return "frozen weights are stored as they are computed with, so bf16 or fp32"
+    if configuration.fast_moe:
+        return "expert parallelism cannot be measured"
+    if configuration.attention not in {Attention.VARLEN, Attention.SDPA}:
+        return f"our trainer does not use {configuration.attention} attention"
+    if configuration.fast_kernels and not version_of("liger-kernel"):
+        return "liger-kernel is not installed"
+    quantised = configuration.method is Method.QLORA or configuration.optimiser not in _TORCH
+    if quantised and not version_of("bitsandbytes"):
         return "bitsandbytes is not installed"
     return None
+
+
+_MIXED = (Precision.BF16_MIXED, Precision.FP16_MIXED)
+_TORCH = (Optimiser.ADAMW, Optimiser.ADAFACTOR, Optimiser.SGD)
+"""Optimisers that need no bitsandbytes."""
 
 
 def protocol_text(timing: Timing) -> str:
     """Return the measuring protocol in words, which is stored with every observation."""
     return (
-        "real steps on random tokens with random weights: forward, backward and optimiser, no"
-        f" accumulation or clipping; {timing.warm_up_steps} steps of warm-up, then the median of at"
-        f" least {timing.min_steps} and {timing.min_s:g} s, at most {timing.max_s:g} s in all;"
-        " peak memory is what torch reserved and the CUDA context"
+        "steps of duetune's trainer on packed random rows with random weights: forward, backward,"
+        f" clipping and optimiser; {timing.warm_up_steps} steps of warm-up, then the median of at"
+        f" least {timing.min_steps} and {timing.min_s:g} s, at most {timing.max_s:g} s after the"
+        " first; peak memory is what torch reserved (with expandable segments) and the CUDA context"
     )
 
 

@@ -1,7 +1,6 @@
 """The messages between a campaign and its worker: lines of JSON.
 
-Only the standard library is used here: a worker runs where nothing but torch, transformers and PEFT
-is installed.
+Only the standard library is used here.
 """
 
 from __future__ import annotations
@@ -19,27 +18,7 @@ GB = 1e9
 DONE, POISONED = 0, 75
 """Exit status of a worker: all rows are written, or a CUDA error made the process useless."""
 
-PLAIN = ("full", 0, "")
-"""The value of ``Trial.adapter`` without an adapter."""
-
 Outcome: TypeAlias = Literal["valid", "oom", "failed"]
-
-_WEIGHTS = {"bf16": "bfloat16", "fp16": "float16"}
-
-
-def weight_dtype(precision: str) -> str:
-    """Return torch's type of the model's weights; an adapter's weights always have 32 bits."""
-    return _WEIGHTS.get(precision, "float32")
-
-
-def computed_dtype(method: str, precision: str) -> str | None:
-    """Return the type of products if it differs from the weights' own, otherwise None.
-
-    It differs under mixed precision, and with 32-bit adapters on 16-bit weights.
-    """
-    if precision.endswith("-mixed") or (method != "full" and precision in _WEIGHTS):
-        return _WEIGHTS[precision.removesuffix("-mixed")]
-    return None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,17 +27,13 @@ class Timing:
 
     - ``warm_up_steps``: steps before the measurement.
     - ``min_steps``, ``min_s``: the measurement ends when both are reached.
-    - ``max_s``: or when this many seconds have passed in all.
-    - ``slow_step_s``: a longer first step is the only one.
-    - ``capped_steps``: enough steps under a memory cap, where validity is the question.
+    - ``max_s``: or when this many seconds have passed since the first step.
     """
 
     warm_up_steps: int = 2
     min_steps: int = 3
-    min_s: float = 0.4
-    max_s: float = 2.5
-    slow_step_s: float = 6.0
-    capped_steps: int = 2
+    min_s: float = 0.3
+    max_s: float = 4.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,12 +41,10 @@ class Header:
     """The first line of a batch: what all its trials share.
 
     - ``config``: the model's ``config.json``.
-    - ``weights``: torch's type of the weights.
     """
 
     model: str
     config: dict[str, object]
-    weights: str
     device: str = "cuda"
     seed: int = 0
     timing: Timing = field(default_factory=Timing)
@@ -89,25 +62,23 @@ class Header:
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """One configuration to run, with the field names of ``Configuration``.
-
-    ``cap_bytes`` is the memory of the emulated card, including the context (0: no cap).
-    """
+    """One configuration to run, with the field names of ``Configuration``."""
 
     id: str
     method: str
     precision: str
     batch_size: int
     tokens_per_sample: int
+    tokens_per_microbatch: int
+    longest_sample: int
     grad_checkpoint: bool
     lora_rank: int
     lora_targets: str
     optimiser: str
     attention: str
-    fast_kernels: bool = False
     num_gpus: int = 1
     grad_accum: int = 1
-    cap_bytes: int = 0
+    fast_kernels: bool = False
 
     def line(self) -> str:
         """Return the trial as a line of the batch file."""
@@ -121,11 +92,26 @@ class Trial:
         return cls(**_known(cls, json.loads(line)))  # type: ignore[arg-type]
 
     @property
-    def adapter(self) -> tuple[str, int, str]:
-        """Return what the model must be rebuilt for when it changes."""
-        if self.method == "full":
-            return PLAIN
-        return (self.method, self.lora_rank, self.lora_targets)
+    def built(self) -> tuple[str, bool]:
+        """Return what the model must be built anew for when it changes: how its weights are
+        stored, and whether it has fused kernels.
+        """
+        return self.method if self.method == "qlora" else self.precision, self.fast_kernels
+
+    @property
+    def adapted(self) -> tuple[str, int, str, bool]:
+        """Return what the model in memory must be prepared anew for when it changes."""
+        rank, targets = (0, "") if self.method == "full" else (self.lora_rank, self.lora_targets)
+        return self.method, rank, targets, self.grad_checkpoint
+
+
+def ordered(trials: list[Trial]) -> list[Trial]:
+    """Return the trials in the order to run them: alike ones follow each other, small ones come
+    first.
+    """
+    return sorted(
+        trials, key=lambda each: (each.built, each.adapted, each.tokens_per_microbatch, each.id)
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,6 +122,7 @@ class TrialResult:
     - ``peak_memory_gb``: what nvidia-smi would show: the allocator's reserve plus the CUDA context;
     None without a GPU.
     - ``peak_allocated_gb``: the part of the reserve that tensors used.
+    - ``step_rows``: rows of one optimiser step.
     """
 
     id: str
@@ -146,6 +133,7 @@ class TrialResult:
     step_s: float | None = None
     first_step_s: float | None = None
     steps: int = 0
+    step_rows: int | None = None
     peak_memory_gb: float | None = None
     peak_allocated_gb: float | None = None
     context_gb: float | None = None
@@ -203,14 +191,18 @@ def started_line(trial: Trial) -> str:
 
 
 PACKAGES = ("torch", "transformers", "peft")
+TRAINER = "duetune 2"
+"""Our trainer, and a number that grows when its steps take other time or memory than before. Older
+measurements are then those of another software.
+"""
 
 
 def installed_software() -> str:
-    """Return the packages and versions that a worker runs with, as every configuration records
-    them.
+    """Return the trainer, packages and versions that a worker runs with, as every configuration
+    records them.
     """
     versions = ((name, version_of(name).split("+")[0]) for name in PACKAGES)
-    return ", ".join(f"{name} {version}" for name, version in versions if version)
+    return ", ".join((TRAINER, *(f"{name} {version}" for name, version in versions if version)))
 
 
 def version_of(name: str) -> str:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-WORKER = (sys.executable, "-m", "duetune.knowledge.measure.measuring_worker")
+WORKER = (sys.executable, "-m", "duetune.training.profiler.measuring_worker")
 
 
 class WorkerProcess:
@@ -30,7 +30,7 @@ class WorkerProcess:
         self._log = log
         # The user's allocator settings would make peaks incomparable.
         environment = {
-            name: value for name, value in os.environ.items() if name != "PYTORCH_CUDA_ALLOC_CONF"
+            name: value for name, value in os.environ.items() if not name.endswith("_ALLOC_CONF")
         }
         environment["HF_HUB_OFFLINE"] = "1"
         with log.open("wb") as file:

@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 
 from duetune.knowledge.configurations.configuration import FIELDS
+from duetune.knowledge.estimate import seen_words, unseen_in
 from duetune.knowledge.model.least_squares import grouped
 
 if TYPE_CHECKING:
@@ -35,6 +36,9 @@ WIDEST = math.log(10.0)
 """Maximum half-width: a factor of ten; a wider interval says nothing."""
 
 _ENOUGH = 8
+CAMPAIGN_FOLDS = 4
+ENOUGH_OF_CAMPAIGNS = 30
+"""Fewest rows of held-out campaigns from which widths are corrected."""
 
 
 class Widths(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,9 +48,11 @@ class Widths(msgspec.Struct, frozen=True, kw_only=True):
       for
     each one; None if it was not calibrated.
     - ``floor``: the minimum spread, for trees that agree by chance.
+    - ``least``: the minimum half-width, because equal runs differ from day to day.
     """
 
     floor: float = 0.0
+    least: float = 0.0
     overall: float | None = None
     by_gpu: dict[str, float] = {}
 
@@ -56,7 +62,7 @@ class Widths(msgspec.Struct, frozen=True, kw_only=True):
         if usual is None:
             return np.full(len(rows), UNCALIBRATED)
         times = rows.gather("gpu_model", lambda word: self.by_gpu.get(word, usual))
-        return np.minimum(times * np.hypot(spread, self.floor), WIDEST)
+        return np.clip(times * np.hypot(spread, self.floor), self.least, WIDEST)
 
 
 def calibrated(rows: Configurations, error: Column, spread: Column) -> Widths:
@@ -111,6 +117,63 @@ def held_out(
         for column, values in zip(whole, predicted, strict=True):
             column[test] = values
     return whole
+
+
+def widened(
+    widths: Widths,
+    rows: Configurations,
+    target: Column,
+    campaign: NDArray[np.int64],
+    fit_predict: Callable[[NDArray[np.int64], NDArray[np.int64]], Sequence[Column]],
+    drift: float,
+) -> Widths:
+    """Return widths that also cover runs of another day as often as they claim.
+
+    Whole campaigns are held out. Their rows count if all that ``EXTRAPOLATED`` names was measured
+    in other campaigns too; the rest has wider intervals anyway. Without such rows the half-width is
+    at least ``drift``. Rows whose ``target`` is NaN were not measured.
+    """
+    if widths.overall is None:
+        return widths
+    least = _repeated(rows, target, campaign)
+    known = np.isfinite(target)
+    numbers = np.unique(campaign[known])
+    scores: list[Column] = []
+    folds = np.array_split(numbers, min(CAMPAIGN_FOLDS, len(numbers))) if len(numbers) > 1 else []
+    for part in folds:
+        inside = np.isin(campaign, part)
+        train = np.flatnonzero(~inside)
+        test = np.flatnonzero(inside & known)
+        strange = unseen_in(rows.take(test), seen_words(rows.take(train))).any(axis=1)
+        test = test[~strange]
+        if len(test) < _ENOUGH or np.count_nonzero(known[train]) < _ENOUGH:
+            continue
+        predicted, spread = fit_predict(train, test)
+        half = widths.half_width(rows.take(test), spread)
+        scores.append(np.abs(target[test] - predicted) / half)
+    found = np.concatenate(scores) if scores else np.zeros(0)
+    if len(found) < ENOUGH_OF_CAMPAIGNS:
+        return msgspec.structs.replace(widths, least=drift if least is None else least)
+    times = max(1.0, _quantile(found, np.ones(len(found))))
+    return msgspec.structs.replace(
+        widths,
+        least=least or 0.0,
+        overall=times * widths.overall,
+        by_gpu={name: times * each for name, each in widths.by_gpu.items()},
+    )
+
+
+def _repeated(rows: Configurations, target: Column, campaign: NDArray[np.int64]) -> float | None:
+    """Return how far apart equal configurations of two campaigns are in 9 of 10 cases, as the
+    half-width around either; None if too few were measured twice.
+    """
+    kind = _kinds(rows)
+    order = np.lexsort((campaign, kind))
+    order = order[np.isfinite(target[order])]
+    first, second = order[:-1], order[1:]
+    again = (kind[first] == kind[second]) & (campaign[first] != campaign[second])
+    apart = np.abs(target[first[again]] - target[second[again]])
+    return float(np.quantile(apart, COVERAGE)) if len(apart) >= _ENOUGH else None
 
 
 def _kinds(rows: Configurations) -> NDArray[np.int64]:

@@ -27,12 +27,13 @@ if TYPE_CHECKING:
 UNKNOWN, INVALID, VALID = -1, 0, 1
 _CELL = (
     "model, method, gpu_model, num_gpus, num_nodes, precision, sharding, grad_checkpoint, "
-    "lora_rank, lora_targets, optimiser, attention, fast_kernels, fast_moe, software, grad_accum"
+    "lora_rank, lora_targets, optimiser, attention, fast_kernels, fast_moe, software, grad_accum, "
+    "packed"
 )
 
 
 class Frontier:
-    """Answers from runs that differ only in batch size, sequence length and memory of the card."""
+    """Answers from runs that differ only in tokens, lengths of rows and memory of the card."""
 
     def __init__(self, history: History) -> None:
         labelled = history.having(RunOutcome.VALID, RunOutcome.OOM)
@@ -72,13 +73,15 @@ class Frontier:
 
 
 def _sizes(configurations: Configurations) -> Column:
-    """Return columns that increase the need for memory: batch, sequence, and a smaller card."""
+    """Return columns that increase the need for memory: rows or packed tokens, lengths, and a
+    smaller card.
+    """
     it = Described(configurations)
-    return np.stack([it.batch, it.sequence, -it.capacity], axis=1)
+    size = np.where(it.packed, it.tokens, it.batch)
+    return np.stack([size, it.sequence, -it.capacity], axis=1)
 
 
 _FIELDS = "model, method, gpu_model"
-_SIZES = ("num_gpus", "batch_size", "tokens_per_sample")
 _BINS = 20
 """Number of doublings; larger sizes count as the largest."""
 
@@ -131,9 +134,8 @@ class Support:
 
 def _bins(rows: Configurations) -> tuple[NDArray[np.int64], ...]:
     """Return the doubling of each size for each row."""
+    sizes = (rows.number("num_gpus"), rows.samples, rows.number("tokens_per_sample"))
     return tuple(
-        np.clip(np.round(np.log2(np.maximum(rows.number(field), 1.0))), 0, _BINS - 1).astype(
-            np.int64
-        )
-        for field in _SIZES
+        np.clip(np.round(np.log2(np.maximum(size, 1.0))), 0, _BINS - 1).astype(np.int64)
+        for size in sizes
     )

@@ -32,7 +32,7 @@ from duetune.knowledge.model.memory_model import fit_memory
 from duetune.knowledge.model.pace_model import fit_pace
 from duetune.knowledge.model.quality import SATURATED
 from duetune.knowledge.model.throughput_model import Performance, fit_performance
-from duetune.knowledge.model.validity_model import Odds, Validity, fit_validity
+from duetune.knowledge.model.validity_model import Odds, Validity, fit_validity, reserve_of
 from duetune.knowledge.observation import RunOutcome
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
     Column = NDArray[np.float64]
 
-FORMAT = 2
+FORMAT = 3
 """Version of the file and of the meaning of its numbers; a model of another version is fitted
 again.
 """
@@ -95,15 +95,31 @@ class KnowledgeModel:
             memory=fit_memory(memory_rows, peak, fitted, tried.weight),
         )
         labels = seen_labels(ordered.configurations) if len(ordered) else {}
+        validity = fit_validity(
+            memory_rows,
+            physics,
+            labels,
+            peak,
+            fitted,
+            tried.weight,
+            tried.campaign,
+            seed=seed,
+        )
+        used = np.array([each.needed_memory_gb or np.nan for each in tried])
+        reserve = reserve_of(tried.configurations, used, tried.peak_memory_gb)
         return cls(
             physics=physics,
             labels=labels,
             performance=fit_performance(
-                pace_rows, physics, labels, timed.tokens_per_s, timed.weight, seed=seed
+                pace_rows,
+                physics,
+                labels,
+                timed.tokens_per_s,
+                timed.weight,
+                timed.campaign,
+                seed=seed,
             ),
-            validity=fit_validity(
-                memory_rows, physics, labels, peak, fitted, tried.weight, seed=seed
-            ),
+            validity=msgspec.structs.replace(validity, reserve=reserve),
             support=Support.of(tried.configurations),
             snapshot=ordered.snapshot,
             learnt=ordered.keys,
@@ -147,7 +163,8 @@ class KnowledgeModel:
         into.p_valid[rows] = p_valid
         into.cause[rows] = np.where(p_valid < LIKELY, MEMORY, NONE)
         into.tokens_per_s[rows] = self.performance.tokens_per_s(reckoned, keys, unseen)
-        into.memory_gb[rows] = np.exp(np.stack([peak - half, peak, peak + half], axis=1)) / GB
+        high = peak + np.maximum(half, self.validity.reserved(configurations))
+        into.memory_gb[rows] = np.exp(np.stack([peak - half, peak, high], axis=1)) / GB
         into.support[rows] = self.support.count(configurations)
 
     def save(self, path: Path) -> None:
@@ -165,6 +182,9 @@ class KnowledgeModel:
             ),
             validity=_ValidityNumbers(
                 widths=self.validity.widths,
+                seen={field: sorted(words) for field, words in self.validity.seen.items()},
+                transfer=self.validity.transfer,
+                reserve=self.validity.reserve,
                 odds=self.validity.odds,
                 by_software=self.validity.by_software,
             ),
@@ -223,6 +243,9 @@ class KnowledgeModel:
                 memory=memory,
                 widths=saved.validity.widths,
                 classifier=classifier,
+                seen={field: frozenset(words) for field, words in saved.validity.seen.items()},
+                transfer=saved.validity.transfer,
+                reserve=saved.validity.reserve,
                 odds=saved.validity.odds,
                 by_software=saved.validity.by_software,
             ),
@@ -240,6 +263,9 @@ class _PerformanceNumbers(msgspec.Struct, frozen=True, kw_only=True):
 
 class _ValidityNumbers(msgspec.Struct, frozen=True, kw_only=True):
     widths: Widths
+    seen: dict[str, list[str]]
+    transfer: dict[str, float]
+    reserve: dict[str, float]
     odds: Odds
     by_software: dict[str, Odds]
 

@@ -55,7 +55,7 @@ def grouped(rows: Configurations, fields: Mapping[str, float]) -> list[ConstantG
 def _codes(rows: Configurations, field: str) -> tuple[NDArray[np.int64], list[str]]:
     """Return the code of each row, and the label of each code."""
     codes: NDArray[np.int64] = np.zeros(len(rows), np.int64)
-    columns = [_field_codes(rows, name) for name in field.split(", ")]
+    columns = [rows.coded(name) for name in field.split(", ")]
     for mine, words in columns:
         # Renumbered after each field, so that the codes stay small for any number of fields.
         codes = _numbered(codes * max(len(words), 1) + mine)
@@ -73,13 +73,6 @@ def _numbered(codes: NDArray[np.int64]) -> NDArray[np.int64]:
     used = np.zeros(size, np.bool_)
     used[codes] = True
     return (np.cumsum(used) - 1)[codes]
-
-
-def _field_codes(rows: Configurations, name: str) -> tuple[NDArray[np.int64], list[str]]:
-    if name in rows.labels:
-        return rows.columns[name].astype(np.int64), list(rows.labels[name])
-    values, codes = rows.distinct(name)
-    return codes, [f"{value:g}" for value in values.tolist()]
 
 
 def product(

@@ -23,6 +23,7 @@ CONSTANTS = {
     "logits": Usual(_USUAL.logits, 0.2),
     "fused_logits": Usual(_USUAL.fused_logits, 0.5),
     "bigcode_logits": Usual(_USUAL.bigcode_logits, 0.3),
+    "chunked_logits": Usual(_USUAL.chunked_logits, 0.5),
     "input": Usual(_USUAL.input, 0.15),
     "block": Usual(_USUAL.block, 0.3),
     "frozen": Usual(_USUAL.frozen, 0.3),

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from duetune.knowledge.model.conformal import Widths, calibrated, held_out
+from duetune.knowledge.estimate import EXTRAPOLATED, seen_words, unseen_in
+from duetune.knowledge.model.conformal import Widths, calibrated, held_out, widened
 from duetune.knowledge.model.features import Physics, Reckoned, feature_matrix
 from duetune.knowledge.model.forest import (
     Forest,
@@ -17,12 +18,14 @@ from duetune.knowledge.model.forest import (
     grow_regression,
     sortable,
 )
-from duetune.knowledge.model.memory_model import fit_memory
+from duetune.knowledge.model.memory_model import FACTORS, fit_memory
 from duetune.knowledge.model.quality import LIGHTEST
+from duetune.knowledge.model.transfer import MEMORY, foreign, transfers
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from duetune.knowledge.configurations.configuration import Configurations
     from duetune.knowledge.configurations.configuration_table import Described
     from duetune.knowledge.model.features import Labels
     from duetune.knowledge.model.memory_model import MemoryModel
@@ -44,6 +47,9 @@ FAR = 0.4
 
 HALF_TRUST = 10.0
 """With this many runs of the rarer outcome, the classifier counts as much as physics."""
+
+DRIFT = 0.04
+"""Least half-width of the peak (a logarithm) while nothing was measured twice."""
 
 SUREST = 0.995
 _STEEPEST = 1.645 * 1.702
@@ -76,6 +82,9 @@ class Validity(msgspec.Struct, frozen=True, kw_only=True):
     - ``memory``: correction of the logarithm of the peak.
     - ``odds``: turn the remaining margin into a probability.
     - ``classifier``: trees that see the margin and all other features.
+    - ``seen``, ``transfer``: measured labels by field, and the extra width for others.
+    - ``reserve``: by how much (a logarithm) the memory that the allocator of a software reserves
+      exceeds what is used; ``""`` is that of unknown software.
     - ``by_software``: odds for software with enough runs, because failures and the accuracy of
       peaks depend on the software and on who measured.
     """
@@ -83,6 +92,9 @@ class Validity(msgspec.Struct, frozen=True, kw_only=True):
     memory: Forest
     widths: Widths
     classifier: Forest
+    seen: dict[str, frozenset[str]]
+    transfer: dict[str, float]
+    reserve: dict[str, float] = {}
     odds: Odds = Odds()
     by_software: dict[str, Odds] = {}
 
@@ -90,9 +102,19 @@ class Validity(msgspec.Struct, frozen=True, kw_only=True):
         """Return the logarithm of the peak in bytes, and the half-width around it."""
         correction, spread = self.memory.predict(keys)
         half = self.widths.half_width(reckoned.it.configurations, spread)
+        half = np.hypot(half, self._foreign(reckoned.it.configurations))
         # The peak is never below the loaded weights, whatever the trees learned.
         floor = np.log(np.maximum(LIGHTEST * reckoned.memory["weights"], 1.0))
         return np.maximum(np.log(reckoned.peak) + correction, floor), half
+
+    def reserved(self, rows: Configurations) -> Column:
+        """Return the logarithm of reserved over used memory at the peak, for each row."""
+        usual = self.reserve.get("", 0.0)
+        return rows.gather("software", lambda word: self.reserve.get(word, usual))
+
+    def _foreign(self, rows: Configurations) -> Column:
+        """Return the extra half-width of each row for what was never measured."""
+        return foreign(unseen_in(rows, self.seen), self.transfer)
 
     def p_valid(
         self, reckoned: Reckoned, keys: NDArray[np.int32], peak: Column, half: Column
@@ -101,22 +123,29 @@ class Validity(msgspec.Struct, frozen=True, kw_only=True):
 
         Rules are not checked here.
         """
-        margin = np.log(reckoned.it.capacity) - peak
         rows = reckoned.it.configurations
+        # Odds that were fitted to a software's own failures contain what its allocator wastes.
+        fitted = rows.gather("software", self.by_software.__contains__) > 0
+        wasted = np.where(fitted, 0.0, self.reserved(rows))
+        margin = np.log(reckoned.it.capacity) - peak - wasted
 
         def odds(field: str) -> Column:
             return rows.gather(
                 "software", lambda word: getattr(self.by_software.get(word, self.odds), field)
             )
 
-        # The slope is limited to what the interval around the peak allows, or to that of physics
-        # alone if that is steeper.
+        # The slope is limited to what the interval around the peak allows. For what was measured,
+        # it is at least that of physics alone.
         slope = odds("slope")
-        flat = np.minimum(1.0, np.maximum(_STEEPEST / np.maximum(half, 1e-3), SLOPE) / slope)
+        strange = self._foreign(rows) > 0
+        allowed = _STEEPEST / np.maximum(half, 1e-3)
+        allowed = np.where(strange, np.minimum(allowed, SLOPE), np.maximum(allowed, SLOPE))
+        flat = np.minimum(1.0, allowed / slope)
         p_valid = (1.0 - odds("other")) * _logistic(
             flat * (slope * np.clip(margin, -5.0, 5.0) + odds("shift"))
         )
-        trust = odds("trust")
+        # Trees know nothing about what was never measured.
+        trust = np.where(strange, 0.0, odds("trust"))
         if trust.any():
             seen = keys.copy()
             seen[:, MARGIN] = sortable(_bounded(margin))
@@ -136,6 +165,7 @@ def fit_validity(
     peak_bytes: Column,
     fitted: NDArray[np.bool_],
     weight: Column,
+    campaign: NDArray[np.int64],
     *,
     seed: int,
 ) -> Validity:
@@ -143,10 +173,11 @@ def fit_validity(
 
     ``peak_bytes`` is NaN if it was not measured, or if all memory was used. Each row's
     margin comes from models fitted without that row, because later questions are about unseen rows.
+    Intervals also cover rows of a ``campaign`` that was held out.
     """
     rows = it.configurations
     known = np.isfinite(peak_bytes)
-    target = np.log(np.where(known, peak_bytes, 1.0))
+    target = np.log(peak_bytes)
     few = np.count_nonzero(known) < FEWEST
 
     def corrected(
@@ -172,14 +203,34 @@ def fit_validity(
         return np.log(reckoned.peak[test]) + correction, spread
 
     _, matrix, memory = corrected(physics.memory, np.ones(len(it), np.bool_), TREES)
+    seen_here = seen_words(rows)
+    # Without any run, the width of an uncalibrated interval covers what is new.
+    wider = dict.fromkeys(EXTRAPOLATED, 0.0)
+    if len(it):
+        wider = transfers(
+            rows, physics.memory, FACTORS, lambda model: target - np.log(model.peak(it)), MEMORY
+        )
     widths = Widths()
     rarer = float(min(np.count_nonzero(fitted), np.count_nonzero(~fitted)))
     if len(it) < FEWEST_FOR_WIDTHS or (rarer < 2 and not known.any()):
-        return Validity(memory=memory, widths=widths, classifier=constant_forest(0.5))
+        return Validity(
+            memory=memory,
+            widths=widths,
+            classifier=constant_forest(0.5),
+            seen=seen_here,
+            transfer=wider,
+        )
     peak, spread = held_out(rows, seed, of_others)
     widths = calibrated(rows.take(known), (target - peak)[known], spread[known])
+    widths = widened(widths, rows, target, campaign, of_others, DRIFT)
     if rarer < 2:
-        return Validity(memory=memory, widths=widths, classifier=constant_forest(0.5))
+        return Validity(
+            memory=memory,
+            widths=widths,
+            classifier=constant_forest(0.5),
+            seen=seen_here,
+            transfer=wider,
+        )
     seen = matrix.copy()
     seen[:, MARGIN] = _bounded(np.log(it.capacity) - peak)
 
@@ -206,6 +257,8 @@ def fit_validity(
         classifier=grow_classification(
             seen, fitted, weight, rising=(MARGIN,), trees=TREES, seed=seed
         ),
+        seen=seen_here,
+        transfer=wider,
         odds=_odds(margin, classified, fitted, weight),
         by_software=by_software,
     )
@@ -270,3 +323,19 @@ def _logistic_fit(margin: Column, fitted: NDArray[np.bool_], weight: Column) -> 
     if not (math.isfinite(slope) and math.isfinite(shift)):
         return SLOPE, 0.0
     return max(slope, 0.1 * SLOPE), shift
+
+
+def reserve_of(rows: Configurations, used: Column, peak: Column) -> dict[str, float]:
+    """Return the usual logarithm of reserved over used memory for each software that told both, and
+    under ``""`` the usual one of all.
+    """
+    known = np.isfinite(used) & np.isfinite(peak) & (used > 0)
+    apart = np.log(peak[known] / used[known])
+    if not len(apart):
+        return {}
+    codes = rows.columns["software"][known]
+    found = {"": max(0.0, float(np.median(apart)))}
+    for code in np.unique(codes).tolist():
+        mine = apart[codes == code]
+        found[rows.labels["software"][code]] = max(0.0, float(np.median(mine)))
+    return found

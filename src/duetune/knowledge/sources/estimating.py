@@ -142,7 +142,7 @@ class Source:
         configuration = by_known_names(one)[0]
         memory, time = self.terms(configuration)
         notes = [
-            f"no measured runs with {field} {getattr(configuration, field) or 'unspecified'}"
+            f"no measured runs with {field} {str(getattr(configuration, field)) or 'unspecified'}"
             for field in estimate.extrapolated
         ]
         return EstimateExplanation(

@@ -8,7 +8,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from duetune.knowledge.configurations.configuration import CATEGORIES, FIELDS, Configurations
-from duetune.knowledge.estimate import EXTRAPOLATED, MEMORY, NONE, OTHER, Estimates, around, put
+from duetune.knowledge.estimate import (
+    EXTRAPOLATED,
+    MEMORY,
+    NONE,
+    OTHER,
+    Estimates,
+    around,
+    put,
+    seen_words,
+    unseen_in,
+)
 from duetune.knowledge.observation import RunOutcome
 from duetune.knowledge.sources.estimating import Source
 from duetune.knowledge.sources.knowledge_source import Neighbour
@@ -204,12 +214,7 @@ class Measured:
 
     def unseen(self, configurations: Configurations) -> NDArray[np.bool_]:
         """Return for each of ``EXTRAPOLATED`` where the row's word was never measured."""
-        columns = []
-        for field in EXTRAPOLATED:
-            used = np.unique(self.rows.columns[field]).tolist() if len(self) else []
-            known = {self.rows.labels[field][code] for code in used}
-            columns.append(~configurations.is_(field, *known))
-        return np.stack(columns, axis=1)
+        return unseen_in(configurations, seen_words(self.rows))
 
 
 def _last(which: Index, size: int) -> list[int]:

@@ -109,7 +109,7 @@ def test_words_are_compared_by_label_whatever_their_code():
     [
         ("method", "nope", "one of full, lora"),
         ("precision", "int3", "one of bf16"),
-        ("lora_targets", "q_proj", "one of attention, all-linear"),
+        ("lora_targets", "v_proj+q_proj", "attention, all-linear, or names of layers in order"),
         ("batch_size", "x", "a number"),
         ("memory_cap_gb", None, "a number"),
     ],

@@ -69,7 +69,8 @@ def test_an_expression_is_of_every_row():
 
 def test_an_expression_knows_the_fields_it_depends_on():
     fields = parse_expression('per_gpu_tokens > 1 and method == "full"').fields
-    assert fields == {"batch_size", "num_gpus", "tokens_per_sample", "method"}
+    sizes = {"batch_size", "num_gpus", "tokens_per_sample", "tokens_per_microbatch"}
+    assert fields == {*sizes, "method"}
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,10 @@ DIES, RUNS_OUT, HANGS, POISONS, SLOW = 13, 17, 19, 23, 29
 
 def configuration(tokens, batch=1):
     return Configuration(
-        model="Qwen/Qwen2.5-0.5B", gpu_model="H200", batch_size=batch, tokens_per_sample=tokens
+        model="Qwen/Qwen2.5-0.5B",
+        gpu_model="H200",
+        tokens_per_microbatch=1000 * batch,
+        tokens_per_sample=tokens,
     )
 
 
@@ -156,7 +159,7 @@ def test_the_next_batch_is_chosen_while_the_current_one_runs(tmp_path):
     (_, _, _), (seen, taken, room), *_ = chooser.asked
     assert seen == 1
     assert taken == {each.key for each in first}
-    assert room.running == ("Qwen/Qwen2.5-0.5B", "bfloat16")
+    assert room.running == "Qwen/Qwen2.5-0.5B"
 
 
 def test_the_campaign_ends_early_once_it_is_satisfied(tmp_path):

@@ -10,11 +10,10 @@ import pytest
 
 from duetune.errors import InvalidInput
 from duetune.knowledge.configurations.configuration import Configuration, Configurations
-from duetune.knowledge.configurations.configuration_table import card_bytes
 from duetune.knowledge.configurations.space import Domain, Space
 from duetune.knowledge.configurations.space_sampling import sample
 from duetune.knowledge.estimate import EXTRAPOLATED, Estimates
-from duetune.knowledge.measure.active import Active, information, near_caps, positions, spread_out
+from duetune.knowledge.measure.active import Active, information, positions, spread_out
 from duetune.knowledge.measure.choice import (
     BATCH,
     Costs,
@@ -24,8 +23,9 @@ from duetune.knowledge.measure.choice import (
     fitting,
     trial_seconds,
 )
+from duetune.knowledge.measure.repeats import Repeating
 from duetune.knowledge.measure.surrogate import RUNS, HoldOut, RidgeEnsemble
-from duetune.knowledge.measure.trials import Batch, group_of
+from duetune.knowledge.measure.trials import Batch
 from duetune.knowledge.measure.worker_messages import Timing
 from duetune.knowledge.observation import Observation, RunOutcome
 
@@ -38,8 +38,9 @@ def space(**domains):
         "model": (SMALL, MIDDLE),
         "gpu_model": ("H200",),
         "method": ("full", "lora"),
-        "batch_size": (1, 2, 4, 8),
+        "tokens_per_microbatch": (1024, 2048, 4096, 8192),
         "tokens_per_sample": (128, 256, 512, 1024),
+        "precision": ("bf16",),
         "grad_checkpoint": (True, False),
         **domains,
     }
@@ -47,7 +48,8 @@ def space(**domains):
 
 
 def configuration(**changes):
-    return Configuration(**{"model": SMALL, "gpu_model": "H200", "method": "full", **changes})
+    values = {"model": SMALL, "gpu_model": "H200", "method": "full", "tokens_per_microbatch": 4096}
+    return Configuration(**{**values, "attention": "varlen", **changes})
 
 
 def observation(outcome=RunOutcome.VALID, pace=1000.0, peak=10.0, **changes):
@@ -100,11 +102,11 @@ def test_active_chooses_the_model_it_is_unsure_of():
     there = space(model=(SMALL, MIDDLE, LARGE))
     unsure = Believing(unsure=lambda each: 3.0 if each.model == MIDDLE else 0.1)
     batch = active(there, unsure).choose(seen_everywhere(there), set(), ENDLESS)
-    assert batch.group[0] == MIDDLE
+    assert batch.model == MIDDLE
 
 
 def test_active_prefers_what_it_is_unsure_of_inside_a_model():
-    there = space(model=(SMALL,), batch_size=tuple(range(1, 33)))
+    there = space(model=(SMALL,), tokens_per_microbatch=tuple(range(1024, 33 * 1024, 1024)))
     unsure = Believing(unsure=lambda each: 3.0 if each.method == "lora" else 0.05)
     batch = active(there, unsure).choose(seen_everywhere(there), set(), ENDLESS)
     methods = Counter(str(each.method) for each in batch.configurations)
@@ -115,7 +117,7 @@ def test_active_prefers_the_cheaper_of_what_teaches_as_much():
     there = space(model=(SMALL, MIDDLE))
     slow = Believing(pace=lambda each: 100.0 if each.model == SMALL else 1e6)
     batch = active(there, slow).choose(seen_everywhere(there), set(), ENDLESS)
-    assert batch.group[0] == MIDDLE
+    assert batch.model == MIDDLE
 
 
 def test_active_first_looks_at_every_model_and_covers_it():
@@ -123,11 +125,11 @@ def test_active_first_looks_at_every_model_and_covers_it():
     chooser, seen, order = active(there, Believing()), [], []
     for _ in range(3):
         batch = chooser.choose(seen, {each.configuration.key for each in seen}, ENDLESS)
-        order.append(batch.group[0])
+        order.append(batch.model)
         seen += [
             Observation(configuration=each, outcome=RunOutcome.OOM) for each in batch.configurations
         ]
-        for field in ("method", "grad_checkpoint", "batch_size", "tokens_per_sample"):
+        for field in ("method", "grad_checkpoint", "tokens_per_microbatch", "tokens_per_sample"):
             assert len({getattr(each, field) for each in batch.configurations}) > 1, field
     assert order == [SMALL, MIDDLE, LARGE], "small ones first"
 
@@ -135,9 +137,9 @@ def test_active_first_looks_at_every_model_and_covers_it():
 def test_active_leaves_the_model_that_is_running_to_its_worker():
     there = space()
     unsure = Believing(unsure=lambda each: 3.0 if each.model == MIDDLE else 0.1)
-    room = msgspec.structs.replace(ENDLESS, running=(MIDDLE, "bfloat16"))
+    room = msgspec.structs.replace(ENDLESS, running=MIDDLE)
     batch = active(there, unsure).choose(seen_everywhere(there), set(), room)
-    assert batch.group[0] == SMALL
+    assert batch.model == SMALL
 
 
 def test_active_runs_nothing_twice_and_ends_when_nothing_is_left():
@@ -155,9 +157,9 @@ def test_active_runs_nothing_twice_and_ends_when_nothing_is_left():
 
 def test_active_leaves_out_what_takes_too_long():
     there = space(model=(SMALL,))
-    slow = Believing(pace=lambda each: 10.0 if each.batch_size > 2 else 1e6)
+    slow = Believing(pace=lambda each: 10.0 if each.tokens_per_microbatch > 2048 else 1e6)
     batch = active(there, slow, most_s=20.0).choose([], set(), ENDLESS)
-    assert {each.batch_size for each in batch.configurations} <= {1, 2}
+    assert {each.tokens_per_microbatch for each in batch.configurations} <= {1024, 2048}
 
 
 def test_active_goes_on_when_the_surrogate_breaks():
@@ -173,8 +175,13 @@ def test_the_same_seed_chooses_the_same():
 
 
 def test_a_run_that_is_bound_to_fit_or_not_teaches_nothing_of_validity():
-    known = [observation(batch_size=4), observation(RunOutcome.OOM, batch_size=16)]
-    rows = Configurations.of(configuration(batch_size=size) for size in (2, 8, 32))
+    known = [
+        observation(tokens_per_microbatch=4096),
+        observation(RunOutcome.OOM, tokens_per_microbatch=16384),
+    ]
+    rows = Configurations.of(
+        configuration(tokens_per_microbatch=size) for size in (2048, 8192, 32768)
+    )
     # The surrogate is of no opinion; runs decide the first and the last.
     estimates = Believing(unsure=lambda _: 0.0, p_valid=lambda _: 0.5).estimate(rows)
     below, between, above = information(rows, estimates, known)
@@ -189,20 +196,6 @@ def test_an_interval_across_the_capacity_keeps_the_question_open():
     closed = information(rows, sure, [])
     sure.memory_gb = np.array([[20.0, 24.0, 30.0]])
     assert information(rows, sure, [])[0] > closed[0] + 0.2
-
-
-def test_runs_close_to_a_smaller_card_are_repeated_on_it():
-    there = space(model=(SMALL,), memory_cap_gb=(0.0, 24.0, 80.0))
-    capacity = card_bytes(24.0) / 1e9
-    near = observation(peak=capacity * 1.05, batch_size=1, tokens_per_sample=128)
-    far = observation(peak=capacity * 1.5, batch_size=2, tokens_per_sample=128)
-    thrifty = observation(peak=capacity * 1.5, batch_size=4, tokens_per_sample=128)
-    thrifty = msgspec.structs.replace(thrifty, needed_memory_gb=capacity * 0.9)
-    outside = observation(peak=capacity, batch_size=64, tokens_per_sample=128)
-    found = near_caps([near, far, thrifty, outside], there)
-    assert found == [
-        msgspec.structs.replace(each.configuration, memory_cap_gb=24.0) for each in (near, thrifty)
-    ]
 
 
 def test_chosen_ones_are_far_from_each_other_and_from_those_that_were_run():
@@ -238,17 +231,23 @@ def test_a_latin_hypercube_has_every_value_about_equally_often():
     batches = all_of(drawn_by(there, "latin-hypercube", 64), 64)
     rows = [each for batch in batches for each in batch.configurations]
     assert len(rows) == len({each.key for each in rows}) == 64
-    for field in ("model", "method", "batch_size", "tokens_per_sample", "grad_checkpoint"):
+    for field in (
+        "model",
+        "method",
+        "tokens_per_microbatch",
+        "tokens_per_sample",
+        "grad_checkpoint",
+    ):
         counts = Counter(str(getattr(each, field)) for each in rows)
         even = 64 / len(counts)
         assert all(abs(count - even) <= 0.15 * even for count in counts.values()), field
 
 
 @pytest.mark.parametrize("method", ["random", "latin-hypercube"])
-def test_a_batch_has_one_model_and_one_dtype(method):
+def test_a_batch_has_one_model(method):
     there = space(precision=("bf16", "bf16-mixed"))
     for batch in all_of(drawn_by(there, method, 100), 100):
-        assert len({group_of(each) for each in batch.configurations}) == 1
+        assert len({each.model for each in batch.configurations}) == 1
         assert len(batch.configurations) <= BATCH
 
 
@@ -288,14 +287,14 @@ def test_a_short_time_is_shared_by_the_models():
     room = RemainingBudget(seconds=60.0, count=10**9)
     models, taken = set(), set()
     while (batch := chooser.choose([], taken, room)) is not None and room.seconds > 0:
-        models.add(batch.group[0])
+        models.add(batch.model)
         taken |= {each.key for each in batch.configurations}
         room = msgspec.structs.replace(room, seconds=room.seconds - batch.expected_s)
     assert models == {SMALL, MIDDLE, LARGE}
 
 
 def test_a_batch_is_cut_to_the_room_there_is():
-    rows = tuple(configuration(batch_size=size) for size in (1, 2, 4, 8))
+    rows = tuple(configuration(tokens_per_microbatch=size) for size in (1, 2, 4, 8))
     batch = Batch(configurations=rows, seconds=(1.0, 2.0, 3.0, 4.0), start_s=5.0)
     assert fitting(batch, RemainingBudget(seconds=8.5, count=9)).configurations == rows[:2]
     assert fitting(batch, RemainingBudget(seconds=1e9, count=3)).configurations == rows[:3]
@@ -307,35 +306,52 @@ def test_a_batch_is_cut_to_the_room_there_is():
 
 
 def test_a_space_of_which_nothing_can_be_measured_is_refused_with_the_reason():
-    with pytest.raises(InvalidInput, match="method qlora cannot be measured"):
-        check_measurable(space(method=("qlora",)))
-    check_measurable(space(method=("qlora", "lora")))
+    with pytest.raises(InvalidInput, match="method pt cannot be measured"):
+        check_measurable(space(method=("pt",)))
+    check_measurable(space(method=("pt", "lora")))
+    with pytest.raises(InvalidInput, match="tokens_per_microbatch is needed"):
+        check_measurable(space(tokens_per_microbatch=(0,)))
 
 
 def test_the_seconds_of_a_trial_follow_the_protocol():
     timing = Timing()
     rows = Configurations.of(
         [
-            configuration(tokens_per_sample=1000),
-            configuration(tokens_per_sample=1000, memory_cap_gb=24.0),
+            configuration(tokens_per_microbatch=4096),
+            configuration(tokens_per_microbatch=4096, grad_accum=2),
         ]
     )
     quick, _ = trial_seconds(rows, np.full(2, 1e6), timing)
     assert timing.min_s < quick < 1.0
-    middling, capped = trial_seconds(rows, np.full(2, 4000.0), timing)
+    middling, double = trial_seconds(rows, np.full(2, 16_384.0), timing)
     assert 0.25 * 5 < middling < timing.max_s
-    assert capped < middling
-    slow, _ = trial_seconds(rows, np.full(2, 100.0), timing)
-    assert slow == pytest.approx(15, rel=0.1), "only the first step"
+    assert 1.8 < double / middling < 2.2
+    slow, _ = trial_seconds(rows, np.full(2, 410.0), timing)
+    assert slow == pytest.approx(35, rel=0.1), "the first step, and two more"
+
+
+def test_known_configurations_are_measured_again_beside_new_ones():
+    there = space(model=(SMALL,))
+    known = [observation(tokens_per_sample=length) for length in (128, 256, 512, 1024)]
+    twice = [*known, known[0]]
+    gone = observation(RunOutcome.OOM, tokens_per_sample=64)
+    taken = {each.configuration.key for each in known}
+    chooser = Repeating(drawn_by(there, "random", 12), 0.2, np.random.default_rng(0))
+    batch = chooser.choose([*twice, gone], taken, RemainingBudget(seconds=1e9, count=30))
+    keys = [each.key for each in batch.configurations]
+    assert len(keys) == len(set(keys)) == 15
+    repeated = set(keys) & taken
+    assert repeated == {each.configuration.key for each in known[1:]}, "the least measured ones"
 
 
 def campaign_history(count, seed=0):
     """Observations of a made-up GPU."""
     rng = np.random.default_rng(seed)
-    there = space(model=(SMALL, MIDDLE, LARGE), batch_size=(1, 2, 4, 8, 16, 32, 64))
+    sizes = tuple(512 * 2**power for power in range(7))
+    there = space(model=(SMALL, MIDDLE, LARGE), tokens_per_microbatch=sizes)
     rows = []
     for each in sample(there, count, rng):
-        tokens = each.batch_size * each.tokens_per_sample
+        tokens = each.tokens_per_microbatch
         pace = 2e5 * tokens / (tokens + 2000) * (0.7 if each.grad_checkpoint else 1.0)
         peak = 3.0 + tokens / 3000
         fits = peak < 20

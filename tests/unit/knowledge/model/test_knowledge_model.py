@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from importlib.resources import as_file, files
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -11,7 +12,7 @@ from duetune.interop.import_runs.recognise import import_history
 from duetune.knowledge.configurations.configuration import Configuration, Configurations, Method
 from duetune.knowledge.configurations.configuration_table import Described
 from duetune.knowledge.configurations.space_files import default_space, read_space
-from duetune.knowledge.estimate import Cause
+from duetune.knowledge.estimate import EXTRAPOLATED, Cause
 from duetune.knowledge.facts.gpus import GPUS
 from duetune.knowledge.facts.model_facts import model_facts
 from duetune.knowledge.history import History
@@ -168,7 +169,7 @@ def test_what_breaks_a_rule_never_works_and_is_told_so(model, blank, changes):
 
 def test_the_empty_history_answers_with_usual_physics(blank):
     told = one(blank)
-    assert told.extrapolated == ("model", "gpu_model", "method", "software")
+    assert told.extrapolated == EXTRAPOLATED
     assert told.support == 0
     assert 1_000 < told.tokens_per_s.middle < 50_000
     assert 3 < told.memory_gb.middle < 20
@@ -428,3 +429,54 @@ def test_every_point_of_the_packaged_spaces_has_an_answer(model, which):
 
 def test_facts_of_the_models_here_are_known():
     assert model_facts("meta-llama/Llama-3.1-405B").parameters > 4e11
+
+
+@pytest.mark.parametrize(
+    ("field", "changes"),
+    [
+        ("sharding", {"sharding": "hybrid", "num_gpus": 2, "batch_size": 4}),
+        ("optimiser", {"optimiser": "lion"}),
+        ("attention", {"attention": "varlen"}),
+        ("packed", {"tokens_per_microbatch": 4096, "batch_size": 1}),
+        ("num_gpus", {"num_gpus": 256, "batch_size": 256, "sharding": "fsdp"}),
+    ],
+)
+def test_memory_is_less_sure_of_what_was_never_measured(model, field, changes):
+    usual, told = one(model), one(model, **changes)
+    assert field in told.extrapolated
+    assert told.memory_gb.high / told.memory_gb.low > usual.memory_gb.high / usual.memory_gb.low
+
+
+def test_whole_campaigns_held_out_make_intervals_honest_on_another_day():
+    """Each day is faster or slower by its own factor, which no other day tells."""
+    random = np.random.default_rng(1)
+    rows = drawn(240, 31)
+
+    def day(number, table):
+        return [
+            msgspec.structs.replace(
+                each,
+                tokens_per_s=each.tokens_per_s and each.tokens_per_s * float(factor),
+                origin="campaign",
+                provenance=f"day {number}",
+                measured_at=86_400.0 * number,
+            )
+            for each, factor in zip(
+                measured(table, number),
+                np.repeat(np.exp(0.15 * random.standard_normal()), len(table)),
+                strict=True,
+            )
+        ]
+
+    days = [day(number, rows.take(np.arange(number, 240, 6))) for number in range(6)]
+    known = History([each for part in days[:5] for each in part])
+    mixed = History(
+        msgspec.structs.replace(each, provenance="one day", measured_at=0.0) for each in known
+    )
+    table = Configurations.of(each.configuration for each in known)
+    honest, naive = (KnowledgeModel.fit(each).estimate(table) for each in (known, mixed))
+
+    def width(estimates):
+        return np.median(estimates.tokens_per_s[:, 2] / estimates.tokens_per_s[:, 0])
+
+    assert width(honest) > 1.05 * width(naive)

@@ -11,7 +11,8 @@ from duetune.knowledge.estimate import EXTRAPOLATED
 from duetune.knowledge.model.features import Physics, Reckoned, feature_matrix, seen_labels
 from duetune.knowledge.model.forest import sortable
 from duetune.knowledge.model.pace_model import PaceModel, fit_pace
-from duetune.knowledge.model.throughput_model import FEWEST, TRANSFER, fit_performance
+from duetune.knowledge.model.throughput_model import FEWEST, fit_performance
+from duetune.knowledge.model.transfer import PACE
 from support.synthetic_history import TRUTH, drawn, measured
 
 ROOMY = {"model": ("HuggingFaceTB/SmolLM2-135M", "meta-llama/Llama-3.2-1B"), "num_gpus": (1, 2)}
@@ -24,6 +25,11 @@ def odd(rows):
     return np.where(long & rows.is_("gpu_model", "L40S"), 0.6, 1.0)
 
 
+def together(it):
+    """All rows are of one campaign."""
+    return np.zeros(len(it), np.int64)
+
+
 class World:
     """A fit to what was measured of ``rows``, and what it says of others."""
 
@@ -34,7 +40,9 @@ class World:
         pace = self.history.tokens_per_s
         self.physics = Physics(pace=fit_pace(it, pace, weight))
         self.labels = seen_labels(rows)
-        self.model = fit_performance(it, self.physics, self.labels, pace, weight, seed=0)
+        self.model = fit_performance(
+            it, self.physics, self.labels, pace, weight, together(it), seed=0
+        )
 
     def told(self, rows):
         reckoned = Reckoned(Described(rows), self.physics)
@@ -109,7 +117,7 @@ def test_the_default_software_is_known_once_it_was_measured(world):
 
 def test_how_far_labels_lie_apart_is_learnt_where_there_are_two(world):
     transfer = world.model.transfer
-    assert transfer["software"] == TRANSFER["software"]  # one label only
+    assert transfer["software"] == PACE["software"]  # one label only
     assert all(value >= 0.05 for value in transfer.values())
     # The two cards differ by 1.25 / 0.8 from what is usual: forgetting one is off by some of it.
     assert 0.1 < transfer["gpu_model"] < 1.0
@@ -159,7 +167,7 @@ def test_no_run_helps_to_predict_itself():
     pace = TRUTH.pace.tokens_per_s(it) * luck
     weight = np.ones(len(rows))
     physics = Physics(pace=fit_pace(it, pace, weight))
-    model = fit_performance(it, physics, {}, pace, weight, seed=0)
+    model = fit_performance(it, physics, {}, pace, weight, together(it), seed=0)
     half = model.widths.half_width(rows, np.zeros(len(rows)))
     seen = np.abs(np.log(physics.pace.tokens_per_s(it) / pace))
     assert np.median(half) > 0.45
@@ -173,7 +181,7 @@ def test_what_a_label_is_worth_is_how_far_off_physics_is_without_it():
     rows = drawn(8, 7, model=("meta-llama/Llama-3.1-8B",), **big)
     it = Described(rows)
     pace = physics.pace.tokens_per_s(it)
-    model = fit_performance(it, physics, {}, pace, np.ones(len(rows)), seed=0)
+    model = fit_performance(it, physics, {}, pace, np.ones(len(rows)), together(it), seed=0)
     assert model.transfer["gpu_model"] == pytest.approx((np.log(1.5) - np.log(0.6)) / 2, rel=0.02)
     assert model.transfer["method"] == pytest.approx(-np.log(0.7) / 2, rel=0.02)
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 import pytest
 
 from duetune.knowledge.configurations.configuration import Configuration, Configurations
 from duetune.knowledge.configurations.configuration_table import Described
+from duetune.knowledge.estimate import EXTRAPOLATED
 from duetune.knowledge.model.conformal import Widths
 from duetune.knowledge.model.features import Physics, Reckoned, feature_matrix, seen_labels
 from duetune.knowledge.model.forest import constant_forest, sortable
@@ -17,6 +19,7 @@ from duetune.knowledge.model.validity_model import (
     Validity,
     _logistic_fit,
     fit_validity,
+    reserve_of,
 )
 from support.synthetic_history import TRUTH, drawn
 
@@ -24,7 +27,11 @@ TIGHT = {"batch_size": (4, 8, 16, 32), "tokens_per_sample": (1024, 2048, 4096), 
 """About as many fit as not."""
 
 PHYSICS_ALONE = Validity(
-    memory=constant_forest(0.0), widths=Widths(), classifier=constant_forest(0.5)
+    memory=constant_forest(0.0),
+    widths=Widths(),
+    classifier=constant_forest(0.5),
+    seen=dict.fromkeys(EXTRAPOLATED, frozenset()),
+    transfer=dict.fromkeys(EXTRAPOLATED, 0.0),
 )
 
 
@@ -38,7 +45,16 @@ class World:
         weight = np.ones(len(rows))
         self.labels = seen_labels(rows)
         self.physics = Physics(memory=fit_memory(it, peak, self.fitted, weight))
-        self.model = fit_validity(it, self.physics, self.labels, peak, self.fitted, weight, seed=0)
+        self.model = fit_validity(
+            it,
+            self.physics,
+            self.labels,
+            peak,
+            self.fitted,
+            weight,
+            np.zeros(len(it), np.int64),
+            seed=0,
+        )
 
     def told(self, rows, model=None):
         model = self.model if model is None else model
@@ -259,12 +275,20 @@ def test_rows_that_weigh_nothing_do_not_move_the_curve():
 
 
 def test_a_sharp_bound_of_a_model_is_answered_without_overflow():
-    model = Validity(
-        memory=constant_forest(0.0),
-        widths=Widths(),
-        classifier=constant_forest(0.5),
-        odds=Odds(slope=400.0),
-    )
+    model = msgspec.structs.replace(PHYSICS_ALONE, odds=Odds(slope=400.0))
     world = World(Configurations.of([]))
     told = world.told(drawn(50, 14), model)
     assert np.isfinite(told).all()
+
+
+def test_what_the_allocator_wastes_is_known_by_software():
+    rows = Configurations.grid({"model": ["a"], "gpu_model": ["H200"], "software": ["x", "y"]})
+    used, peak = np.array([10.0, 10.0]), np.array([12.0, 10.1])
+    found = reserve_of(rows, used, peak)
+    assert found["x"] == pytest.approx(np.log(1.2))
+    assert found["x"] > found[""] > found["y"]
+    model = msgspec.structs.replace(PHYSICS_ALONE, reserve=found)
+    assert model.reserved(rows).tolist() == [found["x"], found["y"]]
+    world = World(Configurations.of([]))
+    tight = drawn(50, 14).take(np.arange(50))
+    assert (world.told(tight, model) <= world.told(tight, PHYSICS_ALONE)).all()

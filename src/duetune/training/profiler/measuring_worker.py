@@ -1,10 +1,10 @@
-"""``python -m duetune.knowledge.measure.measuring_worker [BATCH RESULTS]``: measures one batch.
+"""``python -m duetune.training.profiler.measuring_worker [BATCH RESULTS]``: measures a batch.
 
 The worker reads a header and trials, and writes one line for each trial. A line is on disk once it
 is written, so nothing measured is lost. The worker ends after the current trial when it gets
 SIGTERM, or when its parent is gone. Without arguments it imports everything and waits for a line
-with a JSON list of the two paths, so that the next worker is ready when one ends. It needs only
-torch, transformers and PEFT.
+with a JSON list of the two paths, so that the next worker is ready when one ends. It needs
+torch, transformers, PEFT, numpy and msgspec.
 """
 
 from __future__ import annotations
@@ -17,7 +17,15 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from duetune.knowledge.measure.worker_messages import DONE, POISONED, Header, Trial, started_line
+from duetune.knowledge.measure.worker_messages import (
+    DONE,
+    POISONED,
+    Header,
+    Trial,
+    ordered,
+    started_line,
+)
+from duetune.training.torch_environment import set_environment
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -50,7 +58,8 @@ def main(arguments: Sequence[str]) -> int:
         sys.stderr.write(__doc__ or "")
         return USAGE
     stop = _Stop()
-    from duetune.knowledge.measure.bench import Bench  # noqa: PLC0415 - imports torch
+    set_environment()
+    from duetune.training.profiler.bench import Bench  # noqa: PLC0415 - imports torch
 
     places = arguments or _awaited()
     if not places or stop.asked():
@@ -61,7 +70,7 @@ def main(arguments: Sequence[str]) -> int:
     trials = ordered([Trial.read(line) for line in lines[1:] if line.strip()])
     with results.open("a", encoding="utf-8") as file:
         bench = Bench(header)
-        _write(file, bench.build().line())
+        _write(file, bench.build(trials[0]).line())
         for trial in trials:
             if stop.asked():
                 break
@@ -79,22 +88,6 @@ def _awaited() -> list[str]:
         import peft  # noqa: F401, PLC0415 - imported ahead of the first trial
     line = sys.stdin.readline()
     return [str(each) for each in json.loads(line)] if line.strip() else []
-
-
-def ordered(trials: list[Trial]) -> list[Trial]:
-    """Return the trials in the order to run them: uncapped first, then by adapter, then by size.
-
-    Trials with the same adapter follow each other, because changing the adapter takes time.
-    """
-    return sorted(
-        trials,
-        key=lambda trial: (
-            trial.cap_bytes > 0,
-            trial.adapter,
-            trial.batch_size * trial.tokens_per_sample,
-            trial.id,
-        ),
-    )
 
 
 def _write(file: TextIO, line: str) -> None:

@@ -1,11 +1,7 @@
-"""Runs trials on one model: real steps of fine-tuning on random tokens, timed.
-
-Like all modules that a worker imports, it uses only torch, transformers and the standard library.
-"""
+"""Runs trials on one model: steps of our trainer on random rows, timed."""
 
 from __future__ import annotations
 
-import contextlib
 import math
 import statistics
 import time
@@ -14,20 +10,18 @@ from typing import TYPE_CHECKING
 import torch
 import transformers
 
-from duetune.knowledge.measure.device_memory import DeviceMemory
-from duetune.knowledge.measure.subject import Subject, Unsupported, optimiser_for
 from duetune.knowledge.measure.worker_messages import (
     GB,
     Ready,
     TrialResult,
-    computed_dtype,
     installed_software,
 )
+from duetune.training.profiler.device_memory import DeviceMemory
+from duetune.training.profiler.subject import Subject, Unsupported
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from duetune.knowledge.measure.worker_messages import Header, Outcome, Trial
+    from duetune.training.shared_state import SharedState
 
 _LEAK = 10**9
 _NO_MEMORY = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUBLAS_STATUS_NOT_INITIALIZED")
@@ -44,19 +38,18 @@ class Bench:
         self._device = torch.device("cuda:0" if header.device == "cuda" else header.device)
         self._memory = DeviceMemory(self._device)
         self._subject: Subject | None = None
+        self._built_for: Trial | None = None
         self._base = 0
 
-    def build(self) -> Ready:
-        """Build the model and return what the worker reports first.
+    def build(self, trial: Trial) -> Ready:
+        """Build the model for a trial, and return what the worker reports first.
 
         A model that does not fit shows up as out of memory in every trial.
         """
         try:
-            self._build()
+            self._build(trial)
         except torch.OutOfMemoryError:
             self._subject = None
-        self._memory.settle()
-        self._base = self._memory.allocated
         known = self._memory.known
         return Ready(
             device=torch.cuda.get_device_name(self._device) if known else "cpu",
@@ -67,8 +60,14 @@ class Bench:
             context_gb=self._memory.context / GB if known else None,
         )
 
-    def _build(self) -> None:
-        self._subject = Subject(self._header, self._device)
+    def _build(self, trial: Trial) -> None:
+        """Replace the model; the old one is gone before the new one is made."""
+        self._subject = None
+        self._built_for = trial
+        self._memory.release(everything=True)
+        self._subject = Subject(self._header, trial, self._device)
+        self._memory.settle()
+        self._base = self._memory.allocated
 
     def run(self, trial: Trial) -> TrialResult:
         """Return the result of one trial; errors of the configuration become results, not
@@ -83,7 +82,10 @@ class Bench:
         error = ""
         flags: tuple[str, ...] = ()
         try:
-            if self._subject is None or not self._memory.restart(trial):
+            if self._built_for is None or trial.built != self._built_for.built:
+                self._build(trial)
+            self._memory.restart()
+            if self._subject is None:
                 outcome, error = "oom", "the weights alone do not fit"
             else:
                 flags = self._measure(self._subject, trial, clock)
@@ -105,16 +107,16 @@ class Bench:
         known = self._memory.known
         valid = outcome == "valid"
         step_s = clock.step_s if valid else None
-        tokens = trial.batch_size * trial.tokens_per_sample
         return TrialResult(
             id=trial.id,
             outcome=outcome,
             measured_at=measured_at,
             runtime_s=time.perf_counter() - begun,
-            tokens_per_s=tokens / step_s if step_s else None,
-            step_s=step_s,
+            tokens_per_s=clock.tokens / step_s if step_s else None,
+            step_s=step_s / trial.grad_accum if step_s else None,
             first_step_s=clock.first_s,
             steps=len(clock.steps) if valid else 0,
+            step_rows=clock.rows if valid else None,
             peak_memory_gb=(peak + context) / GB if known and valid else None,
             peak_allocated_gb=allocated / GB if known and valid else None,
             context_gb=context / GB if known else None,
@@ -131,60 +133,38 @@ class Bench:
             return 0, 0, 0
 
     def _measure(self, subject: Subject, trial: Trial, clock: Stopwatch) -> tuple[str, ...]:
-        """Prepare model, optimiser and data of a trial, time its steps, and return flags."""
-        model = subject.adapt(trial)
-        optimiser = optimiser_for(trial, subject.trained(), self._device)
-        computed = computed_dtype(trial.method, trial.precision)
-        scaler = torch.amp.GradScaler(self._device.type, enabled=computed == "float16")
-        shape = (trial.batch_size, trial.tokens_per_sample)
-        draw = torch.Generator(self._device).manual_seed(self._header.seed)
-        ids = torch.randint(subject.vocabulary, shape, generator=draw, device=self._device)
-
-        def step() -> torch.Tensor:
-            with (
-                contextlib.nullcontext()
-                if computed is None
-                else torch.autocast(self._device.type, dtype=getattr(torch, computed))
-            ):
-                loss: torch.Tensor = model(input_ids=ids, labels=ids).loss
-            scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
-            scaler.step(optimiser)
-            scaler.update()
-            optimiser.zero_grad(set_to_none=True)
-            return loss.detach()
-
-        flags = self._time(trial, clock, step)
+        """Prepare the trainer's state for a trial, time its steps, and return flags."""
+        state = subject.state(trial)
+        clock.rows = subject.rows
+        flags = self._time(state, clock)
+        clock.tokens = state.known.tokens // state.step
+        loss = state.known.losses[0]
+        clock.loss = loss if math.isfinite(loss) else None
         return flags if clock.loss is not None else (*flags, "loss-not-finite")
 
-    def _time(
-        self, trial: Trial, clock: Stopwatch, step: Callable[[], torch.Tensor]
-    ) -> tuple[str, ...]:
+    def _time(self, state: SharedState, clock: Stopwatch) -> tuple[str, ...]:
         """Time steps until there are enough of them or the time is up, and return flags."""
         timing = self._header.timing
+        # The first step also compiles and loads kernels, so it says nothing about the others.
+        clock.first_s = clock.time(state, self._memory)
         begun = time.perf_counter()
-        first = clock.first(step, self._memory)
-        if first > timing.slow_step_s:
-            clock.steps.append(first)
-            return ("first-step-only",)
-        # A step that takes seconds needs no further warm-up.
-        for _ in range(timing.warm_up_steps - 1 if first < timing.max_s / 2 else 0):
-            clock.time(step, self._memory)
-        enough = timing.capped_steps if trial.cap_bytes else timing.min_steps
-        long = timing.min_s / 2 if trial.cap_bytes else timing.min_s
-        while True:
-            clock.steps.append(clock.time(step, self._memory))
-            if time.perf_counter() - begun >= timing.max_s:
+        for _ in range(timing.warm_up_steps - 1):
+            second = clock.time(state, self._memory)
+            if second > timing.max_s / 2:
+                # So long a step needs no further warm-up.
+                clock.steps.append(second)
                 break
-            if len(clock.steps) >= enough and sum(clock.steps) >= long:
+        while time.perf_counter() - begun < timing.max_s or not clock.steps:
+            if len(clock.steps) >= timing.min_steps and sum(clock.steps) >= timing.min_s:
                 break
-        return () if len(clock.steps) >= enough else ("few-steps",)
+            clock.steps.append(clock.time(state, self._memory))
+        return () if len(clock.steps) >= timing.min_steps else ("few-steps",)
 
     def _clear(self) -> tuple[str, ...]:
         """Release what the trial left, so that the next one starts alike; rebuild the model if
         necessary.
         """
         try:
-            self._memory.lift_cap()
             if self._subject is not None:
                 self._subject.forget_gradients()
             self._memory.release()
@@ -195,11 +175,8 @@ class Bench:
             self._memory.release()
             if self._memory.allocated - self._base < _LEAK:
                 return ()
-            self._subject = None
-            self._memory.release(everything=True)
-            self._build()
-            self._memory.settle()
-            self._base = self._memory.allocated
+            if self._built_for is not None:
+                self._build(self._built_for)
         except torch.OutOfMemoryError:
             return ("poisoned",)
         except RuntimeError as error:
@@ -210,34 +187,34 @@ class Bench:
 
 
 class Stopwatch:
-    """Seconds of each measured step; the first step is stored separately."""
+    """Seconds of each measured step; the first step is stored separately.
+
+    ``rows`` and ``tokens`` are those of one step.
+    """
 
     def __init__(self) -> None:
         self.steps: list[float] = []
         self.first_s: float | None = None
         self.loss: float | None = None
+        self.rows = 0
+        self.tokens = 0
 
     @property
     def step_s(self) -> float:
         """Return the median step in seconds."""
         return statistics.median(self.steps)
 
-    def first(self, step: Callable[[], torch.Tensor], memory: DeviceMemory) -> float:
-        """Run and time the first step, and store its loss if it is finite."""
+    @staticmethod
+    def time(state: SharedState, memory: DeviceMemory) -> float:
+        """Do one step of the trainer, as the only member, and return its seconds."""
         begun = time.perf_counter()
-        loss = step()
-        memory.wait()
-        self.first_s = time.perf_counter() - begun
-        value = float(loss)
-        self.loss = value if math.isfinite(value) else None
-        return self.first_s
-
-    def time(self, step: Callable[[], torch.Tensor], memory: DeviceMemory) -> float:
-        """Run one step and return its seconds."""
-        begun = time.perf_counter()
-        step()
+        state.update(state.contribution(0, (0.0,), _untouched)[0])
         memory.wait()
         return time.perf_counter() - begun
+
+
+def _untouched() -> None:
+    """Nobody watches a trial, so nobody is told that it lives."""
 
 
 def _first_line(error: BaseException) -> str:

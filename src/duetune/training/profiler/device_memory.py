@@ -1,18 +1,14 @@
-"""The memory of the measured device, and how a smaller card is emulated on it."""
+"""The memory of the measured device."""
 
 from __future__ import annotations
 
 import gc
-from typing import TYPE_CHECKING
 
 import torch
 
-if TYPE_CHECKING:
-    from duetune.knowledge.measure.worker_messages import Trial
-
 
 class DeviceMemory:
-    """Counters of one GPU's memory. On a CPU all numbers are 0 and there are no caps."""
+    """Counters of one GPU's memory. On a CPU all numbers are 0."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -77,18 +73,7 @@ class DeviceMemory:
             torch.cuda.synchronize(self._device)
             torch.cuda.empty_cache()
 
-    def restart(self, trial: Trial) -> bool:
-        """Reset the peaks and apply the trial's cap; return False if the model alone exceeds it."""
-        if not self._gpu:
-            return True
-        limit = self.total
-        if trial.cap_bytes:
-            limit = min(self.total, max(0, trial.cap_bytes - self.context))
-        torch.cuda.set_per_process_memory_fraction(limit / self.total, self._device)
-        torch.cuda.reset_peak_memory_stats(self._device)
-        return int(torch.cuda.memory_reserved(self._device)) <= limit
-
-    def lift_cap(self) -> None:
-        """Remove the cap after a trial."""
+    def restart(self) -> None:
+        """Forget the peaks of the trial before."""
         if self._gpu:
-            torch.cuda.set_per_process_memory_fraction(1.0, self._device)
+            torch.cuda.reset_peak_memory_stats(self._device)
