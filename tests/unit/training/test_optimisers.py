@@ -16,6 +16,7 @@ pytestmark = pytest.mark.torch
 
 torch = later("torch")
 transformers = later("transformers")
+flat_parameters = later("duetune.training.flat_parameters")
 learning = later("duetune.training.shared_state")
 optimisers = later("duetune.training.optimisers")
 
@@ -41,7 +42,7 @@ def task(name, dtype):
 
 def built(name, dtype=None):
     made, wished = model(dtype or torch.float32), task(name, dtype)
-    flat = learning.FlatParameters(made, wished)
+    flat = flat_parameters.FlatParameters(made, wished)
     return made, flat, optimisers.FlatOptimiser(wished, flat)
 
 
