@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import threading
 import time
 from typing import TYPE_CHECKING, Self
@@ -16,12 +15,9 @@ import numpy as np
 import torch
 import transformers
 
-from duetune.core.node_contract import CHECKPOINT_KEEP, RENDEZVOUS
 from duetune.errors import InvalidInput, OutOfMemory
-from duetune.training.authentication import job_secret
 from duetune.training.batches import held_out
-from duetune.training.checkpoint import CheckpointStore, Damaged
-from duetune.training.group import ElasticGroup, GroupPlace, GroupSettings, SoloGroup
+from duetune.training.entry import checkpoint_store, join, restore
 from duetune.training.publication import PublishedResult, only_publisher, publish, published
 from duetune.training.saver import Saver
 from duetune.training.shared_state import SharedState
@@ -38,13 +34,11 @@ from duetune.training.trained_model import (
 from duetune.training.training_loop import ElasticTraining
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
     from pathlib import Path
 
     from numpy.typing import NDArray
 
-    from duetune.training.checkpoint import Checkpoint
-    from duetune.training.group import Group
     from duetune.training.task import TrainingTask
     from duetune.training.tokens import TokenizedRows, Tokenizer
     from duetune.training.worker_contract import Contract, Notice, ProgressReporter
@@ -117,8 +111,8 @@ class Session:
     def run(self, notice: Notice, reporter: ProgressReporter) -> PublishedResult | None:
         """Train and return the published result; None if this member had to leave before."""
         contract, learner = self._contract, self._learner
-        store = CheckpointStore(contract.checkpoints, contract.epoch, keep=_kept(os.environ))
-        restored = self._restore(store)
+        store = checkpoint_store(contract)
+        restored = restore(store, learner)
         saver = Saver(
             store,
             contract.hazard_file,
@@ -127,7 +121,7 @@ class Session:
             saved_step=0 if restored is None else restored.step,
             touch=self._touch,
         )
-        group = self._group(notice, store, "" if restored is None else restored.path.name)
+        group = join(contract, store, restored, learner, self._device, notice, self._touch)
         try:
             training = ElasticTraining(
                 learner,
@@ -159,60 +153,6 @@ class Session:
                 return found
             with self._touch.kept_up():
                 return self._publish(warning)
-
-    def _group(self, notice: Notice, store: CheckpointStore, restored: str) -> Group:
-        contract = self._contract
-        name = f"{contract.epoch:08d}.{contract.node}"
-        file = contract.coordinator_file
-        if file is None:
-            return SoloGroup(name, self._learner, self._touch)
-
-        def restore(checkpoint: str) -> None:
-            found = store.named(checkpoint)
-            if found is None:
-                raise FileNotFoundError(f"the checkpoint {checkpoint} is gone")
-            try:
-                self._load(found)
-            except Damaged as damage:
-                raise OSError(str(damage)) from damage
-
-        return ElasticGroup(
-            GroupPlace(
-                coordinator=lambda: file.read_text("utf-8").strip(),
-                secret=job_secret(os.environ),
-                folder=contract.folder / RENDEZVOUS,
-            ),
-            name,
-            self._learner,
-            self._device,
-            restored=restored,
-            restore=restore,
-            leaving=lambda: notice.given,
-            touched=self._touch,
-            settings=GroupSettings.from_environment(os.environ),
-        )
-
-    def _restore(self, store: CheckpointStore) -> Checkpoint | None:
-        """Load the newest checkpoint and return it; None if there is none."""
-        while (found := store.latest()) is not None:
-            try:
-                self._load(found)
-            except Damaged:
-                # The leader has just replaced it by a newer one.
-                continue
-            _log.info("continuing from step %d", found.step)
-            return found
-        return None
-
-    def _load(self, checkpoint: Checkpoint) -> None:
-        """Load a checkpoint; every byte is compared with the manifest."""
-        arrays, document = checkpoint.load()
-        try:
-            with self._learner.lock:
-                self._learner.load(arrays, document)
-        except (ValueError, KeyError) as error:
-            allowed = f"checkpoints of this training task ({error})"
-            raise InvalidInput("checkpoints", str(checkpoint.path), allowed) from None
 
     def _publish(self, warning: str) -> PublishedResult:
         if self._learner.step < self._learner.total_steps:
@@ -291,12 +231,6 @@ class _Heartbeat:
             self._path.touch()
         except OSError as error:
             _log.debug("cannot touch the heartbeat file: %s", error)
-
-
-def _kept(environ: Mapping[str, str]) -> int:
-    """Return the number of checkpoints to keep, from ``DUETUNE_CHECKPOINT_KEEP``."""
-    text = environ.get(CHECKPOINT_KEEP, "")
-    return int(text) if text.isdigit() and int(text) > 0 else 2
 
 
 def _check_fit(task: TrainingTask, data: TokenizedRows, config: object) -> None:

@@ -27,7 +27,13 @@ if TYPE_CHECKING:
 _STALL_S = 10.0
 # Links of peers that have formed the group before this member has.
 _MOST_EARLY_LINKS = 256
-_DTYPES = {str(dtype): dtype for dtype in (torch.float32, torch.float64, torch.int64)}
+_DTYPES = {
+    str(dtype): dtype
+    for dtype in (
+        *(torch.float32, torch.float64, torch.bfloat16, torch.float16),
+        *(torch.int64, torch.int32, torch.int8, torch.uint8, torch.bool),
+    )
+}
 _YES, _NO = b"yes", b""
 
 
