@@ -15,32 +15,37 @@ import numpy as np
 import torch
 import transformers
 
+from duetune.core.node_contract import RENDEZVOUS
 from duetune.errors import InvalidInput, OutOfMemory
 from duetune.training.batches import held_out
-from duetune.training.entry import checkpoint_store, join, restore
+from duetune.training.entry import checkpoint_store, follow, join, load_named, restore
+from duetune.training.follower import Follower
 from duetune.training.publication import PublishedResult, only_publisher, publish, published
 from duetune.training.saver import Saver
-from duetune.training.shared_state import SharedState
+from duetune.training.sharding import own_device, shard
+from duetune.training.shared_state import OwnShard, SharedState, whole_model
+from duetune.training.siblings import Evaluate, Siblings
 from duetune.training.task import TrainingMethod
 from duetune.training.tokens import tokenized_dataset
 from duetune.training.trained_model import (
+    evaluated_loss,
     load_base,
     load_model,
     load_tokenizer,
-    mean_loss,
     precision,
     save_model,
 )
 from duetune.training.training_loop import ElasticTraining
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from numpy.typing import NDArray
 
     from duetune.training.task import TrainingTask
     from duetune.training.tokens import TokenizedRows, Tokenizer
+    from duetune.training.trained_model import LanguageModel
     from duetune.training.worker_contract import Contract, Notice, ProgressReporter
 
 _log = logging.getLogger(__name__)
@@ -59,7 +64,9 @@ class Session:
         learner: SharedState,
         evaluation: tuple[TokenizedRows, NDArray[np.int64]],
         device: torch.device,
+        siblings: Siblings,
     ) -> None:
+        self._siblings = siblings
         self._contract = contract
         self._task = task
         self._tokenizer = tokenizer
@@ -69,12 +76,23 @@ class Session:
         self._touch = _Heartbeat(contract.folder / "heartbeats" / contract.node)
 
     @classmethod
-    def prepare(cls, contract: Contract, task: TrainingTask, *, threads: int) -> Self:
-        """Load the model and the tokenized data; ``threads`` is for torch's operations."""
+    def prepare(
+        cls,
+        contract: Contract,
+        task: TrainingTask,
+        *,
+        threads: int,
+        siblings: Siblings | None = None,
+    ) -> Self:
+        """Load the model and the tokenized data; ``threads`` is for torch's operations.
+
+        The processes of a member load the model at the same time, and each keeps its shard.
+        """
+        siblings = siblings or Siblings()
         torch.set_num_threads(threads)
         # Progress bars would fill the log file.
         transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        device = own_device(siblings)
         tokenizer = load_tokenizer(task)
         cache = contract.folder / "tokens"
         data = tokenized_dataset(task.dataset, tokenizer, task.max_length, cache)
@@ -89,14 +107,14 @@ class Session:
             evaluation = (data, kept)
             rows = np.delete(rows, kept)
         try:
-            model = load_model(task, device)
+            model = _loaded(load_model, task, contract, siblings, device)
             _check_fit(task, data, model.config)
-            learner = SharedState(task, model, data, rows, device)
+            learner = SharedState(task, model, data, rows, device, siblings)
         except torch.OutOfMemoryError as error:
             allowed = f"a smaller model, or LoRA: out of memory ({error})"
             raise OutOfMemory("model", task.model, allowed) from None
         torch.use_deterministic_algorithms(learner.exact and device.type == "cuda")
-        return cls(contract, task, tokenizer, learner, evaluation, device)
+        return cls(contract, task, tokenizer, learner, evaluation, device, siblings)
 
     @property
     def summary(self) -> str:
@@ -104,7 +122,8 @@ class Session:
         learner = self._learner
         reduction = "exact" if learner.exact else "fast"
         return (
-            f"{learner.trainable:,} trainable parameters on {self._device.type}, "
+            f"{learner.trainable:,} trainable parameters on {self._device.type}"
+            f"{'' if learner.whole else f', sharded over {self._siblings.count} processes'}, "
             f"{self._task.microbatches} microbatches per step, {reduction} reduction"
         )
 
@@ -112,7 +131,7 @@ class Session:
         """Train and return the published result; None if this member had to leave before."""
         contract, learner = self._contract, self._learner
         store = checkpoint_store(contract)
-        restored = restore(store, learner)
+        restored = restore(store, learner, self._siblings)
         saver = Saver(
             store,
             contract.hazard_file,
@@ -121,7 +140,18 @@ class Session:
             saved_step=0 if restored is None else restored.step,
             touch=self._touch,
         )
-        group = join(contract, store, restored, learner, self._device, notice, self._touch)
+        self._siblings.touched = self._touch
+        group = join(
+            contract,
+            store,
+            restored,
+            learner,
+            self._device,
+            notice,
+            self._touch,
+            self._siblings,
+            OwnShard(learner),
+        )
         try:
             training = ElasticTraining(
                 learner,
@@ -145,6 +175,22 @@ class Session:
         finally:
             group.close()
             saver.wait()
+            self._siblings.close()
+
+    def follow(self) -> None:
+        """Do what the member's first process asks for, until it says that the work is over."""
+        learner, store = self._learner, checkpoint_store(self._contract)
+        links = follow(
+            self._contract, store, learner, OwnShard(learner), self._touch, self._siblings.place
+        )
+        Follower(
+            learner,
+            self._siblings,
+            links,
+            restore=lambda name: load_named(store, learner, name),
+            evaluate=lambda base: self._loss(base=base),
+            touch=self._touch if links is None else links.touch,
+        ).run()
 
     def _result(self, warning: str) -> PublishedResult:
         output = self._contract.output
@@ -171,7 +217,7 @@ class Session:
         )
 
         def write(folder: Path) -> None:
-            save_model(self._learner.model, self._tokenizer, folder)
+            save_model(whole_model(self._task, self._learner), self._tokenizer, folder)
 
         result = publish(self._contract.output, write, result)
         _log.info("published %s", self._contract.output)
@@ -179,19 +225,38 @@ class Session:
 
     def _losses(self) -> tuple[float | None, float | None, int]:
         """Return the evaluation loss before and after training, and the number of rows."""
-        data, rows = self._evaluation
-        if not len(rows):
+        if not (count := len(self._evaluation[1])):
             return None, None, 0
-        size = self._task.per_device_train_batch_size
-        batches = [rows[begin : begin + size] for begin in range(0, len(rows), size)]
-        model, device, dtype = self._learner.model, self._device, precision(self._task)
-        tuned = mean_loss(model, data, batches, device, dtype)
+        together = self._siblings.together
+        tuned = together(Evaluate(base=False), lambda: self._loss(base=False))
+        base = together(Evaluate(base=True), lambda: self._loss(base=True))
+        return base, tuned, count
+
+    def _loss(self, *, base: bool) -> float:
+        """Return the evaluation loss of the tuned model or of its base."""
+        model = self._learner.model
+        if not base:
+            return self._mean_loss(model)
         if self._task.method is TrainingMethod.LORA:
             with model.disable_adapter():
-                base = mean_loss(model, data, batches, device, dtype)
-        else:
-            base = mean_loss(load_base(self._task, device), data, batches, device, dtype)
-        return base, tuned, len(rows)
+                return self._mean_loss(model)
+        return self._mean_loss(
+            _loaded(load_base, self._task, self._contract, self._siblings, self._device)
+        )
+
+    def _mean_loss(self, model: LanguageModel) -> float:
+        """Return the mean loss per token; the processes of a member share the batches."""
+        data, rows = self._evaluation
+        size, count = self._task.per_device_train_batch_size, self._siblings.count
+        batches = [rows[begin : begin + size] for begin in range(0, len(rows), size)]
+        own = batches[self._siblings.place :: count]
+        # All must make the same number of passes.
+        spare = [batches[0]] * (-(-len(batches) // count) - len(own))
+        dtype = precision(self._task)
+        total = evaluated_loss(model, data, own, self._device, dtype)
+        evaluated_loss(model, data, spare, self._device, dtype)
+        (total,) = self._siblings.sums(total)
+        return total / max(1, data.targets(rows))
 
     def _wait(self) -> None:
         self._touch()
@@ -231,6 +296,21 @@ class _Heartbeat:
             self._path.touch()
         except OSError as error:
             _log.debug("cannot touch the heartbeat file: %s", error)
+
+
+def _loaded(
+    load: Callable[[TrainingTask, torch.device], LanguageModel],
+    task: TrainingTask,
+    contract: Contract,
+    siblings: Siblings,
+    device: torch.device,
+) -> LanguageModel:
+    """Load a model onto this process's device, or sharded over those of the member."""
+    if siblings.count == 1:
+        return load(task, device)
+    model = load(task, torch.device("cpu"))
+    shard(model, siblings, device, precision(task), contract.folder / RENDEZVOUS)
+    return model
 
 
 def _check_fit(task: TrainingTask, data: TokenizedRows, config: object) -> None:

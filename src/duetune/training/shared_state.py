@@ -8,6 +8,7 @@ be repeated with other members. ``training_loop`` runs the steps; ``group`` sums
 from __future__ import annotations
 
 import hashlib
+import itertools
 import logging
 import math
 import threading
@@ -19,11 +20,13 @@ import torch
 
 from duetune.errors import DuetuneError
 from duetune.training.batches import BatchPlan, dropout_seed, share_of
+from duetune.training.sharding import ShardedParameters
+from duetune.training.siblings import Contribute, Copy, Siblings, Update
 from duetune.training.task import EXACT_BYTES, Reduction
-from duetune.training.trained_model import precision, seeded, summed_loss
+from duetune.training.trained_model import load_model, precision, seeded, summed_loss
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     import numpy as np
     from numpy.typing import NDArray
@@ -80,20 +83,12 @@ class FlatParameters:
     become views into it.
     """
 
-    def __init__(self, model: torch.nn.Module) -> None:
-        named = [
-            (name, parameter)
-            for name, parameter in model.named_parameters()
-            if parameter.requires_grad
-        ]
-        # As in transformers, biases and the scales of normalisation layers do not decay.
-        named.sort(key=lambda pair: pair[1].ndim < 2)
+    def __init__(self, named: Sequence[tuple[str, torch.nn.Parameter]]) -> None:
         self._parameters = [parameter for _, parameter in named]
         sizes = [parameter.numel() for parameter in self._parameters]
         self.decaying = sum(
             parameter.numel() for parameter in self._parameters if parameter.ndim >= 2
         )
-        self.layout = _layout(named)
         device = self._parameters[0].device
         self.size = sum(sizes)
         self.values = torch.empty(self.size, dtype=torch.float32, device=device)
@@ -115,6 +110,13 @@ class FlatParameters:
             parameter.grad = None
 
 
+def _trainable(model: torch.nn.Module) -> list[tuple[str, torch.nn.Parameter]]:
+    """Return the trainable parameters; those with weight decay come first."""
+    named = [pair for pair in model.named_parameters() if pair[1].requires_grad]
+    # As in transformers, biases and the scales of normalisation layers do not decay.
+    return sorted(named, key=lambda pair: pair[1].ndim < 2)
+
+
 def _layout(named: Iterable[tuple[str, torch.Tensor]]) -> str:
     """Return a digest of names and shapes; states of another layout belong to another task."""
     seen = hashlib.sha256()
@@ -129,7 +131,10 @@ class SharedState:
     - ``known``: the state besides the arrays.
     - ``lock``: held while the state changes or is read.
     - ``trainable``: the number of trainable parameters.
-    - ``exact``: whether every microbatch's gradient is sent separately (``Reduction``).
+    - ``exact``: whether every microbatch's gradient is sent separately (``Reduction``). Processes of
+      one member add up their gradients layer by layer instead.
+    - ``whole``: this process has the whole model.
+    - ``siblings``: the other processes of this member; the model is then sharded.
     """
 
     def __init__(
@@ -139,8 +144,10 @@ class SharedState:
         data: TokenizedRows,
         rows: NDArray[np.int64],
         device: torch.device,
+        siblings: Siblings | None = None,
     ) -> None:
         self._task = task
+        self._siblings = siblings = siblings or Siblings()
         self.model = model
         self._data = data
         self._rows = rows
@@ -153,14 +160,23 @@ class SharedState:
         )
         self.total_steps = task.total_steps(len(rows))
         self.lock = threading.Lock()
-        self._flat = FlatParameters(model)
-        self.trainable = self._flat.size
+        named = _trainable(model)
+        self._flat: FlatParameters | ShardedParameters
+        if siblings.count == 1:
+            self._flat = FlatParameters(named)
+        else:
+            self._flat = ShardedParameters(model, named, siblings.place)
+        self.whole = siblings.count == 1
+        self.trainable = sum(parameter.numel() for _, parameter in named)
         self._optimizer = _optimizer(task, self._flat)
         scale = _FIRST_SCALE if task.fp16 else 1.0
-        self.known = LearnerState(layout=self._flat.layout, scale=scale)
-        self.exact = task.reduction is Reduction.EXACT or (
-            task.reduction is Reduction.AUTO
-            and task.microbatches * self._flat.size * 4 <= EXACT_BYTES
+        self.known = LearnerState(layout=_layout(named), scale=scale)
+        self.exact = siblings.count == 1 and (
+            task.reduction is Reduction.EXACT
+            or (
+                task.reduction is Reduction.AUTO
+                and task.microbatches * self._flat.size * 4 <= EXACT_BYTES
+            )
         )
 
     @property
@@ -174,6 +190,10 @@ class SharedState:
         If ``exact``, there is one row per microbatch, with the same number of rows on every member.
         Otherwise there is one row for all microbatches.
         """
+        call = Contribute(rank, world)
+        return self._siblings.together(call, lambda: self._contribution(rank, world, touch))
+
+    def _contribution(self, rank: int, world: int, touch: Callable[[], None]) -> torch.Tensor:
         try:
             return self._gradients(rank, world, touch)
         except RuntimeError as error:
@@ -194,22 +214,30 @@ class SharedState:
         targets = self._data.targets(self._rows[self._plan.rows_of(self.step)])
         height = -(-count // world) if self.exact else 1
         part = torch.zeros(height, self._flat.size + 1, device=self._device)
-        for place, number in enumerate(share_of(count, rank, world)):
+        for place, number in enumerate(self._passes(share_of(count, rank, world))):
             touch()
             began = time.monotonic()
             row = part[place if self.exact else 0]
             self._flat.collect_into(row[:-1])
             with seeded(dropout_seed(task.seed, self.step, number), self._device):
-                rows = self._rows[batches[number]]
+                # Every process of a member makes the same number of passes; some only to take part.
+                counts = number is not None
+                rows = self._rows[batches[number] if counts else batches[0][:1]]
                 loss = summed_loss(self.model, self._data, rows, self._device, precision(task))
                 # Divide by the tokens of the whole batch, so that every split gives the same sum.
-                loss = loss / targets
+                loss = loss / targets * counts
                 (loss * self.known.scale).backward()  # type: ignore[no-untyped-call]
             row[-1] += loss.detach()
             if task.emulated_microbatch_s is not None:
                 time.sleep(max(0.0, began + task.emulated_microbatch_s - time.monotonic()))
         self._flat.forget_gradients()
         return part
+
+    def _passes(self, share: range) -> Sequence[int | None]:
+        """Return this process's part of the member's microbatches; None is an empty pass."""
+        own = share[self._siblings.place :: self._siblings.count]
+        most = -(-len(share) // self._siblings.count)
+        return [*own, *[None] * (most - len(own))]
 
     def combined(self, parts: list[torch.Tensor]) -> torch.Tensor:
         """Return the sum of all rows, added in the order of microbatches on every member."""
@@ -221,10 +249,15 @@ class SharedState:
 
     def update(self, total: torch.Tensor) -> None:
         """Do one optimiser step, or skip it if the gradient is not finite."""
+        self._siblings.together(Update(), lambda: self._update(total))
+
+    def _update(self, total: torch.Tensor) -> None:
         known, task = self.known, self._task
-        gradient, loss = total[:-1], float(total[-1])
+        gradient = total[:-1]
         gradient /= known.scale
-        norm = float(torch.linalg.vector_norm(gradient))
+        square = float(torch.linalg.vector_norm(gradient)) ** 2
+        loss, square = self._siblings.sums(float(total[-1]), square)
+        norm = math.sqrt(square)
         finite = math.isfinite(norm)
         if finite and task.max_grad_norm and norm > task.max_grad_norm:
             gradient *= task.max_grad_norm / (norm + 1e-6)
@@ -236,8 +269,8 @@ class SharedState:
         if self.known.skipped >= _MOST_SKIPPED:
             raise Diverged(self.known.step)
 
-    def arrays(self) -> dict[str, torch.Tensor]:
-        """Return the tensors that training changes, by name; not copies."""
+    def own_arrays(self) -> dict[str, torch.Tensor]:
+        """Return the tensors of this process that training changes, by name; not copies."""
         found = {"parameters": self._flat.values}
         for name, piece in zip(("decaying", "other"), self._pieces(), strict=True):
             for moment in ("exp_avg", "exp_avg_sq"):
@@ -245,15 +278,40 @@ class SharedState:
                 found[f"{name}.{moment}"] = state[moment] if state else torch.zeros_like(piece.data)
         return found
 
+    def arrays(self) -> dict[str, torch.Tensor]:
+        """Return the tensors of the whole model that training changes, by name; not copies.
+
+        In a member of several processes they lie in shared memory, until the next call.
+        """
+        flat, own = self._flat, self.own_arrays()
+        if not isinstance(flat, ShardedParameters):
+            return own
+        lengths = {name: flat.whole_length(name, array) for name, array in own.items()}
+        sizes = [lengths[name] * own[name].itemsize for name in own]
+        # Every array begins at a multiple of 64 bytes.
+        begins = [0, *itertools.accumulate(-(-size // 64) * 64 for size in sizes)]
+        memory = self._siblings.shared_memory(begins.pop())
+        whole = {
+            name: torch.frombuffer(memory, dtype=own[name].dtype, count=lengths[name], offset=begin)
+            for name, begin in zip(own, begins, strict=True)
+        }
+
+        def copy() -> None:
+            for name, array in own.items():
+                flat.put(name, array, whole[name])
+
+        self._siblings.together(Copy(), copy)
+        return whole
+
     def document(self) -> dict[str, Json]:
         """Return the state besides the arrays as JSON."""
         found: dict[str, Json] = msgspec.to_builtins(self.known)
         return found
 
-    def load(self, arrays: dict[str, torch.Tensor], document: dict[str, Json]) -> None:
-        """Replace the state by that of a checkpoint or another member."""
+    def load_own(self, arrays: dict[str, torch.Tensor], document: dict[str, Json]) -> None:
+        """Replace this process's part of the state."""
         known = msgspec.convert(document, LearnerState)
-        if known.layout != self._flat.layout:
+        if known.layout != self.known.layout:
             raise ValueError("the state belongs to another model or task")
         self._flat.values.copy_(arrays["parameters"])
         for name, piece in zip(("decaying", "other"), self._pieces(), strict=True):
@@ -263,6 +321,13 @@ class SharedState:
                 "exp_avg_sq": arrays[f"{name}.exp_avg_sq"].to(self._device),
             }
         self.known = known
+
+    def load(self, arrays: dict[str, torch.Tensor], document: dict[str, Json]) -> None:
+        """Replace the state by that of a checkpoint, which holds the whole model."""
+        flat = self._flat
+        if isinstance(flat, ShardedParameters):
+            arrays = {name: flat.take(name, array) for name, array in arrays.items()}
+        self.load_own(arrays, document)
 
     def _move(self, gradient: torch.Tensor) -> None:
         """Apply one AdamW update with the learning rate of the current step."""
@@ -279,7 +344,41 @@ class SharedState:
         return [group["params"][0] for group in self._optimizer.param_groups]
 
 
-def _optimizer(task: TrainingTask, flat: FlatParameters) -> torch.optim.AdamW:
+class OwnShard:
+    """The state of one process, as the same process of another member copies it."""
+
+    def __init__(self, state: SharedState) -> None:
+        self._state = state
+        self.lock = state.lock
+
+    @property
+    def step(self) -> int:
+        """Return the number of steps done."""
+        return self._state.step
+
+    def arrays(self) -> dict[str, torch.Tensor]:
+        """Return the tensors of this process, by name; not copies."""
+        return self._state.own_arrays()
+
+    def document(self) -> dict[str, Json]:
+        """Return the rest of the state as JSON."""
+        return self._state.document()
+
+    def load(self, arrays: dict[str, torch.Tensor], document: dict[str, Json]) -> None:
+        """Replace this process's part of the state."""
+        self._state.load_own(arrays, document)
+
+
+def whole_model(task: TrainingTask, state: SharedState) -> LanguageModel:
+    """Return the model with its trained parameters, on the CPU if ``state`` has only a shard."""
+    if state.whole:
+        return state.model
+    model = load_model(task, torch.device("cpu"))
+    FlatParameters(_trainable(model)).values.copy_(state.arrays()["parameters"])
+    return model
+
+
+def _optimizer(task: TrainingTask, flat: FlatParameters | ShardedParameters) -> torch.optim.AdamW:
     pieces = (flat.values[: flat.decaying], flat.values[flat.decaying :])
     return torch.optim.AdamW(
         [

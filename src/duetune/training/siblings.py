@@ -18,6 +18,7 @@ import socket
 import sys
 import tempfile
 import threading
+import time
 from itertools import combinations
 from typing import TYPE_CHECKING, TypeVar
 
@@ -200,6 +201,9 @@ class Siblings:
         if self._ending:
             return
         code = os.waitstatus_to_exitcode(status)
+        if code > 0:
+            # What went wrong there mostly goes wrong here too, and is reported first.
+            time.sleep(_END_S)
         _log.error("a process of this member has ended with code %d; the member ends too", code)
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
@@ -213,6 +217,8 @@ def born(count: int) -> Siblings:
     """Fork ``count`` - 1 processes and return each process's siblings. The worker calls this once,
     before it has threads or uses a GPU.
     """
+    if count == 1:
+        return Siblings()
     pairs = {pair: socket.socketpair() for pair in combinations(range(count), 2)}
     channels = [socket.socketpair() for _ in range(1, count)]
     memory = _nameless_file()

@@ -144,17 +144,16 @@ def padded(
 
 
 @torch.no_grad()
-def mean_loss(
+def evaluated_loss(
     model: LanguageModel,
     data: TokenizedRows,
     batches: Sequence[NDArray[np.int64]],
     device: torch.device,
     dtype: torch.dtype | None,
 ) -> float:
-    """Return the mean loss per token that counts, over all batches."""
+    """Return the summed loss of the tokens that count, over all batches."""
     model.eval()
-    total = sum(float(summed_loss(model, data, rows, device, dtype)) for rows in batches)
-    return total / max(1, sum(data.targets(rows) for rows in batches))
+    return sum(float(summed_loss(model, data, rows, device, dtype)) for rows in batches)
 
 
 def save_model(model: LanguageModel, tokenizer: Tokenizer, folder: Path) -> None:
