@@ -16,7 +16,8 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from duetune.training.batches import BatchPlan, share_of
+from duetune.training.batches import BatchPlan
+from duetune.training.packing import microbatches
 from duetune.training.task import read_task
 from duetune.training.tokens import tokenized_dataset
 from duetune.training.trained_model import load_model, load_tokenizer, summed_loss
@@ -42,15 +43,17 @@ def main() -> None:
         optimizer.load_state_dict(saved["optimizer"])
         step = saved["step"]
     model = DistributedDataParallel(inner)
-    plan = BatchPlan(len(rows), task.batch_rows, task.per_device_train_batch_size, task.seed)
+    plan = BatchPlan(len(rows), task.batch_rows, task.seed)
     while step < (task.max_steps or 0):
-        batches, targets = plan.microbatches_of(step), data.targets(plan.rows_of(step))
-        mine = list(share_of(len(batches), rank, world))
+        chosen = plan.rows_of(step)
+        targets = data.targets(chosen)
+        batches = microbatches(data.lengths(chosen), task.microbatch_tokens, task.microbatches)
+        mine = list(range(rank, len(batches), world))
         for number in mine:
             began = time.monotonic()
             model.require_backward_grad_sync = number == mine[-1]
             # DDP takes the mean over members, where the sum is wanted.
-            loss = summed_loss(model, data, batches[number], device, None) * world / targets
+            loss = summed_loss(model, data, chosen[batches[number]], device, None) * world / targets
             loss.backward()
             rest = began + (task.emulated_microbatch_s or 0.0) - time.monotonic()
             time.sleep(max(0.0, rest))

@@ -57,6 +57,7 @@ def task(nursery, tmp_path_factory):
         checkpoint_every_s=0.5,
         emulated_microbatch_s=0.03 * slowness(),
         logging_steps=5,
+        reproducible=True,
     )
 
 

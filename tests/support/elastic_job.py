@@ -155,13 +155,14 @@ class ElasticJob:
 
     # Members
 
-    def launch(self, *names):
+    def launch(self, *names, gpus=1):
         for name in names:
             self._epoch += 1
             environment = {
                 "DUETUNE_JOB_ID": "job",
                 "DUETUNE_NODE_ID": name,
                 "DUETUNE_EPOCH": str(self._epoch),
+                "DUETUNE_GPUS": str(gpus),
                 "DUETUNE_JOB_DIR": str(self.folder),
                 "DUETUNE_COORDINATOR_FILE": str(self.address_file) if self._coordinator else "",
                 "DUETUNE_JOB_SECRET": self.secret,

@@ -31,6 +31,7 @@ class Progress(msgspec.Struct, frozen=True):
     ``output``: folder of the result, once training has finished.
     ``at``: wall time of the report, in seconds since the epoch.
     ``out_of_memory``: training failed because the GPU has too little memory.
+    ``trainer``: how the worker computes (attention, kernels), and why not in the fastest way.
     """
 
     step: int = 0
@@ -47,3 +48,4 @@ class Progress(msgspec.Struct, frozen=True):
     output: str = ""
     at: float = 0.0
     out_of_memory: bool = False
+    trainer: str = ""

@@ -16,7 +16,6 @@ from duetune.jobs.recipe import known
 from duetune.jobs.trainer_facts import rounds
 from duetune.knowledge.configurations.configuration import Method
 from duetune.knowledge.estimate import Interval
-from duetune.training.task import EXACT_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -85,14 +84,11 @@ def trainable(model: ModelFacts, method: Method, lora_r: int) -> int:
     return lora_r * model.layers * model.linear_widths
 
 
-def reduction_s(trained: int, accumulation: int, gpus: int, network_gb_s: float) -> float:
+def reduction_s(trained: int, gpus: int, network_gb_s: float) -> float:
     """Return the seconds to add up gradients over all GPUs, by a ring all-reduce."""
     if gpus == 1:
         return 0.0
-    size = 4.0 * trained
-    if size * accumulation <= EXACT_BYTES:
-        size *= accumulation  # each microbatch's gradient is sent by itself
-    return 2 * (gpus - 1) / gpus * size / (network_gb_s * 1e9)
+    return 2 * (gpus - 1) / gpus * 4.0 * trained / (network_gb_s * 1e9)
 
 
 def rule_of_thumb_s(model: ModelFacts, one: Configuration, length: int, tflops: float) -> float:
@@ -122,8 +118,8 @@ def step_seconds(
     trained = trainable(model, one.method, one.lora_rank)
     accumulation, microbatch = one.grad_accum, one.batch_size
 
-    def overhead(count: int, gpus: int) -> float:
-        return STEP_S + reduction_s(trained, count, gpus, site.network_gb_s)
+    def overhead(gpus: int) -> float:
+        return STEP_S + reduction_s(trained, gpus, site.network_gb_s)
 
     def steps(microbatch_s: float) -> tuple[float, ...]:
         found = [0.0]
@@ -133,13 +129,13 @@ def step_seconds(
                 for run in measured
                 if (run.gpus, run.accumulation, run.microbatch) == (gpus, accumulation, microbatch)
             ]
-            derived = rounds(accumulation, gpus) * microbatch_s + overhead(accumulation, gpus)
+            derived = rounds(accumulation, gpus) * microbatch_s + overhead(gpus)
             found.append(median(same) if same else derived)
         return tuple(found)
 
     if measured:
         microbatch_s = median(
-            max(run.step_s - overhead(run.accumulation, run.gpus), 0.1 * run.step_s)
+            max(run.step_s - overhead(run.gpus), 0.1 * run.step_s)
             / rounds(run.accumulation, run.gpus)
             * (microbatch / run.microbatch if site.emulated_microbatch_s is None else 1.0)
             for run in measured

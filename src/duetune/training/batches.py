@@ -21,11 +21,10 @@ _ORDER, _HELD_OUT, _DROPOUT = 1, 2, 3
 
 
 class BatchPlan(msgspec.Struct, frozen=True):
-    """The split of ``rows`` examples into steps of ``batch_rows`` and microbatches."""
+    """The split of ``rows`` examples into steps of ``batch_rows``."""
 
     rows: int
     batch_rows: int
-    microbatch: int
     seed: int
 
     def rows_of(self, step: int) -> NDArray[np.int64]:
@@ -38,19 +37,6 @@ class BatchPlan(msgspec.Struct, frozen=True):
             chosen[here] = _order(self.seed, int(number), self.rows)[offsets[here]]
         return chosen
 
-    def microbatches_of(self, step: int) -> list[NDArray[np.int64]]:
-        """Return the examples of each microbatch of a step; the last one may be smaller."""
-        rows = self.rows_of(step)
-        return [
-            rows[begin : begin + self.microbatch]
-            for begin in range(0, self.batch_rows, self.microbatch)
-        ]
-
-
-def share_of(microbatches: int, rank: int, world: int) -> range:
-    """Return the microbatches that member ``rank`` of ``world`` computes."""
-    return range(rank, microbatches, world)
-
 
 def held_out(rows: int, fraction: float, most: int, seed: int) -> NDArray[np.int64]:
     """Return the examples for evaluation, which are never trained on: at most half of all."""
@@ -59,9 +45,9 @@ def held_out(rows: int, fraction: float, most: int, seed: int) -> NDArray[np.int
     return np.sort(random.permutation(rows)[:count])
 
 
-def dropout_seed(seed: int, step: int, microbatch: int) -> int:
-    """Return the dropout seed of a microbatch, which is the same on every member."""
-    state = np.random.SeedSequence([seed, _DROPOUT, step, microbatch]).generate_state(2, np.uint32)
+def dropout_seed(seed: int, step: int, place: int) -> int:
+    """Return the dropout seed of a microbatch by its first place in the step, on any member."""
+    state = np.random.SeedSequence([seed, _DROPOUT, step, place]).generate_state(2, np.uint32)
     return int(state[0]) << 31 ^ int(state[1])
 
 

@@ -74,11 +74,13 @@ def join(
     touched: Callable[[], None],
     siblings: Siblings | None = None,
     shard: State | None = None,
+    pace: Callable[[], float] = lambda: 0.0,
 ) -> Group:
     """Return this member's group; without a coordinator it is a group of one.
 
     - ``restored``: the checkpoint from which ``state`` was loaded, if any.
     - ``touched``: called whenever the main thread is active.
+    - ``pace``: returns this member's tokens per second, or 0.
     - ``siblings``: the other processes of this member; ``shard`` is this process's own state.
     """
     name = f"{contract.epoch:08d}.{contract.node}"
@@ -94,6 +96,7 @@ def join(
         restore=lambda checkpoint: load_named(store, state, checkpoint),
         leaving=lambda: notice.given,
         touched=touched,
+        pace=pace,
         settings=GroupSettings.from_environment(os.environ),
         siblings=siblings,
     )

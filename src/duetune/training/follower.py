@@ -68,8 +68,8 @@ class Follower:
             case Join(arrangement):
                 assert self._links is not None
                 self._links.enter(arrangement)
-            case Contribute(rank, world):
-                self._part = self._learner.contribution(rank, world, self._touch)
+            case Contribute(rank, paces):
+                self._part = self._learner.contribution(rank, paces, self._touch)
             case AddUp():
                 assert self._links is not None
                 assert self._part is not None

@@ -73,6 +73,7 @@ class ElasticGroup:
     - ``restore``: loads a checkpoint of that name into ``state``; ``OSError`` if it is gone.
     - ``leaving``: checked while waiting for others; ``Left`` is raised once it returns true.
     - ``touched``: called whenever the main thread is active.
+    - ``pace``: returns this member's tokens per second, or 0.
     - ``siblings``: the other processes of this member; each has its shard of the model.
     """
 
@@ -87,6 +88,7 @@ class ElasticGroup:
         restore: Callable[[str], None],
         leaving: Callable[[], bool],
         touched: Callable[[], None] = lambda: None,
+        pace: Callable[[], float] = lambda: 0.0,
         settings: GroupSettings | None = None,
         siblings: Siblings | None = None,
     ) -> None:
@@ -94,6 +96,7 @@ class ElasticGroup:
         self._state = state
         self._device = device_name(device)
         self._leaving = leaving
+        self._pace = pace
         self._restored = restored
         self._links = PeerLinks(place, state, restore=restore, touched=touched, settings=settings)
         self._coordinator = CoordinatorClient(
@@ -122,6 +125,7 @@ class ElasticGroup:
             group=held.group if held is not None else "",
             fresh=self._fresh,
             restored=self._restored if self._fresh else "",
+            pace=self._pace(),
         )
         members = self._unless_leaving(lambda: self._coordinator.quorum(own))
         arrangement = arrange(members, self._id)

@@ -35,6 +35,7 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
     - ``group``: the name of its working connections, or "" if it has none.
     - ``fresh``: the group has not given or confirmed its state yet.
     - ``restored``: the name of the checkpoint from which it has loaded its state, or "".
+    - ``pace``: its tokens per second; 0 if not known.
     """
 
     id: str
@@ -45,6 +46,7 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
     group: str = ""
     fresh: bool = True
     restored: str = ""
+    pace: float = 0.0
     doors: tuple[str, ...] = ()
 
     def door(self, number: int) -> str:
@@ -77,6 +79,11 @@ class Arrangement(msgspec.Struct, frozen=True, kw_only=True):
     def world(self) -> int:
         """Return the number of members."""
         return len(self.members)
+
+    @property
+    def paces(self) -> tuple[float, ...]:
+        """Return the pace of every member, in the order of ranks."""
+        return tuple(member.pace for member in self.members)
 
     @property
     def leads(self) -> bool:

@@ -20,6 +20,7 @@ from duetune.errors import InvalidInput, OutOfMemory
 from duetune.training.batches import held_out
 from duetune.training.entry import checkpoint_store, follow, join, load_named, restore
 from duetune.training.follower import Follower
+from duetune.training.forward_pass import choose_forward_pass
 from duetune.training.publication import PublishedResult, only_publisher, publish, published
 from duetune.training.saver import Saver
 from duetune.training.sharding import own_device, shard
@@ -38,7 +39,7 @@ from duetune.training.trained_model import (
 from duetune.training.training_loop import ElasticTraining
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -107,24 +108,24 @@ class Session:
             evaluation = (data, kept)
             rows = np.delete(rows, kept)
         try:
-            model = _loaded(load_model, task, contract, siblings, device)
+            model = _model(task, contract, siblings, device)
             _check_fit(task, data, model.config)
             learner = SharedState(task, model, data, rows, device, siblings)
         except torch.OutOfMemoryError as error:
             allowed = f"a smaller model, or LoRA: out of memory ({error})"
             raise OutOfMemory("model", task.model, allowed) from None
-        torch.use_deterministic_algorithms(learner.exact and device.type == "cuda")
+        torch.use_deterministic_algorithms(task.reproducible and device.type == "cuda")
         return cls(contract, task, tokenizer, learner, evaluation, device, siblings)
 
     @property
     def summary(self) -> str:
         """Return a one-line description for the log."""
         learner = self._learner
-        reduction = "exact" if learner.exact else "fast"
         return (
             f"{learner.trainable:,} trainable parameters on {self._device.type}"
             f"{'' if learner.whole else f', sharded over {self._siblings.count} processes'}, "
-            f"{self._task.microbatches} microbatches per step, {reduction} reduction"
+            f"at most {self._task.microbatch_tokens:,} tokens per microbatch"
+            f"{', reproducible' if learner.reproducible else ''}; {learner.way}"
         )
 
     def run(self, notice: Notice, reporter: ProgressReporter) -> PublishedResult | None:
@@ -151,6 +152,7 @@ class Session:
             self._touch,
             self._siblings,
             OwnShard(learner),
+            lambda: learner.pace.told,
         )
         try:
             training = ElasticTraining(
@@ -241,7 +243,7 @@ class Session:
             with model.disable_adapter():
                 return self._mean_loss(model)
         return self._mean_loss(
-            _loaded(load_base, self._task, self._contract, self._siblings, self._device)
+            _model(self._task, self._contract, self._siblings, self._device, base=True)
         )
 
     def _mean_loss(self, model: LanguageModel) -> float:
@@ -298,18 +300,22 @@ class _Heartbeat:
             _log.debug("cannot touch the heartbeat file: %s", error)
 
 
-def _loaded(
-    load: Callable[[TrainingTask, torch.device], LanguageModel],
+def _model(
     task: TrainingTask,
     contract: Contract,
     siblings: Siblings,
     device: torch.device,
+    *,
+    base: bool = False,
 ) -> LanguageModel:
-    """Load a model onto this process's device, or sharded over those of the member."""
+    """Load the model or its base: onto this process's device, or sharded over the member's."""
     if siblings.count == 1:
-        return load(task, device)
-    model = load(task, torch.device("cpu"))
-    shard(model, siblings, device, precision(task), contract.folder / RENDEZVOUS)
+        return load_base(task, device) if base else load_model(task, device)
+    cpu, dtype = torch.device("cpu"), precision(task)
+    model = load_base(task, cpu) if base else load_model(task, cpu, choose=False)
+    shard(model, siblings, device, dtype, contract.folder / RENDEZVOUS)
+    if not base:
+        choose_forward_pass(model, task, device, dtype, sharded=True)
     return model
 
 

@@ -12,6 +12,7 @@ import uuid
 from datetime import timedelta
 from typing import TYPE_CHECKING, NamedTuple, cast
 
+import peft
 import torch
 from torch import distributed
 from torch._C._distributed_c10d import FileStore, HashStore
@@ -62,6 +63,8 @@ def shard(
 
     ``dtype`` is that of the computation; ``folder`` is one that only the job's owner may enter.
     """
+    # PEFT calls the model's ``forward`` itself, so what FSDP adds must be on the model inside.
+    model = model.get_base_model() if isinstance(model, peft.PeftModel) else model
     mesh = _mesh(siblings, device, folder)
     policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
     for layer in _layers(model):

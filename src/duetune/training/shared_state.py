@@ -16,19 +16,21 @@ import time
 from typing import TYPE_CHECKING
 
 import msgspec
+import numpy as np
 import torch
 
 from duetune.errors import DuetuneError
-from duetune.training.batches import BatchPlan, dropout_seed, share_of
+from duetune.training.batches import BatchPlan, dropout_seed
+from duetune.training.forward_pass import forward_pass_of
+from duetune.training.pace import MemberPace
+from duetune.training.packing import microbatches, shares
 from duetune.training.sharding import ShardedParameters
 from duetune.training.siblings import Contribute, Copy, Siblings, Update
-from duetune.training.task import EXACT_BYTES, Reduction
 from duetune.training.trained_model import load_model, precision, seeded, summed_loss
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    import numpy as np
     from numpy.typing import NDArray
 
     from duetune.training.checkpoint import Json
@@ -131,8 +133,10 @@ class SharedState:
     - ``known``: the state besides the arrays.
     - ``lock``: held while the state changes or is read.
     - ``trainable``: the number of trainable parameters.
-    - ``exact``: whether every microbatch's gradient is sent separately (``Reduction``). Processes of
-      one member add up their gradients layer by layer instead.
+    - ``reproducible``: every microbatch's gradient is sent by itself, and all are added in one
+      order. Otherwise each member adds up its own ones first, as a member of several processes
+      always does.
+    - ``pace``: measures this member's tokens per second.
     - ``whole``: this process has the whole model.
     - ``siblings``: the other processes of this member; the model is then sharded.
     """
@@ -152,12 +156,7 @@ class SharedState:
         self._data = data
         self._rows = rows
         self._device = device
-        self._plan = BatchPlan(
-            rows=len(rows),
-            batch_rows=task.batch_rows,
-            microbatch=task.per_device_train_batch_size,
-            seed=task.seed,
-        )
+        self._plan = BatchPlan(rows=len(rows), batch_rows=task.batch_rows, seed=task.seed)
         self.total_steps = task.total_steps(len(rows))
         self.lock = threading.Lock()
         named = _trainable(model)
@@ -171,31 +170,35 @@ class SharedState:
         self._optimizer = _optimizer(task, self._flat)
         scale = _FIRST_SCALE if task.fp16 else 1.0
         self.known = LearnerState(layout=_layout(named), scale=scale)
-        self.exact = siblings.count == 1 and (
-            task.reduction is Reduction.EXACT
-            or (
-                task.reduction is Reduction.AUTO
-                and task.microbatches * self._flat.size * 4 <= EXACT_BYTES
-            )
-        )
+        self.reproducible = task.reproducible and self.whole
+        self.pace = MemberPace()
+
+    @property
+    def way(self) -> str:
+        """Return how the model is computed, in words."""
+        return "; ".join(forward_pass_of(self.model).notes)
 
     @property
     def step(self) -> int:
         """Return the number of steps done."""
         return self.known.step
 
-    def contribution(self, rank: int, world: int, touch: Callable[[], None]) -> torch.Tensor:
+    def contribution(
+        self, rank: int, paces: Sequence[float], touch: Callable[[], None]
+    ) -> torch.Tensor:
         """Return the gradients of this member's share of the step; the last column is the loss.
 
-        If ``exact``, there is one row per microbatch, with the same number of rows on every member.
-        Otherwise there is one row for all microbatches.
+        ``paces`` are the tokens per second of all members. If ``reproducible``, there is one row
+        per microbatch, with the same number of rows on every member. Otherwise there is one row.
         """
-        call = Contribute(rank, world)
-        return self._siblings.together(call, lambda: self._contribution(rank, world, touch))
+        call = Contribute(rank, tuple(paces))
+        return self._siblings.together(call, lambda: self._contribution(rank, paces, touch))
 
-    def _contribution(self, rank: int, world: int, touch: Callable[[], None]) -> torch.Tensor:
+    def _contribution(
+        self, rank: int, paces: Sequence[float], touch: Callable[[], None]
+    ) -> torch.Tensor:
         try:
-            return self._gradients(rank, world, touch)
+            return self._gradients(rank, paces, touch)
         except RuntimeError as error:
             if (
                 "deterministic" not in str(error)
@@ -206,45 +209,86 @@ class SharedState:
                 "results on this model are not reproducible to the last bit: %s", str(error)[:160]
             )
             torch.use_deterministic_algorithms(mode=False)
-            return self._gradients(rank, world, touch)
+            return self._gradients(rank, paces, touch)
 
-    def _gradients(self, rank: int, world: int, touch: Callable[[], None]) -> torch.Tensor:
-        task, count = self._task, self._task.microbatches
-        batches = self._plan.microbatches_of(self.step)
-        targets = self._data.targets(self._rows[self._plan.rows_of(self.step)])
-        height = -(-count // world) if self.exact else 1
+    def _gradients(
+        self, rank: int, paces: Sequence[float], touch: Callable[[], None]
+    ) -> torch.Tensor:
+        task, rows = self._task, self._rows[self._plan.rows_of(self.step)]
+        targets = self._data.targets(rows)
+        mine, height = self._share(rows, rank, paces)
         part = torch.zeros(height, self._flat.size + 1, device=self._device)
-        for place, number in enumerate(self._passes(share_of(count, rank, world))):
+        began = time.monotonic()
+        spare = np.zeros(1, dtype=np.int64)
+        for place, own in enumerate(mine):
             touch()
-            began = time.monotonic()
-            row = part[place if self.exact else 0]
+            started = time.monotonic()
+            row = part[place if self.reproducible else 0]
             self._flat.collect_into(row[:-1])
-            with seeded(dropout_seed(task.seed, self.step, number), self._device):
-                # Every process of a member makes the same number of passes; some only to take part.
-                counts = number is not None
-                rows = self._rows[batches[number] if counts else batches[0][:1]]
-                loss = summed_loss(self.model, self._data, rows, self._device, precision(task))
+            # Every process of a member makes the same number of passes, some only to take part.
+            chosen, counts = (own, True) if len(own) else (spare, False)
+            with seeded(dropout_seed(task.seed, self.step, int(chosen.min())), self._device):
+                loss = summed_loss(
+                    self.model, self._data, rows[chosen], self._device, precision(task)
+                )
                 # Divide by the tokens of the whole batch, so that every split gives the same sum.
                 loss = loss / targets * counts
                 (loss * self.known.scale).backward()  # type: ignore[no-untyped-call]
             row[-1] += loss.detach()
             if task.emulated_microbatch_s is not None:
-                time.sleep(max(0.0, began + task.emulated_microbatch_s - time.monotonic()))
+                share = len(chosen) / task.per_device_train_batch_size
+                least = started + share * task.emulated_microbatch_s
+                time.sleep(max(0.0, least - time.monotonic()))
         self._flat.forget_gradients()
+        if mine and task.emulated_microbatch_s is None:
+            if self._device.type == "cuda":
+                torch.cuda.synchronize(self._device)
+            tokens = self._data.tokens(rows[np.concatenate(mine)])
+            self.pace.measured(tokens, time.monotonic() - began)
         return part
 
-    def _passes(self, share: range) -> Sequence[int | None]:
-        """Return this process's part of the member's microbatches; None is an empty pass."""
-        own = share[self._siblings.place :: self._siblings.count]
-        most = -(-len(share) // self._siblings.count)
-        return [*own, *[None] * (most - len(own))]
+    def _share(
+        self, rows: NDArray[np.int64], rank: int, paces: Sequence[float]
+    ) -> tuple[list[NDArray[np.int64]], int]:
+        """Return this member's microbatches, as places in ``rows``, and the rows it sends."""
+        lengths, budget = self._data.lengths(rows), self._task.microbatch_tokens
+        if not self.reproducible:
+            return self._passes(shares(lengths, paces)[rank], lengths, budget), 1
+        batches = self._microbatches(lengths)
+        given = shares(_sizes(lengths, batches), paces)
+        return [batches[number] for number in given[rank]], max(len(each) for each in given)
 
-    def combined(self, parts: list[torch.Tensor]) -> torch.Tensor:
+    def _passes(
+        self, given: NDArray[np.int64], lengths: NDArray[np.int64], budget: int
+    ) -> list[NDArray[np.int64]]:
+        """Return this process's microbatches of what its member was given.
+
+        There are as many as any process of the member has; the last ones may be empty.
+        """
+        siblings, packed = self._siblings, []
+        for own in shares(lengths[given], (0.0,) * siblings.count):
+            chosen = given[own]
+            packed.append([chosen[places] for places in microbatches(lengths[chosen], budget)])
+        most = max(len(each) for each in packed)
+        mine = packed[siblings.place]
+        return mine + [given[:0]] * (most - len(mine))
+
+    def _microbatches(self, lengths: NDArray[np.int64]) -> list[NDArray[np.int64]]:
+        """Return the microbatches of a reproducible step, whoever the members are."""
+        return microbatches(lengths, self._task.microbatch_tokens, self._task.microbatches)
+
+    def combined(self, parts: list[torch.Tensor], paces: Sequence[float]) -> torch.Tensor:
         """Return the sum of all rows, added in the order of microbatches on every member."""
+        lengths = self._data.lengths(self._rows[self._plan.rows_of(self.step)])
+        given = shares(_sizes(lengths, self._microbatches(lengths)), paces)
+        sent = {
+            int(number): part[place]
+            for part, numbers in zip(parts, given, strict=True)
+            for place, number in enumerate(numbers)
+        }
         total = torch.zeros_like(parts[0][0])
-        world = len(parts)
-        for number in range(self._task.microbatches):
-            total += parts[number % world][number // world]
+        for number in range(len(sent)):
+            total += sent[number]
         return total
 
     def update(self, total: torch.Tensor) -> None:
@@ -316,7 +360,7 @@ class SharedState:
         self._flat.values.copy_(arrays["parameters"])
         for name, piece in zip(("decaying", "other"), self._pieces(), strict=True):
             self._optimizer.state[piece] = {
-                "step": torch.tensor(float(known.updates)),
+                "step": torch.tensor(float(known.updates), device=self._device),
                 "exp_avg": arrays[f"{name}.exp_avg"].to(self._device),
                 "exp_avg_sq": arrays[f"{name}.exp_avg_sq"].to(self._device),
             }
@@ -342,6 +386,11 @@ class SharedState:
 
     def _pieces(self) -> list[torch.Tensor]:
         return [group["params"][0] for group in self._optimizer.param_groups]
+
+
+def _sizes(lengths: NDArray[np.int64], batches: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
+    """Return the tokens of each microbatch."""
+    return np.array([lengths[places].sum() for places in batches], dtype=np.int64)
 
 
 class OwnShard:
@@ -389,6 +438,7 @@ def _optimizer(task: TrainingTask, flat: FlatParameters | ShardedParameters) -> 
         betas=(task.adam_beta1, task.adam_beta2),
         eps=task.adam_epsilon,
         foreach=False,
+        fused=flat.values.is_cuda,
     )
 
 

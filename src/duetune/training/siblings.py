@@ -57,7 +57,7 @@ class Contribute(msgspec.Struct, frozen=True, tag="contribute"):
     """Compute the gradients of this process's part of the step."""
 
     rank: int
-    world: int
+    paces: tuple[float, ...]
 
 
 class AddUp(msgspec.Struct, frozen=True, tag="add_up"):

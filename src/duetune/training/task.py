@@ -37,32 +37,19 @@ class Schedule(StrEnum):
     CONSTANT_WITH_WARMUP = "constant_with_warmup"
 
 
-class Reduction(StrEnum):
-    """How the gradients of the members are summed.
-
-    - EXACT: every microbatch's gradient is sent separately and all are added in one order, so the
-      result is the same to the last bit with any number of members.
-    - FAST: each member sums its own gradients first.
-    - AUTO: EXACT if the gradients of a step have at most ``EXACT_BYTES``, otherwise FAST.
-    """
-
-    AUTO = "auto"
-    EXACT = "exact"
-    FAST = "fast"
-
-
-EXACT_BYTES = 256 * 2**20
-
-
 class TrainingTask(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The task of one job, the same for all its members.
 
-    - ``per_device_train_batch_size``: examples per microbatch.
+    - ``per_device_train_batch_size``: examples of the longest length per microbatch.
     - ``gradient_accumulation_steps``: microbatches per optimiser step, over all members together.
     - ``global_batch``: examples per optimiser step; it overrides the line above.
     - ``max_steps``: overrides ``num_train_epochs``.
     - ``checkpoint_every_s``: overrides the interval that follows from the loss rate of nodes.
-    - ``emulated_microbatch_s``: minimum duration of a microbatch, to emulate an accelerator.
+    - ``reproducible``: the result is the same to the last bit with any members, but slower.
+    - ``max_tokens_per_microbatch``: overrides ``per_device_train_batch_size * max_length``.
+    - ``use_liger_kernel``: fused kernels on CUDA; None uses them where they can be used.
+    - ``emulated_microbatch_s``: minimum duration of ``per_device_train_batch_size`` examples, to
+      emulate an accelerator.
     """
 
     model: str
@@ -95,7 +82,9 @@ class TrainingTask(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     lora_dropout: float = 0.0
     lora_target_modules: str | tuple[str, ...] = "all-linear"
     logging_steps: int = 10
-    reduction: Reduction = Reduction.AUTO
+    reproducible: bool = False
+    max_tokens_per_microbatch: int | None = None
+    use_liger_kernel: bool | None = None
     checkpoint_every_s: float | None = None
     emulated_microbatch_s: float | None = None
 
@@ -128,8 +117,16 @@ class TrainingTask(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
     @property
     def microbatches(self) -> int:
-        """Return the microbatches per optimiser step; the last one may be smaller."""
+        """Return the most microbatches per optimiser step with the usual budget of tokens.
+
+        A reproducible step has at least as many, so that every member has a share of it.
+        """
         return -(-self.batch_rows // self.per_device_train_batch_size)
+
+    @property
+    def microbatch_tokens(self) -> int:
+        """Return the most tokens of a microbatch; a single longer row is still trained on."""
+        return self.max_tokens_per_microbatch or self.per_device_train_batch_size * self.max_length
 
     def total_steps(self, rows: int) -> int:
         """Return the optimiser steps for ``rows`` training examples."""
@@ -179,6 +176,7 @@ _POSITIVE = (
     "per_device_train_batch_size",
     "gradient_accumulation_steps",
     "global_batch",
+    "max_tokens_per_microbatch",
     "learning_rate",
     "adam_epsilon",
     "lora_r",

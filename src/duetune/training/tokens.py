@@ -95,9 +95,13 @@ class TokenizedRows(msgspec.Struct, frozen=True):
             sum(self.counts[self.begins[row] + 1 : self.begins[row + 1]].sum() for row in rows)
         )
 
+    def lengths(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the number of tokens of each of these rows."""
+        return self.begins[rows + 1] - self.begins[rows]
+
     def tokens(self, rows: NDArray[np.int64]) -> int:
         """Return the number of tokens of these rows."""
-        return int((self.begins[rows + 1] - self.begins[rows]).sum())
+        return int(self.lengths(rows).sum())
 
 
 def tokenized(rows: Iterable[DataRow], tokenizer: Tokenizer, max_length: int) -> TokenizedRows:

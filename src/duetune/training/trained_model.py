@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, cast
 import peft
 import torch
 import transformers
-from torch.nn import functional
 
 from duetune.errors import InvalidInput
+from duetune.training.forward_pass import choose_forward_pass, counted_loss
+from duetune.training.packing import laid_end_to_end
 from duetune.training.task import TrainingMethod
 
 if TYPE_CHECKING:
@@ -40,7 +41,6 @@ if TYPE_CHECKING:
 
 
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
-_IGNORED = -100
 
 
 def load_tokenizer(task: TrainingTask) -> Tokenizer:
@@ -54,8 +54,11 @@ def load_tokenizer(task: TrainingTask) -> Tokenizer:
         raise _refused(task, "a tokenizer", error) from None
 
 
-def load_model(task: TrainingTask, device: torch.device) -> LanguageModel:
-    """Return the model with its trainable parameters, the same on every member."""
+def load_model(task: TrainingTask, device: torch.device, *, choose: bool = True) -> LanguageModel:
+    """Return the model with its trainable parameters, the same on every member.
+
+    Without ``choose`` the caller chooses the way in which the model is computed.
+    """
     base = load_base(task, device)
     # The random weights of an adapter must be the same on every member.
     with seeded(task.seed, device):
@@ -68,6 +71,8 @@ def load_model(task: TrainingTask, device: torch.device) -> LanguageModel:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         if task.method is TrainingMethod.LORA:
             model.enable_input_require_grads()
+    if choose:
+        choose_forward_pass(model, task, device, precision(task))
     return model
 
 
@@ -115,32 +120,7 @@ def summed_loss(
     dtype: torch.dtype | None,
 ) -> torch.Tensor:
     """Return the summed loss of the tokens that count. The caller divides by the batch's tokens."""
-    ids, mask, labels = padded(data, rows)
-    with torch.autocast(device.type, dtype=dtype, enabled=dtype is not None):
-        logits = model(input_ids=ids.to(device), attention_mask=mask.to(device)).logits
-    return functional.cross_entropy(
-        logits[:, :-1].float().flatten(0, 1),
-        labels[:, 1:].to(device).flatten(),
-        ignore_index=_IGNORED,
-        reduction="sum",
-    )
-
-
-def padded(
-    data: TokenizedRows, rows: NDArray[np.int64]
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return tokens, attention mask and labels, padded to the longest of these rows."""
-    pieces = [data.row(int(row)) for row in rows]
-    longest = max(len(ids) for ids, _ in pieces)
-    tokens = torch.zeros(len(pieces), longest, dtype=torch.int64)
-    mask = torch.zeros(len(pieces), longest, dtype=torch.int64)
-    labels = torch.full((len(pieces), longest), _IGNORED, dtype=torch.int64)
-    for place, (ids, counts) in enumerate(pieces):
-        row = torch.from_numpy(ids.astype("int64"))
-        tokens[place, : len(ids)] = row
-        mask[place, : len(ids)] = 1
-        labels[place, : len(ids)] = torch.where(torch.from_numpy(counts), row, _IGNORED)
-    return tokens, mask, labels
+    return counted_loss(model, laid_end_to_end(data, rows), device, dtype)
 
 
 @torch.no_grad()

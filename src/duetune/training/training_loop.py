@@ -91,9 +91,12 @@ class ElasticTraining:
         self._saver.lead(leads=arrangement.leads)
         if learner.step >= learner.total_steps or self._over():
             return
-        part = learner.contribution(arrangement.rank, arrangement.world, self._touch)
-        total = learner.combined(group.gather(part)) if learner.exact else group.add_up(part)[0]
-        learner.update(total)
+        paces = arrangement.paces
+        part = learner.contribution(arrangement.rank, paces, self._touch)
+        if learner.reproducible:
+            learner.update(learner.combined(group.gather(part), paces))
+        else:
+            learner.update(group.add_up(part)[0])
         change = self._pace.stepped()
         if change is not None:
             _log.info("step %d: %s", learner.step, change)
@@ -125,6 +128,7 @@ class ElasticTraining:
                 checkpoint_step=self._saver.saved_step,
                 phase=Phase.TRAINING,
                 message=self._saver.warning,
+                trainer=self._learner.way,
             )
         )
 

@@ -8,25 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from duetune.errors import InvalidInput
-from duetune.training.batches import BatchPlan, dropout_seed, held_out, share_of
+from duetune.training.batches import BatchPlan, dropout_seed, held_out
 from duetune.training.task import Schedule, TrainingTask, read_task, write_task
 
 plans = st.builds(
     BatchPlan,
     rows=st.integers(1, 40),
     batch_rows=st.integers(1, 50),
-    microbatch=st.integers(1, 9),
     seed=st.integers(0, 2**32 - 1),
 )
-
-
-@given(plan=plans, step=st.integers(0, 30), world=st.integers(1, 9))
-def test_members_share_a_step_without_gap_or_overlap(plan, step, world):
-    batches = plan.microbatches_of(step)
-    shares = [share_of(len(batches), rank, world) for rank in range(world)]
-    assert sorted(number for share in shares for number in share) == list(range(len(batches)))
-    np.testing.assert_array_equal(np.concatenate(batches), plan.rows_of(step))
-    assert all(len(batch) == plan.microbatch for batch in batches[:-1])
 
 
 @given(plan=plans)
@@ -39,10 +29,10 @@ def test_every_row_comes_once_in_every_pass(plan):
 
 
 def test_the_order_follows_from_the_seed_alone_and_differs_between_passes():
-    plan = BatchPlan(rows=50, batch_rows=50, microbatch=8, seed=1)
-    np.testing.assert_array_equal(plan.rows_of(3), BatchPlan(50, 50, 8, 1).rows_of(3))
+    plan = BatchPlan(rows=50, batch_rows=50, seed=1)
+    np.testing.assert_array_equal(plan.rows_of(3), BatchPlan(50, 50, 1).rows_of(3))
     assert not np.array_equal(plan.rows_of(0), plan.rows_of(1))
-    assert not np.array_equal(plan.rows_of(0), BatchPlan(50, 50, 8, 2).rows_of(0))
+    assert not np.array_equal(plan.rows_of(0), BatchPlan(50, 50, 2).rows_of(0))
 
 
 @given(rows=st.integers(1, 500), fraction=st.floats(0, 0.99), most=st.integers(1, 50))
