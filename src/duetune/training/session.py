@@ -29,10 +29,10 @@ from duetune.training.siblings import Evaluate, Siblings
 from duetune.training.task import TrainingMethod
 from duetune.training.tokens import tokenized_dataset
 from duetune.training.trained_model import (
-    evaluated_loss,
     load_base,
     load_model,
     load_tokenizer,
+    mean_loss,
     precision,
     save_model,
 )
@@ -252,13 +252,14 @@ class Session:
         size, count = self._task.per_device_train_batch_size, self._siblings.count
         batches = [rows[begin : begin + size] for begin in range(0, len(rows), size)]
         own = batches[self._siblings.place :: count]
-        # All must make the same number of passes.
-        spare = [batches[0]] * (-(-len(batches) // count) - len(own))
         dtype = precision(self._task)
-        total = evaluated_loss(model, data, own, self._device, dtype)
-        evaluated_loss(model, data, spare, self._device, dtype)
-        (total,) = self._siblings.sums(total)
-        return total / max(1, data.targets(rows))
+        loss = mean_loss(model, data, own, self._device, dtype)
+        if len(own) * count < len(batches):
+            # All must make the same number of passes.
+            mean_loss(model, data, batches[:1], self._device, dtype)
+        targets = sum(data.targets(batch) for batch in own)
+        total, every = self._siblings.sums(loss * targets, targets)
+        return total / max(1.0, every)
 
     def _wait(self) -> None:
         self._touch()

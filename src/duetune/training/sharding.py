@@ -69,7 +69,8 @@ def shard(
     policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
     for layer in _layers(model):
         fully_shard(layer, mesh=mesh, mp_policy=policy)
-    fully_shard(model, mesh=mesh, mp_policy=policy)
+    # Without this, the outermost parameters would stay together after an evaluation, out of date.
+    fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=True)
     for part in _sharded_modules(model):
         # The loss is divided by the tokens of the whole batch, so gradients are added up as such.
         part.set_gradient_divide_factor(1.0)

@@ -338,14 +338,16 @@ class SharedState:
         whole = {
             name: torch.frombuffer(memory, dtype=own[name].dtype, count=lengths[name], offset=begin)
             for name, begin in zip(own, begins, strict=True)
+            if lengths[name]
         }
 
         def copy() -> None:
             for name, array in own.items():
-                flat.put(name, array, whole[name])
+                if array.numel():
+                    flat.put(name, array, whole[name])
 
         self._siblings.together(Copy(), copy)
-        return whole
+        return {name: whole.get(name, array) for name, array in own.items()}
 
     def document(self) -> dict[str, Json]:
         """Return the state besides the arrays as JSON."""

@@ -124,16 +124,17 @@ def summed_loss(
 
 
 @torch.no_grad()
-def evaluated_loss(
+def mean_loss(
     model: LanguageModel,
     data: TokenizedRows,
     batches: Sequence[NDArray[np.int64]],
     device: torch.device,
     dtype: torch.dtype | None,
 ) -> float:
-    """Return the summed loss of the tokens that count, over all batches."""
+    """Return the mean loss per token that counts, over all batches."""
     model.eval()
-    return sum(float(summed_loss(model, data, rows, device, dtype)) for rows in batches)
+    total = sum(float(summed_loss(model, data, rows, device, dtype)) for rows in batches)
+    return total / max(1, sum(data.targets(rows) for rows in batches))
 
 
 def save_model(model: LanguageModel, tokenizer: Tokenizer, folder: Path) -> None:
