@@ -4,8 +4,8 @@
     >>> duetune.plan("job.yaml")       # how it would be trained, what it would cost
     >>> duetune.launch("job.yaml")     # run it; status() and explain() tell how it goes
 
-To run jobs: ``JobSpec``, ``plan``, ``launch``, ``status``, ``amend``, ``explain``, ``fits``,
-``recommend``.
+To run jobs: ``JobSpec``, ``plan``, ``launch``, ``status``, ``metrics``, ``amend``, ``explain``,
+``fits``, ``recommend``.
 To study them: ``load_trace`` or ``synthetic_market``, a policy such as ``Rubato``, ``simulate_job``
 and ``run_tournament``. Each name is imported on first use, so ``import duetune`` is quick.
 """
@@ -16,7 +16,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from duetune.api import amend, explain, fits, launch, plan, recommend, status
+    from duetune.api import amend, explain, fits, launch, metrics, plan, recommend, status
     from duetune.core.job import Job, linear_throughput
     from duetune.core.market import MarketTrace
     from duetune.home import Home
@@ -65,6 +65,7 @@ __all__ = [
     "linear_throughput",
     "load_spec",
     "load_trace",
+    "metrics",
     "offline_optimum",
     "plan",
     "policy_named",
@@ -99,6 +100,7 @@ _HOMES = {
     "linear_throughput": "duetune.core.job",
     "load_spec": "duetune.jobs.spec.load",
     "load_trace": "duetune.market.traces",
+    "metrics": "duetune.api",
     "offline_optimum": "duetune.policies.solve.dynamic",
     "plan": "duetune.api",
     "policy_named": "duetune.registry.policies",

@@ -1,5 +1,5 @@
-"""What ``import duetune`` offers for running jobs: plan, launch, status, amend, explain, fits,
-recommend.
+"""What ``import duetune`` offers for running jobs: plan, launch, status, metrics, amend, explain,
+fits, recommend.
 
 Each function does what the command of the same name does, and returns a value that shows itself as
 a table in a notebook. All of them take ``home``, the folder of the duetune home; by default it is
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from duetune.jobs.status import JobStatus
     from duetune.jobs.submit import PreparedJob
     from duetune.knowledge.advice import Advice, Fit
+    from duetune.training.metrics import MetricRow
 
     Folder = str | Path | None
 
@@ -65,6 +66,15 @@ def status(job: str, *, home: Folder = None) -> JobStatus:
     120
     """
     return Home(home).status(job)
+
+
+def metrics(job: str, *, home: Folder = None) -> list[MetricRow]:
+    """Return the metrics of every step of a job: losses, learning rate, tokens per second.
+
+    >>> duetune.metrics("support-x7k2m")[-1].eval_loss
+    1.3742
+    """
+    return Home(home).metrics(job)
 
 
 def amend(

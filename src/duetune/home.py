@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from duetune.settings import Settings
     from duetune.store.rows import JobRow
     from duetune.store.store import Store
+    from duetune.training.metrics import MetricRow
 
 TRAINING_PACKAGES = ("torch", "torchft", "peft")
 REFRESH_S = 0.5
@@ -165,6 +166,12 @@ class Home:
 
         row = self.store.job(job)
         return job_status(row, self.settings, self.store, self.fleet, controller=self.controller)
+
+    def metrics(self, job: str) -> list[MetricRow]:
+        """Return the metrics of every step of a job, from the file in its folder."""
+        from duetune.training.metrics import METRICS, read_metrics
+
+        return read_metrics(self.settings.folder(self.store.job(job).id) / METRICS)
 
     def fleet_silent_s(self, job: str) -> float | None:
         """Return for how many real seconds the fleet has not answered, by the job's journal."""

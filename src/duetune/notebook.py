@@ -1,4 +1,4 @@
-"""Tables for notebooks: what the ``_repr_html_`` of results is made of."""
+"""Tables for notebooks, which the ``_repr_html_`` of results is made of, and curves as text."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
+
+_BLOCKS = "▁▂▃▄▅▆▇█"
 
 
 def html_table(header: Sequence[str], rows: Iterable[Sequence[object]], title: str = "") -> str:
@@ -22,3 +24,12 @@ def html_table(header: Sequence[str], rows: Iterable[Sequence[object]], title: s
 def html_fields(fields: Mapping[str, object], title: str = "") -> str:
     """Return a table of two columns, a name and its value in each row."""
     return html_table(("", ""), fields.items(), title)
+
+
+def sparkline(values: Sequence[float]) -> str:
+    """Return a curve as one line of text; empty if there are fewer than two values."""
+    if len(values) < 2:
+        return ""
+    low, span = min(values), max(values) - min(values)
+    top = len(_BLOCKS) - 1
+    return "".join(_BLOCKS[round((value - low) / span * top) if span else 0] for value in values)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,7 +17,7 @@ import pytest
 from duetune.core.node_contract import DONE, HOPELESS, LEFT
 from duetune.core.progress import Phase
 from duetune.training.checkpoint import CheckpointStore
-from duetune.training.task import TrainingMethod, TrainingTask
+from duetune.training.task import EvalStrategy, Schedule, TrainingMethod, TrainingTask
 from support.elastic_job import ElasticJob, Nursery
 from support.later import later
 from support.patience import slowness, until
@@ -76,11 +77,16 @@ def job(nursery, task, tmp_path):
 
 
 def test_losses_and_resizes_leave_no_trace_in_the_result(job):
-    calm = job("calm", emulated_microbatch_s=None)
+    evaluated = {
+        "eval_strategy": EvalStrategy.STEPS,
+        "eval_steps": 3,
+        "load_best_model_at_end": True,
+    }
+    calm = job("calm", emulated_microbatch_s=None, **evaluated)
     calm.launch("alone")
     assert calm.code("alone") == DONE
 
-    rough = job("rough", max_steps=40)
+    rough = job("rough", max_steps=40, **evaluated)
     rough.coordinate()
     rough.launch("n1")
     rough.reach(2, world=1)
@@ -114,6 +120,15 @@ def test_losses_and_resizes_leave_no_trace_in_the_result(job):
     assert rough.progress.phase is Phase.FINISHED
     assert rough.progress.step == rough.progress.checkpoint_step == 40
     assert rough.progress.output == str(rough.folder / "output")
+    # Every step is in the metrics once, with the same losses; the last one is evaluated, too.
+    assert [(row.step, row.loss, row.eval_loss) for row in rough.metrics] == [
+        (row.step, row.loss, row.eval_loss) for row in calm.metrics
+    ]
+    assert [row.step for row in rough.metrics] == list(range(1, 41))
+    measured = {row.step: row.eval_loss for row in rough.metrics if row.eval_loss is not None}
+    assert list(measured) == [*range(3, 40, 3), 40]
+    assert {row.members for row in rough.metrics} == {1, 2, 3}
+    assert rough.result.eval_loss == min(measured.values()) == measured[rough.result.best_step]
 
 
 @pytest.mark.more
@@ -255,3 +270,65 @@ def test_the_coordinator_ends_with_whoever_started_it(tmp_path):
     assert (tmp_path / "address").read_text().startswith("tcp://127.0.0.1:")
     coordinator = Path(f"/proc/{int(done.stdout)}/cmdline")
     until(lambda: not coordinator.exists(), "the end of the coordinator")
+
+
+def test_training_ends_early_for_all_members_and_once(job):
+    short = job(
+        eval_strategy=EvalStrategy.STEPS,
+        eval_steps=5,
+        early_stopping_patience=2,
+        # No loss is lower by that much, so the first evaluation stays the one to beat.
+        early_stopping_threshold=100.0,
+    )
+    short.coordinate()
+    short.launch("n1", "n2")
+    short.reach(3, world=2)
+    # Another member leads from now on.
+    short.signal(signal.SIGTERM, "n1")
+    assert short.code("n1") == LEFT
+    short.launch("n3")
+    assert [short.code("n2"), short.code("n3")] == [DONE, DONE]
+    words = "stopped early at step 15 of 40: evaluation loss has not improved for 2 evaluations"
+    assert short.result.stopped == short.progress.message == words
+    assert short.progress.step == short.progress.total_steps == 15
+    assert [(row.step, row.run) for row in short.metrics] == [(n, "job") for n in range(1, 16)]
+    assert [row.step for row in short.metrics if row.eval_loss] == [5, 10, 15]
+    before = short.result
+    # If the result is lost, the checkpoint knows that training is over.
+    shutil.rmtree(short.folder / "output")
+    short.launch("n4")
+    assert short.code("n4") == DONE
+    assert short.result == before
+
+
+def test_the_best_state_is_published_whatever_was_pruned(job, tmp_path):
+    # What is learnt from the rows makes these ones less likely.
+    other = tmp_path / "other.jsonl"
+    other.write_text('{"prompt": "7 + 1 = ", "completion": "zebras"}\n')
+    fields = {
+        "learning_rate": 0.5,
+        "eval_dataset": str(other),
+        "lr_scheduler_type": Schedule.CONSTANT,
+        "emulated_microbatch_s": None,
+        "warmup_steps": 0,
+        "max_steps": 12,
+    }
+    best = job(
+        "best",
+        checkpoint_every_s=1e-3,
+        eval_strategy=EvalStrategy.STEPS,
+        eval_steps=1,
+        load_best_model_at_end=True,
+        **fields,
+    )
+    best.launch("n1", DUETUNE_CHECKPOINT_KEEP="1")
+    assert best.code("n1") == DONE
+    measured = {row.step: row.eval_loss for row in best.metrics}
+    step = best.result.best_step
+    assert measured[step] == min(measured.values()) == best.result.eval_loss
+    assert step < 11
+    assert best.progress.best_step == step
+    plain = job("plain", **(fields | {"max_steps": step}))
+    plain.launch("n1")
+    assert plain.code("n1") == DONE
+    assert best.adapter == plain.adapter

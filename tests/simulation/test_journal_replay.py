@@ -7,8 +7,18 @@ import numpy as np
 import pytest
 
 from duetune.control.crash_points import CrashPlan
-from duetune.core.events import Amend, Cancel, Decided, Observed, Pause, Recorded, Resume
+from duetune.core.events import (
+    Amend,
+    Cancel,
+    Decided,
+    Observed,
+    Pause,
+    Recorded,
+    Reported,
+    Resume,
+)
 from duetune.core.physics import value_of_finishing
+from duetune.core.progress import Phase
 from duetune.errors import InvalidInput
 from duetune.registry.policies import policy_named
 from duetune.simulate.journal_replay import (
@@ -176,3 +186,24 @@ def test_every_policy_of_the_pool_gets_a_utility():
     assert len(utilities) == len(pool)
     assert len(set(utilities)) > 1
     assert utilities == counterfactual_utilities(story, pool)
+
+
+def test_a_job_that_stopped_early_was_less_work_for_all_policies():
+    _, story = lived(constant_market())
+    planned = job_lived(story)
+    shorter = [
+        msgspec.structs.replace(
+            each,
+            event=msgspec.structs.replace(
+                each.event,
+                progress=msgspec.structs.replace(each.event.progress, step=7, total_steps=7),
+            ),
+        )
+        if isinstance(each.event, Reported)
+        and each.event.progress is not None
+        and each.event.progress.phase is Phase.FINISHED
+        else each
+        for each in story
+    ]
+    assert shorter != story
+    assert job_lived(shorter) == msgspec.structs.replace(planned, work=7.0)

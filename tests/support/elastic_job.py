@@ -11,6 +11,7 @@ import sys
 
 from duetune.core.progress import Phase
 from duetune.files import write_whole
+from duetune.training.metrics import METRICS, read_metrics
 from duetune.training.publication import published
 from duetune.training.task import write_task
 from duetune.training.worker_contract import read_progress
@@ -155,7 +156,7 @@ class ElasticJob:
 
     # Members
 
-    def launch(self, *names, gpus=1):
+    def launch(self, *names, gpus=1, **variables):
         for name in names:
             self._epoch += 1
             environment = {
@@ -166,6 +167,7 @@ class ElasticJob:
                 "DUETUNE_JOB_DIR": str(self.folder),
                 "DUETUNE_COORDINATOR_FILE": str(self.address_file) if self._coordinator else "",
                 "DUETUNE_JOB_SECRET": self.secret,
+                **variables,
             }
             log = self.folder / f"{name}.log"
             self._pids[name] = self._nursery.start(environment, log, self._command)
@@ -219,6 +221,10 @@ class ElasticJob:
     @property
     def result(self):
         return published(self.folder / "output")
+
+    @property
+    def metrics(self):
+        return read_metrics(self.folder / METRICS)
 
     @property
     def adapter(self):

@@ -26,23 +26,36 @@ class StatusAnswer(Answer, frozen=True, kw_only=True):
 @click.command()
 @click.argument("job")
 @click.option("-f", "--follow", is_flag=True, help="Keep showing the status until the job ends.")
+@click.option(
+    "--plot",
+    metavar="FILE",
+    help="Write a plot of loss, evaluation loss and speed to this .png, .svg or .pdf file.",
+)
 @json_option
-def status(job: str, follow: bool, as_json: bool) -> None:
-    """Show the state of a job: steps, GPUs, prices, cost, deadline and expected finish."""
+def status(job: str, follow: bool, plot: str | None, as_json: bool) -> None:
+    """Show the state of a job: steps, losses, GPUs, prices, cost, deadline and expected finish."""
+    from duetune import plots
+    from duetune.cli import tables
+
     home = Home()
-    name = home.store.job(job).id
+    target = None if plot is None else plots.checked_plot(plot, "--plot")
+    row = home.store.job(job)
+    name = row.id
     if follow and not as_json:
         watch(home, name)
-        return
     found = home.status(name)
+    if target is not None:
+        plots.save_figure(plots.loss_figure(row.name, home.metrics(name)), target)
+    if follow and not as_json:
+        tables.print_written(target)
+        return
     if as_json:
         print_answer(StatusAnswer(command="status", status=found))
         return
-    from duetune.cli import tables
-
     tables.console().print(panel(found))
     if not found.job.status.final and (note := home.controller_note()):
         click.echo(note)
+    tables.print_written(target)
 
 
 def watch(home: Home, job: str, *, silent: bool = False) -> JobStatus:
@@ -91,6 +104,7 @@ def panel(found: JobStatus) -> Group:
 
     from duetune.cli.queue import status_words
     from duetune.control.queue import held_by
+    from duetune.core.events import Status
     from duetune.simulate.summary import dollars
 
     row, progress = found.job, found.progress
@@ -101,7 +115,11 @@ def panel(found: JobStatus) -> Group:
     share = min(1.0, progress.step / total) if total else 0.0
     full = int(share * BAR)
     bar = f"[green]{'█' * full}[/][dim]{'░' * (BAR - full)}[/] {int(share * 100):>3}%"
-    grid.add_row("steps", f"{bar}  {progress.step} of {total}{_loss(found)}")
+    grid.add_row("steps", f"{bar}  {progress.step} of {total}")
+    if found.loss_text:
+        grid.add_row("loss", escape(found.loss_text))
+    if progress.message and row.status is not Status.FAILED:
+        grid.add_row("note", escape(progress.message))
     grid.add_row("GPUs", _gpus(found))
     if found.fleet_silent_s is not None:
         grid.add_row("fleet", f"[red]has not answered for {found.fleet_silent_s:.0f} s[/]")
@@ -133,13 +151,6 @@ def panel(found: JobStatus) -> Group:
         grid.add_row("output", escape(row.output))
     title = Text.from_markup(f"[bold]{escape(row.id)}[/]  {status_words(row.status)}")
     return Group(title, grid)
-
-
-def _loss(found: JobStatus) -> str:
-    progress = found.progress
-    if progress.eval_loss is not None and progress.base_eval_loss is not None:
-        return f", held-out loss {progress.base_eval_loss:.3f} -> {progress.eval_loss:.3f}"
-    return "" if progress.loss is None else f", loss {progress.loss:.3f}"
 
 
 def _gpus(found: JobStatus) -> str:

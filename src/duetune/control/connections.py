@@ -5,10 +5,14 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from duetune.core.node_contract import HAZARD, PROGRESS
+from duetune.core.progress import Progress
 from duetune.training.hazard import Hazard, write_hazard
+from duetune.training.metrics import MetricRow, MetricsFile
+from duetune.training.task import TASK_FILE
 from duetune.training.worker_contract import read_progress
 from duetune.wall_clock import steady_now, wall_now
 
@@ -18,7 +22,6 @@ if TYPE_CHECKING:
 
     from duetune.core.events import Learned, Recorded, UserRequest
     from duetune.core.ports import Clock, Fleet, Journal, MarketFeed
-    from duetune.core.progress import Progress
 
 PRIOR_NODE_S = 8 * 3600.0
 """Assumed lifetime of a node before any was lost: eight hours of the fleet's clock."""
@@ -107,8 +110,36 @@ class FolderReports:
             # A report without a time was made when its file was written.
             age_s = max(0.0, wall_now() - (progress.at or _written_at(path)))
             made = now - (age_s if last is None else min(age_s, now - last.at))
+            self._record(job, None if last is None else last.progress, progress)
         self._looks[job] = _Look(now, progress, made)
         return progress, self._clock.now() - (now - made) * self._speed
+
+    def _record(self, job: str, last: Progress | None, progress: Progress) -> None:
+        """Write the losses of a user's own command to the job's metrics.
+
+        The built-in trainer writes its own. A loss is reported again until there is a newer one.
+        """
+        folder = self._jobs / job
+        before = Progress() if last is None else last
+        row = MetricRow(
+            step=progress.step,
+            run=job,
+            at=progress.at or wall_now(),
+            tokens=progress.tokens or None,
+            loss=None if progress.loss == before.loss else progress.loss,
+            eval_loss=None if progress.eval_loss == before.eval_loss else progress.eval_loss,
+            members=progress.world or None,
+        )
+        back = last is None or progress.step < last.step
+        if (folder / TASK_FILE).exists():
+            return
+        file = MetricsFile(folder)
+        with suppress(OSError):
+            if back:
+                # The command has gone back to its last checkpoint, or this process is new.
+                file.cut(progress.step)
+            if row.loss is not None or row.eval_loss is not None:
+                file.record(row)
 
     def hazard(self, job: str, lived_s: float, losses: int) -> None:
         """Write the hazard file of a job: the mean wall time between losses."""

@@ -28,6 +28,7 @@ class Progress(msgspec.Struct, frozen=True):
     ``world``: number of workers in the group.
     ``step_s``: usual wall seconds of one step with ``world`` workers, resizes excluded.
     ``base_eval_loss``: evaluation loss before training.
+    ``best_eval_loss``: lowest evaluation loss so far, after step ``best_step``.
     ``output``: folder of the result, once training has finished.
     ``at``: wall time of the report, in seconds since the epoch.
     ``out_of_memory``: training failed because the GPU has too little memory.
@@ -49,3 +50,5 @@ class Progress(msgspec.Struct, frozen=True):
     at: float = 0.0
     out_of_memory: bool = False
     trainer: str = ""
+    best_eval_loss: float | None = None
+    best_step: int = 0

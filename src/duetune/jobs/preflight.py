@@ -1,4 +1,4 @@
-"""Checks before a job is paid for: hub access, LoRA layers, lengths, chat template, disk space.
+"""Checks before a job is paid for: hub access, LoRA layers, lengths, chat template, trackers, disk.
 
 ``prepare`` calls ``preflight`` for ``plan`` and ``launch`` alike. What would certainly fail becomes
 a finding that ``launch`` refuses; the rest are warnings. Data and tokens are read with the
@@ -16,15 +16,16 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from duetune.errors import InvalidInput
+from duetune.errors import InvalidInput, MissingExtra
 from duetune.jobs.data_check import DataCheck, check_rows
 from duetune.jobs.disk_space import FETCHED_BYTES, DiskNeed, disks, needed_space, size_words
 from duetune.jobs.hub import Access, Repo, RepoKind, hub_cache, look_up
 from duetune.jobs.spec.values import is_path
 from duetune.knowledge.facts.weight_files import tensor_shapes
 from duetune.training.dataset_rows import RowKind
-from duetune.training.task import TrainingMethod
+from duetune.training.task import EvalStrategy, Tracker
 from duetune.training.tokenizer_file import chat_template, has_tokenizer
+from duetune.training.tracking import check_trackers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -109,6 +110,7 @@ def preflight(
         *([] if folder is None else _model_files(folder, task, summary)),
         *_rows(data, task),
         *_positions(data, task, facts),
+        *_tracking(task, machine, environ),
         *_disk(spec, plan, facts, repos, machine, environ),
     )
     return Preflight(findings, data)
@@ -187,7 +189,7 @@ def _model_files(
             task.model,
             "no chat template: messages are written as '### role' and their text",
         )
-    if task.method is TrainingMethod.LORA:
+    if task.adapts:
         yield from _layers(folder, task)
 
 
@@ -208,7 +210,7 @@ def _layers(folder: Path, task: TrainingTask) -> Iterator[Finding]:
         return
     if importlib.util.find_spec("torch") is None or importlib.util.find_spec("peft") is None:
         return
-    from duetune.training.trained_model import check_adapter  # noqa: PLC0415 - imports torch
+    from duetune.training.adapters import check_adapter  # noqa: PLC0415 - imports torch
 
     try:
         check_adapter(msgspec.structs.replace(task, model=str(folder)))
@@ -295,6 +297,28 @@ def _positions(
             )
 
 
+def _tracking(
+    task: TrainingTask, machine: Machine, environ: Mapping[str, str]
+) -> Iterator[Finding]:
+    """Find evaluations without rows, and trackers that would get nothing."""
+    if task.eval_strategy is not EvalStrategy.NO and not (task.eval_dataset or task.eval_fraction):
+        allowed = "no without rows to evaluate: set eval_fraction above 0 or eval_dataset"
+        yield _refused("training.eval_strategy", task.eval_strategy, allowed)
+    if not machine.own:
+        return
+    names = ", ".join(task.report_to)
+    try:
+        check_trackers(task)
+    except MissingExtra as error:
+        yield _refused("training.report_to", names, str(error))
+        return
+    offline = environ.get("WANDB_MODE") in {"offline", "disabled", "dryrun"}
+    known = "WANDB_API_KEY" in environ or (Path.home() / ".netrc").exists()
+    if Tracker.WANDB in task.report_to and not offline and not known:
+        says = "no metrics will get there: list WANDB_API_KEY under secrets, or set WANDB_MODE"
+        yield _warning("training.report_to", Tracker.WANDB, says)
+
+
 def _disk(
     spec: JobSpec,
     plan: TrainingPlan,
@@ -307,10 +331,10 @@ def _disk(
     if facts is None or not machine.own:
         return
     folder = machine.jobs if spec.checkpoint.dir is None else Path(spec.checkpoint.dir)
+    # The best state is kept besides the newest ones.
+    keep = spec.checkpoint.keep + bool(spec.training.load_best_model_at_end)
     needs: list[DiskNeed] = [
-        *needed_space(
-            plan, facts, checkpoints=folder, keep=spec.checkpoint.keep, output=machine.jobs
-        )
+        *needed_space(plan, facts, checkpoints=folder, keep=keep, output=machine.jobs)
     ]
     if any(each.kind is RepoKind.MODEL and each.access is Access.REACHABLE for each in repos):
         size = FETCHED_BYTES * facts.parameters

@@ -18,9 +18,10 @@ from duetune.core.node_contract import LOGS, PROGRESS
 from duetune.core.progress import Progress
 from duetune.errors import FleetError
 from duetune.jobs.spec.values import written_duration
-from duetune.notebook import html_fields
+from duetune.notebook import html_fields, sparkline
 from duetune.simulate.journal_replay import state_of
 from duetune.store.rows import JobRow
+from duetune.training.metrics import METRICS, sampled_losses
 from duetune.training.worker_contract import read_progress
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
 TAIL_LINES = 5
 TAIL_BYTES = 4000
+CURVE_POINTS = 24
 ANSWER_S = 2.0
 """A reader waits this many seconds for the fleet; then it shows what the journal knows."""
 
@@ -59,6 +61,7 @@ class JobStatus(msgspec.Struct, frozen=True):
     - ``given_up`` is set if the policy has given the job up; it has the terms that would save it.
     - ``trouble`` says how many nodes have failed the job since its last step. It and ``log_tail``,
       the last lines of such a node's log, are empty if none has and the job has not failed.
+    - ``curve`` has a few training losses from the whole run, in the order of steps.
     """
 
     job: JobRow
@@ -81,6 +84,21 @@ class JobStatus(msgspec.Struct, frozen=True):
     given_up: GivenUp | None = None
     trouble: str = ""
     log_tail: tuple[str, ...] = ()
+    curve: tuple[float, ...] = ()
+
+    @property
+    def loss_text(self) -> str:
+        """Return the last loss, its curve and the evaluation losses; empty if none is known."""
+        progress, words = self.progress, []
+        if progress.loss is not None:
+            words.append(f"{progress.loss:.3f} {sparkline(self.curve)}".rstrip())
+        if progress.eval_loss is not None:
+            base = progress.base_eval_loss
+            before = "" if base is None else f"{base:.3f} -> "
+            words.append(f"evaluation {before}{progress.eval_loss:.3f}")
+        if progress.best_eval_loss is not None:
+            words.append(f"best {progress.best_eval_loss:.3f} after step {progress.best_step:,}")
+        return ", ".join(words)
 
     @property
     def given_up_text(self) -> str:
@@ -96,6 +114,8 @@ class JobStatus(msgspec.Struct, frozen=True):
             {
                 "status": self.job.status.value,
                 "steps": f"{self.progress.step} of {total}",
+                **({"loss": self.loss_text} if self.loss_text else {}),
+                **({"note": self.progress.message} if self.progress.message else {}),
                 "GPUs": f"{spot} spot, {len(running) - spot} on-demand",
                 "spent": f"${self.spent:.2f}",
                 "slot": f"{self.slot}, due at the end of slot {self.deadline_slot}",
@@ -167,6 +187,7 @@ def job_status(
         given_up=job.given_up,
         trouble=trouble,
         log_tail=_tail(settings.folder(job.id) / LOGS / f"{suspect}.log") if suspect else (),
+        curve=sampled_losses(settings.folder(job.id) / METRICS, CURVE_POINTS),
     )
 
 

@@ -30,6 +30,7 @@ _PLANNED = {
 """Fields that the plan decides, and the name of their reason in it."""
 
 _COMMON = ("learning_rate", "lr_scheduler_type", "warmup_steps", "weight_decay", "max_grad_norm")
+_MEASURED = ("eval_strategy", "eval_steps", "load_best_model_at_end", "early_stopping_patience")
 _ADAPTERS = ("lora_r", "lora_alpha", "lora_dropout", "lora_target_modules")
 
 
@@ -85,6 +86,9 @@ def training_settings(
     if plan.method == Method.LORA:
         names += _ADAPTERS
     given = spec.training.given
+    names += [
+        name for name in (*_MEASURED, "early_stopping_threshold", "report_to") if name in given
+    ]
     found = [
         TrainingSetting("method", plan.method, plan.reasons.get("method", "")),
         TrainingSetting("precision", plan.precision, plan.reasons.get("precision", "")),

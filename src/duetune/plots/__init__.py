@@ -22,6 +22,7 @@ from duetune.plots.style import (
     save_figure,
     styled_axes,
 )
+from duetune.plots.training_figures import loss_figure
 
 __all__ = [
     "allocation_figure",
@@ -29,6 +30,7 @@ __all__ = [
     "draw_regret",
     "draw_weights",
     "house_style",
+    "loss_figure",
     "new_figure",
     "policies_figure",
     "regret_figure",

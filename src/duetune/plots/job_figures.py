@@ -1,7 +1,7 @@
 """One job over time: the GPUs it held, the market, and its progress.
 
 ``allocation_figure`` draws a simulated run from its outcome; ``timeline_figure`` draws a live job
-from its journal. Both have the same three panels.
+from its journal. Both have the same three panels; a live job has a fourth one for its losses.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from duetune.plots.style import (
     styled_axes,
     whole_numbers,
 )
+from duetune.plots.training_figures import draw_evaluations
 from duetune.simulate.journal_replay import job_lived, market_lived, state_of
 from duetune.simulate.summary import dollars
 
@@ -86,8 +87,10 @@ def timeline_figure(name: str, story: Sequence[Recorded]) -> Figure:
     deadline = job.deadline * slot_h
     last = _hours(state, max(each.event.at for each in story))
     end = max(last, deadline) * 1.02
-    figure = new_figure(12, 8.4)
-    held, prices, progress = styled_axes(figure, 3, heights=(1.3, 0.8, 1.0), share_x=True)
+    losses = _losses(state, story)
+    heights = (1.3, 0.8, 1.0, 0.9) if losses else (1.3, 0.8, 1.0)
+    figure = new_figure(12, 8.4 if not losses else 10.6)
+    held, prices, progress, *more = styled_axes(figure, len(heights), heights=heights, share_x=True)
     seen = max(each.event.slot for each in story if isinstance(each.event, Observed))
     window = market_lived(story).window(0, seen)
     _draw_nodes(held, state, end)
@@ -98,7 +101,9 @@ def timeline_figure(name: str, story: Sequence[Recorded]) -> Figure:
     progress.plot(*points[-1], "o", color=GREEN, markersize=7, clip_on=False)
     progress.set_ylim(0, 108)
     progress.set_xlim(0, end)
-    progress.set_xlabel("Market time since the job began (hours)")
+    for axes in more:
+        _draw_losses(axes, losses)
+    figure.axes[-1].set_xlabel("Market time since the job began (hours)")
     ended = next((each.event for each in story if isinstance(each.event, Ended)), None)
     _finish(figure, _story_title(name, state, ended), deadline)
     return figure
@@ -209,6 +214,35 @@ def _steps(state: JobState, story: Sequence[Recorded]) -> list[tuple[float, floa
             at = event.at if event.progress_at is None else event.progress_at
             points.append((_hours(state, at), 100 * event.progress.step / total))
     return points
+
+
+def _losses(
+    state: JobState, story: Sequence[Recorded]
+) -> list[tuple[float, float | None, float | None]]:
+    """Return the reported losses: hours since the first slot, loss and evaluation loss."""
+    found = []
+    for recorded in story:
+        event = recorded.event
+        if isinstance(event, Reported) and event.progress is not None:
+            at = event.at if event.progress_at is None else event.progress_at
+            loss, measured = event.progress.loss, event.progress.eval_loss
+            if loss is not None or measured is not None:
+                found.append((_hours(state, at), loss, measured))
+    return found
+
+
+def _draw_losses(axes: Axes, losses: list[tuple[float, float | None, float | None]]) -> None:
+    """Draw the reported losses; an evaluation loss counts from when it was first reported."""
+    points = [(at, loss) for at, loss, _ in losses if loss is not None]
+    if points:
+        axes.plot(*zip(*points, strict=True), color=SPOT, label="loss")
+    evaluated: dict[float, float] = {}
+    for at, _, measured in losses:
+        if measured is not None and measured not in evaluated:
+            evaluated[measured] = at
+    if evaluated:
+        draw_evaluations(axes, list(evaluated.values()), list(evaluated))
+    axes.set_ylabel("Loss")
 
 
 def _outcome_title(outcome: Outcome, job: Job) -> str:

@@ -15,6 +15,7 @@ from duetune.core.events import Decided, Observed, Submitted
 from duetune.core.job import MAX_SLOTS
 from duetune.core.market import MarketTrace
 from duetune.core.physics import job_physics, unused_share
+from duetune.core.progress import Phase
 from duetune.engine.effects import after
 from duetune.engine.engine import Engine
 from duetune.engine.state import offered
@@ -66,8 +67,15 @@ def redecided(
 
 
 def job_lived(story: Sequence[Recorded]) -> Job:
-    """Return the job with its latest terms and its measured throughput."""
-    return state_of(story).job
+    """Return the job with its latest terms, its measured throughput, and the work it really was.
+
+    A job that stopped training early was less work than planned, also for other policies.
+    """
+    state = state_of(story)
+    done = state.progress.total_steps
+    if state.progress.phase is Phase.FINISHED and 0 < done < state.job.work:
+        return msgspec.structs.replace(state.job, work=float(done))
+    return state.job
 
 
 def state_of(story: Sequence[Recorded], *, stream: str = "replay") -> JobState:

@@ -102,7 +102,8 @@ class CheckpointStore:
     """The checkpoints of one job, as seen by a process of launch ``epoch``.
 
     Any process may read. ``save`` and ``publish`` need a claim. ``claim`` makes one; otherwise the
-    first ``save`` or ``publish`` makes one for a process that works alone.
+    first ``save`` or ``publish`` makes one for a process that works alone. ``pinned`` are steps
+    whose newest checkpoint is never removed, besides the newest ``keep``.
     """
 
     def __init__(self, folder: Path, epoch: int, keep: int = 2) -> None:
@@ -114,6 +115,7 @@ class CheckpointStore:
         self._keep = keep
         self._fence = Fence(self._folder, epoch)
         self._claim: Claim | None = None
+        self.pinned: frozenset[int] = frozenset()
 
     @property
     def folder(self) -> Path:
@@ -184,6 +186,15 @@ class CheckpointStore:
             if checkpoint.path.name == name:
                 with contextlib.suppress(Damaged):
                     manifests.check_sizes(checkpoint.path, manifests.read_manifest(checkpoint.path))
+                    return checkpoint
+        return None
+
+    def at(self, step: int) -> Checkpoint | None:
+        """Return the newest whole checkpoint of a step; every byte is checked."""
+        for checkpoint in sorted(self._all(), reverse=True):
+            if checkpoint.step == step:
+                with contextlib.suppress(Damaged):
+                    checkpoint.verify()
                     return checkpoint
         return None
 
@@ -258,16 +269,17 @@ class CheckpointStore:
         ]
 
     def _prune(self, claim: Claim) -> None:
-        """Remove all but the newest ``keep`` whole checkpoints. A failure is ignored."""
-        whole = 0
+        """Remove all but the newest ``keep`` and the pinned whole ones. A failure is ignored."""
+        whole, pinned = 0, set(self.pinned)
         for checkpoint in sorted(self._all(), reverse=True):
-            if whole >= self._keep:
+            if whole >= self._keep and checkpoint.step not in pinned:
                 with contextlib.suppress(OSError):
                     self._remove(checkpoint, claim)
                 continue
             with contextlib.suppress(Damaged):
                 manifests.check_sizes(checkpoint.path, manifests.read_manifest(checkpoint.path))
                 whole += 1
+                pinned.discard(checkpoint.step)
 
     def _remove(self, checkpoint: Checkpoint, claim: Claim) -> None:
         # Move it away by one rename first, so that no reader finds half of it.

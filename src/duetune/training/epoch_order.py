@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch.utils.data import Sampler
 
-from duetune.training.trained_model import seeded
+from duetune.training.language_model import seeded
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

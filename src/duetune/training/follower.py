@@ -14,6 +14,7 @@ from duetune.training.siblings import (
     Copy,
     End,
     Evaluate,
+    EvaluateBase,
     Join,
     Meet,
     Restore,
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
     import torch
 
+    from duetune.training.evaluation import Evaluation
     from duetune.training.peer_links import PeerLinks
     from duetune.training.shared_state import SharedState
     from duetune.training.siblings import Call, Siblings
@@ -34,7 +36,8 @@ class Follower:
     """One follower.
 
     - ``links``: to the same process of the other members; None if the job has no group.
-    - ``restore``: loads a checkpoint of that name; ``evaluate``: takes part in an evaluation.
+    - ``restore``: loads a checkpoint of that name; ``evaluate_base``: takes part in measuring the
+      loss before training.
     - ``touch``: called while it computes.
     """
 
@@ -43,16 +46,18 @@ class Follower:
         learner: SharedState,
         siblings: Siblings,
         links: PeerLinks | None,
+        evaluation: Evaluation,
         *,
         restore: Callable[[str], None],
-        evaluate: Callable[[bool], object],
+        evaluate_base: Callable[[], object],
         touch: Callable[[], None],
     ) -> None:
         self._learner = learner
         self._siblings = siblings
         self._links = links
         self._restore = restore
-        self._evaluate = evaluate
+        self._evaluation = evaluation
+        self._evaluate_base = evaluate_base
         self._touch = touch
         self._part: torch.Tensor | None = None
 
@@ -74,16 +79,18 @@ class Follower:
                 assert self._links is not None
                 assert self._part is not None
                 self._links.add_up(self._part)
-            case Update():
+            case Update(evaluated):
                 assert self._part is not None
-                self._learner.update(self._part[0])
+                self._learner.update(self._part[0], evaluated)
                 self._part = None
             case Copy():
                 self._learner.arrays()
             case Restore(checkpoint):
                 self._restore(checkpoint)
-            case Evaluate(base):
-                self._evaluate(base)
+            case Evaluate(rank, paces):
+                self._learner.evaluated_share(self._evaluation, rank, paces, self._touch)
+            case EvaluateBase():
+                self._evaluate_base()
             case End():
                 pass
             case _:

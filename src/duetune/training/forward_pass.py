@@ -43,13 +43,14 @@ if TYPE_CHECKING:
 
         def get_base_model(self) -> CausalModel: ...
 
+        def get_input_embeddings(self) -> torch.nn.Module: ...
+
         def get_output_embeddings(self) -> torch.nn.Module | None: ...
 
         def set_attn_implementation(self, name: str) -> None: ...
 
 
 class _Config(Protocol):
-    vocab_size: int
     model_type: str
 
 
@@ -123,7 +124,7 @@ def counted_loss(
         hidden = hidden_states(causal, rows, device, packed=way.packed)
         if way.fused and type(head) is torch.nn.Linear:
             return fused_loss(head, hidden, targets)
-        return loss_in_pieces(cast("Head", head), hidden, targets, causal.config.vocab_size)
+        return loss_in_pieces(cast("Head", head), hidden, targets, _vocabulary(causal))
 
 
 def _computing_in(
@@ -142,7 +143,7 @@ def _chosen(
     *,
     sharded: bool,
 ) -> ForwardPass:
-    rows = _sample(model.config.vocab_size, seed=0)
+    rows = _sample(_vocabulary(model), seed=0)
     way = ForwardPass(
         split=not sharded and _head_is_plain(model, rows, device),
         keeps="logits_to_keep" in inspect.signature(model.forward).parameters,
@@ -154,10 +155,11 @@ def _chosen(
     others = tuple(words for words in ("" if way.split else own_head, note) if words)
     way = msgspec.structs.replace(way, fused=fused and way.split)
     usual = getattr(model.config, "_attn_implementation", None)
-    packed = msgspec.structs.replace(way, packed=True)
-    reason = _foreign_layers(model.config) or _failure(model, packed, rows, right, device)
+    packed, given = msgspec.structs.replace(way, packed=True), task.attn_implementation
+    reason = _foreign_layers(model.config) or _failure(model, packed, rows, right, device, given)
     if not reason:
-        words = _words(model, right.dtype if dtype is None else dtype, device)
+        kind = right.dtype if dtype is None else dtype
+        words = f"attention: {given}, packed rows" if given else _words(model, kind, device)
         return msgspec.structs.replace(packed, notes=(words, *others))
     if isinstance(usual, str):
         model.set_attn_implementation(usual)
@@ -171,15 +173,20 @@ def _failure(
     rows: PackedRows,
     right: torch.Tensor,
     device: torch.device,
+    given: str | None,
 ) -> str:
-    """Return why this way is not right for the model; "" if it is."""
+    """Return why this way is not right for the model; "" if it is.
+
+    Attention that was ``given`` is kept. That of transformers finds rows by their positions.
+    """
     try:
-        model.set_attn_implementation(PACKED)
-        if getattr(model.config, "_attn_implementation", None) != PACKED:
+        if given is None:
+            model.set_attn_implementation(PACKED)
+        if getattr(model.config, "_attn_implementation", None) != (given or PACKED):
             return "the model's attention cannot be replaced"
         found = _outputs(model, way, rows, device)
         # The same lengths with another first row: the other rows must not notice.
-        other = _sample(model.config.vocab_size, seed=1)
+        other = _sample(_vocabulary(model), seed=1)
         ids = np.concatenate((other.ids[: _TRIED[0]], rows.ids[_TRIED[0] :]))
         beside = _outputs(model, way, msgspec.structs.replace(rows, ids=ids), device)
     except (TypeError, ValueError, RuntimeError, AttributeError, KeyError) as error:
@@ -303,6 +310,10 @@ def _words(model: CausalModel, dtype: torch.dtype, device: torch.device) -> str:
 def _foreign_layers(config: _Config) -> str:
     kinds = set(getattr(config, "layer_types", None) or ()) - _KNOWN_LAYERS
     return f"the model has layers of type {', '.join(sorted(kinds))}" if kinds else ""
+
+
+def _vocabulary(model: CausalModel) -> int:
+    return cast("torch.Tensor", model.get_input_embeddings().weight).shape[0]
 
 
 def _sample(vocabulary: int, seed: int) -> PackedRows:

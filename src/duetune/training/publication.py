@@ -24,7 +24,13 @@ RESULT_FILE = "duetune.json"
 
 
 class PublishedResult(msgspec.Struct, frozen=True, kw_only=True):
-    """The file ``duetune.json`` beside the weights. ``loss`` is that of the last step."""
+    """The file ``duetune.json`` beside the weights.
+
+    - ``loss``, ``last_eval_loss``: those of the last step.
+    - ``eval_loss``: that of the published weights; they are those after ``best_step``, or those of
+      the last step if that is 0.
+    - ``stopped``: why training has ended early; "" if it has not.
+    """
 
     steps: int
     tokens: int
@@ -33,6 +39,9 @@ class PublishedResult(msgspec.Struct, frozen=True, kw_only=True):
     base_eval_loss: float | None = None
     eval_rows: int = 0
     warning: str = ""
+    last_eval_loss: float | None = None
+    best_step: int = 0
+    stopped: str = ""
 
 
 def published(output: Path) -> PublishedResult | None:

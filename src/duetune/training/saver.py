@@ -87,6 +87,16 @@ class Saver:
         if idle and state.step > self.saved_step and (asked or self._due()):
             self._begin(state)
 
+    def pin(self, *steps: int) -> None:
+        """Keep the checkpoints of these steps until the next call; step 0 stands for none."""
+        self._store.pinned = frozenset(steps) - {0}
+
+    def save_best(self, state: State) -> None:
+        """Start to save the current step if it is not saved; ``wait`` waits until it is."""
+        self.wait()
+        if self._confirmed and state.step > self.saved_step:
+            self._begin(state)
+
     def save_now(self, state: State) -> None:
         """Save the current step unless it is saved, and wait for it. Called at the end."""
         self.wait()

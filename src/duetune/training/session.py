@@ -17,36 +17,33 @@ import transformers
 
 from duetune.core.node_contract import RENDEZVOUS
 from duetune.errors import InvalidInput, OutOfMemory
+from duetune.training.adapters import load_base
 from duetune.training.batches import held_out
 from duetune.training.entry import checkpoint_store, follow, join, load_named, restore
+from duetune.training.evaluation import Evaluation, stopped_words
 from duetune.training.follower import Follower
 from duetune.training.forward_pass import choose_forward_pass
+from duetune.training.group import GroupBroken
+from duetune.training.language_model import precision
+from duetune.training.metrics import MetricRow
 from duetune.training.publication import PublishedResult, only_publisher, publish, published
 from duetune.training.saver import Saver
 from duetune.training.sharding import own_device, shard
 from duetune.training.shared_state import OwnShard, SharedState, whole_model
-from duetune.training.siblings import Evaluate, Siblings
-from duetune.training.task import TrainingMethod
+from duetune.training.siblings import EvaluateBase, Restore, Siblings
 from duetune.training.tokens import tokenized_dataset
-from duetune.training.trained_model import (
-    load_base,
-    load_model,
-    load_tokenizer,
-    mean_loss,
-    precision,
-    save_model,
-)
+from duetune.training.tracking import Tracking
+from duetune.training.trained_model import load_model, load_tokenizer, save_model
 from duetune.training.training_loop import ElasticTraining
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from numpy.typing import NDArray
-
+    from duetune.training.checkpoint import CheckpointStore
+    from duetune.training.language_model import LanguageModel
     from duetune.training.task import TrainingTask
     from duetune.training.tokens import TokenizedRows, Tokenizer
-    from duetune.training.trained_model import LanguageModel
     from duetune.training.worker_contract import Contract, Notice, ProgressReporter
 
 _log = logging.getLogger(__name__)
@@ -63,7 +60,7 @@ class Session:
         task: TrainingTask,
         tokenizer: Tokenizer,
         learner: SharedState,
-        evaluation: tuple[TokenizedRows, NDArray[np.int64]],
+        evaluation: Evaluation,
         device: torch.device,
         siblings: Siblings,
     ) -> None:
@@ -102,10 +99,10 @@ class Session:
         rows = np.arange(len(data))
         if task.eval_dataset is not None:
             aside = tokenized_dataset(task.eval_dataset, tokenizer, task.max_length, cache)
-            evaluation = (aside, np.arange(min(len(aside), task.eval_rows)))
+            measured = (aside, np.arange(min(len(aside), task.eval_rows)))
         else:
             kept = held_out(len(data), task.eval_fraction, task.eval_rows, task.seed)
-            evaluation = (data, kept)
+            measured = (data, kept)
             rows = np.delete(rows, kept)
         try:
             model = _model(task, contract, siblings, device)
@@ -115,6 +112,7 @@ class Session:
             allowed = f"a smaller model, or LoRA: out of memory ({error})"
             raise OutOfMemory("model", task.model, allowed) from None
         torch.use_deterministic_algorithms(task.reproducible and device.type == "cuda")
+        evaluation = Evaluation(task, *measured, len(rows), device, siblings)
         return cls(contract, task, tokenizer, learner, evaluation, device, siblings)
 
     @property
@@ -141,6 +139,7 @@ class Session:
             saved_step=0 if restored is None else restored.step,
             touch=self._touch,
         )
+        tracking = Tracking(contract.folder, contract.job, self._task)
         self._siblings.touched = self._touch
         group = join(
             contract,
@@ -156,27 +155,33 @@ class Session:
         )
         try:
             training = ElasticTraining(
+                self._task,
                 learner,
+                self._evaluation,
                 group,
                 saver,
                 reporter,
                 notice,
+                tracking,
                 over=lambda: published(contract.output) is not None,
-                logging_steps=self._task.logging_steps,
             )
             if not training.run():
                 return None
             # Stay a member while publishing, so that a new member waits instead of training alone.
-            return self._result(saver.warning)
+            result = self._result(store, saver.warning)
         except torch.OutOfMemoryError as error:
             if learner.step:
                 raise
             size = self._task.per_device_train_batch_size
             allowed = f"a smaller batch or a shorter max_length: out of memory ({error})"
             raise OutOfMemory("per_device_train_batch_size", size, allowed) from None
+        else:
+            tracking.finish(MetricRow(step=result.steps, eval_loss=result.last_eval_loss))
+            return result
         finally:
             group.close()
             saver.wait()
+            tracking.close()
             self._siblings.close()
 
     def follow(self) -> None:
@@ -189,33 +194,45 @@ class Session:
             learner,
             self._siblings,
             links,
+            self._evaluation,
             restore=lambda name: load_named(store, learner, name),
-            evaluate=lambda base: self._loss(base=base),
+            evaluate_base=self._base_loss,
             touch=self._touch if links is None else links.touch,
         ).run()
 
-    def _result(self, warning: str) -> PublishedResult:
+    def _result(self, store: CheckpointStore, warning: str) -> PublishedResult:
         output = self._contract.output
         with only_publisher(output, self._wait):
             if (found := published(output)) is not None:
                 return found
             with self._touch.kept_up():
-                return self._publish(warning)
+                return self._publish(store, warning)
 
-    def _publish(self, warning: str) -> PublishedResult:
+    def _publish(self, store: CheckpointStore, warning: str) -> PublishedResult:
         if self._learner.step < self._learner.total_steps:
             raise RuntimeError("the result that another member had published was removed")
-        _log.info("all %d steps are done; measuring the evaluation loss", self._learner.step)
-        base, tuned, count = self._losses()
-        known = self._learner.known
+        known, planned = self._learner.known, self._learner.planned_steps
+        _log.info("all %d steps are done; measuring the evaluation loss", known.step)
+        last = known.evaluated
+        if self._evaluation.rows and last.step != known.step:
+            loss = self._learner.evaluated_alone(self._evaluation, self._touch)
+            last = last.after(known.step, loss, 0.0)
+        best, eval_loss = 0, last.loss
+        if self._task.load_best_model_at_end and last.best_step:
+            best = last.best_step
+            if best != known.step and not self._load_best(store, best):
+                best, warning = 0, warning or f"the best state, of step {best}, cannot be read"
         result = PublishedResult(
             steps=known.step,
             tokens=known.tokens,
             loss=known.losses[-1] if known.losses else None,
-            eval_loss=tuned,
-            base_eval_loss=base,
-            eval_rows=count,
+            eval_loss=last.best_loss if best else eval_loss,
+            base_eval_loss=self._base_loss(),
+            eval_rows=self._evaluation.rows,
             warning=warning,
+            last_eval_loss=last.loss,
+            best_step=best,
+            stopped=stopped_words(known.step, planned, last.waited) if known.stopped else "",
         )
 
         def write(folder: Path) -> None:
@@ -225,41 +242,35 @@ class Session:
         _log.info("published %s", self._contract.output)
         return result
 
-    def _losses(self) -> tuple[float | None, float | None, int]:
-        """Return the evaluation loss before and after training, and the number of rows."""
-        if not (count := len(self._evaluation[1])):
-            return None, None, 0
-        together = self._siblings.together
-        tuned = together(Evaluate(base=False), lambda: self._loss(base=False))
-        base = together(Evaluate(base=True), lambda: self._loss(base=True))
-        return base, tuned, count
+    def _load_best(self, store: CheckpointStore, step: int) -> bool:
+        """Take the parameters of an earlier step; return False if its checkpoint is gone."""
+        learner, known = self._learner, self._learner.known
+        found = store.at(step)
+        if found is None:
+            _log.warning("publishing the last state: there is no checkpoint of step %d", step)
+            return False
+        name = found.path.name
+        try:
+            self._siblings.together(Restore(name), lambda: load_named(store, learner, name))
+        except GroupBroken as damage:
+            _log.warning("publishing the last state: %s", damage)
+            return False
+        learner.known = known
+        _log.info("publishing the state of step %d, which has the lowest evaluation loss", step)
+        return True
 
-    def _loss(self, *, base: bool) -> float:
-        """Return the evaluation loss of the tuned model or of its base."""
-        model = self._learner.model
-        if not base:
-            return self._mean_loss(model)
-        if self._task.method is TrainingMethod.LORA:
-            with model.disable_adapter():
-                return self._mean_loss(model)
-        return self._mean_loss(
-            _model(self._task, self._contract, self._siblings, self._device, base=True)
-        )
+    def _base_loss(self) -> float | None:
+        """Return the evaluation loss before training."""
+        if not self._evaluation.rows:
+            return None
+        return self._siblings.together(EvaluateBase(), self._own_base_loss)
 
-    def _mean_loss(self, model: LanguageModel) -> float:
-        """Return the mean loss per token; the processes of a member share the batches."""
-        data, rows = self._evaluation
-        size, count = self._task.per_device_train_batch_size, self._siblings.count
-        batches = [rows[begin : begin + size] for begin in range(0, len(rows), size)]
-        own = batches[self._siblings.place :: count]
-        dtype = precision(self._task)
-        loss = mean_loss(model, data, own, self._device, dtype)
-        if len(own) * count < len(batches):
-            # All must make the same number of passes.
-            mean_loss(model, data, batches[:1], self._device, dtype)
-        targets = sum(data.targets(batch) for batch in own)
-        total, every = self._siblings.sums(loss * targets, targets)
-        return total / max(1.0, every)
+    def _own_base_loss(self) -> float:
+        if self._task.adapts:
+            with self._learner.model.disable_adapter():
+                return self._evaluation.alone(self._learner.model, self._touch)
+        model = _model(self._task, self._contract, self._siblings, self._device, base=True)
+        return self._evaluation.alone(model, self._touch)
 
     def _wait(self) -> None:
         self._touch()

@@ -168,13 +168,19 @@ class ShardedParameters:
     """This process's shards of the trainable parameters as one vector, like ``FlatParameters``.
 
     - ``named``: the parameters in the order of the vector; those with weight decay come first.
+    - ``layout``: a digest of the whole model's parameters.
     - ``decaying``: the length of the part with weight decay.
     - ``whole_size``, ``whole_decaying``: the same lengths of the whole model's vector.
     """
 
     def __init__(
-        self, model: torch.nn.Module, named: Sequence[tuple[str, torch.nn.Parameter]], place: int
+        self,
+        model: torch.nn.Module,
+        named: Sequence[tuple[str, torch.nn.Parameter]],
+        place: int,
+        layout: str,
     ) -> None:
+        self.layout = layout
         held = {
             id(each.sharded_param): each
             for part in _sharded_modules(model)
@@ -182,11 +188,12 @@ class ShardedParameters:
             for each in group.fsdp_params
         }
         self._shards = [held[id(parameter)] for _, parameter in named]
+        self._names = [name for name, _ in named]
         self._parameters = [cast("DTensor", parameter) for _, parameter in named]
         sizes = [each._sharded_param_data.numel() for each in self._shards]  # noqa: SLF001
         self.size = sum(sizes)
         first = self._parameters[0].to_local()
-        self.values = torch.zeros(self.size, dtype=torch.float32, device=first.device)
+        self.values = torch.zeros(self.size, dtype=first.dtype, device=first.device)
         self.spans: list[Span] = []
         own = whole = 0
         self.decaying = self.whole_decaying = 0
@@ -204,10 +211,14 @@ class ShardedParameters:
                 self.decaying, self.whole_decaying = own, whole
         self.whole_size = whole
 
+    def views(self, vector: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield names and parts of a vector like ``values``, in the shapes of the shards."""
+        for name, span, parameter in zip(self._names, self.spans, self._parameters, strict=True):
+            yield name, vector[span.own : span.own + span.length].view_as(parameter.to_local())
+
     def collect_into(self, row: torch.Tensor) -> None:
         """Add the gradients of the following backward passes to ``row``."""
-        for span, parameter in zip(self.spans, self._parameters, strict=True):
-            place = row[span.own : span.own + span.length].view_as(parameter.to_local())
+        for parameter, (_, place) in zip(self._parameters, self.views(row), strict=True):
             parameter.grad = DTensor.from_local(
                 place,
                 parameter.device_mesh,

@@ -21,22 +21,27 @@ import torch
 
 from duetune.errors import DuetuneError
 from duetune.training.batches import BatchPlan, dropout_seed
+from duetune.training.evaluation import EvaluationHistory
 from duetune.training.forward_pass import forward_pass_of
+from duetune.training.language_model import precision, seeded
+from duetune.training.optimisers import FlatOptimiser
 from duetune.training.pace import MemberPace
 from duetune.training.packing import microbatches, shares
 from duetune.training.sharding import ShardedParameters
-from duetune.training.siblings import Contribute, Copy, Siblings, Update
-from duetune.training.trained_model import load_model, precision, seeded, summed_loss
+from duetune.training.siblings import Contribute, Copy, Evaluate, Siblings, Update
+from duetune.training.task import OptimiserName
+from duetune.training.trained_model import load_model, summed_loss
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
     from duetune.training.checkpoint import Json
+    from duetune.training.evaluation import Evaluation
+    from duetune.training.language_model import LanguageModel
     from duetune.training.task import TrainingTask
     from duetune.training.tokens import TokenizedRows
-    from duetune.training.trained_model import LanguageModel
 
 _log = logging.getLogger(__name__)
 
@@ -44,6 +49,8 @@ _TAIL = 50
 _MOST_SKIPPED = 20
 _FIRST_SCALE = 2.0**15
 _SCALE_GROWS_AFTER = 2000
+# A loss in 16 bits: digits of base 4, of which so many are after the point.
+_DIGITS, _FRACTION = 16, 10
 
 
 class Diverged(DuetuneError):
@@ -66,6 +73,9 @@ class LearnerState(msgspec.Struct, frozen=True):
     - ``losses``: the last 50 losses.
     - ``scale``: the loss scale of float16 training; ``steady`` counts steps since it changed.
     - ``skipped``: steps in a row whose gradient was not finite.
+    - ``grad_norm``: the norm of the last gradient before it was clipped.
+    - ``evaluated``: the evaluations during training.
+    - ``stopped``: training has ended early, because of the evaluations.
     """
 
     layout: str
@@ -76,6 +86,9 @@ class LearnerState(msgspec.Struct, frozen=True):
     scale: float = 1.0
     steady: int = 0
     skipped: int = 0
+    grad_norm: float = 0.0
+    evaluated: EvaluationHistory = EvaluationHistory()
+    stopped: bool = False
 
 
 class FlatParameters:
@@ -85,26 +98,36 @@ class FlatParameters:
     become views into it.
     """
 
-    def __init__(self, named: Sequence[tuple[str, torch.nn.Parameter]]) -> None:
+    def __init__(
+        self, model: torch.nn.Module, optim: OptimiserName = OptimiserName.ADAMW_TORCH
+    ) -> None:
+        named = _trainable(model)
+        self._names = [name for name, _ in named]
         self._parameters = [parameter for _, parameter in named]
         sizes = [parameter.numel() for parameter in self._parameters]
         self.decaying = sum(
             parameter.numel() for parameter in self._parameters if parameter.ndim >= 2
         )
+        self.layout = _layout(named, optim)
         device = self._parameters[0].device
-        self.size = sum(sizes)
-        self.values = torch.empty(self.size, dtype=torch.float32, device=device)
+        self.size = self.whole_size = sum(sizes)
+        dtype = self._parameters[0].dtype
+        self.values = torch.empty(self.size, dtype=dtype, device=device)
         for parameter, place in zip(self._parameters, torch.split(self.values, sizes), strict=True):
             place.copy_(parameter.data.flatten())
             parameter.data = place.view_as(parameter.data)
 
+    def views(self, vector: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield names and parts of a vector like ``values``, in the shapes of the parameters."""
+        begin = 0
+        for name, parameter in zip(self._names, self._parameters, strict=True):
+            yield name, vector[begin : begin + parameter.numel()].view(parameter.shape)
+            begin += parameter.numel()
+
     def collect_into(self, row: torch.Tensor) -> None:
         """Add the gradients of the following backward passes to ``row``."""
-        begin = 0
-        for parameter in self._parameters:
-            place = row[begin : begin + parameter.numel()]
-            parameter.grad = place.view_as(parameter)
-            begin += parameter.numel()
+        for parameter, (_, place) in zip(self._parameters, self.views(row), strict=True):
+            parameter.grad = place
 
     def forget_gradients(self) -> None:
         """Stop collecting gradients."""
@@ -119,11 +142,16 @@ def _trainable(model: torch.nn.Module) -> list[tuple[str, torch.nn.Parameter]]:
     return sorted(named, key=lambda pair: pair[1].ndim < 2)
 
 
-def _layout(named: Iterable[tuple[str, torch.Tensor]]) -> str:
-    """Return a digest of names and shapes; states of another layout belong to another task."""
+def _layout(named: Iterable[tuple[str, torch.Tensor]], optim: OptimiserName) -> str:
+    """Return a digest of names, shapes and the kind of optimiser state; states of another layout
+    belong to another task.
+    """
     seen = hashlib.sha256()
     for name, parameter in named:
-        seen.update(f"{name}:{tuple(parameter.shape)}\n".encode())
+        narrow = "" if parameter.dtype == torch.float32 else f":{parameter.dtype}"
+        seen.update(f"{name}:{tuple(parameter.shape)}{narrow}\n".encode())
+    if "adamw_torch" not in optim:
+        seen.update(optim.replace("_bnb", "").encode())
     return seen.hexdigest()[:16]
 
 
@@ -156,20 +184,21 @@ class SharedState:
         self._data = data
         self._rows = rows
         self._device = device
-        self._plan = BatchPlan(rows=len(rows), batch_rows=task.batch_rows, seed=task.seed)
-        self.total_steps = task.total_steps(len(rows))
+        self._plan = BatchPlan(rows=len(rows), batch_rows=task.batch_rows, seed=task.order_seed)
+        self.planned_steps = task.total_steps(len(rows))
         self.lock = threading.Lock()
-        named = _trainable(model)
         self._flat: FlatParameters | ShardedParameters
         if siblings.count == 1:
-            self._flat = FlatParameters(named)
+            self._flat = FlatParameters(model, task.optim)
         else:
-            self._flat = ShardedParameters(model, named, siblings.place)
+            named = _trainable(model)
+            layout = _layout(named, task.optim)
+            self._flat = ShardedParameters(model, named, siblings.place, layout)
         self.whole = siblings.count == 1
-        self.trainable = sum(parameter.numel() for _, parameter in named)
-        self._optimizer = _optimizer(task, self._flat)
-        scale = _FIRST_SCALE if task.fp16 else 1.0
-        self.known = LearnerState(layout=_layout(named), scale=scale)
+        self.trainable = self._flat.whole_size
+        self._optimiser = FlatOptimiser(task, self._flat)
+        scale = _FIRST_SCALE if task.computed_in == "fp16" else 1.0
+        self.known = LearnerState(layout=self._flat.layout, scale=scale)
         self.reproducible = task.reproducible and self.whole
         self.pace = MemberPace()
 
@@ -183,10 +212,21 @@ class SharedState:
         """Return the number of steps done."""
         return self.known.step
 
+    @property
+    def total_steps(self) -> int:
+        """Return the number of steps of the run: fewer than planned if it has stopped early."""
+        return self.known.step if self.known.stopped else self.planned_steps
+
+    def stop(self, evaluated: EvaluationHistory) -> None:
+        """End training after the present step. Every member calls this after the same step."""
+        with self.lock:
+            self.known = msgspec.structs.replace(self.known, evaluated=evaluated, stopped=True)
+
     def contribution(
         self, rank: int, paces: Sequence[float], touch: Callable[[], None]
     ) -> torch.Tensor:
-        """Return the gradients of this member's share of the step; the last column is the loss.
+        """Return the gradients of this member's share of the step, and its loss in the
+        columns after them.
 
         ``paces`` are the tokens per second of all members. If ``reproducible``, there is one row
         per microbatch, with the same number of rows on every member. Otherwise there is one row.
@@ -217,14 +257,16 @@ class SharedState:
         task, rows = self._task, self._rows[self._plan.rows_of(self.step)]
         targets = self._data.targets(rows)
         mine, height = self._share(rows, rank, paces)
-        part = torch.zeros(height, self._flat.size + 1, device=self._device)
+        losses = loss_columns(0.0, self._flat.values)
+        width = self._flat.size + len(losses)
+        part = torch.zeros(height, width, dtype=losses.dtype, device=self._device)
         began = time.monotonic()
         spare = np.zeros(1, dtype=np.int64)
         for place, own in enumerate(mine):
             touch()
             started = time.monotonic()
             row = part[place if self.reproducible else 0]
-            self._flat.collect_into(row[:-1])
+            self._flat.collect_into(row[: self._flat.size])
             # Every process of a member makes the same number of passes, some only to take part.
             chosen, counts = (own, True) if len(own) else (spare, False)
             with seeded(dropout_seed(task.seed, self.step, int(chosen.min())), self._device):
@@ -234,7 +276,7 @@ class SharedState:
                 # Divide by the tokens of the whole batch, so that every split gives the same sum.
                 loss = loss / targets * counts
                 (loss * self.known.scale).backward()  # type: ignore[no-untyped-call]
-            row[-1] += loss.detach()
+            row[self._flat.size :] += loss_columns(loss.detach(), self._flat.values)
             if task.emulated_microbatch_s is not None:
                 share = len(chosen) / task.per_device_train_batch_size
                 least = started + share * task.emulated_microbatch_s
@@ -291,16 +333,21 @@ class SharedState:
             total += sent[number]
         return total
 
-    def update(self, total: torch.Tensor) -> None:
-        """Do one optimiser step, or skip it if the gradient is not finite."""
-        self._siblings.together(Update(), lambda: self._update(total))
+    def update(self, total: torch.Tensor, evaluated: EvaluationHistory | None = None) -> None:
+        """Do one optimiser step, or skip it if the gradient is not finite.
 
-    def _update(self, total: torch.Tensor) -> None:
+        ``evaluated`` includes the evaluation before this step. It enters the state together with
+        the step, so members at the same step always have the same history.
+        """
+        self._siblings.together(Update(evaluated), lambda: self._update(total, evaluated))
+
+    def _update(self, total: torch.Tensor, evaluated: EvaluationHistory | None) -> None:
         known, task = self.known, self._task
-        gradient = total[:-1]
+        fp16 = task.computed_in == "fp16"
+        gradient = total[: self._flat.size]
         gradient /= known.scale
-        square = float(torch.linalg.vector_norm(gradient)) ** 2
-        loss, square = self._siblings.sums(float(total[-1]), square)
+        square = float(torch.linalg.vector_norm(gradient, dtype=torch.float32)) ** 2
+        loss, square = self._siblings.sums(loss_of(total[self._flat.size :]), square)
         norm = math.sqrt(square)
         finite = math.isfinite(norm)
         if finite and task.max_grad_norm and norm > task.max_grad_norm:
@@ -308,19 +355,19 @@ class SharedState:
         rows = self._rows[self._plan.rows_of(known.step)]
         with self.lock:
             if finite:
-                self._move(gradient)
-            self.known = _after(known, loss, self._data.tokens(rows), finite=finite, fp16=task.fp16)
+                rate = task.learning_rate_at(known.step, self.planned_steps)
+                self._optimiser.apply(gradient, rate)
+            self.known = msgspec.structs.replace(
+                _after(known, loss, self._data.tokens(rows), finite=finite, fp16=fp16),
+                grad_norm=norm,
+                evaluated=known.evaluated if evaluated is None else evaluated,
+            )
         if self.known.skipped >= _MOST_SKIPPED:
             raise Diverged(self.known.step)
 
     def own_arrays(self) -> dict[str, torch.Tensor]:
         """Return the tensors of this process that training changes, by name; not copies."""
-        found = {"parameters": self._flat.values}
-        for name, piece in zip(("decaying", "other"), self._pieces(), strict=True):
-            for moment in ("exp_avg", "exp_avg_sq"):
-                state = self._optimizer.state.get(piece)
-                found[f"{name}.{moment}"] = state[moment] if state else torch.zeros_like(piece.data)
-        return found
+        return {"parameters": self._flat.values, **self._optimiser.arrays()}
 
     def arrays(self) -> dict[str, torch.Tensor]:
         """Return the tensors of the whole model that training changes, by name; not copies.
@@ -349,6 +396,20 @@ class SharedState:
         self._siblings.together(Copy(), copy)
         return {name: whole.get(name, array) for name, array in own.items()}
 
+    def evaluated_share(
+        self, evaluation: Evaluation, rank: int, paces: Sequence[float], touch: Callable[[], None]
+    ) -> torch.Tensor:
+        """Return this member's part of an evaluation, by all its processes."""
+        call = Evaluate(rank, tuple(paces))
+        return self._siblings.together(
+            call, lambda: evaluation.share(self.model, rank, paces, touch)
+        )
+
+    def evaluated_alone(self, evaluation: Evaluation, touch: Callable[[], None]) -> float:
+        """Return the mean loss on the rows of an evaluation, measured by this member alone."""
+        alone = (0.0,)
+        return evaluation.mean([self.evaluated_share(evaluation, 0, alone, touch)], alone)
+
     def document(self) -> dict[str, Json]:
         """Return the state besides the arrays as JSON."""
         found: dict[str, Json] = msgspec.to_builtins(self.known)
@@ -357,15 +418,10 @@ class SharedState:
     def load_own(self, arrays: dict[str, torch.Tensor], document: dict[str, Json]) -> None:
         """Replace this process's part of the state."""
         known = msgspec.convert(document, LearnerState)
-        if known.layout != self.known.layout:
+        if known.layout != self._flat.layout:
             raise ValueError("the state belongs to another model or task")
         self._flat.values.copy_(arrays["parameters"])
-        for name, piece in zip(("decaying", "other"), self._pieces(), strict=True):
-            self._optimizer.state[piece] = {
-                "step": torch.tensor(float(known.updates), device=self._device),
-                "exp_avg": arrays[f"{name}.exp_avg"].to(self._device),
-                "exp_avg_sq": arrays[f"{name}.exp_avg_sq"].to(self._device),
-            }
+        self._optimiser.load(arrays, known.updates)
         self.known = known
 
     def load(self, arrays: dict[str, torch.Tensor], document: dict[str, Json]) -> None:
@@ -375,19 +431,19 @@ class SharedState:
             arrays = {name: flat.take(name, array) for name, array in arrays.items()}
         self.load_own(arrays, document)
 
-    def _move(self, gradient: torch.Tensor) -> None:
-        """Apply one AdamW update with the learning rate of the current step."""
-        border = self._flat.decaying
-        for piece, part in zip(self._pieces(), (gradient[:border], gradient[border:]), strict=True):
-            piece.grad = part
-        for group in self._optimizer.param_groups:
-            group["lr"] = self._task.learning_rate_at(self.known.step, self.total_steps)
-        self._optimizer.step()
-        for piece in self._pieces():
-            piece.grad = None
 
-    def _pieces(self) -> list[torch.Tensor]:
-        return [group["params"][0] for group in self._optimizer.param_groups]
+def loss_columns(loss: torch.Tensor | float, like: torch.Tensor) -> torch.Tensor:
+    """Return a loss as numbers that can be added up beside gradients of the type of ``like``.
+
+    In 16 bits a sum would have three digits. So the loss is written with base 4 in fixed point;
+    the sum of each digit over up to 85 parts has 8 bits, which bfloat16 keeps.
+    """
+    value = torch.as_tensor(loss, dtype=torch.float32, device=like.device)
+    if like.dtype == torch.float32:
+        return value.reshape(1)
+    places = 4.0 ** torch.arange(_DIGITS, device=like.device)
+    digits = torch.floor((value * 4.0**_FRACTION) / places) % 4
+    return torch.where(value.isfinite(), digits, torch.nan).to(like.dtype)
 
 
 def _sizes(lengths: NDArray[np.int64], batches: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
@@ -425,23 +481,16 @@ def whole_model(task: TrainingTask, state: SharedState) -> LanguageModel:
     if state.whole:
         return state.model
     model = load_model(task, torch.device("cpu"))
-    FlatParameters(_trainable(model)).values.copy_(state.arrays()["parameters"])
+    FlatParameters(model).values.copy_(state.arrays()["parameters"])
     return model
 
 
-def _optimizer(task: TrainingTask, flat: FlatParameters | ShardedParameters) -> torch.optim.AdamW:
-    pieces = (flat.values[: flat.decaying], flat.values[flat.decaying :])
-    return torch.optim.AdamW(
-        [
-            {"params": [torch.nn.Parameter(piece)], "weight_decay": decay}
-            for piece, decay in zip(pieces, (task.weight_decay, 0.0), strict=True)
-        ],
-        lr=task.learning_rate,
-        betas=(task.adam_beta1, task.adam_beta2),
-        eps=task.adam_epsilon,
-        foreach=False,
-        fused=flat.values.is_cuda,
-    )
+def loss_of(columns: torch.Tensor) -> float:
+    """Return the loss of added columns."""
+    if columns.dtype == torch.float32:
+        return float(columns[0])
+    places = 4.0 ** torch.arange(_DIGITS, dtype=torch.float64, device=columns.device)
+    return float((columns.double() * places).sum() / 4.0**_FRACTION)
 
 
 def _after(

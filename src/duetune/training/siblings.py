@@ -27,6 +27,7 @@ import torch
 
 from duetune.training.authentication import receive, send
 from duetune.training.collective import LinkedCollective
+from duetune.training.evaluation import EvaluationHistory
 from duetune.training.membership import Arrangement, GroupBroken
 
 if TYPE_CHECKING:
@@ -65,7 +66,9 @@ class AddUp(msgspec.Struct, frozen=True, tag="add_up"):
 
 
 class Update(msgspec.Struct, frozen=True, tag="update"):
-    """Do the optimiser step."""
+    """Do the optimiser step; ``evaluated`` includes the evaluation before it."""
+
+    evaluated: EvaluationHistory | None
 
 
 class Copy(msgspec.Struct, frozen=True, tag="copy"):
@@ -79,16 +82,21 @@ class Restore(msgspec.Struct, frozen=True, tag="restore"):
 
 
 class Evaluate(msgspec.Struct, frozen=True, tag="evaluate"):
-    """Take part in measuring the evaluation loss, of the tuned model or of its base."""
+    """Take part in measuring the evaluation loss."""
 
-    base: bool
+    rank: int
+    paces: tuple[float, ...]
+
+
+class EvaluateBase(msgspec.Struct, frozen=True, tag="evaluate_base"):
+    """Take part in measuring the evaluation loss before training."""
 
 
 class End(msgspec.Struct, frozen=True, tag="end"):
     """End this process."""
 
 
-Call = Meet | Join | Contribute | AddUp | Update | Copy | Restore | Evaluate | End
+Call = Meet | Join | Contribute | AddUp | Update | Copy | Restore | Evaluate | EvaluateBase | End
 
 
 class Reply(msgspec.Struct, frozen=True):
@@ -121,6 +129,7 @@ class Siblings:
         self._channels = channels or []
         self._memory = memory
         self._ending = False
+        self._busy = False
         self._watches = [
             threading.Thread(target=self._watch, args=(child,), name="sibling", daemon=True)
             for child in children
@@ -132,10 +141,17 @@ class Siblings:
         """Do ``work`` here while the followers obey ``call``; return its result once all are done.
 
         ``GroupBroken`` is raised if it was raised in any of the processes. In a follower this only
-        does the work.
+        does the work, and so does a call inside another one.
         """
-        if self.place:
+        if self.place or self._busy:
             return work()
+        self._busy = True
+        try:
+            return self._together(call, work)
+        finally:
+            self._busy = False
+
+    def _together(self, call: Call, work: Callable[[], _T]) -> _T:
         for channel in self._channels:
             send(channel, msgspec.json.encode(call))
         broken = ""

@@ -8,12 +8,18 @@ from __future__ import annotations
 
 import math
 from enum import StrEnum
-from typing import TYPE_CHECKING, assert_never
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
 from duetune.errors import InvalidInput
 from duetune.files import write_whole
+from duetune.training.learning_rate import (
+    LearningRate,
+    Schedule,
+    ScheduleOptions,
+    check_schedule,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -22,19 +28,61 @@ TASK_FILE = "task.json"
 
 
 class TrainingMethod(StrEnum):
-    """Which weights a worker trains: low-rank adapters, or all of them."""
+    """Which weights a worker trains: low-rank adapters, also beside weights in 4 bits, or all."""
 
     LORA = "lora"
+    QLORA = "qlora"
     FULL = "full"
 
 
-class Schedule(StrEnum):
-    """The course of the learning rate after the warm-up."""
+class TrainingPrecision(StrEnum):
+    """How weights are stored and computed with, in the words of configuration knowledge.
 
-    LINEAR = "linear"
-    COSINE = "cosine"
-    CONSTANT = "constant"
-    CONSTANT_WITH_WARMUP = "constant_with_warmup"
+    - BF16, FP16, FP32: both in this format. Adapters are stored in 32 bits in any case. With
+      ``full``, BF16 keeps weights, gradients and the optimiser's state in 16 bits.
+    - BF16_MIXED, FP16_MIXED: weights are stored in 32 bits and computed with in 16.
+    """
+
+    BF16 = "bf16"
+    FP16 = "fp16"
+    FP32 = "fp32"
+    BF16_MIXED = "bf16-mixed"
+    FP16_MIXED = "fp16-mixed"
+
+
+class OptimiserName(StrEnum):
+    """An optimiser, by its name in ``optim``. Those with bits in their name need bitsandbytes."""
+
+    ADAMW_TORCH = "adamw_torch"
+    ADAMW_TORCH_FUSED = "adamw_torch_fused"
+    ADAMW_8BIT = "adamw_8bit"
+    ADAMW_BNB_8BIT = "adamw_bnb_8bit"
+    PAGED_ADAMW_8BIT = "paged_adamw_8bit"
+    PAGED_ADAMW_32BIT = "paged_adamw_32bit"
+    ADAFACTOR = "adafactor"
+    SGD = "sgd"
+    LION_32BIT = "lion_32bit"
+    LION_8BIT = "lion_8bit"
+    PAGED_LION_32BIT = "paged_lion_32bit"
+    PAGED_LION_8BIT = "paged_lion_8bit"
+
+
+class EvalStrategy(StrEnum):
+    """When the evaluation loss is measured during training: never, every ``eval_steps``, or after
+    every pass over the data. It is measured at the end in any case.
+    """
+
+    NO = "no"
+    STEPS = "steps"
+    EPOCH = "epoch"
+
+
+class Tracker(StrEnum):
+    """An experiment tracker to which metrics are sent, by its name in ``report_to``."""
+
+    WANDB = "wandb"
+    MLFLOW = "mlflow"
+    TENSORBOARD = "tensorboard"
 
 
 class TrainingTask(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -50,6 +98,11 @@ class TrainingTask(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     - ``use_liger_kernel``: fused kernels on CUDA; None uses them where they can be used.
     - ``emulated_microbatch_s``: minimum duration of ``per_device_train_batch_size`` examples, to
       emulate an accelerator.
+    - ``precision``: None for what ``bf16`` and ``fp16`` say, which older tasks have.
+    - ``completion_only_loss``: None for true. ``data_seed``: None for ``seed``.
+    - ``chat_template``: the text of a template; None for the model's own.
+    - ``early_stopping_patience``: evaluations without an improvement of more than
+      ``early_stopping_threshold`` after which training ends; None for never.
     """
 
     model: str
@@ -64,7 +117,9 @@ class TrainingTask(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     gradient_accumulation_steps: int = 4
     global_batch: int | None = None
     learning_rate: float = 2e-4
+    optim: OptimiserName = OptimiserName.ADAMW_TORCH
     lr_scheduler_type: Schedule = Schedule.LINEAR
+    lr_scheduler_kwargs: ScheduleOptions = ScheduleOptions()
     warmup_steps: int = 0
     warmup_ratio: float = 0.0
     weight_decay: float = 0.0
@@ -73,7 +128,9 @@ class TrainingTask(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     adam_beta2: float = 0.999
     adam_epsilon: float = 1e-8
     seed: int = 42
+    data_seed: int | None = None
     max_length: int = 1024
+    precision: TrainingPrecision | None = None
     bf16: bool = False
     fp16: bool = False
     gradient_checkpointing: bool = False
@@ -81,12 +138,39 @@ class TrainingTask(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     lora_alpha: float = 32.0
     lora_dropout: float = 0.0
     lora_target_modules: str | tuple[str, ...] = "all-linear"
+    lora_modules_to_save: tuple[str, ...] = ()
+    lora_bias: bool = False
+    use_rslora: bool = False
+    use_dora: bool = False
+    init_lora_weights: bool | Literal["gaussian", "orthogonal"] = True
+    bnb_4bit_quant_type: Literal["nf4", "fp4"] = "nf4"
+    use_bnb_nested_quant: bool = True
+    model_revision: str | None = None
+    attn_implementation: str | None = None
+    dataset_text_field: str = "text"
+    chat_template: str | None = None
+    eos_token: str | None = None
+    pad_token: str | None = None
+    assistant_only_loss: bool = True
+    completion_only_loss: bool | None = None
+    push_to_hub: bool = False
+    hub_model_id: str | None = None
+    hub_private_repo: bool | None = None
     logging_steps: int = 10
+    checkpoint_every_s: float | None = None
+    emulated_microbatch_s: float | None = None
     reproducible: bool = False
     max_tokens_per_microbatch: int | None = None
     use_liger_kernel: bool | None = None
-    checkpoint_every_s: float | None = None
-    emulated_microbatch_s: float | None = None
+    eval_strategy: EvalStrategy = EvalStrategy.NO
+    eval_steps: int | None = None
+    load_best_model_at_end: bool = False
+    metric_for_best_model: Literal["eval_loss"] = "eval_loss"
+    early_stopping_patience: int | None = None
+    early_stopping_threshold: float = 0.0
+    report_to: tuple[Tracker, ...] = ()
+    run_name: str | None = None
+    project: str | None = None
 
     def __post_init__(self) -> None:
         for field in (*_POSITIVE, *_NOT_NEGATIVE):
@@ -101,10 +185,19 @@ class TrainingTask(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
                 raise InvalidInput(field, getattr(self, field), "a number from 0 to below 1")
         if not 0 <= self.warmup_ratio <= 1:
             raise InvalidInput("warmup_ratio", self.warmup_ratio, "a number from 0 to 1")
-        if not 0 <= self.seed < 2**32:
-            raise InvalidInput("seed", self.seed, "a whole number from 0 to 4294967295")
+        for field in ("seed", "data_seed"):
+            if not 0 <= (getattr(self, field) or 0) < 2**32:
+                allowed = "a whole number from 0 to 4294967295"
+                raise InvalidInput(field, getattr(self, field), allowed)
         if self.bf16 and self.fp16:
             raise InvalidInput("fp16", True, "false, because bf16 is true")
+        if self.precision is TrainingPrecision.FP16 and self.method is TrainingMethod.FULL:
+            raise InvalidInput("precision", "fp16", "fp16-mixed, because all weights are trained")
+        if self.use_dora and self.lora_bias:
+            raise InvalidInput("lora_bias", True, "false, because use_dora is true")
+        if self.push_to_hub and self.hub_model_id is None:
+            raise InvalidInput("hub_model_id", None, "a name on the hub, because of push_to_hub")
+        check_schedule(self.lr_scheduler_type, self.lr_scheduler_kwargs, self.learning_rate)
         if self.max_length < 2:
             raise InvalidInput("max_length", self.max_length, "a whole number from 2 on")
 
@@ -137,19 +230,42 @@ class TrainingTask(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     def learning_rate_at(self, step: int, total_steps: int) -> float:
         """Return the learning rate of the update after ``step`` updates, as transformers does."""
         warmup = self.warmup_steps or math.ceil(self.warmup_ratio * total_steps)
-        if self.lr_scheduler_type is Schedule.CONSTANT:
-            return self.learning_rate
-        if step < warmup:
-            return self.learning_rate * step / warmup
-        done = (step - warmup) / max(1, total_steps - warmup)
-        match self.lr_scheduler_type:
-            case Schedule.LINEAR:
-                return self.learning_rate * max(0.0, 1 - done)
-            case Schedule.COSINE:
-                return self.learning_rate * max(0.0, 0.5 * (1 + math.cos(math.pi * done)))
-            case Schedule.CONSTANT_WITH_WARMUP:
-                return self.learning_rate
-        assert_never(self.lr_scheduler_type)
+        return LearningRate(
+            self.lr_scheduler_type,
+            self.learning_rate,
+            warmup,
+            total_steps,
+            self.lr_scheduler_kwargs,
+        ).at(step)
+
+    @property
+    def weights(self) -> TrainingPrecision:
+        """Return how weights are stored and computed with."""
+        if self.precision is not None:
+            return self.precision
+        mixed = "-mixed" if self.method is TrainingMethod.FULL else ""
+        word = "bf16" if self.bf16 else "fp16" if self.fp16 else None
+        return TrainingPrecision.FP32 if word is None else TrainingPrecision(word + mixed)
+
+    @property
+    def computed_in(self) -> str:
+        """Return the format of computations: bf16, fp16 or fp32."""
+        return self.weights.removesuffix("-mixed")
+
+    @property
+    def trained_in_bf16(self) -> bool:
+        """Return whether the trained weights, their gradients and moments have 16 bits."""
+        return self.method is TrainingMethod.FULL and self.weights is TrainingPrecision.BF16
+
+    @property
+    def adapts(self) -> bool:
+        """Return whether adapters are trained beside frozen weights."""
+        return self.method is not TrainingMethod.FULL
+
+    @property
+    def order_seed(self) -> int:
+        """Return the seed of the data order."""
+        return self.seed if self.data_seed is None else self.data_seed
 
 
 def write_task(folder: Path, task: TrainingTask) -> Path:
@@ -176,7 +292,6 @@ _POSITIVE = (
     "per_device_train_batch_size",
     "gradient_accumulation_steps",
     "global_batch",
-    "max_tokens_per_microbatch",
     "learning_rate",
     "adam_epsilon",
     "lora_r",
@@ -184,5 +299,14 @@ _POSITIVE = (
     "logging_steps",
     "eval_rows",
     "checkpoint_every_s",
+    "max_tokens_per_microbatch",
+    "eval_steps",
+    "early_stopping_patience",
 )
-_NOT_NEGATIVE = ("warmup_steps", "weight_decay", "max_grad_norm", "emulated_microbatch_s")
+_NOT_NEGATIVE = (
+    "warmup_steps",
+    "weight_decay",
+    "max_grad_norm",
+    "emulated_microbatch_s",
+    "early_stopping_threshold",
+)

@@ -106,8 +106,10 @@ def _report_finished(
             base_eval_loss=result.base_eval_loss,
             checkpoint_step=result.steps,
             phase=Phase.FINISHED,
-            message=result.warning,
+            message="; ".join(filter(None, (result.stopped, result.warning))),
             output=str(contract.output),
+            best_eval_loss=result.eval_loss if result.best_step else None,
+            best_step=result.best_step,
         )
     )
 

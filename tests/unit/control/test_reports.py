@@ -16,6 +16,7 @@ from duetune.engine.state import JobState
 from duetune.testing.memory_fleet import ManualClock
 from duetune.testing.sample_events import submission
 from duetune.training.hazard import read_hazard
+from duetune.training.metrics import read_metrics
 from duetune.wall_clock import OFFSET_FILE
 
 
@@ -114,3 +115,34 @@ def test_its_own_time_per_step_counts_without_a_number_of_workers():
 def test_a_disturbed_slot_is_not_measured(step, node):
     progress = Progress(step=step, total_steps=90, phase=Phase.TRAINING)
     assert measured_pace(_after_a_slot(progress, **node), speed=100.0) == {}
+
+
+def test_losses_of_a_users_command_become_metrics(folder):
+    path, metrics = folder / "job" / "progress.json", folder / "job" / "metrics.jsonl"
+
+    def told(**report):
+        path.write_text(json.dumps({"phase": "training", "at": 5.0, **report}))
+        reports.read("job")
+
+    reports = FolderReports(folder, ManualClock(), speed=1.0)
+    told(step=1)
+    assert read_metrics(metrics) == []
+    told(step=2, loss=3.0)
+    told(step=3, loss=3.0)
+    told(step=4, loss=2.0, eval_loss=2.5, world=2)
+    told(step=6, loss=1.5, eval_loss=2.5)
+    first = [(row.step, row.loss, row.eval_loss) for row in read_metrics(metrics)]
+    assert first == [(2, 3.0, None), (4, 2.0, 2.5), (6, 1.5, None)]
+    # After a preemption the command goes on from step 3, under another controller.
+    reports = FolderReports(folder, ManualClock(), speed=1.0)
+    told(step=3, loss=3.0)
+    told(step=4, loss=2.25)
+    again = [(row.step, row.loss, row.run) for row in read_metrics(metrics)]
+    assert again == [(2, 3.0, "job"), (3, 3.0, "job"), (4, 2.25, "job")]
+
+
+def test_the_built_in_trainer_writes_its_metrics_itself(folder):
+    (folder / "job" / "task.json").write_text("{}")
+    (folder / "job" / "progress.json").write_text('{"step": 3, "loss": 1.0}')
+    FolderReports(folder, ManualClock(), speed=1.0).read("job")
+    assert not (folder / "job" / "metrics.jsonl").exists()

@@ -86,6 +86,27 @@ def test_nothing_is_wrong_with_a_good_job(bench):
     assert found.data.longest == len("Say 10.") + len(" 10, as you wish.") + 1
 
 
+def test_evaluations_without_rows_are_refused(bench):
+    said = bench.refused(eval_strategy="epoch", eval_fraction=0.0)
+    assert "training.eval_strategy" in said
+    assert "set eval_fraction above 0 or eval_dataset" in said
+
+
+def test_trackers_that_would_get_nothing_are_named(bench, monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    model = model_folder(tmp_path / "model")
+    (said,) = bench.warnings(model=model, report_to="wandb")
+    assert "list WANDB_API_KEY under secrets" in said
+    offline = OFFLINE | {"WANDB_MODE": "offline"}
+    assert bench.warnings(model=model, report_to="wandb", environ=offline) == []
+    found = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == "mlflow" else found(name)
+    )
+    assert "pip install 'duetune[track]'" in bench.refused(model=model, report_to=["mlflow"])
+    assert bench.warnings(model=model, report_to=["mlflow"], own=False) == []
+
+
 def test_rows_that_are_cut_or_dropped_are_counted_with_the_reason(bench):
     long = [{"prompt": "p" * 70, "completion": "c"}, {"prompt": "p", "completion": "c" * 70}]
     dropped, cut = bench.warnings(rows=[*ROWS, *long])

@@ -23,6 +23,7 @@ from duetune.policies.solve.dynamic import offline_optimum
 from duetune.simulate.episode import simulate
 from duetune.simulate.summary import Standing, dollars, replay, selection_summary, standings
 from duetune.simulate.tournament import Tournament
+from duetune.training.metrics import MetricRow
 
 JOB = Job(work=20, deadline=6, value=60, throughput=linear_throughput(4))
 
@@ -276,3 +277,26 @@ class TestSummaries:
         amounts = (0, 1.5, -2, 1234.567, -0.001)
         words = ["$0.00", "$1.50", "-$2.00", "$1,234.57", "$0.00"]
         assert [dollars(amount) for amount in amounts] == words
+
+
+def test_losses_are_drawn_from_the_metrics(tmp_path):
+    rows = [
+        MetricRow(
+            step=step,
+            loss=2 / step,
+            members=1 + step // 50,
+            tokens_per_s=1000.0 if step > 1 else None,
+            eval_loss=2.1 / step if step % 20 == 0 else None,
+        )
+        for step in range(1, 101)
+    ]
+    figure = plots.loss_figure("tune", rows)
+    losses, speed, _ = figure.axes
+    assert losses.get_title(loc="left") == "tune — step 100, loss 0.020, evaluation loss 0.021"
+    (measured,) = (line for line in losses.lines if line.get_label() == "evaluation loss")
+    assert list(measured.get_xdata()) == [20, 40, 60, 80, 100]
+    assert speed.get_xlim() == (0, 100)
+    assert plots.save_figure(figure, tmp_path / "loss.png").stat().st_size > 1000
+    # One loss, no loss: there is something to see at any time.
+    plots.save_figure(plots.loss_figure("tune", rows[:1]), tmp_path / "one.png")
+    plots.save_figure(plots.loss_figure("tune", []), tmp_path / "none.png")

@@ -505,3 +505,22 @@ def test_only_the_owner_may_read_checkpoints(tmp_path):
     }
     assert {mode for path, mode in modes.items() if path.is_dir()} == {0o700}
     assert {mode for path, mode in modes.items() if path.is_file()} == {0o600}
+
+
+def test_a_pinned_step_is_never_pruned_but_only_its_newest_copy_is_kept(tmp_path):
+    store = CheckpointStore(tmp_path, epoch=1, keep=1)
+    store.pinned = frozenset({2})
+    for step in (1, 2, 3, 4):
+        store.save(step, {}, {"step": step})
+    assert names(tmp_path) == ["step-00000002.epoch-000001", "step-00000004.epoch-000001"]
+    later = CheckpointStore(tmp_path, epoch=2, keep=1)
+    later.pinned = frozenset({2})
+    later.save(2, {}, {"step": 2})
+    later.save(5, {}, {"step": 5})
+    assert names(tmp_path) == ["step-00000002.epoch-000002", "step-00000005.epoch-000002"]
+    assert later.at(2).document() == {"step": 2}
+    (later.at(2).path / "document.json").write_text("damaged")
+    assert later.at(2) is None
+    later.pinned = frozenset()
+    later.save(6, {}, {"step": 6})
+    assert names(tmp_path) == ["step-00000006.epoch-000002"]

@@ -9,7 +9,8 @@ import pytest
 
 from duetune.errors import InvalidInput
 from duetune.training.dataset_rows import DataRow, Message
-from duetune.training.task import Schedule, TrainingTask
+from duetune.training.learning_rate import Schedule
+from duetune.training.task import TrainingTask
 from duetune.training.tiny import build_tiny_model
 from duetune.training.tokens import tokenized, tokenized_dataset
 from support.later import later
@@ -19,8 +20,10 @@ pytestmark = pytest.mark.torch
 torch = later("torch")
 peft = later("peft")
 transformers = later("transformers")
+evaluating = later("duetune.training.evaluation")
 learning = later("duetune.training.shared_state")
 models = later("duetune.training.trained_model")
+adapters = later("duetune.training.adapters")
 
 ROWS = [DataRow(prompt=f"{number} + 1 = ", completion=f"{number + 1}") for number in range(40)]
 
@@ -167,7 +170,7 @@ def test_tokens_are_kept_and_made_anew_when_the_data_changes(folder, tmp_path):
 def test_weights_that_are_missing_are_drawn_by_the_seed(folder):
     def weights(seed):
         return torch.cat(
-            [p.flatten() for p in models.load_base(task(folder, seed=seed), cpu()).parameters()]
+            [p.flatten() for p in adapters.load_base(task(folder, seed=seed), cpu()).parameters()]
         )
 
     assert torch.equal(weights(1), weights(1))
@@ -259,13 +262,13 @@ def test_a_step_is_that_of_torch_on_the_whole_batch(folder):
 
 def test_training_lowers_the_loss_and_the_adapter_can_be_put_aside(folder):
     member = learner(folder, learning_rate=2e-2, max_steps=15, lr_scheduler_type=Schedule.CONSTANT)
-    rows = [np.arange(10)]
-    before = models.mean_loss(member.model, member._data, rows, cpu(), None)
+    held_out = evaluating.Evaluation(task(folder), member._data, np.arange(10), 40, cpu())
+    before = held_out.alone(member.model)
     for _ in range(15):
         step([member])
-    after = models.mean_loss(member.model, member._data, rows, cpu(), None)
+    after = held_out.alone(member.model)
     with member.model.disable_adapter():
-        assert models.mean_loss(member.model, member._data, rows, cpu(), None) == before
+        assert held_out.alone(member.model) == before
     assert after < before - 0.1
 
 

@@ -19,8 +19,11 @@ from pydantic import (
 
 from duetune.jobs.spec.problems import Meaning, refusal
 from duetune.jobs.spec.values import DATASET, DatasetPlace
+from duetune.training.task import Tracker
 
 MODULES = "all-linear, a name, a regular expression, or a list of names such as [q_proj, v_proj]"
+TRACKERS = tuple(tracker.value for tracker in Tracker)
+_TRACKERS = f"none, all, or a list of {', '.join(TRACKERS)}"
 SCHEDULES = ("linear", "cosine", "constant", "constant_with_warmup")
 
 
@@ -35,6 +38,18 @@ def parse_modules(value: object) -> str | tuple[str, ...]:
     ):
         return tuple(value)
     raise refusal(MODULES)
+
+
+def parse_trackers(value: object) -> tuple[str, ...]:
+    """Return the experiment trackers: none, all of them, a name or a list of names."""
+    names = [value] if isinstance(value, str) else value
+    if names == ["none"]:
+        return ()
+    if names == ["all"]:
+        return TRACKERS
+    if isinstance(names, (list, tuple)) and all(name in TRACKERS for name in names):
+        return tuple(dict.fromkeys(names))
+    raise refusal(_TRACKERS)
 
 
 def parse_warmup(value: object) -> int:
@@ -163,6 +178,74 @@ class Training(BaseModel):
         Field(ge=0, lt=1),
         Meaning("Share of the dataset to hold out for evaluation; 0 is none.", _BETA),
     ] = None
+    eval_strategy: Annotated[
+        Literal["no", "steps", "epoch"] | None,
+        Meaning(
+            "When the evaluation loss is measured during training; it always is at the end.",
+            "one of no, steps, epoch",
+        ),
+    ] = None
+    eval_steps: Annotated[
+        int | None,
+        Field(ge=1, le=10**9),
+        Meaning("Steps between two evaluations, with `eval_strategy: steps`.", _WHOLE),
+    ] = None
+    load_best_model_at_end: Annotated[
+        bool | None,
+        Meaning("Publish the state with the lowest evaluation loss, not the last one.", _YES_NO),
+    ] = None
+    metric_for_best_model: Annotated[
+        Literal["eval_loss"] | None,
+        Meaning("What makes a state the best one.", "eval_loss"),
+    ] = None
+    early_stopping_patience: Annotated[
+        int | None,
+        Field(ge=1, le=10**9),
+        Meaning("Evaluations without a lower loss after which training ends.", _WHOLE),
+    ] = None
+    early_stopping_threshold: Annotated[
+        float | None,
+        Field(ge=0, le=1e6),
+        Meaning("How much lower the loss must be to count as lower.", _NOT_NEGATIVE),
+    ] = None
+    report_to: Annotated[
+        Annotated[
+            tuple[str, ...],
+            BeforeValidator(parse_trackers),
+            WithJsonSchema(
+                {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}
+            ),
+        ]
+        | None,
+        Meaning("Experiment trackers that get the metrics.", _TRACKERS),
+    ] = None
+    run_name: Annotated[
+        str | None,
+        Field(min_length=1, max_length=200),
+        Meaning("Name of the run in the trackers; without it, the name of the job.", "a name"),
+    ] = None
+    project: Annotated[
+        str | None,
+        Field(min_length=1, max_length=200),
+        Meaning("Project or experiment of the run in the trackers.", "a name"),
+    ] = None
+    reproducible: Annotated[
+        bool | None,
+        Meaning("Results are the same to the last bit, at a cost in speed.", _YES_NO),
+    ] = None
+    max_tokens_per_microbatch: Annotated[
+        int | None,
+        Field(ge=1, le=10**9),
+        Meaning(
+            "Most tokens of one forward pass; without it, `per_device_train_batch_size` x "
+            "`max_length`.",
+            _WHOLE,
+        ),
+    ] = None
+    use_liger_kernel: Annotated[
+        bool | None,
+        Meaning("Use Liger's fused kernels; without it, wherever they can be used.", _YES_NO),
+    ] = None
 
     @model_validator(mode="after")
     def _agree(self) -> Self:
@@ -174,6 +257,12 @@ class Training(BaseModel):
         if self.eval_dataset is not None and self.eval_fraction is not None:
             allowed = "no value, because eval_dataset is given: only one can be"
             raise refusal(allowed, "eval_fraction")
+        if self.eval_steps is not None and self.eval_strategy != "steps":
+            raise refusal("no value without eval_strategy: steps", "eval_steps")
+        if self.eval_strategy in {None, "no"}:
+            for field in ("load_best_model_at_end", "early_stopping_patience"):
+                if getattr(self, field):
+                    raise refusal("no value without eval_strategy: steps or epoch", field)
         return self
 
     @property

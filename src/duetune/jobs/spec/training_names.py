@@ -16,7 +16,6 @@ _QUANTISED = "quantised training is not supported; use your own command (run)"
 _INSTEAD = {
     "model_name_or_path": "write model at the top of the spec",
     "dataset_name": "write dataset at the top of the spec",
-    "run_name": "write name at the top of the spec",
     "use_peft": "write method: lora at the top of the spec",
     "r": "write lora_r",
     "target_modules": "write lora_target_modules",
@@ -24,6 +23,7 @@ _INSTEAD = {
     "num_epochs": "write num_train_epochs",
     "batch_size": "write per_device_train_batch_size",
     "max_seq_length": "write max_length",
+    "evaluation_strategy": "write eval_strategy",
     "learning_rate_scheduler": "write lr_scheduler_type",
     "no_cuda": _PLANNED,
     "use_cpu": _PLANNED,
@@ -63,26 +63,26 @@ _UNSUPPORTED = """
     dataloader_prefetch_factor dataset_config dataset_kwargs dataset_num_proc
     dataset_streaming dataset_test_split dataset_text_field dataset_train_split debug
     disable_tqdm do_eval do_predict do_train dtype eos_token eval_accumulation_steps
-    eval_delay eval_do_concat_batches eval_on_start eval_packing eval_steps eval_strategy
-    eval_use_gather_object evaluation_strategy fp16_full_eval fp16_opt_level full_determinism
+    eval_delay eval_do_concat_batches eval_on_start eval_packing
+    eval_use_gather_object fp16_full_eval fp16_opt_level full_determinism
     gradient_checkpointing_kwargs greater_is_better group_by_length half_precision_backend
     hub_always_push hub_model_id hub_private_repo hub_revision hub_strategy
     ignore_bias_buffers ignore_data_skip include_for_metrics include_inputs_for_metrics
     include_num_input_tokens_seen include_tokens_per_second jit_mode_eval
     label_names label_smoothing_factor length_column_name liger_kernel_config
-    load_best_model_at_end log_level log_level_replica log_on_each_node logging_dir
+    log_level log_level_replica log_on_each_node logging_dir
     logging_first_step logging_nan_inf_filter logging_strategy lora_bias
     lora_modules_to_save lora_target_parameters lora_task_type loss_type
-    lr_scheduler_kwargs metric_for_best_model model_init_kwargs model_revision
+    lr_scheduler_kwargs model_init_kwargs model_revision
     neftune_noise_alpha optim optim_args optim_target_modules packing packing_strategy
     pad_to_multiple_of pad_token padding_free past_index per_device_eval_batch_size
-    prediction_loss_only project push_to_hub ray_scope remove_unused_columns report_to
+    prediction_loss_only push_to_hub ray_scope remove_unused_columns
     restore_callback_states_from_checkpoint router_aux_loss_coef shuffle_dataset
     skip_memory_metrics tf32 torch_compile torch_compile_backend torch_compile_mode
     torch_dtype torch_empty_cache_steps torchdynamo tpu_metrics_debug tpu_num_cores
     trackio_bucket_id trackio_space_id trackio_static_space_id train_sampling_strategy
     truncation_mode trust_remote_code use_bnb_nested_quant use_cache use_dora use_ipex
-    use_legacy_prediction_loop use_liger_kernel use_mps_device use_rslora
+    use_legacy_prediction_loop use_mps_device use_rslora
 """.split()  # noqa: SIM905 - words are easier to read than a list of them
 
 UNSUPPORTED: Final = dict.fromkeys(_UNSUPPORTED, _OTHER) | _INSTEAD

@@ -1,0 +1,145 @@
+"""Loads the base model of a task, in 4 bits for QLoRA, and puts LoRA adapters into it."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+import peft
+import torch
+import transformers
+
+from duetune.errors import InvalidInput, MissingExtra
+from duetune.training.language_model import refused, seeded, short_reason, stored_type
+from duetune.training.task import TrainingMethod
+
+if TYPE_CHECKING:
+    from duetune.training.language_model import LanguageModel
+    from duetune.training.task import TrainingTask
+
+_WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
+_PROBLEMS = (OSError, ValueError, TypeError, KeyError, RuntimeError)
+
+
+def load_base(task: TrainingTask, device: torch.device) -> LanguageModel:
+    """Load the base model; a folder without weights gets random ones from the task's seed."""
+    bits = _quantisation(task) if task.method is TrainingMethod.QLORA else None
+    folder = Path(task.model)
+    options: dict[str, object] = {"dtype": stored_type(task)}
+    if task.attn_implementation is not None:
+        options["attn_implementation"] = task.attn_implementation
+    try:
+        if folder.is_dir() and not any(any(folder.glob(pattern)) for pattern in _WEIGHTS):
+            config = transformers.AutoConfig.from_pretrained(folder)
+            with seeded(task.seed, torch.device("cpu")):
+                model = transformers.AutoModelForCausalLM.from_config(config, **options)  # type: ignore[no-untyped-call]
+            if bits is not None:
+                _quantise(cast("LanguageModel", model), bits, device)
+        else:
+            if bits is not None:
+                options |= {"quantization_config": bits, "device_map": {"": device}}
+            model = transformers.AutoModelForCausalLM.from_pretrained(
+                task.model, revision=task.model_revision or "main", **options
+            )
+    except _PROBLEMS as error:
+        raise refused(task, "a causal language model", error) from None
+    model.config.use_cache = False
+    for module in model.modules() if bits is not None else ():
+        # On some CPUs the layers would rewrite their weights for inference, and not for all shapes.
+        module.support_avx512bf16_for_cpu = False
+    # transformers refuses to move weights in 4 bits; they are on the device already.
+    return cast("LanguageModel", model if bits is not None else model.to(device))
+
+
+def with_adapter(task: TrainingTask, base: LanguageModel) -> LanguageModel:
+    """Return the model with new adapters; only these, and ``lora_modules_to_save``, are trained."""
+    chosen = task.lora_target_modules
+    try:
+        config = peft.LoraConfig(
+            task_type=peft.TaskType.CAUSAL_LM,
+            revision=task.model_revision,
+            r=task.lora_r,
+            lora_alpha=task.lora_alpha,  # type: ignore[arg-type]
+            lora_dropout=task.lora_dropout,
+            target_modules=chosen if isinstance(chosen, str) else list(chosen),
+            modules_to_save=list(task.lora_modules_to_save) or None,
+            lora_bias=task.lora_bias,
+            use_rslora=task.use_rslora,
+            use_dora=task.use_dora,
+            init_lora_weights=task.init_lora_weights,
+        )
+        return cast("LanguageModel", peft.get_peft_model(base, config))
+    except (ValueError, NotImplementedError) as error:
+        unknown = "not found in the base model" in str(error)
+        reason = "" if unknown else f" ({short_reason(error)})"
+        allowed = f"names of layers of this model{reason}"
+        raise InvalidInput("lora_target_modules", chosen, allowed) from None
+
+
+def check_adapter(task: TrainingTask) -> None:
+    """Refuse LoRA layers that the model does not have. No weights are loaded or made; plans call
+    this where the names of the weights leave it open.
+    """
+    try:
+        config = transformers.AutoConfig.from_pretrained(task.model)
+        with torch.device("meta"):
+            model = transformers.AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
+    except _PROBLEMS as error:
+        raise refused(task, "a causal language model", error) from None
+    with_adapter(task, cast("LanguageModel", model))
+
+
+def order_layers(model: LanguageModel) -> None:
+    """Sort the layers that an adapter's configuration names: a set would be written in an order
+    that changes from process to process.
+    """
+    for config in getattr(model, "peft_config", {}).values():
+        for field, value in vars(config).items():
+            if isinstance(value, set):
+                setattr(config, field, sorted(value))
+
+
+def _quantisation(task: TrainingTask) -> transformers.BitsAndBytesConfig:
+    for package in ("bitsandbytes", "accelerate"):
+        if importlib.util.find_spec(package) is None:
+            raise MissingExtra("method: qlora", "quantised")
+    return transformers.BitsAndBytesConfig(  # type: ignore[no-untyped-call]
+        load_in_4bit=True,
+        bnb_4bit_quant_type=task.bnb_4bit_quant_type,
+        bnb_4bit_use_double_quant=task.use_bnb_nested_quant,
+        bnb_4bit_compute_dtype=stored_type(task),
+    )
+
+
+def _quantise(
+    model: LanguageModel, bits: transformers.BitsAndBytesConfig, device: torch.device
+) -> None:
+    """Replace the linear layers by ones in 4 bits on ``device``, as transformers does while it
+    reads weights: all but the output layer.
+    """
+    library = importlib.import_module("bitsandbytes.nn")
+    kept = model.get_output_embeddings()
+    for name, module in list(model.named_modules()):
+        if type(module) is not torch.nn.Linear or module is kept:
+            continue
+        layer = library.Linear4bit(
+            module.in_features,
+            module.out_features,
+            bias=module.bias is not None,
+            compute_dtype=bits.bnb_4bit_compute_dtype,
+            compress_statistics=bits.bnb_4bit_use_double_quant,
+            quant_type=bits.bnb_4bit_quant_type,
+            device="meta",
+        )
+        layer.weight = library.Params4bit(
+            module.weight.data,
+            requires_grad=False,
+            quant_type=bits.bnb_4bit_quant_type,
+            compress_statistics=bits.bnb_4bit_use_double_quant,
+            module=layer,
+        )
+        layer.bias = module.bias
+        model.set_submodule(name, layer.to(device))
+    model.to(device)
+    model.is_loaded_in_4bit = True  # type: ignore[assignment] # PEFT asks for it

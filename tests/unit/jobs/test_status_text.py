@@ -1,0 +1,74 @@
+"""What a status says about losses."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from duetune.cli import tables
+from duetune.cli.status import panel
+from duetune.core.events import Status
+from duetune.core.progress import Phase, Progress
+from duetune.jobs.status import JobStatus
+from duetune.notebook import sparkline
+from duetune.store.rows import JobRow
+
+ROW = msgspec.convert(
+    {
+        field.name: {str: "tune", int: 0, float: 0.0, Status: "RUNNING"}[field.type]
+        for field in msgspec.structs.fields(JobRow)
+        if field.required
+    },
+    JobRow,
+)
+
+
+def status(**fields):
+    return JobStatus(
+        job=ROW,
+        progress=Progress(step=60, total_steps=100, phase=Phase.TRAINING, **fields),
+        nodes=(),
+        spent=1.5,
+        slot=3,
+        deadline_slot=9,
+        slot_s=1800.0,
+        lost_steps=0,
+        resizes=0,
+        curve=(4.0, 3.0, 2.0),
+    )
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({}, ""),
+        ({"loss": 2.0}, "2.000 █▅▁"),
+        (
+            {"loss": 2.0, "eval_loss": 2.5, "best_eval_loss": 2.25, "best_step": 1200},
+            "2.000 █▅▁, evaluation 2.500, best 2.250 after step 1,200",
+        ),
+        (
+            {"loss": 2.0, "eval_loss": 2.5, "base_eval_loss": 5.0},
+            "2.000 █▅▁, evaluation 5.000 -> 2.500",
+        ),
+    ],
+)
+def test_the_losses_are_shown_on_the_screen_and_in_notebooks(fields, words):
+    found = status(**fields)
+    assert found.loss_text == words
+    assert words.replace(">", "&gt;") in found._repr_html_()
+    screen = tables.console()
+    with screen.capture() as shown:
+        screen.print(panel(found))
+    assert words in " ".join(shown.get().split())
+
+
+def test_why_it_ended_early_is_shown():
+    words = "stopped early at step 60 of 100: evaluation loss has not improved for 3 evaluations"
+    found = status(message=words)
+    assert words in found._repr_html_()
+
+
+def test_a_curve_needs_two_points():
+    assert sparkline([]) == sparkline([1.0]) == ""
+    assert sparkline([1.0, 1.0]) == "▁▁"

@@ -1,0 +1,144 @@
+"""Every optimiser over the flat vector: its updates, and its state saved and loaded."""
+
+from __future__ import annotations
+
+import pytest
+
+from duetune.training.task import OptimiserName, TrainingTask
+from support.later import later
+
+pytestmark = pytest.mark.torch
+
+torch = later("torch")
+transformers = later("transformers")
+learning = later("duetune.training.shared_state")
+optimisers = later("duetune.training.optimisers")
+
+
+def model(dtype=None):
+    torch.manual_seed(5)
+    made = torch.nn.Sequential(torch.nn.Linear(80, 64), torch.nn.LayerNorm(64))
+    return made.to(dtype)
+
+
+def built(name, dtype=None):
+    task = TrainingTask(
+        model="", dataset="", optim=name, weight_decay=0.1, learning_rate=1e-2, adam_beta2=0.99
+    )
+    made = model(dtype)
+    flat = learning.FlatParameters(made, name)
+    return made, flat, optimisers.FlatOptimiser(task, flat)
+
+
+def gradients(flat):
+    generator = torch.Generator().manual_seed(9)
+    return [torch.randn(flat.size, generator=generator).to(flat.values.dtype) for _ in range(5)]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", OptimiserName)
+def test_a_loaded_state_gives_the_same_next_updates_to_the_last_bit(name, dtype):
+    _, flat, optimiser = built(name, getattr(torch, dtype))
+    before = flat.values.clone()
+    assert optimiser.arrays() == {}
+    for gradient in gradients(flat)[:3]:
+        optimiser.apply(gradient.clone(), 1e-2)
+    assert not torch.equal(flat.values, before)
+    arrays = {key: array.clone() for key, array in optimiser.arrays().items()}
+    _, late, other = built(name, getattr(torch, dtype))
+    for gradient in gradients(flat)[3:]:
+        # What it had done before it joined must not matter.
+        other.apply(gradient.clone(), 1e-2)
+    late.values.copy_(flat.values)
+    other.load(arrays, 3)
+    for gradient in gradients(flat)[3:]:
+        optimiser.apply(gradient.clone(), 5e-3)
+        other.apply(gradient.clone(), 5e-3)
+    assert torch.equal(flat.values, late.values)
+    assert all(torch.equal(array, other.arrays()[key]) for key, array in optimiser.arrays().items())
+
+
+def theirs(name, made):
+    groups = [
+        {"params": [p for p in made.parameters() if p.ndim >= 2], "weight_decay": 0.1},
+        {"params": [p for p in made.parameters() if p.ndim < 2], "weight_decay": 0.0},
+    ]
+    if name == "sgd":
+        return torch.optim.SGD(groups, lr=1e-2)
+    if name == "adafactor":
+        return transformers.optimization.Adafactor(
+            groups, lr=1e-2, scale_parameter=False, relative_step=False
+        )
+    return torch.optim.AdamW(groups, lr=1e-2, betas=(0.9, 0.99))
+
+
+@pytest.mark.parametrize("name", ["adamw_torch", "adamw_torch_fused", "adafactor", "sgd"])
+def test_updates_are_those_of_the_library_on_single_parameters(name):
+    ours, flat, optimiser = built(OptimiserName(name))
+    plain = model()
+    library = theirs(name, plain)
+    for gradient in gradients(flat):
+        places = dict(flat.views(gradient))
+        for key, parameter in plain.named_parameters():
+            parameter.grad = places[key].clone()
+        library.step()
+        optimiser.apply(gradient, 1e-2)
+    for mine, other in zip(ours.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(mine, other)
+
+
+@pytest.mark.parametrize("name", ["adamw_8bit", "paged_adamw_32bit"])
+def test_fewer_bits_come_near_adamw(name):
+    ours, flat, optimiser = built(OptimiserName(name))
+    plain, other_flat, exact = built(OptimiserName.ADAMW_TORCH)
+    before = flat.values.clone()
+    for gradient in gradients(flat):
+        exact.apply(gradient.clone(), 1e-2)
+        optimiser.apply(gradient, 1e-2)
+    moved = (other_flat.values - before).norm()
+    assert (flat.values - other_flat.values).norm() < 0.1 * moved
+    assert ours is not plain
+
+
+def test_eight_bits_need_a_quarter_of_the_memory():
+    sizes = {}
+    for name in (OptimiserName.ADAMW_TORCH, OptimiserName.ADAMW_8BIT, OptimiserName.ADAFACTOR):
+        _, flat, optimiser = built(name)
+        optimiser.apply(gradients(flat)[0], 1e-2)
+        sizes[name] = sum(array.nbytes for array in optimiser.arrays().values())
+    assert sizes["adamw_8bit"] < 0.4 * sizes["adamw_torch"]
+    assert sizes["adafactor"] < 0.1 * sizes["adamw_torch"]
+
+
+def test_a_checkpoint_of_adamw_from_before_still_loads():
+    _, flat, optimiser = built(OptimiserName.ADAMW_TORCH)
+    for gradient in gradients(flat)[:2]:
+        optimiser.apply(gradient, 1e-2)
+    arrays = {key: array.clone() for key, array in optimiser.arrays().items()}
+    assert set(arrays) == {
+        f"{piece}.{moment}"
+        for piece in ("decaying", "other")
+        for moment in ("exp_avg", "exp_avg_sq")
+    }
+    # Checkpoints from before the first update had zeros, and pieces without parameters.
+    _, _, other = built(OptimiserName.ADAMW_TORCH)
+    other.load({key: torch.zeros_like(array) for key, array in arrays.items()}, 0)
+    assert other.arrays() == {}
+
+
+def test_states_of_other_optimisers_have_another_layout():
+    layouts = {learning.FlatParameters(model(), name).layout for name in OptimiserName}
+    assert len(layouts) == len(OptimiserName) - 2  # two names each of AdamW and its 8-bit form
+    wide, narrow = (
+        learning.FlatParameters(model(torch.float32), OptimiserName.SGD),
+        learning.FlatParameters(model(torch.bfloat16), OptimiserName.SGD),
+    )
+    assert wide.layout != narrow.layout
+
+
+def test_a_loss_beside_gradients_of_16_bits_keeps_its_digits():
+    like = torch.zeros(3, dtype=torch.bfloat16)
+    parts = [2.34567 / 40] * 40
+    total = sum(learning.loss_columns(part, like) for part in parts)
+    assert learning.loss_of(total) == pytest.approx(2.34567, abs=1e-4)
+    assert not learning.loss_of(learning.loss_columns(float("nan"), like)) < 1
