@@ -8,6 +8,7 @@ process ends, all end. How the model is split is in ``sharding``.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import logging
 import mmap
@@ -148,6 +149,10 @@ class Siblings:
         self._busy = True
         try:
             return self._together(call, work)
+        except OSError:
+            # A sibling has ended. The watch will end this process with the right status.
+            time.sleep(2 * _END_S)
+            raise
         finally:
             self._busy = False
 
@@ -207,7 +212,8 @@ class Siblings:
         """Tell the followers to end and wait for them. Called by place 0 when its work is over."""
         self._ending = True
         for channel in self._channels:
-            send(channel, msgspec.json.encode(End()))
+            with contextlib.suppress(OSError):
+                send(channel, msgspec.json.encode(End()))
         for watch in self._watches:
             watch.join(_END_S)
 
