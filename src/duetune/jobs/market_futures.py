@@ -141,7 +141,9 @@ def draw_futures(
         past, now.slot, terms.job.hard_deadline, count=count, seed=seed, slot_hours=hours
     )
     start = 0 if past is None else min(past.slots, round(WEEK_HOURS / hours))
-    highest = math.inf if terms.max_price is None else terms.max_price * hours
+    highest = (
+        math.inf if terms.max_price is None else terms.max_price * terms.gpus_per_member * hours
+    )
     return Futures(
         terms=terms,
         markets=tuple(_joined(past, start, future, highest) for future in drawn),

@@ -14,7 +14,7 @@ import numpy as np
 from duetune.errors import InvalidInput
 from duetune.jobs.question import Question
 from duetune.jobs.site import Site
-from duetune.jobs.trainer_facts import TrainerKnowledge, trainer_software
+from duetune.jobs.trainer_facts import TrainerKnowledge, sharded, trainer_software
 from duetune.knowledge.advice import GIVEN
 from duetune.knowledge.configurations.configuration import Configurations, Method
 from duetune.knowledge.estimate import FITS
@@ -43,13 +43,20 @@ _SMALLEST = 1e7
 
 
 class Prospects:
-    """Asks ``source`` about configurations of one GPU: every GPU of duetune's trainer holds the
-    whole model. ``tokens_per_row`` is the mean length of an example, if known.
+    """Asks ``source`` about configurations of one GPU, which holds the whole model, or a shard of
+    it if a member has ``gpus_per_member`` GPUs. ``tokens_per_row`` is the mean length of an
+    example, if known.
     """
 
-    def __init__(self, source: TrainerKnowledge, tokens_per_row: float | None = None) -> None:
+    def __init__(
+        self,
+        source: TrainerKnowledge,
+        tokens_per_row: float | None = None,
+        gpus_per_member: int = 1,
+    ) -> None:
         self.source = source
         self.tokens_per_row = tokens_per_row
+        self.gpus_per_member = gpus_per_member
 
     def usual_length(self, one: Configuration) -> int:
         """Return the expected tokens of an example, at most what the configuration allows."""
@@ -61,11 +68,13 @@ class Prospects:
         of one GPU with examples of the usual length.
         """
         usual = [each.replace(tokens_per_sample=self.usual_length(each)) for each in tried]
-        asked = self.source.query(Configurations.of([*tried, *usual]))
+        whole = [sharded(each, self.gpus_per_member) for each in (*tried, *usual)]
+        asked = self.source.query(Configurations.of(whole))
         count = len(tried)
         found, pace = asked.take(np.arange(count)), asked.take(np.arange(count, 2 * count))
         for name in ("tokens_per_s", "support", "extrapolated"):
             setattr(found, name, getattr(pace, name))
+        found.tokens_per_s = found.tokens_per_s / self.gpus_per_member
         return found
 
     def one(self, configuration: Configuration) -> Estimate:

@@ -323,6 +323,8 @@ def _model(
     """Load the model or its base: onto this process's device, or sharded over the member's."""
     if siblings.count == 1:
         return load_base(task, device) if base else load_model(task, device)
+    if task.unshardable:
+        raise InvalidInput("gpus_per_member", siblings.count, f"1, because {task.unshardable}")
     cpu, dtype = torch.device("cpu"), precision(task)
     model = load_base(task, cpu) if base else load_model(task, cpu, choose=False)
     shard(model, siblings, device, dtype, contract.folder / RENDEZVOUS)
