@@ -149,7 +149,7 @@ def configure(
         )
     epochs, total_steps = _length_of_run(spec, trained, microbatch * accumulation, reasons)
     facts = model or usual_model(UNKNOWN_PARAMETERS, "")
-    same_runs = [run for run in measured if _same_training(run, spec, site, one)]
+    same_runs = [run for run in measured if gpus == 1 and _same_training(run, spec, site, one)]
     most_gpus = max(gpus, min(wanted, accumulation) // gpus * gpus)
     length = prospects.usual_length(one)
     estimate = prospect if site.measurable else None

@@ -78,7 +78,7 @@ def line_of(terms: Terms, role: LineRole, outcomes: Sequence[Outcome]) -> QuoteL
         finish_late_at=None if late is None else terms.moment(late) + terms.late_s,
         on_time=float(np.mean([outcome.on_time for outcome in outcomes])),
         finished=float(np.isfinite(elapsed).mean()),
-        gpus=held / len(entries),
+        gpus=terms.gpus_per_member * held / len(entries),
         spot_share=spot / held if held else 0.0,
         utility=float(np.mean([outcome.value for outcome in outcomes]) - costs.mean()),
     )

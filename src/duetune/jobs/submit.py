@@ -102,7 +102,8 @@ class PreparedJob(msgspec.Struct, frozen=True):
                 for line in quote.lines
             ),
             f"{self.spec.name}: {self.plan.method}, {self.plan.total_steps} steps on "
-            f"{self.plan.max_gpus} x {self.plan.accelerator}; policy {self.policy}"
+            f"{self.plan.max_gpus * self.plan.gpus_per_member} x {self.plan.accelerator}; "
+            f"policy {self.policy}"
             + "".join(f"; {each.severity}: {each}" for each in self.preflight.findings),
         )
 

@@ -230,9 +230,9 @@ def _why(plan: TrainingPlan) -> str:
 
 def _slow_note(plan: TrainingPlan, field: str) -> str:
     """Return the note that the slowest likely speed misses the deadline."""
-    slow = plan.step_s_slow[-1]
+    slow, gpus = plan.step_s_slow[-1], plan.max_gpus * plan.gpus_per_member
     return (
-        f"the speed is uncertain: a step with {plan.max_gpus} GPUs may take {slow:.2g} s instead "
+        f"the speed is uncertain: a step with {gpus} GPUs may take {slow:.2g} s instead "
         f"of {plan.step_s[-1]:.2g} s, too long for the {field.replace('_', ' ')} even on demand"
     )
 
