@@ -187,8 +187,9 @@ class Session:
     def follow(self) -> None:
         """Do what the member's first process asks for, until it says that the work is over."""
         learner, store = self._learner, checkpoint_store(self._contract)
+        # Only the first process touches the heartbeat file: it waits for all others.
         links = follow(
-            self._contract, store, learner, OwnShard(learner), self._touch, self._siblings.place
+            self._contract, store, learner, OwnShard(learner), _nothing, self._siblings.place
         )
         Follower(
             learner,
@@ -197,7 +198,7 @@ class Session:
             self._evaluation,
             restore=lambda name: load_named(store, learner, name),
             evaluate_base=self._base_loss,
-            touch=self._touch if links is None else links.touch,
+            touch=_nothing if links is None else links.touch,
         ).run()
 
     def _result(self, store: CheckpointStore, warning: str) -> PublishedResult:
@@ -331,6 +332,10 @@ def _model(
     if not base:
         choose_forward_pass(model, task, device, dtype, sharded=True)
     return model
+
+
+def _nothing() -> None:
+    """Do nothing."""
 
 
 def _check_fit(task: TrainingTask, data: TokenizedRows, config: object) -> None:

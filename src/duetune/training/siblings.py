@@ -165,8 +165,11 @@ class Siblings:
         except GroupBroken as error:
             # The answers must be read all the same: the next call has its own.
             broken = str(error)
+        until = time.monotonic() + _STALL_S
         for channel in self._channels:
             while not select.select([channel], [], [], _TOUCH_S)[0]:
+                if time.monotonic() > until:
+                    raise TimeoutError(f"a process of this member is {_STALL_S:g} s behind")
                 self.touched()
             reply = msgspec.json.decode(receive(channel), type=Reply)
             broken = broken or reply.broken
