@@ -32,7 +32,7 @@ from duetune.knowledge.facts.gpus import prices_for
 from duetune.knowledge.facts.model_facts import model_facts
 from duetune.knowledge.listed_space import Listing
 from duetune.knowledge.sources.knowledge_source import Limits, Objective
-from duetune.training.dataset_rows import check_dataset
+from duetune.training.dataset_rows import TEXT_FIELD, check_dataset
 from duetune.training.task import TrainingMethod
 
 if TYPE_CHECKING:
@@ -297,7 +297,8 @@ class _Asking:
         place = None if self.spec is None else self.spec.dataset
         if self.spec is None or place is None or not is_path(place):
             return None
-        dataset = check_dataset(place)
+        text_field = self.spec.training.dataset_text_field or TEXT_FIELD
+        dataset = check_dataset(place, text_field=text_field)
         self.tokens_per_row = dataset.tokens_per_row
         return dataset.rows - held_out_rows(self.spec, dataset.rows)
 

@@ -158,7 +158,7 @@ def configure(
     members = range(-(-least // gpus), most_gpus // gpus + 1)
     step_s = pace.step_s[::gpus]
     max_gpus = min(members, key=step_s.__getitem__)
-    adapted = one.method is Method.LORA
+    adapted = one.method is not Method.FULL
     alpha = spec.training.lora_alpha
     if adapted:
         reasons["lora_alpha"] = "the default scale" if alpha is None else GIVEN
@@ -176,7 +176,7 @@ def configure(
         microbatch=microbatch,
         accumulation=accumulation,
         global_batch=microbatch * accumulation,
-        precision=one.precision.removesuffix("-mixed"),
+        precision=one.precision.value,
         gradient_checkpointing=one.grad_checkpoint,
         max_length=one.tokens_per_sample,
         lora_r=one.lora_rank if adapted else 0,

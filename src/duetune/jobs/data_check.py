@@ -8,12 +8,13 @@ import msgspec
 
 from duetune.training.dataset_rows import CHARACTERS_PER_TOKEN
 from duetune.training.tokenizer_file import file_tokenizer
-from duetune.training.tokens import tokenized
+from duetune.training.tokens import LossRules, tokenized
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from duetune.training.dataset_rows import DataRow, DatasetSummary
+    from duetune.training.task import TrainingTask
 
 MOST_CHARACTERS = 4_000_000
 """At most this much of the sample is tokenized, so that a plan of long texts stays quick."""
@@ -37,10 +38,11 @@ class DataCheck(msgspec.Struct, frozen=True, kw_only=True):
     exact: bool
 
 
-def check_rows(summary: DatasetSummary, folder: Path | None, max_length: int) -> DataCheck:
-    """Return how the sampled rows fit into ``max_length`` tokens, counted by the tokenizer in
+def check_rows(summary: DatasetSummary, folder: Path | None, task: TrainingTask) -> DataCheck:
+    """Return how the sampled rows fit into ``max_length`` of the task, counted by the tokenizer in
     ``folder`` or else estimated from their characters.
     """
+    max_length = task.max_length
     sample: list[DataRow] = []
     characters = 0
     for row in summary.sample:
@@ -48,7 +50,7 @@ def check_rows(summary: DatasetSummary, folder: Path | None, max_length: int) ->
             break
         sample.append(row)
         characters += row.characters
-    tokenizer = None if folder is None else file_tokenizer(folder)
+    tokenizer = None if folder is None else file_tokenizer(folder, task)
     if tokenizer is None:
         lengths = [round(row.characters / CHARACTERS_PER_TOKEN) for row in sample]
         return DataCheck(
@@ -59,7 +61,7 @@ def check_rows(summary: DatasetSummary, folder: Path | None, max_length: int) ->
             longest=max(lengths),
             exact=False,
         )
-    whole = tokenized(sample, tokenizer, _ENDLESS)
+    whole = tokenized(sample, tokenizer, _ENDLESS, LossRules.of(task))
     rows = [whole.row(index) for index in range(len(whole))]
     kept = sum(bool(counts[1:max_length].any()) for _, counts in rows)
     return DataCheck(

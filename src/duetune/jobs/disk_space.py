@@ -51,7 +51,7 @@ def needed_space(
 ) -> tuple[DiskNeed, DiskNeed]:
     """Return what the checkpoints and the output of a job need; plans call it."""
     trained = facts.parameters
-    if plan.method == Method.LORA:
+    if plan.method != Method.FULL:
         trained = min(trained, plan.lora_r * facts.linear_widths * facts.layers)
     one, result = STATE_BYTES * trained, WEIGHT_BYTES * trained
     # A new checkpoint is complete before the oldest one is removed.

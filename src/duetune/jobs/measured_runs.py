@@ -143,8 +143,8 @@ def _configuration(task: TrainingTask, site: SiteSettings, gpus: int) -> Configu
     """
     asked = Question(
         max_length=task.max_length,
-        bf16=task.bf16,
-        fp16=task.fp16,
+        precision=task.weights,
+        optim=task.optim,
         lora_r=task.lora_r,
         lora_targets=task.lora_target_modules,
     )

@@ -23,8 +23,9 @@ from duetune.jobs.hub import Access, Repo, RepoKind, hub_cache, look_up
 from duetune.jobs.spec.values import is_path
 from duetune.knowledge.facts.weight_files import tensor_shapes
 from duetune.training.dataset_rows import RowKind
-from duetune.training.task import EvalStrategy, Tracker
+from duetune.training.task import EvalStrategy, Tracker, TrainingMethod
 from duetune.training.tokenizer_file import chat_template, has_tokenizer
+from duetune.training.tokens import plain_form
 from duetune.training.tracking import check_trackers
 
 if TYPE_CHECKING:
@@ -102,11 +103,12 @@ def preflight(
         return Preflight(tuple(_ignored(spec)))
     folder = Path(task.model) if is_path(task.model) else repos[0].folder
     try:
-        data = None if summary is None else check_rows(summary, folder, task.max_length)
+        data = None if summary is None else check_rows(summary, folder, task)
     except InvalidInput as error:
         return Preflight((_refused("dataset", task.dataset, error.allowed),))
     findings = (
         *_access(repos, machine),
+        *_packages(task, machine),
         *([] if folder is None else _model_files(folder, task, summary)),
         *_rows(data, task),
         *_positions(data, task, facts),
@@ -179,18 +181,23 @@ def _model_files(
     """Find what the files of the model lack: a tokenizer, a chat template, the LoRA layers."""
     if not has_tokenizer(folder):
         yield _refused("model", task.model, "a folder with a tokenizer; this one has no file of it")
-    if (
-        summary is not None
-        and summary.kind is RowKind.CONVERSATION
-        and chat_template(folder) is None
-    ):
-        yield _warning(
-            "model",
-            task.model,
-            "no chat template: messages are written as '### role' and their text",
-        )
+    talks = summary is not None and summary.kind in {RowKind.CONVERSATION, RowKind.ANSWER}
+    if summary is not None and talks and not (task.chat_template or chat_template(folder)):
+        yield _warning("model", task.model, f"no chat template: {plain_form(summary.sample[0])}")
     if task.adapts:
         yield from _layers(folder, task)
+
+
+def _packages(task: TrainingTask, machine: Machine) -> Iterator[Finding]:
+    """Find packages that the trainer needs for a job and that this machine lacks."""
+    wanted = {
+        f"method {task.method}": task.method is TrainingMethod.QLORA,
+        f"optim {task.optim}": "bit" in task.optim,
+    }
+    for what, needed in wanted.items():
+        if needed and machine.own and importlib.util.find_spec("bitsandbytes") is None:
+            field, _, value = what.partition(" ")
+            yield _refused(field, value, "another one: it needs pip install 'duetune[quantised]'")
 
 
 def _layers(folder: Path, task: TrainingTask) -> Iterator[Finding]:

@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from duetune.errors import InvalidInput
+from duetune.jobs.spec.adapter_fields import LORA_SETTINGS
 from duetune.jobs.spec.job_spec import MethodChoice
 from duetune.jobs.trainer_facts import (
     ATTENTION,
     NO_RANK,
     USUAL,
     adapted_layers,
+    known_optimiser,
     on_gpus,
     precision_kept,
 )
@@ -87,8 +89,8 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
 
     - ``batch`` is the number of examples per step, ``microbatch`` per GPU and forward pass,
       ``accumulation`` the microbatches of a step over all GPUs.
-    - ``precision`` is how weights are stored; a job spec only says what is computed in (``bf16``,
-      ``fp16``).
+    - ``precision`` is how weights are stored; ``bf16`` and ``fp16`` say what is computed in.
+    - ``optim`` is the trainer's name of the optimiser.
     - ``adapters`` says that some LoRA setting was given.
     """
 
@@ -104,23 +106,25 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     lora_r: int | None = None
     lora_targets: str | tuple[str, ...] | None = None
     adapters: bool = False
+    optim: str | None = None
 
     @classmethod
     def of(cls, spec: JobSpec) -> Question:
         """Return what a job spec says."""
         training = spec.training
-        names = ("lora_r", "lora_alpha", "lora_dropout", "lora_target_modules")
         return cls(
             method=None if spec.method is MethodChoice.AUTO else spec.method.value,
             max_length=training.max_length,
             microbatch=training.per_device_train_batch_size,
             accumulation=training.gradient_accumulation_steps,
             checkpointing=training.gradient_checkpointing,
+            precision=training.precision,
             bf16=training.bf16,
             fp16=training.fp16,
+            optim=training.optim,
             lora_r=training.lora_r,
             lora_targets=training.lora_target_modules,
-            adapters=any(getattr(training, name) is not None for name in names),
+            adapters=any(getattr(training, name) is not None for name in LORA_SETTINGS),
         )
 
     def length(self, model: ModelFacts | None) -> tuple[int, str]:
@@ -192,6 +196,8 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     def computed_in(self, site: Site) -> tuple[str, str]:
         """Return the precision to compute in (bf16, fp16 or fp32), and why."""
         gpu, name = site.gpu, site.accelerator
+        if self.precision is not None:
+            return self.precision.removesuffix("-mixed"), GIVEN
         if self.bf16 or self.fp16:
             return "bf16" if self.bf16 else "fp16", GIVEN
         if self.bf16 is False and self.fp16 is False:
@@ -240,6 +246,7 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
             grad_accum=accumulation,
             precision=Precision(self.kept_in(method, site)[0]),
             grad_checkpoint=checkpointing,
+            optimiser=known_optimiser(self.optim),
             lora_rank=NO_RANK if whole else self.rank()[0],
             lora_targets=ATTENTION if whole else self.layers()[0],
             memory_cap_gb=site.memory_cap_gb,

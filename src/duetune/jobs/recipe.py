@@ -191,7 +191,7 @@ class _Choice:
         _, reasons["max_length"] = asked.length(self.model)
         fits = self.prospects.fits if self.limited else None
         method, reasons["method"] = asked.chosen_method(name, self.model, [self.site], fits)
-        if method == Method.LORA:
+        if method != Method.FULL:
             _, reasons["lora_r"] = asked.rank()
         one, estimate = self._best(self._with(self._of(method)))
         self._say_accumulation()

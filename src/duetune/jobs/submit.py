@@ -44,7 +44,7 @@ from duetune.notebook import html_table
 from duetune.policies.select.hedge import Learner
 from duetune.settings import QueueSettings
 from duetune.store.store import Store
-from duetune.training.dataset_rows import check_dataset
+from duetune.training.dataset_rows import TEXT_FIELD, check_dataset
 from duetune.training.task import write_task
 
 if TYPE_CHECKING:
@@ -310,11 +310,12 @@ def _dataset(spec: JobSpec) -> DatasetSummary | None:
     """Return a summary of the dataset; None if it is not on this machine or not ours to read."""
     if spec.run is not None:
         return None
+    text_field = spec.training.dataset_text_field or TEXT_FIELD
     if spec.training.eval_dataset is not None and is_path(spec.training.eval_dataset):
-        check_dataset(spec.training.eval_dataset)
+        check_dataset(spec.training.eval_dataset, text_field=text_field)
     if spec.dataset is None or not is_path(spec.dataset):
         return None
-    return check_dataset(spec.dataset)
+    return check_dataset(spec.dataset, text_field=text_field)
 
 
 def _chosen(

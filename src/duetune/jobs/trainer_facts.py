@@ -26,7 +26,7 @@ from duetune.knowledge.estimate import MEMORY, RULE
 from duetune.knowledge.measure.worker_messages import PACKAGES, installed_software
 from duetune.knowledge.ranking import exceeding
 from duetune.knowledge.sources.decorators import Decorator
-from duetune.training.task import TrainingMethod, TrainingTask
+from duetune.training.task import OptimiserName, TrainingMethod, TrainingTask
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -49,10 +49,29 @@ NO_RANK = 8
 
 _FROZEN = {"bf16": Precision.BF16, "fp16": Precision.FP16, "fp32": Precision.FP32}
 _TRAINED = {"bf16": Precision.BF16_MIXED, "fp16": Precision.FP16_MIXED, "fp32": Precision.FP32}
+_WHOLE = (*_TRAINED.values(), Precision.BF16)
+"""How weights can be stored that are all trained; frozen ones can be stored in any way."""
+
+_STATES = {
+    OptimiserName.ADAMW_TORCH: Optimiser.ADAMW,
+    OptimiserName.ADAMW_TORCH_FUSED: Optimiser.ADAMW,
+    OptimiserName.ADAMW_8BIT: Optimiser.ADAMW_8BIT,
+    OptimiserName.ADAMW_BNB_8BIT: Optimiser.ADAMW_8BIT,
+    OptimiserName.PAGED_ADAMW_8BIT: Optimiser.ADAMW_8BIT,
+    OptimiserName.PAGED_ADAMW_32BIT: Optimiser.PAGED_ADAMW,
+    OptimiserName.ADAFACTOR: Optimiser.ADAFACTOR,
+    OptimiserName.SGD: Optimiser.SGD,
+    OptimiserName.LION_32BIT: Optimiser.ADAMW,
+    OptimiserName.LION_8BIT: Optimiser.ADAMW_8BIT,
+    OptimiserName.PAGED_LION_32BIT: Optimiser.PAGED_ADAMW,
+    OptimiserName.PAGED_LION_8BIT: Optimiser.ADAMW_8BIT,
+}
+"""The optimiser of configuration knowledge that needs as much memory, or a little more."""
+
 _OPTIONS: dict[str, tuple[str, ...]] = {
     "method": tuple(TrainingMethod),
     "sharding": (Sharding.NONE, Sharding.DDP),
-    "optimiser": (Optimiser.ADAMW,),
+    "optimiser": tuple(Optimiser),
     "attention": (Attention.SDPA,),
 }
 """The values of configuration fields that the trainer supports."""
@@ -80,6 +99,11 @@ def precision_kept(method: str, computed: str) -> Precision:
     precision they compute in.
     """
     return (_TRAINED if method == Method.FULL else _FROZEN)[computed]
+
+
+def known_optimiser(optim: str | None) -> Optimiser:
+    """Return the optimiser of configuration knowledge for a name of ``optim``; None: the usual."""
+    return _STATES[USUAL.optim if optim is None else OptimiserName(optim)]
 
 
 def adapted_layers(modules: str | Sequence[str] | None) -> str:
@@ -136,8 +160,8 @@ def foreign_fields(configuration: Configuration) -> tuple[str, ...]:
     """Return the settings that duetune's trainer does not support, as "field value"; empty if the
     configuration can be launched.
     """
-    precisions = (_TRAINED if configuration.method == Method.FULL else _FROZEN).values()
-    options = {**_OPTIONS, "precision": tuple(precisions)}
+    precisions = _WHOLE if configuration.method == Method.FULL else tuple(Precision)
+    options = {**_OPTIONS, "precision": precisions}
     return tuple(
         f"{field} {getattr(configuration, field)}"
         for field, words in options.items()
@@ -194,12 +218,7 @@ class TrainerKnowledge(Decorator):
         found: NDArray[np.bool_] = rows.is_("software", self._software)
         for field, words in _OPTIONS.items():
             found &= rows.is_(field, *words)
-        full = rows.is_("method", Method.FULL)
-        found &= np.where(
-            full,
-            rows.is_("precision", *_TRAINED.values()),
-            rows.is_("precision", *_FROZEN.values()),
-        )
+        found &= ~rows.is_("method", Method.FULL) | rows.is_("precision", *_WHOLE)
         found &= rows.number("fast_kernels") + rows.number("fast_moe") == 0
         return found
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from duetune.jobs.spec.adapter_fields import LORA_SETTINGS
 from duetune.jobs.spec.values import written_duration
 from duetune.knowledge.advice import GIVEN
 from duetune.knowledge.configurations.configuration import Method
 from duetune.training.task import TrainingTask
+from duetune.training.tokenizer_file import read_template
 
 if TYPE_CHECKING:
     from duetune.jobs.configure import TrainingPlan
@@ -29,9 +32,36 @@ _PLANNED = {
 }
 """Fields that the plan decides, and the name of their reason in it."""
 
-_COMMON = ("learning_rate", "lr_scheduler_type", "warmup_steps", "weight_decay", "max_grad_norm")
-_MEASURED = ("eval_strategy", "eval_steps", "load_best_model_at_end", "early_stopping_patience")
+_COMMON = (
+    "optim",
+    "learning_rate",
+    "lr_scheduler_type",
+    "warmup_steps",
+    "weight_decay",
+    "max_grad_norm",
+)
 _ADAPTERS = ("lora_r", "lora_alpha", "lora_dropout", "lora_target_modules")
+_WHERE_GIVEN = (
+    *(name for name in LORA_SETTINGS if name not in _ADAPTERS),
+    "bnb_4bit_quant_type",
+    "use_bnb_nested_quant",
+    "data_seed",
+    "chat_template_path",
+    "assistant_only_loss",
+    "completion_only_loss",
+    "dataset_text_field",
+    "eos_token",
+    "model_revision",
+    "attn_implementation",
+    "hub_model_id",
+    "eval_strategy",
+    "eval_steps",
+    "load_best_model_at_end",
+    "early_stopping_patience",
+    "early_stopping_threshold",
+    "report_to",
+)
+"""Fields that are shown only if they were given."""
 
 
 class TrainingSetting(msgspec.Struct, frozen=True):
@@ -42,10 +72,23 @@ class TrainingSetting(msgspec.Struct, frozen=True):
     origin: str
 
 
+def task_fields(spec: JobSpec) -> dict[str, object]:
+    """Return the fields of the training section as a task has them, for plans and exports: a chat
+    template is written out, so that workers need not reach its file.
+    """
+    given = dict(spec.training.given)
+    for field in ("load_in_4bit", "packing"):
+        given.pop(field, None)
+    path = given.pop("chat_template_path", None)
+    if path is not None:
+        given["chat_template"] = read_template(Path(str(path)))
+    return given
+
+
 def training_task(spec: JobSpec, plan: TrainingPlan) -> TrainingTask:
     """Return the task file of the built-in trainer for a planned job."""
-    given = dict(spec.training.given)
-    for field in (*_PLANNED, "bf16", "fp16"):
+    given = task_fields(spec)
+    for field in (*_PLANNED, "precision", "bf16", "fp16"):
         if not field.startswith("lora"):
             given.pop(field, None)
     every = spec.checkpoint.every
@@ -59,8 +102,7 @@ def training_task(spec: JobSpec, plan: TrainingPlan) -> TrainingTask:
             "gradient_accumulation_steps": plan.accumulation,
             "global_batch": plan.global_batch,
             "max_length": plan.max_length,
-            "bf16": plan.precision == "bf16",
-            "fp16": plan.precision == "fp16",
+            "precision": plan.precision,
             "gradient_checkpointing": plan.gradient_checkpointing,
             "checkpoint_every_s": every.total_seconds() if isinstance(every, timedelta) else None,
             "emulated_microbatch_s": plan.emulated_microbatch_s,
@@ -83,12 +125,9 @@ def training_settings(
     if plan.epochs is not None:
         task = msgspec.structs.replace(task, num_train_epochs=plan.epochs)
         names.insert(2, "num_train_epochs")
-    if plan.method == Method.LORA:
+    if plan.method != Method.FULL:
         names += _ADAPTERS
     given = spec.training.given
-    names += [
-        name for name in (*_MEASURED, "early_stopping_threshold", "report_to") if name in given
-    ]
     found = [
         TrainingSetting("method", plan.method, plan.reasons.get("method", "")),
         TrainingSetting("precision", plan.precision, plan.reasons.get("precision", "")),
@@ -96,6 +135,8 @@ def training_settings(
     for name in names:
         origin = plan.reasons.get(_PLANNED.get(name, ""), GIVEN if name in given else DEFAULT)
         found.append(TrainingSetting(name, getattr(task, name), origin))
+    shown = [name for name in _WHERE_GIVEN if name in given]
+    found += [TrainingSetting(name, str(given[name]), GIVEN) for name in shown]
     return (*found, _evaluation(spec, task, held_out), *_checkpoints(spec))
 
 

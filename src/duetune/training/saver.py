@@ -91,9 +91,9 @@ class Saver:
         """Keep the checkpoints of these steps until the next call; step 0 stands for none."""
         self._store.pinned = frozenset(steps) - {0}
 
-    def save_best(self, state: State) -> None:
+    def save_best(self, state: State, touch: Callable[[], None]) -> None:
         """Start to save the current step if it is not saved; ``wait`` waits until it is."""
-        self.wait()
+        self.wait(touch)
         if self._confirmed and state.step > self.saved_step:
             self._begin(state)
 
@@ -104,10 +104,10 @@ class Saver:
             self._begin(state)
             self.wait()
 
-    def wait(self) -> None:
-        """Wait until no save is running."""
+    def wait(self, touch: Callable[[], None] | None = None) -> None:
+        """Wait until no save is running; ``touch`` is called meanwhile, in place of the usual."""
         while self._writing.is_alive():
-            self._touch()
+            (touch or self._touch)()
             self._writing.join(_TOUCH_S)
 
     def _due(self) -> bool:

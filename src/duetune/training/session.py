@@ -6,6 +6,7 @@ Importing this module imports torch and transformers; ``worker`` does so only wh
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import threading
 import time
@@ -31,7 +32,7 @@ from duetune.training.saver import Saver
 from duetune.training.sharding import own_device, shard
 from duetune.training.shared_state import OwnShard, SharedState, whole_model
 from duetune.training.siblings import EvaluateBase, Restore, Siblings
-from duetune.training.tokens import tokenized_dataset
+from duetune.training.tokens import LossRules, tokenized_dataset
 from duetune.training.tracking import Tracking
 from duetune.training.trained_model import load_model, load_tokenizer, save_model
 from duetune.training.training_loop import ElasticTraining
@@ -93,12 +94,20 @@ class Session:
         device = own_device(siblings)
         tokenizer = load_tokenizer(task)
         cache = contract.folder / "tokens"
-        data = tokenized_dataset(task.dataset, tokenizer, task.max_length, cache)
+        read = functools.partial(
+            tokenized_dataset,
+            tokenizer=tokenizer,
+            max_length=task.max_length,
+            cache=cache,
+            rules=LossRules.of(task),
+            text_field=task.dataset_text_field,
+        )
+        data = read(task.dataset)
         if data.left_out:
             _log.info("skipping %d rows without tokens to learn", data.left_out)
         rows = np.arange(len(data))
         if task.eval_dataset is not None:
-            aside = tokenized_dataset(task.eval_dataset, tokenizer, task.max_length, cache)
+            aside = read(task.eval_dataset)
             measured = (aside, np.arange(min(len(aside), task.eval_rows)))
         else:
             kept = held_out(len(data), task.eval_fraction, task.eval_rows, task.seed)

@@ -11,9 +11,15 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from duetune.errors import InvalidInput
+from duetune.training.chat_templates import template_text
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
+
+    from duetune.training.dataset_rows import JsonObject
+    from duetune.training.task import TrainingTask
 
 _TOKENIZER, _CONFIG, _TEMPLATE = "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"
 _ANY = ("tokenizer*", "vocab*", "*.model", "*.tiktoken", "spiece*")
@@ -39,15 +45,17 @@ class _Config(msgspec.Struct, frozen=True):
 class FileTokenizer:
     """The tokenizer in a folder, as ``tokens.Tokenizer``. Loading it takes milliseconds."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(
+        self, folder: Path, template: str | None = None, eos_token: str | None = None
+    ) -> None:
         from tokenizers import Tokenizer as Backend  # noqa: PLC0415 - part of the trainer's extra
 
         config = _config(folder)
         self.name_or_path = str(folder)
-        self.chat_template = chat_template(folder)
+        self.chat_template = template or chat_template(folder)
         self._backend = Backend.from_file(str(folder / _TOKENIZER))
         self._backend.no_truncation()
-        self._bos, self._eos = _text(config.bos_token), _text(config.eos_token)
+        self._bos, self._eos = _text(config.bos_token), eos_token or _text(config.eos_token)
         self.bos_token_id: int | None = self._backend.token_to_id(self._bos)
         self.eos_token_id: int | None = self._backend.token_to_id(self._eos)
 
@@ -57,8 +65,9 @@ class FileTokenizer:
 
     def apply_chat_template(
         self,
-        conversation: Sequence[dict[str, str]],
+        conversation: Sequence[JsonObject],
         *,
+        tools: Sequence[JsonObject] | None,
         tokenize: bool,  # noqa: ARG002 - part of the protocol; the text is returned in any case
         add_generation_prompt: bool,
     ) -> str:
@@ -69,6 +78,7 @@ class FileTokenizer:
 
         rendered = render_jinja_template(
             conversations=[list(conversation)],
+            tools=None if tools is None else list(tools),
             chat_template=self.chat_template,
             add_generation_prompt=add_generation_prompt,
             bos_token=self._bos,
@@ -81,12 +91,15 @@ class FileTokenizer:
         raise NotImplementedError(folder)
 
 
-def file_tokenizer(folder: Path) -> FileTokenizer | None:
-    """Return the tokenizer of a model's folder; None where only transformers can read it."""
+def file_tokenizer(folder: Path, task: TrainingTask) -> FileTokenizer | None:
+    """Return the tokenizer of a model's folder for a task; None where only transformers can read
+    it.
+    """
     if not (folder / _TOKENIZER).is_file():
         return None
     with contextlib.suppress(Exception):  # tokenizers raises plain exceptions for a bad file
-        return FileTokenizer(folder)
+        template = template_text(task.chat_template)
+        return FileTokenizer(folder, template, task.eos_token)
     return None
 
 
@@ -104,6 +117,20 @@ def chat_template(folder: Path) -> str | None:
         named = {each.name: each.template for each in found}
         return named.get("default") or next(iter(named.values()), None)
     return found or None
+
+
+def read_template(path: Path) -> str:
+    """Return the template in a file or of a model's folder; ``InvalidInput`` if there is none.
+    Plans and exports call it, so that workers need not reach the file.
+    """
+    field, allowed = "training.chat_template_path", "a file with a template, or a model's folder"
+    try:
+        found = chat_template(path) if path.is_dir() else path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidInput(field, str(path), f"{allowed} ({error})") from None
+    if not found:
+        raise InvalidInput(field, str(path), f"{allowed} that has one")
+    return found
 
 
 def _config(folder: Path) -> _Config:

@@ -3,8 +3,11 @@
 - ``text``: its tokens and the end-of-text token; all of them count.
 - ``prompt`` and ``completion``: joined; the completion and the end-of-text token count.
 - ``messages``: formatted by the tokenizer's chat template; the assistant's messages count. Without
-  a template, each message becomes ``### role``, the content and an empty line, and the assistant's
-  content is followed by the end-of-text token.
+  a template, rows of Alpaca get their usual text. In others each message becomes ``### role``, the
+  content and an empty line, and the assistant's content is followed by the end-of-text token.
+- ``prompt`` and ``completion`` of messages: likewise; all messages of the completion count.
+
+``LossRules`` say where the rest of a row counts too.
 
 Rows are cut at ``max_length`` tokens. Rows without a token that counts are left out.
 """
@@ -13,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import logging
 import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -23,14 +27,19 @@ from numpy.typing import NDArray
 
 from duetune.errors import InvalidInput
 from duetune.files import whole_file
-from duetune.training.dataset_rows import DataRow, Message, rows_of
+from duetune.training.dataset_rows import TEXT_FIELD, DataRow, Message, RowKind, rows_of
 from duetune.training.records import dataset_files
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from duetune.training.dataset_rows import JsonObject
+    from duetune.training.task import TrainingTask
+
+_log = logging.getLogger(__name__)
 
 # Increase this whenever the same row gives other tokens, so that old caches are not used.
-_VERSION = 1
+_VERSION = 2
 
 
 class Tokenizer(Protocol):
@@ -46,8 +55,9 @@ class Tokenizer(Protocol):
 
     def apply_chat_template(
         self,
-        conversation: Sequence[dict[str, str]],
+        conversation: Sequence[JsonObject],
         *,
+        tools: Sequence[JsonObject] | None,
         tokenize: bool,
         add_generation_prompt: bool,
     ) -> str:
@@ -55,6 +65,28 @@ class Tokenizer(Protocol):
 
     def save_pretrained(self, folder: Path) -> object:
         """Write the tokenizer to a folder."""
+
+
+class LossRules(msgspec.Struct, frozen=True):
+    """Which tokens count in the loss, in the names of TRL: only those of the assistant, and only
+    those of completions.
+    """
+
+    assistant_only_loss: bool = True
+    completion_only_loss: bool = True
+
+    @classmethod
+    def of(cls, task: TrainingTask) -> LossRules:
+        """Return the rules of a task."""
+        return cls(task.assistant_only_loss, task.completion_only_loss is not False)
+
+    def all_of(self, row: DataRow) -> bool:
+        """Return whether all tokens of a row count."""
+        conversation = row.kind is RowKind.CONVERSATION
+        return not (self.assistant_only_loss if conversation else self.completion_only_loss)
+
+
+EVERY_RULE = LossRules()
 
 
 class Part(msgspec.Struct, frozen=True):
@@ -104,7 +136,12 @@ class TokenizedRows(msgspec.Struct, frozen=True):
         return int(self.lengths(rows).sum())
 
 
-def tokenized(rows: Iterable[DataRow], tokenizer: Tokenizer, max_length: int) -> TokenizedRows:
+def tokenized(
+    rows: Iterable[DataRow],
+    tokenizer: Tokenizer,
+    max_length: int,
+    rules: LossRules = EVERY_RULE,
+) -> TokenizedRows:
     """Convert rows to tokens; ``InvalidInput`` if no row has a token that counts."""
     ids: list[NDArray[np.int32]] = []
     counts: list[NDArray[np.bool_]] = []
@@ -120,7 +157,7 @@ def tokenized(rows: Iterable[DataRow], tokenizer: Tokenizer, max_length: int) ->
             if part.ends and tokenizer.eos_token_id is not None:
                 piece = [*piece, tokenizer.eos_token_id]
             tokens += piece
-            marks += [part.counts] * len(piece)
+            marks += [part.counts or rules.all_of(row)] * len(piece)
         if not any(marks[1:max_length]):
             left_out += 1
             continue
@@ -135,16 +172,23 @@ def tokenized(rows: Iterable[DataRow], tokenizer: Tokenizer, max_length: int) ->
 
 
 def tokenized_dataset(
-    place: str, tokenizer: Tokenizer, max_length: int, cache: Path
+    place: str,
+    tokenizer: Tokenizer,
+    max_length: int,
+    cache: Path,
+    *,
+    rules: LossRules = EVERY_RULE,
+    text_field: str = TEXT_FIELD,
 ) -> TokenizedRows:
     """Return the tokens of a dataset, from the ``cache`` folder if another worker has made them."""
-    path = cache / f"{_fingerprint(place, tokenizer, max_length)}.npz"
+    about = f"{rules}:{text_field}:{max_length}"
+    path = cache / f"{_fingerprint(place, tokenizer, about)}.npz"
     with (
         contextlib.suppress(OSError, ValueError, KeyError, zipfile.BadZipFile),
         np.load(path, allow_pickle=False) as found,
     ):
         return TokenizedRows(found["ids"], found["counts"], found["begins"], int(found["left_out"]))
-    rows = tokenized(rows_of(place), tokenizer, max_length)
+    rows = tokenized(_warned(rows_of(place, text_field), tokenizer), tokenizer, max_length, rules)
     # Without the cache, only the start of the next worker is slower.
     with contextlib.suppress(OSError):
         cache.mkdir(parents=True, exist_ok=True)
@@ -156,37 +200,65 @@ def tokenized_dataset(
 
 
 def _parts(row: DataRow, tokenizer: Tokenizer, where: str) -> list[Part]:
-    if row.messages is not None:
-        if tokenizer.chat_template:
-            return _by_template(row.messages, tokenizer, where)
-        return _plain(row.messages)
+    if row.messages is not None and tokenizer.chat_template:
+        return _by_template(row, row.messages, tokenizer, where)
     if row.prompt is not None and row.completion is not None:
         return [Part(row.prompt, counts=False), Part(row.completion, counts=True, ends=True)]
+    if row.messages is not None:
+        return _plain(row, row.messages)
     return [Part(row.text or "", counts=True, ends=True)]
 
 
-def _plain(messages: Sequence[Message]) -> list[Part]:
+def _warned(rows: Iterable[DataRow], tokenizer: Tokenizer) -> Iterator[DataRow]:
+    """Yield the rows; log once how conversations are written without a chat template."""
+    said = bool(tokenizer.chat_template)
+    for row in rows:
+        if row.messages is not None and not said:
+            _log.warning("no chat template: %s", plain_form(row))
+            said = True
+        yield row
+
+
+def plain_form(row: DataRow) -> str:
+    """Return how a conversation is written without a chat template, in words."""
+    if row.prompt is not None:
+        return "rows are written in the usual form of Alpaca"
+    return "messages are written as '### role' and their text; set chat_template, such as chatml"
+
+
+def _plain(row: DataRow, messages: Sequence[Message]) -> list[Part]:
     parts: list[Part] = []
-    for message in messages:
-        answer = message.role == "assistant"
+    for place, message in enumerate(messages):
+        answer = message.role == "assistant" if row.asked is None else place >= row.asked
         parts.append(Part(f"### {message.role}\n", counts=False))
-        parts.append(Part(message.content, counts=answer, ends=answer))
+        parts.append(Part(message.text, counts=answer, ends=answer))
         parts.append(Part("\n\n", counts=False))
     return parts[:-1]
 
 
-def _by_template(messages: Sequence[Message], tokenizer: Tokenizer, where: str) -> list[Part]:
+def _by_template(
+    row: DataRow, messages: Sequence[Message], tokenizer: Tokenizer, where: str
+) -> list[Part]:
     """Split a templated conversation; an answer is what the template adds to its prompt.
 
     Some templates rewrite earlier answers once later ones follow (they drop the reasoning, for
     example). With these, only the last answer counts.
     """
-    answers = [place for place, message in enumerate(messages) if message.role == "assistant"]
+
+    def rendered(count: int, *, prompt: bool) -> str:
+        return _rendered(messages[:count], row.tools, tokenizer, where, prompt=prompt)
+
+    # Each answer as the number of messages before it and with it.
+    answers = [
+        (place, place + 1) for place, each in enumerate(messages) if each.role == "assistant"
+    ]
+    if row.asked is not None:
+        answers = [(row.asked, len(messages))]
     for chosen in (answers, answers[-1:]):
         parts, done = [], ""
-        for place in chosen:
-            prompt = _rendered(messages[:place], tokenizer, where, prompt=True)
-            upto = _rendered(messages[: place + 1], tokenizer, where, prompt=False)
+        for before, after in chosen:
+            prompt = rendered(before, prompt=True)
+            upto = rendered(after, prompt=False)
             if not (prompt.startswith(done) and upto.startswith(prompt)):
                 break
             parts.append(Part(prompt[len(done) :], counts=False))
@@ -195,20 +267,27 @@ def _by_template(messages: Sequence[Message], tokenizer: Tokenizer, where: str) 
         else:
             return parts
     allowed = "a conversation to which the model's chat template adds answers only at the end"
-    raise InvalidInput(where, messages[0].content, allowed)
+    raise InvalidInput(where, messages[0].text, allowed)
 
 
 def _rendered(
-    messages: Sequence[Message], tokenizer: Tokenizer, where: str, *, prompt: bool
+    messages: Sequence[Message],
+    tools: Sequence[JsonObject] | None,
+    tokenizer: Tokenizer,
+    where: str,
+    *,
+    prompt: bool,
 ) -> str:
     if not messages:
         return ""
-    turns = [{"role": message.role, "content": message.content} for message in messages]
+    turns = [message.turn for message in messages]
     try:
-        return tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=prompt)
+        return tokenizer.apply_chat_template(
+            turns, tools=tools, tokenize=False, add_generation_prompt=prompt
+        )
     except Exception as error:  # noqa: BLE001 - templates may raise any exception
         allowed = f"messages that fit the model's chat template ({error})"
-        raise InvalidInput(where, [turn["role"] for turn in turns], allowed) from None
+        raise InvalidInput(where, [message.role for message in messages], allowed) from None
 
 
 def _start(tokenizer: Tokenizer) -> list[int]:
@@ -217,15 +296,17 @@ def _start(tokenizer: Tokenizer) -> list[int]:
     return first if first and first[0] == tokenizer.bos_token_id else []
 
 
-def _fingerprint(place: str, tokenizer: Tokenizer, max_length: int) -> str:
+def _fingerprint(place: str, tokenizer: Tokenizer, about: str) -> str:
     """Return a digest of everything on which the tokens depend."""
-    seen = hashlib.sha256(f"{_VERSION}:{max_length}:{tokenizer.chat_template}".encode())
+    seen = hashlib.sha256(
+        f"{_VERSION}:{about}:{tokenizer.eos_token_id}:{tokenizer.chat_template}".encode()
+    )
     files = dataset_files(Path(place))
     folder = Path(tokenizer.name_or_path)
     if folder.is_dir():
         files += sorted(file for file in folder.iterdir() if "token" in file.name)
     for file in files:
-        about = file.stat()
-        seen.update(f"{file}:{about.st_size}:{about.st_mtime_ns}\n".encode())
+        found = file.stat()
+        seen.update(f"{file}:{found.st_size}:{found.st_mtime_ns}\n".encode())
     seen.update(f"{place}:{tokenizer.name_or_path}".encode())
     return seen.hexdigest()[:32]

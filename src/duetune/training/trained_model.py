@@ -9,6 +9,7 @@ import transformers
 
 from duetune.errors import InvalidInput
 from duetune.training.adapters import load_base, order_layers, with_adapter
+from duetune.training.chat_templates import template_text
 from duetune.training.forward_pass import choose_forward_pass, counted_loss
 from duetune.training.language_model import precision, refused, seeded
 from duetune.training.packing import laid_end_to_end
@@ -28,10 +29,21 @@ def load_tokenizer(task: TrainingTask) -> Tokenizer:
     if Path(task.model).is_absolute() and not Path(task.model).is_dir():
         # Otherwise transformers would ask the hub first, which takes long.
         raise InvalidInput("model", task.model, "a folder or a name on the hub")
+    revision = task.model_revision or "main"
     try:
-        return cast("Tokenizer", transformers.AutoTokenizer.from_pretrained(task.model))
+        found = transformers.AutoTokenizer.from_pretrained(task.model, revision=revision)
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise refused(task, "a tokenizer", error) from None
+    for field in ("eos_token", "pad_token"):
+        token: str | None = getattr(task, field)
+        if token is None:
+            continue
+        if token not in found.get_vocab():
+            raise InvalidInput(field, token, "a token of the model's vocabulary")
+        setattr(found, field, token)
+    if task.chat_template is not None:
+        found.chat_template = template_text(task.chat_template)
+    return cast("Tokenizer", found)
 
 
 def load_model(task: TrainingTask, device: torch.device, *, choose: bool = True) -> LanguageModel:

@@ -111,7 +111,8 @@ class ElasticTraining:
         part = learner.contribution(arrangement.rank, paces, self._touch)
         if evaluated.best_step == learner.step:
             # The step makes these parameters the best for all members: they must be on disk first.
-            self._saver.wait()
+            # A large state takes long: the others must not take this member for dead.
+            self._saver.wait(self._touch)
         before = learner.known.tokens
         if learner.reproducible:
             learner.update(learner.combined(group.gather(part), paces), evaluated)
@@ -146,7 +147,7 @@ class ElasticTraining:
         if task.load_best_model_at_end and found.best_step == learner.step and arrangement.leads:
             # Until the next step is done, a restart may still need the best one before.
             self._saver.pin(before.best_step, learner.step)
-            self._saver.save_best(learner)
+            self._saver.save_best(learner, self._touch)
         patience = task.early_stopping_patience
         if patience is not None and found.waited >= patience:
             learner.stop(found)

@@ -422,7 +422,7 @@ class TestPlannedRecipe:
             assert f'"method": "{plan.method}"' in text
             assert f'"per_device_train_batch_size": {plan.microbatch}' in text
             assert f'"gradient_accumulation_steps": {plan.accumulation}' in text
-            assert '"bf16": true' in text
+            assert f'"precision": "{plan.precision}"' in text
             note = (
                 f"{plan.method}, bf16, {plan.accumulation} x {plan.microbatch} examples of at most "
                 f"{plan.max_length} tokens per step"
@@ -452,12 +452,12 @@ class TestPlannedRecipe:
         assert (found["learning_rate"], found["lora_r"]) == (2e-4, 16)
         for field in set(found) - {"num_train_epochs", "dataset", "model"}:
             assert found[field] == getattr(task, field), field
-        for field in ("learning_rate", "lr_scheduler_type", "lora_alpha", "eval_fraction", "bf16"):
+        for field in ("learning_rate", "lr_scheduler_type", "lora_alpha", "precision", "optim"):
             assert field in found
 
     def test_the_gpu_of_the_home_is_planned_for_where_none_is_named(self):
         text = export_job(job(), Target.SBATCH, home_gpu="H100").text
-        assert '"bf16": true' in text
+        assert '"precision": "bf16' in text
         assert "planned for 1 x H100" in text
 
     def test_a_gpu_that_is_not_named_is_said_to_be_unknown(self):

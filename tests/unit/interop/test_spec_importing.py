@@ -201,6 +201,9 @@ class TestAxolotl:
             "lora_dropout": 0.05,
             "lora_target_modules": ["gate_proj", "down_proj"],
             "eval_fraction": 0.1,
+            "optim": "adamw_8bit",
+            "packing": True,
+            "pad_token": "<|end_of_text|>",
         }
 
     def test_everything_else_is_noted(self):
@@ -208,19 +211,15 @@ class TestAxolotl:
             "datasets.0": "type alpaca: rows need the columns text, prompt and completion, "
             "messages, conversations, or instruction and output; convert others first",
             "bf16": "auto is read as true",
-            "optimizer": "adamw_8bit is not supported; AdamW in 32 bits is used",
             "gradient_accumulation_steps": "a step has 2 x 2 = 4 examples here, on any number of "
             "GPUs; there each GPU had as many",
             "dataset_prepared_path": "'last_run_prepared' is not imported; the data is prepared "
             "in the job's own folder",
             "output_dir": "'./outputs/lora-out' is not imported; results go to the job's own "
             "folder",
-            "sample_packing": "True is not imported; examples are padded, not packed, so steps "
-            "differ in length",
             "saves_per_epoch": "1 is not imported; checkpoints follow the rate of "
             "preemptions; see checkpoint.every",
-            "special_tokens": "the mapping is not imported",
-            "strict, tf32": "switched off there, and left out here",
+            "load_in_8bit, strict, tf32": "switched off there, and left out here",
             "training.max_steps": "plan needs it if the card of teknium/GPT4-LLM-Cleaned on the "
             "hub does not state its size",
         }
@@ -238,13 +237,15 @@ class TestAxolotl:
             "eval_fraction": 0.0,
         }
 
-    def test_qlora_is_lora_with_a_note(self):
-        text = "base_model: m\ndatasets: [{path: d}]\nadapter: qlora\nload_in_4bit: true"
-        found = imported(text)
-        assert found.spec.method == "lora"
-        assert notes(found)["adapter, load_in_4bit"] == (
-            "the base model is not quantised here, so it needs more memory"
-        )
+    @pytest.mark.parametrize("line", ["adapter: qlora", "adapter: lora\nload_in_4bit: true"])
+    def test_qlora_stays_qlora(self, line):
+        found = imported(f"base_model: m\ndatasets: [{{path: d}}]\n{line}")
+        assert found.spec.method == "qlora"
+        assert not {"adapter", "load_in_4bit"} & set(notes(found))
+
+    def test_eight_bits_are_noted(self):
+        text = "base_model: m\ndatasets: [{path: d}]\nadapter: lora\nload_in_8bit: true"
+        assert "write method: qlora" in notes(imported(text))["load_in_8bit"]
 
     @pytest.mark.parametrize(
         ("line", "field", "value"),
@@ -261,7 +262,21 @@ class TestAxolotl:
             ("warmup_ratio: 0.1", "warmup_ratio", 0.1),
             ("warmup_steps: 0\nwarmup_ratio: 0.1", "warmup_ratio", 0.1),
             ("lr_scheduler: rex", "lr_scheduler_type", "linear"),
-            ("lr_scheduler: cosine_with_restarts", "lr_scheduler_type", "cosine"),
+            ("lr_scheduler: cosine_with_restarts", "lr_scheduler_type", "cosine_with_restarts"),
+            ("lr_scheduler: cosine_with_rex", "lr_scheduler_type", "cosine"),
+            ("optimizer: lion_8bit", "optim", "lion_8bit"),
+            ("optimizer: came_pytorch", "optim", None),
+            ("peft_use_dora: true", "use_dora", True),
+            ("lora_modules_to_save: [lm_head]", "lora_modules_to_save", ["lm_head"]),
+            ("train_on_inputs: true", "assistant_only_loss", False),
+            ("chat_template: chatml", "chat_template", "chatml"),
+            ("chat_template: tokenizer_default", "chat_template", None),
+            ("wandb_project: p", "report_to", ["wandb"]),
+            ("wandb_project: p", "project", "p"),
+            ("hub_model_id: me/it", "push_to_hub", True),
+            ("eval_strategy: steps\neval_steps: 50", "eval_steps", 50),
+            ("eval_steps: 50", "eval_steps", None),
+            ("early_stopping_patience: 3", "early_stopping_patience", None),
             ("learning_rate: '2e-5'", "learning_rate", 2e-5),
             ("test_datasets: [{path: e.jsonl}]\nval_set_size: 0.1", "eval_dataset", "e.jsonl"),
             ("val_set_size: 0.2", "eval_fraction", 0.2),
@@ -432,11 +447,22 @@ class TestLlamaFactory:
         says = "mine is not in a dataset_info.json nearby; data/mine.json is a guess"
         assert notes(found)["dataset"] == says
 
-    def test_a_quantised_base_is_noted(self):
-        found = imported("model_name_or_path: m\nstage: sft\ndataset: a\nquantization_bit: 4")
+    def test_four_bits_are_qlora_and_eight_are_noted(self):
+        text = "model_name_or_path: m\nstage: sft\ndataset: a\nquantization_bit: "
+        found = imported(f"{text}4\ndouble_quantization: false\nadditional_target: lm_head")
+        assert found.spec.method == "qlora"
+        assert found.spec.training.use_bnb_nested_quant is False
+        assert found.spec.training.lora_modules_to_save == ("lm_head",)
+        found = imported(f"{text}8")
+        assert found.spec.method == "lora"
         assert notes(found)["quantization_bit"] == (
-            "4: the base model is not quantised here, so it needs more memory"
+            "8: the base model is not quantised here, so it needs more memory"
         )
+
+    def test_pure_bfloat16_is_kept(self):
+        text = "model_name_or_path: m\nfinetuning_type: full\ndataset: a\npure_bf16: true"
+        training = imported(text, Tool.LLAMAFACTORY).spec.training
+        assert (training.precision, training.bf16) == ("bf16", None)
 
     def test_an_own_dataset_for_evaluation(self):
         found = imported("model_name_or_path: m\nstage: sft\ndataset: a\neval_dataset: b")
@@ -505,12 +531,12 @@ class TestTrl:
             "lora_dropout": 0.05,
             "lora_target_modules": ["q_proj", "v_proj"],
             "eval_fraction": 0.0,
+            "assistant_only_loss": False,
         }
         assert notes(found) == {
             "gradient_accumulation_steps": "a step has 8 x 1 = 8 examples here, on any number of "
             "GPUs; there each GPU had as many",
             "env.CUDA_VISIBLE_DEVICES": "is not imported: every node sets its own",
-            "report_to": "'none' is not imported; see 'duetune logs' for the loss",
             "training.max_steps": "plan needs it if the card of stanfordnlp/imdb on the hub does "
             "not state its size",
         }
@@ -521,6 +547,25 @@ class TestTrl:
         assert found.spec.training.given["fp16"] is True
         assert "bf16" not in found.spec.training.given
         assert "lora_r" not in found.spec.training.given
+
+    def test_what_trl_shares_with_the_spec_is_kept(self):
+        text = (
+            "model_name_or_path: m\ndataset_name: d\nuse_peft: true\nload_in_4bit: true\n"
+            "report_to: [wandb, comet]\noptim: adafactor\nuse_dora: true\npush_to_hub: true\n"
+            "lr_scheduler_type: cosine_with_min_lr\nlr_scheduler_kwargs: {min_lr_rate: 0.1}\n"
+            "eval_strategy: epoch\nload_best_model_at_end: true\nassistant_only_loss: true"
+        )
+        found = imported(text)
+        given = found.spec.training.given
+        assert found.spec.method == "qlora"
+        assert given["lr_scheduler_kwargs"] == {"min_lr_rate": 0.1}
+        assert given["report_to"] == ["wandb"]
+        assert {"optim", "use_dora", "eval_strategy", "load_best_model_at_end"} <= set(given)
+        assert given["assistant_only_loss"] is True
+        assert notes(found)["report_to"].startswith("comet is not imported")
+        assert notes(found)["push_to_hub"] == "is not imported: it needs hub_model_id here"
+        pure = imported("model_name_or_path: m\ndataset_name: d\ndtype: bfloat16")
+        assert pure.spec.training.precision == "bf16"
 
     def test_a_mixture_gives_its_first(self):
         found = imported(

@@ -229,7 +229,7 @@ def task_of(plan):
         per_device_train_batch_size=plan.microbatch,
         global_batch=plan.global_batch,
         max_length=plan.max_length,
-        bf16=plan.precision == "bf16",
+        precision=plan.precision,
         gradient_checkpointing=plan.gradient_checkpointing,
     )
 
@@ -249,7 +249,7 @@ def test_what_ran_is_found_again_by_whoever_plans_the_same(store, tmp_path, meth
         checkpointing=task.gradient_checkpointing,
     )
     assert asked.precision is (
-        Precision.BF16 if method is TrainingMethod.LORA else Precision.BF16_MIXED
+        Precision.BF16_MIXED if method is TrainingMethod.FULL else Precision.BF16
     )
     found = source.query(Configurations.of([asked]))[0]
     assert found.measured

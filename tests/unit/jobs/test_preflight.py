@@ -377,7 +377,7 @@ class TestCommands:
         rows = [{"instruction": f"Say {n}", "input": "", "output": f"{n}"} for n in range(20)]
         (tmp_path / "alpaca.json").write_text(json.dumps(rows))
         (tmp_path / "sft.yaml").write_text(
-            "model_name_or_path: ./model\nstage: sft\ndataset: mine\ncutoff_len: 64\n"
+            "model_name_or_path: ./model\nstage: sft\ndataset: mine\ncutoff_len: 256\n"
         )
         job = str(tmp_path / "job.yaml")
         assert main(["import", str(tmp_path / "sft.yaml"), "-o", job, "--deadline", "8h"]) == 0

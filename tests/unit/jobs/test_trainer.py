@@ -63,7 +63,7 @@ def test_all_weights_have_their_gradients_from_the_first_microbatch_on():
 
 
 def test_what_another_trainer_does_is_answered_as_it_is():
-    for change in ({"software": "other 1"}, {"optimiser": "sgd"}, {"precision": "bf16"}):
+    for change in ({"software": "other 1"}, {"attention": "eager"}, {"precision": "fp16"}):
         one = made(TrainingMethod.FULL, accumulation=1).replace(**change)
         mine, plain = asked(KNOWN, one), asked(AnalyticSource(), one)
         assert (mine.memory_gb == plain.memory_gb).all()
@@ -84,10 +84,13 @@ def test_what_needs_as_much_as_a_run_that_ran_out_does_not_fit_on_any_number_of_
 
 def test_options_that_the_trainer_does_not_have_are_named():
     assert foreign_fields(made(TrainingMethod.FULL)) == foreign_fields(made(gpus=4)) == ()
-    other = made().replace(method="qlora", optimiser="adamw-8bit", num_gpus=2, sharding="fsdp")
-    assert foreign_fields(other) == ("method qlora", "sharding fsdp", "optimiser adamw-8bit")
-    assert foreign_fields(made(TrainingMethod.FULL).replace(precision="bf16")) == (
-        "precision bf16",
+    able = made().replace(method="qlora", optimiser="adamw-8bit")
+    assert foreign_fields(able) == ()
+    other = made().replace(method="gptq-lora", num_gpus=2, sharding="fsdp")
+    assert foreign_fields(other) == ("method gptq-lora", "sharding fsdp")
+    assert foreign_fields(made(TrainingMethod.FULL).replace(precision="bf16")) == ()
+    assert foreign_fields(made(TrainingMethod.FULL).replace(precision="fp16")) == (
+        "precision fp16",
     )
 
 
@@ -136,7 +139,7 @@ def test_where_nothing_is_said_it_is_what_the_trainer_does():
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"method": "full", "precision": "bf16"}, "precision bf16"),
+        ({"method": "full", "precision": "fp16"}, "precision fp16"),
         ({"software": "trl 1"}, "software trl 1"),
         ({"gpus": 2, "sharding": "fsdp"}, "sharding fsdp"),
     ],

@@ -126,3 +126,23 @@ def test_a_failed_save_is_told_and_tried_again(tmp_path, monkeypatch):
     assert one.warning == ""
     assert newest(folder) == 4
     shutil.rmtree(folder)
+
+
+def test_the_best_state_is_saved_at_once_and_stays_until_a_better_one(tmp_path):
+    one, touched = saver(tmp_path), []
+    lead(one)
+    for step in (1, 2, 3, 4):
+        state = State(step)
+        if step == 1:
+            one.pin(0, step)
+            one.save_best(state, lambda: touched.append(1))
+            one.wait(lambda: touched.append(1))
+            assert newest(tmp_path) == 1
+        else:
+            one.save_now(state)
+    store = CheckpointStore(tmp_path, epoch=0)
+    assert store.at(1) is not None
+    assert store.at(2) is None
+    one.pin(4)
+    one.save_now(State(5))
+    assert [store.at(step) is not None for step in (1, 3, 4, 5)] == [False, False, True, True]

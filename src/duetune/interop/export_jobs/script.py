@@ -10,6 +10,7 @@ import msgspec
 
 from duetune.jobs.spec.conversion_notes import OWN_LINES
 from duetune.jobs.spec.job_spec import MethodChoice
+from duetune.jobs.training_settings import task_fields
 
 if TYPE_CHECKING:
     from duetune.jobs.spec.job_spec import JobSpec
@@ -112,7 +113,7 @@ def task_document(spec: JobSpec, dataset: str | None = None) -> dict[str, object
     task: dict[str, object] = {"model": spec.model, "dataset": dataset or spec.dataset}
     if spec.method is not MethodChoice.AUTO:
         task["method"] = str(spec.method)
-    task |= spec.training.given
+    task |= task_fields(spec)
     if spec.checkpoint.every != "auto":
         task["checkpoint_every_s"] = spec.checkpoint.every.total_seconds()
     return task

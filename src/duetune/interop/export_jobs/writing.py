@@ -21,13 +21,14 @@ from duetune.interop.export_jobs.to_skypilot import ANY, to_skypilot
 from duetune.jobs.configure import held_out_rows
 from duetune.jobs.recipe import recipe_by_data_sheet
 from duetune.jobs.site import CPU
+from duetune.jobs.spec.adapter_fields import LORA_SETTINGS, QUANTISED_SETTINGS
 from duetune.jobs.spec.conversion_notes import Note, one_line
 from duetune.jobs.spec.sections import AUTO, CheckpointSpec
 from duetune.jobs.spec.training_fields import Training
 from duetune.jobs.spec.values import written_deadline, written_duration
 from duetune.jobs.trainer_facts import USUAL
 from duetune.knowledge.configurations.configuration import Method
-from duetune.training.dataset_rows import check_dataset
+from duetune.training.dataset_rows import TEXT_FIELD, check_dataset
 
 if TYPE_CHECKING:
     from duetune.interop.export_jobs.machines import Machines
@@ -155,7 +156,7 @@ def _data(spec: JobSpec, folder: Path, notes: Notes) -> DatasetSummary | None:
     if place is None or not Path(place).exists():
         return None
     try:
-        return check_dataset(place)
+        return check_dataset(place, text_field=spec.training.dataset_text_field or TEXT_FIELD)
     except (InvalidInput, MissingExtra) as error:
         notes.add("dataset", f"the trainer cannot read it: {error}")
         return None
@@ -187,9 +188,12 @@ def _planned(
         "gradient_accumulation_steps": recipe.grad_accum,
         "gradient_checkpointing": recipe.grad_checkpoint,
         "max_length": recipe.tokens_per_sample,
-        "bf16": precision == "bf16",
-        "fp16": precision == "fp16",
     }
+    given = spec.training.given
+    if given.keys() & {"bf16", "fp16"}:
+        chosen |= {"bf16": precision == "bf16", "fp16": precision == "fp16"}
+    else:
+        chosen["precision"] = recipe.precision.value
     known = accelerator != CPU
     gpu = f"{machines.total} x {accelerator} from data sheets" if known else "an unknown GPU"
     notes.add(
@@ -200,20 +204,33 @@ def _planned(
     )
     if accelerator == CPU:
         notes.add("resources.accelerators", "name the GPU, so that precision and batch suit it")
-    given = spec.training.given
-    defaults = _defaults(given, lora=recipe.method is Method.LORA)
+    defaults = _defaults(given, recipe.method)
     return spec.amended(method=recipe.method.value, training=defaults | chosen | given)
 
 
-def _defaults(given: dict[str, object], *, lora: bool) -> dict[str, object]:
+_NOT_THE_RESULT = (
+    "dataset_text_field",
+    "eval_strategy",
+    "metric_for_best_model",
+    "early_stopping_threshold",
+)
+
+
+def _defaults(given: dict[str, object], method: Method) -> dict[str, object]:
     """Return the trainer's defaults of the fields that matter for the result."""
     instead = {"max_steps": "num_train_epochs", "warmup_ratio": "warmup_steps"}
     instead["eval_dataset"] = "eval_fraction"
-    replaced = {field for other, field in instead.items() if other in given}
-    return {
-        field: getattr(USUAL, field)
+    left_out = {field for other, field in instead.items() if other in given} | set(instead)
+    left_out |= {*_NOT_THE_RESULT, "bf16", "fp16"}
+    left_out |= {*LORA_SETTINGS} if method is Method.FULL else set()
+    left_out |= {*QUANTISED_SETTINGS} if method is not Method.QLORA else set()
+    usual: dict[str, object] = {
+        field: getattr(USUAL, field, None)
         for field in Training.model_fields
-        if field not in {*instead, *replaced}
-        and (lora or not field.startswith("lora_"))
-        and getattr(USUAL, field) is not None
+        if field not in left_out
+    }
+    return {
+        field: usual[field]
+        for field in Training.model_fields
+        if isinstance(usual.get(field), (int, float, str)) and usual[field] is not False
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from duetune.interop.import_jobs.carried_fields import template
 from duetune.interop.import_jobs.hyperparameters import REASONS, ROWS, Hyperparameters
 
 if TYPE_CHECKING:
@@ -15,6 +16,11 @@ _NAMES = {
     "lr_scheduler_type": "lr_scheduler",
     "max_length": "sequence_len",
     "optim": "optimizer",
+    "use_rslora": "peft_use_rslora",
+    "use_dora": "peft_use_dora",
+    "run_name": "wandb_name",
+    "project": "wandb_project",
+    "packing": "sample_packing",
 }
 _DEFAULTS: dict[str, object] = {
     "num_train_epochs": 1.0,
@@ -24,12 +30,10 @@ _DEFAULTS: dict[str, object] = {
     "max_length": 512,
 }
 _REASONS = REASONS | {
-    "sample_packing": "examples are padded, not packed, so steps differ in length",
-    "eval_sample_packing": "examples are padded, not packed",
-    "pad_to_sequence_len": "examples are padded to the longest of their batch",
+    "eval_sample_packing": "rows are always laid end to end, and never see each other",
+    "pad_to_sequence_len": "rows are never padded",
     "flash_attention": "the trainer chooses the attention",
     "dataset_prepared_path": "the data is prepared in the job's own folder",
-    "chat_template": "the model's own chat template is used",
 }
 
 
@@ -42,20 +46,28 @@ def from_axolotl(source: ForeignFile) -> dict[str, object]:
     if model is None:
         raise source.wrong("base_model", None, "the model to fine-tune")
     adapter = source.text("adapter")
-    quantised = [name for name in ("load_in_4bit", "load_in_8bit") if source.flag(name)]
     if adapter not in {None, "lora", "qlora"}:
         raise source.wrong("adapter", adapter, _only("lora, qlora or none"))
-    if adapter == "qlora" or quantised:
-        source.note(
-            ", ".join(["adapter"] * (adapter == "qlora") + quantised),
-            "the base model is not quantised here, so it needs more memory",
-        )
+    bits = source.flag("load_in_4bit")
+    method = "full" if adapter is None else "qlora" if bits or adapter == "qlora" else "lora"
     datasets = _datasets(source, "datasets")
     if not datasets:
         raise source.wrong("datasets", None, "a list of datasets, each with its path")
     training = Hyperparameters(source, _NAMES, _DEFAULTS)
     training.precision()
     _checkpointing(source, training)
+    if source.flag("train_on_inputs"):
+        training.values |= {"assistant_only_loss": False, "completion_only_loss": False}
+    training.values |= template(source, "chat_template")
+    tokens = source.mapping("special_tokens")
+    for field in ("eos_token", "pad_token"):
+        training.values[field] = tokens.pop(field, None)
+    for field, token in tokens.items():
+        source.note(f"special_tokens.{field}", f"{token} is not imported")
+    if "hub_model_id" in source:
+        training.values["push_to_hub"] = True
+    if "wandb_project" in source:
+        training.values["report_to"] = ["wandb"]
     training.modules("lora_target_modules", frozenset(("all-linear",)))
     if source.flag("lora_target_linear"):
         training.values["lora_target_modules"] = "all-linear"
@@ -70,8 +82,8 @@ def from_axolotl(source: ForeignFile) -> dict[str, object]:
     fields: dict[str, object] = {
         "model": model,
         "dataset": datasets[0],
-        "method": "full" if adapter is None else "lora",
-        "training": training.collect(lora=adapter is not None),
+        "method": method,
+        "training": training.collect(method),
     }
     if keep:
         fields["checkpoint"] = {"keep": keep}

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from duetune.jobs.spec.training_fields import SCHEDULES, Training
+from duetune.interop.import_jobs.carried_fields import carried
+from duetune.jobs.spec.training_fields import OPTIMISERS, SCHEDULES, Training
 
 if TYPE_CHECKING:
     from duetune.interop.import_jobs.foreign_file import ForeignFile
 
 _PLANNED = "duetune plans where and on how many GPUs a job runs"
 _RESUMED = "a job always resumes from its last checkpoint"
-_EVALUATED = "duetune measures the evaluation loss before and after training"
 _FOLDER = "results go to the job's own folder"
 _CHECKPOINTS = "checkpoints follow the rate of preemptions; see checkpoint.every"
 REASONS = {
@@ -28,10 +28,9 @@ REASONS = {
     "fsdp_config": _PLANNED,
     "ddp_timeout": _PLANNED,
     "local_rank": _PLANNED,
-    "eval_strategy": _EVALUATED,
-    "eval_steps": _EVALUATED,
-    "evals_per_epoch": _EVALUATED,
+    "evals_per_epoch": "set eval_strategy and eval_steps",
     "trust_remote_code": "code from the hub is never run",
+    "load_in_8bit": "write method: qlora, which keeps the base model in 4 bits",
     "hub_token": "list HF_TOKEN under secrets",
 }
 _WHOLE = (
@@ -77,9 +76,11 @@ class Hyperparameters:
         self._defaults = defaults
         self.values: dict[str, object] = {}
 
-    def collect(self, *, lora: bool) -> dict[str, object]:
+    def collect(self, method: str) -> dict[str, object]:
         """Take all fields from the file and return the section ``training``."""
         source, values = self._source, self.values
+        for field, value in carried(source, self._names, method).items():
+            values.setdefault(field, value)
         for field in _WHOLE:
             values[field] = source.whole(self._names.get(field, field))
         for field in _NUMBERS:
@@ -92,7 +93,7 @@ class Hyperparameters:
         self._schedule()
         self._warmup()
         self._optimiser()
-        if not lora:
+        if method == "full":
             self._without_lora()
         elif values.get("lora_target_modules") is None:
             self._source.note(
@@ -145,6 +146,9 @@ class Hyperparameters:
             chosen = "cosine" if str(chosen).startswith("cosine") else "linear"
             self._source.note(name, f"{asked} is not supported; {chosen} is used")
         self.values["lr_scheduler_type"] = chosen
+        options = self._source.mapping("lr_scheduler_kwargs")
+        if options:
+            self.values["lr_scheduler_kwargs"] = options
 
     def _warmup(self) -> None:
         """Take the warm-up; ``warmup_steps`` overrides ``warmup_ratio``."""
@@ -161,12 +165,13 @@ class Hyperparameters:
             self.values["warmup_ratio"] = ratio
 
     def _optimiser(self) -> None:
-        """Note an optimiser other than AdamW."""
+        """Take the optimiser; an unsupported one is replaced by AdamW, with a note."""
         name = self._names.get("optim", "optim")
         chosen = self._source.text(name)
-        if chosen is not None and chosen not in {"adamw_torch", "adamw_torch_fused", "adamw_hf"}:
-            kind = "AdamW in 32 bits is used" if "adamw" in chosen else "AdamW is used"
-            self._source.note(name, f"{chosen} is not supported; {kind}")
+        if chosen in OPTIMISERS:
+            self.values["optim"] = chosen
+        elif chosen is not None and chosen != "adamw_hf":
+            self._source.note(name, f"{chosen} is not supported; AdamW is used")
 
     def _without_lora(self) -> None:
         """Drop LoRA settings of a job that trains all weights, with notes."""

@@ -14,7 +14,14 @@ from duetune.interop.import_jobs.hyperparameters import REASONS, ROWS, Hyperpara
 if TYPE_CHECKING:
     from duetune.interop.import_jobs.foreign_file import ForeignFile
 
-_NAMES = {"max_length": "cutoff_len", "lora_r": "lora_rank"}
+_NAMES = {
+    "max_length": "cutoff_len",
+    "lora_r": "lora_rank",
+    "lora_modules_to_save": "additional_target",
+    "use_liger_kernel": "enable_liger_kernel",
+    "bnb_4bit_quant_type": "quantization_type",
+    "use_bnb_nested_quant": "double_quantization",
+}
 _DEFAULTS: dict[str, object] = {
     "num_train_epochs": 3.0,
     "per_device_train_batch_size": 8,
@@ -26,8 +33,8 @@ _DEFAULTS: dict[str, object] = {
 }
 _REASONS = REASONS | {
     "template": "the model's own chat template is used",
-    "packing": "examples are padded, not packed, so steps differ in length",
-    "neat_packing": "examples are padded, not packed, so steps differ in length",
+    "neat_packing": "rows are always laid end to end, and never see each other",
+    "flash_attn": "the trainer chooses the attention",
     "max_samples": "duetune trains on the whole dataset",
     "overwrite_cache": "the data is prepared in the job's own folder",
     "preprocessing_num_workers": "the trainer prepares the data",
@@ -61,13 +68,18 @@ def from_llamafactory(source: ForeignFile) -> dict[str, object]:
     if kind not in {"lora", "full"}:
         raise source.wrong("finetuning_type", kind, _only("lora or full"))
     bits = source.number("quantization_bit")
-    if bits:
+    method = "qlora" if kind == "lora" and bits == 4 else kind
+    if bits and bits != 4:
         source.note(
             "quantization_bit",
             f"{bits:g}: the base model is not quantised here, so it needs more memory",
         )
     training = Hyperparameters(source, _NAMES, _DEFAULTS)
     training.precision()
+    if source.flag("pure_bf16"):
+        training.values |= {"precision": "bf16", "bf16": None, "fp16": None}
+    if source.flag("train_on_prompt"):
+        training.values |= {"assistant_only_loss": False, "completion_only_loss": False}
     training.values["gradient_checkpointing"] = not source.flag("disable_gradient_checkpointing")
     training.modules("lora_target", frozenset(("all",)))
     training.values.setdefault("lora_target_modules", "all-linear" if kind == "lora" else None)
@@ -81,13 +93,13 @@ def from_llamafactory(source: ForeignFile) -> dict[str, object]:
     else:
         training.held_out("val_size")
     keep = source.whole("save_total_limit")
-    collected = training.collect(lora=kind == "lora")
+    collected = training.collect(method)
     if kind == "lora" and "lora_alpha" not in collected:
         collected["lora_alpha"] = 2.0 * float(str(collected["lora_r"]))
     fields: dict[str, object] = {
         "model": model,
         "dataset": datasets[0],
-        "method": kind,
+        "method": method,
         "training": collected,
     }
     if keep:

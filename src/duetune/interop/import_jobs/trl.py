@@ -21,14 +21,11 @@ _DEFAULTS: dict[str, object] = {
     "lora_r": 16,
     "lora_alpha": 32.0,
     "lora_dropout": 0.05,
+    "assistant_only_loss": False,
 }
 _REASONS = REASONS | {
-    "packing": "examples are padded, not packed, so steps differ in length",
-    "dtype": "the weights are loaded as the trainer needs them; see bf16",
-    "torch_dtype": "the weights are loaded as the trainer needs them; see bf16",
-    "attn_implementation": "the trainer chooses the attention",
-    "report_to": "see 'duetune logs' for the loss",
-    "run_name": "write name",
+    "packing_strategy": "rows are always laid end to end, and never see each other",
+    "padding_free": "rows are always laid end to end, and never see each other",
 }
 # What tells the other trainers of TRL apart from sft.
 _OTHER_TRAINERS = {
@@ -52,15 +49,14 @@ def from_trl(source: ForeignFile) -> dict[str, object]:
     if model is None:
         raise source.wrong("model_name_or_path", None, "the model to fine-tune")
     lora = bool(source.flag("use_peft"))
-    for name in ("load_in_4bit", "load_in_8bit"):
-        if source.flag(name):
-            source.note(name, "the base model is not quantised here, so it needs more memory")
+    method = "full" if not lora else "qlora" if source.flag("load_in_4bit") else "lora"
     names = {"max_length": "max_seq_length"} if "max_seq_length" in source else {}
     training = Hyperparameters(source, names, _DEFAULTS)
     bf16_said = "bf16" in source or "fp16" in source
     training.precision()
     if not bf16_said:
         training.values["bf16"] = True  # TRL computes in bfloat16 unless told otherwise.
+    _weights(source, training, method)
     checkpointing = source.flag("gradient_checkpointing")
     training.values["gradient_checkpointing"] = True if checkpointing is None else checkpointing
     training.modules("lora_target_modules", frozenset(("all-linear",)))
@@ -70,14 +66,23 @@ def from_trl(source: ForeignFile) -> dict[str, object]:
     fields: dict[str, object] = {
         "model": model,
         "dataset": dataset,
-        "method": "lora" if lora else "full",
-        "training": training.collect(lora=lora),
+        "method": method,
+        "training": training.collect(method),
     }
     if keep:
         fields["checkpoint"] = {"keep": keep}
     fields |= variables(source, source.mapping("env"), [], "env")
     source.leftover(_REASONS)
     return fields
+
+
+def _weights(source: ForeignFile, training: Hyperparameters, method: str) -> None:
+    """Take the number format of the weights, which matters where all of them are trained."""
+    stored = source.text("dtype") or source.text("torch_dtype")
+    if stored == "bfloat16" and method == "full" and training.values["bf16"]:
+        training.values |= {"precision": "bf16", "bf16": None, "fp16": None}
+    elif stored is not None:
+        source.note("dtype", f"{stored} is not imported: weights are stored as bf16 and fp16 say")
 
 
 def _dataset(source: ForeignFile) -> str:

@@ -28,6 +28,7 @@ from pydantic import (
 from duetune.core.job import NAME, NAME_WORDS
 from duetune.errors import InvalidInput
 from duetune.jobs.spec import variables as environment_words
+from duetune.jobs.spec.adapter_fields import check_method
 from duetune.jobs.spec.problems import InvalidSpec, Meaning, problems_of, refusal
 from duetune.jobs.spec.sections import AUTO, CheckpointSpec, Resources
 from duetune.jobs.spec.training_fields import Training
@@ -65,14 +66,22 @@ class MethodChoice(StrEnum):
 
     AUTO = "auto"
     LORA = "lora"
+    QLORA = "qlora"
     FULL = "full"
+
+
+_WRITTEN = {
+    "dora": "write method: lora with training.use_dora: true",
+    "rslora": "write method: lora with training.use_rslora: true",
+    "freeze": "freeze is not supported",
+}
 
 
 def _method(value: object) -> MethodChoice:
     if isinstance(value, str) and value in set(MethodChoice):
         return MethodChoice(value)
-    if isinstance(value, str) and value in {"qlora", "dora", "freeze"}:
-        raise refusal(f"one of {', '.join(MethodChoice)}; {value} is not supported")
+    if isinstance(value, str) and value in _WRITTEN:
+        raise refusal(f"one of {', '.join(MethodChoice)}; {_WRITTEN[value]}")
     raise refusal(f"one of {', '.join(MethodChoice)}")
 
 
@@ -85,6 +94,17 @@ def _script(value: object) -> str:
     ):
         raise refusal(SCRIPT)
     return value
+
+
+def _quantised(data: dict[str, object]) -> dict[str, object]:
+    """Return the fields with ``method: qlora`` where the training section asks for 4 bits."""
+    training, method = data.get("training"), data.get("method", MethodChoice.AUTO)
+    asked = training.load_in_4bit if isinstance(training, Training) else None
+    if isinstance(training, dict):
+        asked = training.get("load_in_4bit")
+    if asked is True and method in {MethodChoice.AUTO, MethodChoice.LORA}:
+        return {**data, "method": MethodChoice.QLORA.value}
+    return data
 
 
 Script = Annotated[str, PlainValidator(_script), WithJsonSchema({"type": "string", "minLength": 1})]
@@ -159,7 +179,8 @@ class JobSpec(BaseModel):
             WithJsonSchema({"enum": [str(each) for each in MethodChoice]}),
         ],
         Meaning(
-            "Train all weights (`full`) or low-rank adapters (`lora`).",
+            "Train all weights (`full`), low-rank adapters (`lora`), or adapters beside weights in "
+            "4 bits (`qlora`).",
             f"one of {', '.join(MethodChoice)}",
         ),
     ] = MethodChoice.AUTO
@@ -244,6 +265,7 @@ class JobSpec(BaseModel):
                     )
             if self.method is not MethodChoice.AUTO:
                 raise refusal("no value: your own command (run) decides the method", "method")
+        check_method(self.method, self.training)
         both = sorted(set(self.envs) & set(self.secrets))
         if both:
             raise refusal(f"names that are not in envs; {both[0]} is in both", "secrets")
@@ -257,6 +279,7 @@ class JobSpec(BaseModel):
             data, dict
         ):  # A field without a value, such as "training:", counts as left out.
             data = {field: value for field, value in data.items() if value is not None}
+            data = _quantised(data)
         try:
             return handler(data)
         except ValidationError as error:
@@ -322,9 +345,14 @@ class JobSpec(BaseModel):
         for field in ("model", "dataset"):
             if isinstance(place := fields.get(field), str):
                 fields[field] = resolved_place(place, base)
+        training = dict(self.training.given)
         if self.training.eval_dataset is not None:
-            place = resolved_place(self.training.eval_dataset, base)
-            fields["training"] = self.training.given | {"eval_dataset": place}
+            training["eval_dataset"] = resolved_place(self.training.eval_dataset, base)
+        if self.training.chat_template_path is not None:
+            path = resolved_path(self.training.chat_template_path, base)
+            training["chat_template_path"] = path
+        if training:
+            fields["training"] = training
         if self.checkpoint.dir is not None:
             place = resolved_path(self.checkpoint.dir, base)
             fields["checkpoint"] = self.checkpoint.model_copy(update={"dir": place})

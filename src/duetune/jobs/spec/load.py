@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from duetune.errors import InvalidInput
 from duetune.jobs.spec.job_spec import JobSpec
 from duetune.jobs.spec.problems import InvalidSpec
-from duetune.jobs.spec.values import DATASET, MODEL, is_path
+from duetune.jobs.spec.values import DATASET, MODEL, PATH, is_path
 from duetune.jobs.spec.yaml_document import parse_document, read_document
 
 if TYPE_CHECKING:
@@ -55,6 +55,7 @@ def check_paths(spec: JobSpec) -> None:
         ("model", spec.model, MODEL),
         ("dataset", spec.dataset, DATASET),
         ("training.eval_dataset", spec.training.eval_dataset, DATASET),
+        ("training.chat_template_path", spec.training.chat_template_path, PATH),
     ):
         if place is not None and is_path(place) and not Path(place).exists():
             raise InvalidInput(field, place, f"{allowed}; there is no such file or folder")

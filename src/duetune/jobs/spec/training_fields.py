@@ -1,14 +1,15 @@
 """The section ``training`` of a spec, with the names of ``TrainingArguments``, TRL and PEFT.
 
-Names of those libraries that are refused, and why, are in ``training_names``.
+Fields of the method are in ``adapter_fields``, those of data and results in ``data_fields``. Names
+of those libraries that are refused, and why, are in ``training_names``.
 """
 
 from __future__ import annotations
 
 from typing import Annotated, Literal, Self
 
+import msgspec
 from pydantic import (
-    BaseModel,
     BeforeValidator,
     ConfigDict,
     Field,
@@ -17,27 +18,18 @@ from pydantic import (
     model_validator,
 )
 
+from duetune.errors import InvalidInput
+from duetune.jobs.spec.adapter_fields import AdapterFields
+from duetune.jobs.spec.data_fields import DataFields
 from duetune.jobs.spec.problems import Meaning, refusal
 from duetune.jobs.spec.values import DATASET, DatasetPlace
-from duetune.training.task import Tracker
+from duetune.training.learning_rate import Schedule, ScheduleOptions, check_schedule
+from duetune.training.task import OptimiserName, Tracker
 
-MODULES = "all-linear, a name, a regular expression, or a list of names such as [q_proj, v_proj]"
 TRACKERS = tuple(tracker.value for tracker in Tracker)
 _TRACKERS = f"none, all, or a list of {', '.join(TRACKERS)}"
-SCHEDULES = ("linear", "cosine", "constant", "constant_with_warmup")
-
-
-def parse_modules(value: object) -> str | tuple[str, ...]:
-    """Return the LoRA target modules as a name or a tuple of names."""
-    if isinstance(value, str) and value.strip():
-        return value
-    if (
-        isinstance(value, (list, tuple))
-        and value
-        and all(isinstance(name, str) and name.strip() for name in value)
-    ):
-        return tuple(value)
-    raise refusal(MODULES)
+SCHEDULES = tuple(schedule.value for schedule in Schedule)
+OPTIMISERS = tuple(name.value for name in OptimiserName)
 
 
 def parse_trackers(value: object) -> tuple[str, ...]:
@@ -52,6 +44,23 @@ def parse_trackers(value: object) -> tuple[str, ...]:
     raise refusal(_TRACKERS)
 
 
+def parse_schedule(value: object) -> str:
+    """Return the name of a schedule; one that follows the loss is refused with the reason."""
+    if value in SCHEDULES:
+        return str(value)
+    why = ""
+    if isinstance(value, str) and value in {"reduce_lr_on_plateau", "greedy"}:
+        why = "; this one follows the loss, so it would not be the same on every member"
+    raise refusal(f"one of {', '.join(SCHEDULES)}{why}")
+
+
+def parse_optimiser(value: object) -> str:
+    """Return the name of an optimiser."""
+    if value in OPTIMISERS:
+        return str(value)
+    raise refusal(f"one of {', '.join(OPTIMISERS)}")
+
+
 def parse_warmup(value: object) -> int:
     """Return the number of warm-up steps; a share is refused with a hint."""
     if isinstance(value, float) and 0 < value < 1:
@@ -64,10 +73,11 @@ def parse_warmup(value: object) -> int:
 _WHOLE = "a whole number, 1 or more"
 _NOT_NEGATIVE = "a number, 0 or more"
 _YES_NO = "true or false"
+_SEED = "a whole number from 0 to 4294967295"
 _BETA = "a number from 0 to below 1"
 
 
-class Training(BaseModel):
+class Training(AdapterFields, DataFields):
     """How to train. The configurator or the trainer's default fills what is left out."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
@@ -102,9 +112,25 @@ class Training(BaseModel):
         Meaning("The peak learning rate.", "a number above 0, such as 2e-4"),
     ] = None
     lr_scheduler_type: Annotated[
-        Literal["linear", "cosine", "constant", "constant_with_warmup"] | None,
+        Annotated[str, PlainValidator(parse_schedule), WithJsonSchema({"enum": [*SCHEDULES]})]
+        | None,
         Meaning(
             "How the learning rate changes after the warm-up.", f"one of {', '.join(SCHEDULES)}"
+        ),
+    ] = None
+    lr_scheduler_kwargs: Annotated[
+        dict[str, float | str] | None,
+        Meaning(
+            "Options of the schedule, named as in transformers.",
+            "a mapping such as {min_lr_rate: 0.1}",
+        ),
+    ] = None
+    optim: Annotated[
+        Annotated[str, PlainValidator(parse_optimiser), WithJsonSchema({"enum": [*OPTIMISERS]})]
+        | None,
+        Meaning(
+            "The optimiser. Those with bits in their name need the extra `quantised`.",
+            f"one of {', '.join(OPTIMISERS)}",
         ),
     ] = None
     warmup_steps: Annotated[
@@ -117,28 +143,32 @@ class Training(BaseModel):
         Meaning("Warm-up steps as a share of all steps.", "a number from 0 to 1"),
     ] = None
     weight_decay: Annotated[
-        float | None, Field(ge=0, le=100), Meaning("Weight decay of AdamW.", _NOT_NEGATIVE)
+        float | None, Field(ge=0, le=100), Meaning("Weight decay of the optimiser.", _NOT_NEGATIVE)
     ] = None
     max_grad_norm: Annotated[
         float | None,
         Field(ge=0, le=1e9),
         Meaning("The norm to which gradients are clipped; 0 turns clipping off.", _NOT_NEGATIVE),
     ] = None
-    adam_beta1: Annotated[float | None, Field(ge=0, lt=1), Meaning("beta1 of AdamW.", _BETA)] = None
-    adam_beta2: Annotated[float | None, Field(ge=0, lt=1), Meaning("beta2 of AdamW.", _BETA)] = None
+    adam_beta1: Annotated[
+        float | None, Field(ge=0, lt=1), Meaning("beta1 of AdamW and Lion.", _BETA)
+    ] = None
+    adam_beta2: Annotated[
+        float | None, Field(ge=0, lt=1), Meaning("beta2 of AdamW and Lion.", _BETA)
+    ] = None
     adam_epsilon: Annotated[
         float | None, Field(gt=0, le=1), Meaning("epsilon of AdamW.", "a number above 0, at most 1")
     ] = None
     seed: Annotated[
         int | None,
         Field(ge=0, lt=2**32),
-        Meaning(
-            "Random seed of the data order, dropout and new weights.",
-            "a whole number from 0 to 4294967295",
-        ),
+        Meaning("Random seed of the data order, dropout and new weights.", _SEED),
     ] = None
-    bf16: Annotated[bool | None, Meaning("Compute in bfloat16.", _YES_NO)] = None
-    fp16: Annotated[bool | None, Meaning("Compute in float16.", _YES_NO)] = None
+    data_seed: Annotated[
+        int | None,
+        Field(ge=0, lt=2**32),
+        Meaning("Random seed of the data order, if it is another one.", _SEED),
+    ] = None
     gradient_checkpointing: Annotated[
         bool | None, Meaning("Recompute activations: needs less memory and more time.", _YES_NO)
     ] = None
@@ -149,26 +179,6 @@ class Training(BaseModel):
         int | None,
         Field(ge=2, le=10_000_000),
         Meaning("Most tokens of an example; longer ones are cut.", "a whole number, 2 or more"),
-    ] = None
-    lora_r: Annotated[int | None, Field(ge=1, le=65_536), Meaning("The rank of LoRA.", _WHOLE)] = (
-        None
-    )
-    lora_alpha: Annotated[
-        float | None, Field(gt=0, le=1e6), Meaning("The scale of LoRA.", "a number above 0")
-    ] = None
-    lora_dropout: Annotated[
-        float | None, Field(ge=0, lt=1), Meaning("The dropout of LoRA.", _BETA)
-    ] = None
-    lora_target_modules: Annotated[
-        Annotated[
-            str | tuple[str, ...],
-            BeforeValidator(parse_modules),
-            WithJsonSchema(
-                {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}
-            ),
-        ]
-        | None,
-        Meaning("Which layers LoRA adapts.", MODULES),
     ] = None
     eval_dataset: Annotated[
         DatasetPlace | None, Meaning("Dataset for evaluation; it is not trained on.", DATASET)
@@ -249,8 +259,8 @@ class Training(BaseModel):
 
     @model_validator(mode="after")
     def _agree(self) -> Self:
-        if self.bf16 and self.fp16:
-            raise refusal("false, because bf16 is true: only one can be", "fp16")
+        self._check_precision()
+        self._check_schedule()
         if self.warmup_steps is not None and self.warmup_ratio is not None:
             allowed = "no value, because warmup_steps is given: only one can be"
             raise refusal(allowed, "warmup_ratio")
@@ -264,6 +274,27 @@ class Training(BaseModel):
                 if getattr(self, field):
                     raise refusal("no value without eval_strategy: steps or epoch", field)
         return self
+
+    def _check_precision(self) -> None:
+        if self.bf16 and self.fp16:
+            raise refusal("false, because bf16 is true: only one can be", "fp16")
+        for field in ("bf16", "fp16"):
+            if self.precision is not None and getattr(self, field) is not None:
+                allowed = "no value, because precision is given: it says the same"
+                raise refusal(allowed, field)
+
+    def _check_schedule(self) -> None:
+        if self.lr_scheduler_kwargs is None and self.lr_scheduler_type is None:
+            return
+        schedule = Schedule(self.lr_scheduler_type or Schedule.LINEAR)
+        try:
+            options = msgspec.convert(self.lr_scheduler_kwargs or {}, ScheduleOptions)
+            check_schedule(schedule, options, self.learning_rate)
+        except msgspec.ValidationError as error:
+            names = ", ".join(ScheduleOptions.__struct_fields__)
+            raise refusal(f"options named {names} ({error})", "lr_scheduler_kwargs") from None
+        except InvalidInput as error:
+            raise refusal(error.allowed, error.field) from None
 
     @property
     def given(self) -> dict[str, object]:

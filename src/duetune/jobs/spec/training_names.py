@@ -10,7 +10,10 @@ from typing import Final
 _PLANNED = "duetune decides where and on how many GPUs a job runs"
 _CHECKPOINTS = "use checkpoint.every, checkpoint.keep and checkpoint.dir"
 _OTHER = "the built-in trainer does not support it; use your own command (run)"
-_QUANTISED = "quantised training is not supported; use your own command (run)"
+_QUANTISED = "write method: qlora, which keeps frozen weights in 4 bits"
+_PACKED = "rows are always laid end to end without padding, and never see each other"
+_CAUSAL = "models are always trained as causal language models"
+_CODE = "code of a model is never run, because it would see the job's secrets"
 
 # Fields that exist in the spec in another place or under another name.
 _INSTEAD = {
@@ -49,40 +52,51 @@ _INSTEAD = {
     "ddp_timeout": _PLANNED,
     "parallelism_config": _PLANNED,
     "accelerator_config": _PLANNED,
-    "load_in_4bit": _QUANTISED,
     "load_in_8bit": _QUANTISED,
+    "modules_to_save": "write lora_modules_to_save",
+    "base_model_name_or_path": "write model at the top of the spec",
+    "revision": "write model_revision",
+    "dtype": "write precision",
+    "torch_dtype": "write precision",
+    "full_determinism": "write reproducible",
+    "trust_remote_code": _CODE,
+    "eval_packing": _PACKED,
+    "packing_strategy": _PACKED,
+    "padding_free": _PACKED,
+    "group_by_length": _PACKED,
+    "pad_to_multiple_of": _PACKED,
+    "task_type": _CAUSAL,
+    "lora_task_type": _CAUSAL,
+    "per_device_eval_batch_size": "evaluation uses per_device_train_batch_size",
     "hub_token": "do not write secrets into a spec; list HF_TOKEN under secrets",
 }
 
 _UNSUPPORTED = """
-    activation_offloading assistant_only_loss attn_implementation auto_find_batch_size
-    average_tokens_across_devices batch_eval_metrics bf16_full_eval bnb_4bit_quant_storage
-    bnb_4bit_quant_type chat_template_path completion_only_loss data_seed
-    dataloader_drop_last dataloader_in_order dataloader_multiprocessing_context
-    dataloader_num_workers dataloader_persistent_workers dataloader_pin_memory
-    dataloader_prefetch_factor dataset_config dataset_kwargs dataset_num_proc
-    dataset_streaming dataset_test_split dataset_text_field dataset_train_split debug
-    disable_tqdm do_eval do_predict do_train dtype eos_token eval_accumulation_steps
-    eval_delay eval_do_concat_batches eval_on_start eval_packing
-    eval_use_gather_object fp16_full_eval fp16_opt_level full_determinism
-    gradient_checkpointing_kwargs greater_is_better group_by_length half_precision_backend
-    hub_always_push hub_model_id hub_private_repo hub_revision hub_strategy
-    ignore_bias_buffers ignore_data_skip include_for_metrics include_inputs_for_metrics
-    include_num_input_tokens_seen include_tokens_per_second jit_mode_eval
-    label_names label_smoothing_factor length_column_name liger_kernel_config
-    log_level log_level_replica log_on_each_node logging_dir
-    logging_first_step logging_nan_inf_filter logging_strategy lora_bias
-    lora_modules_to_save lora_target_parameters lora_task_type loss_type
-    lr_scheduler_kwargs model_init_kwargs model_revision
-    neftune_noise_alpha optim optim_args optim_target_modules packing packing_strategy
-    pad_to_multiple_of pad_token padding_free past_index per_device_eval_batch_size
-    prediction_loss_only push_to_hub ray_scope remove_unused_columns
-    restore_callback_states_from_checkpoint router_aux_loss_coef shuffle_dataset
-    skip_memory_metrics tf32 torch_compile torch_compile_backend torch_compile_mode
-    torch_dtype torch_empty_cache_steps torchdynamo tpu_metrics_debug tpu_num_cores
+    activation_offloading alora_invocation_tokens alpha_pattern arrow_config
+    auto_find_batch_size auto_mapping average_tokens_across_devices batch_eval_metrics
+    bf16_full_eval bias bnb_4bit_quant_storage corda_config dataloader_drop_last
+    dataloader_in_order dataloader_multiprocessing_context dataloader_num_workers
+    dataloader_persistent_workers dataloader_pin_memory dataloader_prefetch_factor
+    dataset_config dataset_kwargs dataset_num_proc dataset_streaming dataset_test_split
+    dataset_train_split debug disable_tqdm do_eval do_predict do_train ensure_weight_tying
+    eva_config eval_accumulation_steps eval_delay eval_do_concat_batches eval_on_start
+    eval_use_gather_object exclude_modules fan_in_fan_out fp16_full_eval fp16_opt_level
+    gradient_checkpointing_kwargs greater_is_better half_precision_backend hub_always_push
+    hub_revision hub_strategy ignore_bias_buffers ignore_data_skip include_for_metrics
+    include_inputs_for_metrics include_num_input_tokens_seen include_tokens_per_second
+    inference_mode jit_mode_eval kasa_config label_names label_smoothing_factor
+    layer_replication layers_pattern layers_to_transform length_column_name liger_kernel_config
+    loftq_config log_level log_level_replica log_on_each_node logging_dir logging_first_step
+    logging_nan_inf_filter logging_strategy lora_ga_config lora_target_parameters loss_type
+    megatron_config megatron_core model_init_kwargs monteclora_config neftune_noise_alpha
+    optim_args optim_target_modules past_index peft_type peft_version
+    prediction_loss_only qalora_group_size rank_pattern ray_scope remove_unused_columns
+    restore_callback_states_from_checkpoint router_aux_loss_coef runtime_config shuffle_dataset
+    skip_memory_metrics target_parameters tf32 torch_compile torch_compile_backend
+    torch_compile_mode torch_empty_cache_steps torchdynamo tpu_metrics_debug tpu_num_cores
     trackio_bucket_id trackio_space_id trackio_static_space_id train_sampling_strategy
-    truncation_mode trust_remote_code use_bnb_nested_quant use_cache use_dora use_ipex
-    use_legacy_prediction_loop use_mps_device use_rslora
+    trainable_token_indices truncation_mode use_bdlora use_cache use_ipex
+    use_legacy_prediction_loop use_mps_device use_qalora velora_config
 """.split()  # noqa: SIM905 - words are easier to read than a list of them
 
 UNSUPPORTED: Final = dict.fromkeys(_UNSUPPORTED, _OTHER) | _INSTEAD

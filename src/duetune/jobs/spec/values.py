@@ -285,7 +285,8 @@ MODEL = "a folder, or a name on the Hugging Face hub such as Qwen/Qwen3-0.6B"
 DATASET = "a file or folder, or a name on the Hugging Face hub such as trl-lib/Capybara"
 PATH = "a path"
 
-_HUB = re.compile(r"(?:[A-Za-z0-9][\w.-]{0,95}/)?[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
+HUB_NAME = r"^(?:[A-Za-z0-9][A-Za-z0-9_.-]{0,95}/)?[A-Za-z0-9][A-Za-z0-9_.-]{0,95}$"
+_HUB = re.compile(HUB_NAME)
 _DATA_FILE = re.compile(
     r"\.(?:jsonl?|csv|tsv|txt|parquet|arrow|safetensors|bin|gguf|zip|gz|zst)$", re.IGNORECASE
 )

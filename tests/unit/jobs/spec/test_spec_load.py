@@ -8,6 +8,8 @@ from duetune.errors import InvalidInput
 from duetune.jobs.spec.job_spec import JobSpec
 from duetune.jobs.spec.load import check_paths, load_checked, load_spec, load_text
 from duetune.jobs.spec.values import ACCELERATORS, DATASET, DEADLINE, DURATION, MODEL
+from duetune.training.chat_templates import TEMPLATES
+from duetune.training.learning_rate import Schedule
 from support.places import ROOT
 
 START = "model: gpt2\ndataset: imdb\ndeadline: 8h\n"
@@ -18,6 +20,10 @@ FIELDS = (
     "priority, project, policy"
 )
 NAME = "1 to 63 letters, digits, '.', '_' or '-', beginning and ending with a letter or digit"
+METHODS = "one of auto, lora, qlora, full"
+SCHEDULED = f"one of {', '.join(Schedule)}"
+CODE = "code of a model is never run, because it would see the job's secrets"
+TEMPLATE = "the text of a template; for a file write chat_template_path"
 OTHER = "the built-in trainer does not support it; use your own command (run)"
 PLANNED = "duetune decides where and on how many GPUs a job runs"
 COMMAND = "shell commands, at most 100000 characters"
@@ -72,7 +78,7 @@ def test_what_is_missing_is_named(text, field, allowed):
             "'learnin_rate'",
             "a known field; did you mean learning_rate?",
         ),
-        ("training: {packing: true}", "training field", "'packing'", f"a supported field; {OTHER}"),
+        ("training: {tf32: true}", "training field", "'tf32'", f"a supported field; {OTHER}"),
         (
             "training: {deepspeed: x.json}",
             "training field",
@@ -92,10 +98,16 @@ def test_what_is_missing_is_named(text, field, allowed):
             "a supported field; results go to the job's own folder",
         ),
         (
-            "training: {load_in_4bit: true}",
+            "training: {load_in_8bit: true}",
             "training field",
-            "'load_in_4bit'",
-            "a supported field; quantised training is not supported; use your own command (run)",
+            "'load_in_8bit'",
+            "a supported field; write method: qlora, which keeps frozen weights in 4 bits",
+        ),
+        (
+            "training: {trust_remote_code: true}",
+            "training field",
+            "'trust_remote_code'",
+            f"a supported field; {CODE}",
         ),
         (
             "training: {hub_token: hf_x}",
@@ -139,9 +151,56 @@ def test_unknown_fields_are_refused_with_the_likely_one(line, field, shown, allo
         ("budget: true", "budget", "True", "dollars above zero, such as 20 or $20"),
         ("value: -1", "value", "-1", "dollars, zero or more, such as 20 or $20"),
         ("max_price: free", "max_price", "'free'", "dollars above zero, such as 20 or $20"),
-        ("method: qlora", "method", "'qlora'", "one of auto, lora, full; qlora is not supported"),
-        ("method: LoRA", "method", "'LoRA'", "one of auto, lora, full"),
-        ("method: [lora]", "method", "['lora']", "one of auto, lora, full"),
+        (
+            "method: dora",
+            "method",
+            "'dora'",
+            f"{METHODS}; write method: lora with training.use_dora: true",
+        ),
+        ("method: LoRA", "method", "'LoRA'", METHODS),
+        ("method: [lora]", "method", "['lora']", METHODS),
+        (
+            "training: {init_lora_weights: pissa}",
+            "training.init_lora_weights",
+            "'pissa'",
+            "true, gaussian or orthogonal; others change the weights of the base model",
+        ),
+        (
+            "training: {lr_scheduler_type: reduce_lr_on_plateau}",
+            "training.lr_scheduler_type",
+            "'reduce_lr_on_plateau'",
+            f"{SCHEDULED}; this one follows the loss, so it would not be the same on every member",
+        ),
+        (
+            "training: {lr_scheduler_type: cosine, lr_scheduler_kwargs: {power: 2}}",
+            "training.lr_scheduler_kwargs.power",
+            "2",
+            "an option of cosine: one of num_cycles",
+        ),
+        (
+            "training: {precision: bf16, bf16: true}",
+            "training.bf16",
+            "True",
+            "no value, because precision is given: it says the same",
+        ),
+        (
+            "training: {chat_template: no-such}",
+            "training.chat_template",
+            "'no-such'",
+            f"one of {', '.join(TEMPLATES)}, or {TEMPLATE}",
+        ),
+        (
+            "training: {report_to: [comet]}",
+            "training.report_to",
+            "['comet']",
+            "none, all, or a list of wandb, mlflow, tensorboard",
+        ),
+        (
+            "training: {load_best_model_at_end: true}",
+            "training.load_best_model_at_end",
+            "True",
+            "no value without eval_strategy: steps or epoch",
+        ),
         ("resources: H100", "resources", "'H100'", "a mapping with accelerators and spot"),
         (
             "resources: {spot: maybe}",
@@ -215,7 +274,7 @@ def test_unknown_fields_are_refused_with_the_likely_one(line, field, shown, allo
             "training: {lr_scheduler_type: cosin}",
             "training.lr_scheduler_type",
             "'cosin'",
-            "one of linear, cosine, constant, constant_with_warmup",
+            SCHEDULED,
         ),
         (
             "training: {warmup_steps: 0.1}",
@@ -473,3 +532,50 @@ def test_there_are_examples():
 def test_the_examples_are_jobs(path):
     spec = load_spec(path)
     assert load_text(spec.to_yaml()) == spec
+
+
+@pytest.mark.parametrize(
+    ("method", "training", "field", "allowed"),
+    [
+        ("lora", "bnb_4bit_quant_type: nf4", "bnb_4bit_quant_type", "method: lora; it needs qlora"),
+        ("full", "use_dora: true", "use_dora", "method: full; it needs lora or qlora"),
+        ("full", "load_in_4bit: true", "load_in_4bit", "method: full; it needs qlora"),
+    ],
+)
+def test_settings_of_another_method_are_refused(method, training, field, allowed):
+    text = f"{START}method: {method}\ntraining: {{{training}}}"
+    assert f"training.{field}: " in refused(text)
+    assert refused(text).endswith(f"no value with {allowed}")
+
+
+@pytest.mark.parametrize("method", ["auto", "lora", "qlora"])
+def test_weights_in_4_bits_are_qlora_in_other_words(method):
+    spec = load_text(f"{START}method: {method}\ntraining: {{load_in_4bit: true}}")
+    assert spec.method == "qlora"
+    assert load_text(spec.to_yaml()) == spec
+    assert load_text(f"{START}training: {{load_in_4bit: false}}").method == "auto"
+
+
+def test_trackers_are_none_all_or_named():
+    for words, expected in (
+        ("none", ()),
+        ("all", ("wandb", "mlflow", "tensorboard")),
+        ("wandb", ("wandb",)),
+        ("[mlflow, wandb]", ("mlflow", "wandb")),
+    ):
+        spec = load_text(f"{START}training: {{report_to: {words}}}")
+        assert spec.training.report_to == expected
+        assert load_text(spec.to_yaml()) == spec
+
+
+def test_the_file_of_a_chat_template_is_found_beside_the_spec(tmp_path):
+    (tmp_path / "rows.jsonl").write_text("{}")
+    (tmp_path / "mine.jinja").write_text("{{ messages }}")
+    path = tmp_path / "job.yaml"
+    text = "model: gpt2\ndataset: rows.jsonl\ndeadline: 8h\ntraining: {chat_template_path: %s}"
+    path.write_text(text % "mine.jinja")
+    found = load_checked(path).training.chat_template_path
+    assert found == str(tmp_path / "mine.jinja")
+    path.write_text(text % "none.jinja")
+    with pytest.raises(InvalidInput, match=r"training\.chat_template_path.*no such file"):
+        load_checked(path)
