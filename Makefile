@@ -53,7 +53,7 @@ test: venv
 		print("coverage: {percent_covered:.1f}% of lines; {missing_lines:,} are not run".format(**all))'
 
 test-more: venv
-	@DUETUNE_TEST_MORE=1 $(BIN)/pytest tests/property tests/e2e
+	@DUETUNE_TEST_MORE=1 $(BIN)/pytest
 
 # Built, installed where the source is not, and tried; `make test` does the same.
 wheel: venv

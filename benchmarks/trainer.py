@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import importlib
 import importlib.util
 import json
 import math
@@ -20,23 +21,21 @@ import sys
 import tempfile
 import time
 import traceback
+from collections import deque
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+import msgspec
 import numpy as np
 import torch
 import transformers
 
-from duetune.training.adapters import load_base, with_adapter
-from duetune.training.shared_state import SharedState
 from duetune.training.task import TrainingMethod, TrainingPrecision, TrainingTask
+from duetune.training.tiny import build_tiny_model
 from duetune.training.tokens import TokenizedRows
-from duetune.training.trained_model import load_model
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from numpy.typing import NDArray
 
 ROWS, MICROBATCH, LONGEST, MEDIAN = 32, 8, 2048, 300
 WARM_UP = 2
@@ -121,8 +120,9 @@ def main() -> int:
 
 def measured(options: argparse.Namespace) -> list[dict[str, object]]:
     """Return one row per case and system, each measured in a process of its own."""
-    # Initialising CUDA here would make forks useless.
-    gpu = bool(os.path.exists("/dev/nvidia0"))
+    importlib.import_module("transformers.models.llama.modeling_llama")
+    # Asking torch would use CUDA, see ``apart``.
+    gpu = Path("/dev/nvidia0").exists()
     rows: list[dict[str, object]] = []
     if options.out and options.out.exists() and options.resume:
         rows = [json.loads(line) for line in options.out.open()]
@@ -144,10 +144,15 @@ def measured(options: argparse.Namespace) -> list[dict[str, object]]:
 
 
 def apart(case: Case, system: str, steps: int, limit_s: float) -> dict[str, object]:
-    """Return a measurement made by a forked process, which has all imports already."""
+    """Return a measurement made by a forked process, which has the slow imports already.
+
+    A process that has used CUDA cannot be forked. PEFT imports bitsandbytes, which uses it, so
+    those are imported in the child.
+    """
     with tempfile.TemporaryDirectory() as folder:
         result = Path(folder) / "row.json"
-        child = multiprocessing.get_context("fork").Process(
+        way = "spawn" if torch.cuda.is_initialized() else "fork"
+        child = multiprocessing.get_context(way).Process(
             target=in_child, args=(case, system, steps, Path(folder), result)
         )
         began = time.monotonic()
@@ -187,7 +192,8 @@ def measure(case: Case, system: str, steps: int, folder: Path) -> dict[str, obje
     config = transformers.LlamaConfig(**(COMMON | SHAPES[case.model]))
     config.architectures = ["LlamaForCausalLM"]
     config.save_pretrained(folder)
-    data = rows_of((WARM_UP + steps) * ROWS, config.vocab_size, seed=7)
+    longest = LONGEST if cuda else LONGEST // 16
+    data = rows_of((WARM_UP + steps) * ROWS, config.vocab_size, longest, seed=7)
     full = case.method == TrainingMethod.FULL
     task = TrainingTask(
         model=str(folder),
@@ -196,7 +202,7 @@ def measure(case: Case, system: str, steps: int, folder: Path) -> dict[str, obje
         max_steps=WARM_UP + steps,
         per_device_train_batch_size=MICROBATCH,
         global_batch=ROWS,
-        max_length=LONGEST,
+        max_length=longest,
         learning_rate=1e-4,
         precision=(TrainingPrecision.BF16 if full or cuda else TrainingPrecision.FP32),
         gradient_checkpointing=case.checkpointing,
@@ -258,6 +264,9 @@ def ours(
     task: TrainingTask, data: TokenizedRows, device: torch.device, watch: Stopwatch
 ) -> tuple[list[float], str]:
     """Train as a single member of a group does."""
+    from duetune.training.shared_state import SharedState  # noqa: PLC0415 - see apart
+    from duetune.training.trained_model import load_model  # noqa: PLC0415
+
     with device:  # Draw the weights on the GPU, which takes seconds instead of minutes.
         model = load_model(task, device)
     gc.collect()
@@ -278,7 +287,10 @@ def theirs(
     folder: Path,
 ) -> tuple[list[float], str]:
     """Train the same model with the Trainer of transformers or TRL."""
+    from duetune.training.adapters import load_base, with_adapter  # noqa: PLC0415 - see apart
+
     total = task.max_steps or 0
+    task = msgspec.structs.replace(task, use_liger_kernel=False, attn_implementation="sdpa")
     with device:
         base = load_base(task, device)
         model = with_adapter(task, base) if task.adapts else base
@@ -303,50 +315,61 @@ def theirs(
     }
     rows = [data.row(number)[0].astype(np.int64).tolist() for number in range(len(data))]
     if system == TRL:
-        trainer = trl_trainer(model, fields, rows, Watch())
+        trainer = trl_trainer(model, fields, rows, folder)
     else:
         trainer = transformers.Trainer(
             model=model,
-            args=transformers.TrainingArguments(**fields, train_sampling_strategy="sequential")
-            if "train_sampling_strategy" in transformers.TrainingArguments.__dataclass_fields__
-            else transformers.TrainingArguments(**fields),
+            args=transformers.TrainingArguments(**fields),
             train_dataset=[{"input_ids": row, "labels": row} for row in rows],
             data_collator=padded,
-            callbacks=[Watch()],
         )
+    count_tokens(trainer, watch)
     trainer.remove_callback(transformers.PrinterCallback)
     trainer.train()
     losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
     return losses, ""
 
 
+def count_tokens(trainer: transformers.Trainer, watch: Stopwatch) -> None:
+    """Tell ``watch`` of every step of a Trainer and of its tokens, without padding."""
+    collate, batches = trainer.data_collator, deque[int]()
+
+    def counted(examples: list[dict[str, list[int]]]) -> dict[str, torch.Tensor]:
+        batches.append(sum(len(example["input_ids"]) for example in examples))
+        return collate(examples)
+
+    class Steps(transformers.TrainerCallback):
+        def on_step_end(self, args, state, control, **_):  # noqa: ANN001, ANN003, ANN202, ARG002
+            # Batches that are only read ahead stay for the next step.
+            watch.stepped(sum(batches.popleft() for _ in range(args.gradient_accumulation_steps)))
+
+    trainer.data_collator = counted
+    trainer.add_callback(Steps())
+
+
 def trl_trainer(
-    model: torch.nn.Module, fields: dict[str, object], rows: Sequence[list[int]], count: Counter
+    model: torch.nn.Module,
+    fields: dict[str, object],
+    rows: Sequence[list[int]],
+    folder: Path,
 ) -> transformers.Trainer:
-    """Return TRL's trainer with packed rows, one microbatch of as many tokens as ours per step."""
+    """Return TRL's trainer with packed rows: one microbatch with as many tokens as ours a step."""
     for package in ("trl", "datasets"):
         if importlib.util.find_spec(package) is None:
             raise Skipped(f"{package} is not installed")
     import datasets  # noqa: PLC0415
     import trl  # noqa: PLC0415
 
+    # TRL asks for a tokenizer, which rows of tokens do not need.
+    named = build_tiny_model(folder / "tokenizer")
     length = MICROBATCH * max(len(row) for row in rows)
     fields |= {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 1}
-    trainer = trl.SFTTrainer(
+    return trl.SFTTrainer(
         model=model,
         args=trl.SFTConfig(**fields, packing=True, max_length=length),
         train_dataset=datasets.Dataset.from_dict({"input_ids": rows}),
-        processing_class=NoTokenizer(),
-        callbacks=[count],
+        processing_class=transformers.AutoTokenizer.from_pretrained(named),
     )
-    collate = trainer.data_collator
-
-    def counted(examples: list[dict[str, list[int]]]) -> dict[str, torch.Tensor]:
-        count.waiting.append(sum(len(example["input_ids"]) for example in examples))
-        return collate(examples)
-
-    trainer.data_collator = counted
-    return trainer
 
 
 def padded(rows: Sequence[dict[str, list[int]]]) -> dict[str, torch.Tensor]:
@@ -364,10 +387,11 @@ def padded(rows: Sequence[dict[str, list[int]]]) -> dict[str, torch.Tensor]:
     }
 
 
-def rows_of(count: int, vocabulary: int, seed: int) -> TokenizedRows:
+def rows_of(count: int, vocabulary: int, longest: int, seed: int) -> TokenizedRows:
     """Return random rows with the lengths of instruction data; all tokens count."""
     random = np.random.default_rng(seed)
-    lengths = np.clip(random.lognormal(math.log(MEDIAN), 0.8, count), 8, LONGEST).astype(np.int64)
+    drawn = random.lognormal(math.log(MEDIAN * longest / LONGEST), 0.8, count)
+    lengths = np.clip(drawn, 8, longest).astype(np.int64)
     begins = np.concatenate([[0], np.cumsum(lengths)])
     ids = random.integers(0, vocabulary, begins[-1]).astype(np.int32)
     return TokenizedRows(ids, np.ones(len(ids), dtype=np.bool_), begins)
@@ -435,15 +459,18 @@ def write_page(rows: Sequence[dict[str, object]]) -> None:
     one = next(row for row in rows if "machine" in row)
     ratios = [float(str(value)) for value in figures["ratio_to_hf_trainer"].values()]
     least = f"{min(ratios):.1f} to {max(ratios):.1f}" if ratios else "an unknown number of"
-    text = (
+    question = (
         f"Trained tokens per second and peak reserved memory on one {one['machine']} "
         f"({one['software']}), 32 rows a step, lengths log-normal with a median of 300 tokens, cut "
         f"at 2,048. duetune trains {least} times as fast as the Trainer of transformers with "
-        "padded rows on the same machine in the same run. Utilisation is the share of the dense "
+        "padded rows, on the same machine in the same run. Utilisation is the share of the dense "
         "bf16 rate, with 4 operations per parameter and token for adapters and 6 for all weights."
     )
-    command = "python benchmarks/trainer.py --out rows.jsonl\npython benchmarks/trainer.py --report rows.jsonl"
-    publish("trainer", ["# Trainer speed", text, table, f"```bash\n{command}\n```"])
+    command = (
+        "```bash\npython benchmarks/trainer.py --out rows.jsonl\n"
+        "python benchmarks/trainer.py --report rows.jsonl\n```"
+    )
+    publish("trainer", "Trainer speed", question, [table, command], write=True)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,8 @@ import sys
 
 from hypothesis import HealthCheck, settings
 
+from support.more import MORE
+
 pytest_plugins = ["support.postgres"]
 
 # Tests run side by side: threads of a library would wait for each other, and for them.
@@ -24,7 +26,6 @@ COMMON = {
 }
 settings.register_profile("duetune", derandomize=True, print_blob=False, max_examples=30, **COMMON)
 settings.register_profile("more", max_examples=300, print_blob=True, **COMMON)
-MORE = "DUETUNE_TEST_MORE" in os.environ
 settings.load_profile("more" if MORE else "duetune")
 
 

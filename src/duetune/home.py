@@ -62,8 +62,17 @@ class Home:
             return load_settings()
         return load_settings({**os.environ, HOME: str(self._folder)})
 
-    @cached_property
+    @property
     def store(self) -> Store:
+        """The home's database, for questions; an empty one in memory if there is none."""
+        from duetune.store.store import has_store, readable_store
+
+        if "writable_store" in self.__dict__ or has_store(self.settings):
+            return self.writable_store
+        return readable_store(self.settings)
+
+    @cached_property
+    def writable_store(self) -> Store:
         """The home's database, created if there is none."""
         from duetune.store.store import opened_store
 
@@ -147,7 +156,7 @@ class Home:
         return submit(
             prepared,
             self.settings,
-            self.store,
+            self.writable_store,
             site=desk_site(self.settings),
             market=fleet.feed.now(),
         )

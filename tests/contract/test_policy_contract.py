@@ -10,6 +10,7 @@ from duetune.policies.compiled_policy import CompiledPolicy
 from duetune.policies.guard import CompiledGuard, PolicyGuard
 from duetune.testing import Idle, PolicyContract, Restless
 from support.discovery import classes_with
+from support.more import MORE
 
 ABSTRACT = {CompiledPolicy}
 IMPLEMENTATIONS = [
@@ -19,7 +20,7 @@ WRAPPED = {CompiledGuard: [MaximalSpot()], PolicyGuard: [Idle(), Restless(3)]}
 
 
 def variants(kind: type) -> list[object]:
-    """With every combination of the on-off options, the rest at its default."""
+    """With each option changed alone and all together; `make test-more` takes every combination."""
     fields = kind.__struct_fields__
     defaults = dict(zip(reversed(fields), reversed(kind.__struct_defaults__), strict=False))
     options = {name: [False, True] for name, value in defaults.items() if isinstance(value, bool)}
@@ -29,6 +30,11 @@ def variants(kind: type) -> list[object]:
         options["commitment"] = [1, 3]
     made = []
     for chosen in itertools.product(*options.values()):
+        changed = sum(
+            value != values[0] for value, values in zip(chosen, options.values(), strict=True)
+        )
+        if not MORE and 1 < changed < len(options):
+            continue
         with contextlib.suppress(InvalidInput):  # some options exclude each other
             made.append(kind(**dict(zip(options, chosen, strict=True))))
     return made

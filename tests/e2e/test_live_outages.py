@@ -15,10 +15,10 @@ from duetune.simulate.journal_replay import redecided
 from duetune.wall_clock import OFFSET_FILE
 from support.accounts import accounted, never_two_at_once
 from support.live_home import LEFT_RUNNING, LiveHome
+from support.more import MORE
 
 pytestmark = [pytest.mark.live, pytest.mark.filterwarnings(LEFT_RUNNING)]
 
-MORE = "DUETUNE_TEST_MORE" in os.environ
 STOP_S = 30.0 if MORE else 0.5
 PRICE = 0.9
 
@@ -83,6 +83,8 @@ def test_a_provider_that_hangs_is_an_event_and_reading_does_without_it(home, job
     assert "has not answered for" in home.run("status", job).stdout
     assert "the fleet did not answer: " in home.run("explain", job).stdout
     assert "begins at step" in home.run("logs", job).stdout
+    assert "does not answer" in home.run("fleet", "status", status=4).stderr
+    assert "does not answer" in home.run("amend", job, "--value=9", "--yes", status=4).stderr
     time.sleep(max(0.0, STOP_S - (time.monotonic() - began)))
     goes_on(provider)
     assert disturbed(home, job, Disturbance.FLEET_ANSWERS).seconds > 2

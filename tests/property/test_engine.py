@@ -32,6 +32,7 @@ from duetune.engine.engine import Engine
 from duetune.registry.policies import policy_named
 from duetune.simulate.journal_replay import redecided, state_of
 from duetune.store.codec import decode_event, encode_event
+from support.more import MORE
 from support.strategies import decimals, reconfigurations
 
 ORIGIN, SLOT_S = 1_700_000_000.0, 1800.0
@@ -348,5 +349,5 @@ class EngineMachine(RuleBasedStateMachine):
         assert self.state.status in {Status.SUCCEEDED, Status.FAILED, Status.CANCELLED}
 
 
-EngineMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=60)
+EngineMachine.TestCase.settings = settings(max_examples=300 if MORE else 20, stateful_step_count=60)
 TestEngine = EngineMachine.TestCase

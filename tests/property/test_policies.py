@@ -195,7 +195,7 @@ def test_the_tournament_equals_the_simulator_for_every_policy(cases, source):
 
 
 @given(ordinary, sources)
-@settings(max_examples=8)
+@settings(max_examples=4)
 def test_the_tournament_equals_the_simulator_for_the_whole_pool(case, source):
     """Its policies share plans where only their thresholds differ."""
     job, trace = case

@@ -17,6 +17,7 @@ def spec(home, model, *, rows=ROWS, **fields):
         "max_steps": 30,
         "per_device_train_batch_size": 2,
         "gradient_accumulation_steps": 4,
+        "reproducible": True,
         "learning_rate": 0.01,
         "max_length": 64,
         "eval_fraction": 0.2,

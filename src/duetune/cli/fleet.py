@@ -160,19 +160,11 @@ def _running_jobs(home: Home) -> list[str]:
 
 
 def _show(command: str, found: Connected | None, *, as_json: bool) -> None:
+    from duetune.fleets.host import answered
+
     answer = FleetAnswer(command=command, running=False)
     if found is not None:
-        report = found.feed.now()
-        hours = report.slot_s / 3600
-        answer = FleetAnswer(
-            command=command,
-            running=True,
-            speed=found.speed,
-            spot_price=report.slot.spot_price / hours,
-            available=report.slot.available,
-            on_demand_price=report.slot.on_demand_price / hours,
-        )
-        answer = _with_provider(answer, found)
+        answer = answered(lambda: _answer(command, found))
     if as_json:
         print_answer(answer)
         return
@@ -190,6 +182,20 @@ def _show(command: str, found: Connected | None, *, as_json: bool) -> None:
         f"Fleet {answer.pid} on market {answer.market} at {answer.speed:g}x: {prices}; "
         f"in use: {answer.spot_held} spot, {answer.on_demand_held} on demand."
     )
+
+
+def _answer(command: str, found: Connected) -> FleetAnswer:
+    report = found.feed.now()
+    hours = report.slot_s / 3600
+    answer = FleetAnswer(
+        command=command,
+        running=True,
+        speed=found.speed,
+        spot_price=report.slot.spot_price / hours,
+        available=report.slot.available,
+        on_demand_price=report.slot.on_demand_price / hours,
+    )
+    return _with_provider(answer, found)
 
 
 def _with_provider(answer: FleetAnswer, found: Connected) -> FleetAnswer:

@@ -90,7 +90,7 @@ def import_(paths: tuple[str, ...], given: tuple[str, ...], as_json: bool) -> in
     fields = _fields(given)
     home = Home()
     read = read_places(paths, fields)
-    taken = take_in(home.store, read)
+    taken = take_in(home.writable_store, read)
     known = len(home.store.observations.history())
     if as_json:
         print_answer(ImportAnswer(command="history import", taken=taken, known=known))

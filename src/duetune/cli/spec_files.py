@@ -102,14 +102,13 @@ def import_(
     FILE may be - for standard input. The first lines of the spec list what could not be converted.
     With -o, relative paths are rewritten so that they are valid from the new file.
     """
-    from duetune.interop.import_jobs.reading import Imported, Tool, import_job, relocated
+    from duetune.interop.import_jobs.reading import Tool, import_job, written
 
     target = _check_target(output, force=force)
     source = _given_file(file)
     imported = import_job(source, None if tool == "auto" else Tool(tool), deadline=deadline)
     if target is not None and isinstance(source, Path):
-        moved = relocated(imported.spec, source.parent, target.parent)
-        imported = Imported(imported.tool, moved, imported.notes)
+        imported = written(imported, source.parent, target, force=force)
     name = source.name if isinstance(source, Path) else "standard input"
     text = imported.to_yaml(name)
     if target is not None:

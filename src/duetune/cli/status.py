@@ -141,6 +141,8 @@ def panel(found: JobStatus) -> Group:
     grid.add_row("policy", escape(row.policy))
     if row.reason:
         grid.add_row("why", escape(row.reason))
+    if progress.trainer:
+        grid.add_row("trainer", escape(progress.trainer))
     if found.given_up is not None:
         grid.add_row("[red]warning[/]", f"[red]{escape(found.given_up_text)}[/]")
     if found.trouble:
@@ -175,9 +177,8 @@ def _due(found: JobStatus) -> str:
         spare = row.deadline_at - row.finished_at
         words = f"{duration_words(abs(spare))} {'before' if spare >= 0 else 'after'} the deadline"
         return f"[green]{words}[/]" if spare >= 0 else f"[red]{words}[/]"
-    slots = f"slot {found.slot} of {found.deadline_slot}"
     if found.now is None:
-        return slots
+        return found.slot_text
     left = row.deadline_at - found.now
     words = f"in {duration_words(left)}" if left >= 0 else f"[red]{duration_words(-left)} ago[/]"
     finish = ""
@@ -186,4 +187,4 @@ def _due(found: JobStatus) -> str:
         finish = f"; finished in {ahead} with the present GPUs"
         if found.projected_finish > row.deadline_at:
             finish += ", [red]which is late[/]"
-    return f"{words} ({slots}){finish}"
+    return f"{words} ({found.slot_text}){finish}"

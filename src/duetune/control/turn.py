@@ -6,7 +6,6 @@ and then. The end of a node or of a training phase enters it at once.
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -29,10 +28,7 @@ PROGRESS_SHARE = 0.25
 """Progress enters the journal at least once in this share of a slot."""
 
 LEAST_STEPS = 5
-"""Fewer steps in a slot say too little about the pace of a command."""
-
-SLOT_SHARE = 0.1
-"""A slot that was looked at again later than this share of it is not measured."""
+"""Fewer steps say too little about the pace of a command."""
 
 
 class Page:
@@ -85,7 +81,8 @@ def reported(
 def measured_pace(state: JobState, speed: float) -> dict[int, float]:
     """Return the measured steps per slot without a resize, by number of GPUs; empty if unknown.
 
-    A command that reports no time per step is measured by the steps it did in the slot that ends.
+    A command that reports no time per step is measured by the steps that the same nodes did since
+    the last measurement, over as many slots as it takes.
     ``speed`` is the number of seconds of the fleet's clock per wall second.
     """
     progress = state.progress
@@ -94,21 +91,12 @@ def measured_pace(state: JobState, speed: float) -> dict[int, float]:
         return {}
     if progress.step_s:
         return {world: state.submitted.slot_s / speed / progress.step_s}
-    steps = progress.step - state.progress_at_slot
-    elapsed = (state.progress_at or 0.0) - state.slot_began
-    if steps < LEAST_STEPS or elapsed <= 0 or not _undisturbed(state):
+    if state.steady_at is None or state.progress_at is None:
+        return {}
+    steps, elapsed = progress.step - state.steady_step, state.progress_at - state.steady_at
+    if steps < LEAST_STEPS or elapsed <= 0:
         return {}
     return {world: steps / elapsed * state.submitted.slot_s}
-
-
-def _undisturbed(state: JobState) -> bool:
-    """Return whether the same nodes have run since the slot began."""
-    began = state.slot_began
-    return began <= state.moment(state.slot - 1) + SLOT_SHARE * state.submitted.slot_s and all(
-        node.state is NodeState.RUNNING and (node.started_at or math.inf) <= began
-        for node in state.nodes.values()
-        if node.state.alive or (node.ended_at or 0.0) > began
-    )
 
 
 def lifetimes(nodes: Iterable[Node], now: float) -> tuple[float, int]:

@@ -108,6 +108,8 @@ class Submitted(msgspec.Struct, frozen=True, tag="submitted"):
     ``priority``: jobs of higher priority come first when jobs compete.
     ``project``: the jobs of one project together may hold at most its quota.
     ``soft``: the deadline is soft and has no price: after it the job goes on at the least cost.
+    ``slowdown``: the job may be this many times slower than its throughput says, because the speed
+    was only estimated; 1 if it was measured.
     """
 
     at: float
@@ -128,6 +130,7 @@ class Submitted(msgspec.Struct, frozen=True, tag="submitted"):
     priority: int = 0
     project: str = ""
     soft: bool = False
+    slowdown: float = 1.0
 
 
 class UserRequested(msgspec.Struct, frozen=True, tag="wished"):
@@ -238,7 +241,8 @@ class Decided(msgspec.Struct, frozen=True, tag="decided"):
     """The decision for a slot: GPUs to hold, the reason, and the policy's memory.
 
     ``given_up``: set if the policy has given the job up.
-    ``probing``: the policy would give the job up, and its pace is measured again first.
+    ``probing``: GPUs are held only to measure the pace. It was only estimated, or the policy would
+    give the job up.
     """
 
     at: float

@@ -112,6 +112,7 @@ def _take_effect(
         case Requested():
             _node_request(state, event)
         case Disturbed():
+            state.steady_at = None
             if event.what is Disturbance.FLEET_SILENT:
                 state.silent_since = event.since
             elif event.what is Disturbance.FLEET_ANSWERS:
@@ -175,6 +176,7 @@ def _amend(state: JobState, terms: Amend) -> None:
 
 
 def _report(state: JobState, event: Reported) -> None:
+    changed = False
     for node in event.nodes:
         before = state.nodes.get(node.id)
         if before is None:
@@ -185,6 +187,10 @@ def _report(state: JobState, event: Reported) -> None:
             state.preemptions += 1
         elif node.state is NodeState.REFUSED and before.state.alive:
             _refused(state, node)
+        if (before is not None and before.state is NodeState.RUNNING) != (
+            node.state is NodeState.RUNNING
+        ):
+            state.steady_at, changed = None, True
         state.nodes[node.id] = node
         state.confirmed.add(node.id)
         released = node.state is NodeState.RELEASED
@@ -197,15 +203,25 @@ def _report(state: JobState, event: Reported) -> None:
             _stop(state, Status.FAILED, message or "the training command cannot run; see the logs")
     if event.progress is not None and not state.progress.phase.final:
         state.lost_steps += max(0, state.progress.step - event.progress.step)
-        if event.progress.step > state.progress.step:
+        stepped = event.progress.step - state.progress.step
+        if stepped > 0:
             state.stepped_at = event.at
         state.progress = event.progress
         state.loss = state.loss if event.progress.loss is None else event.progress.loss
         state.progress_at = event.progress_at if event.progress_at is not None else event.at
+        if stepped < 0:
+            state.steady_at = None
+        elif stepped and state.steady_at is None and not changed:
+            _steady(state)
     if state.progress.phase is Phase.FINISHED:
         _stop(state, Status.SUCCEEDED, "finished")
     elif state.progress.phase is Phase.FAILED:
         _stop(state, Status.FAILED, state.progress.message or "training failed; see the logs")
+
+
+def _steady(state: JobState) -> None:
+    """Count the steps of the nodes that train now from the latest report on."""
+    state.steady_at, state.steady_step = state.progress_at, state.progress.step
 
 
 def _refused(state: JobState, node: Node) -> None:
@@ -234,6 +250,8 @@ def _observe(state: JobState, event: Observed) -> None:
     state.slot_began = max(event.at, state.moment(event.slot - 1))
     if event.pace:
         state.job, state.pace = job_observed(state, event), _paces(state, event)
+        if state.steady_at is not None:
+            _steady(state)
     state.target = late_target(state, event, state.job)
     if over := time_is_up(state, event):
         _stop(state, Status.FAILED, f"{over}{_where(state)}")

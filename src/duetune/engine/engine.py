@@ -16,7 +16,7 @@ from duetune.core.fleet import Launch, Limit, NodeKind, NodeState, Release
 from duetune.core.physics import affordable, job_physics, value_of_finishing
 from duetune.engine.effects import after, job_observed, late_target, time_is_up
 from duetune.engine.node_requests import requested
-from duetune.engine.rescue import given_up, probe
+from duetune.engine.rescue import faster, given_up, measure_early, probe
 from duetune.engine.state import offered, seen_by
 from duetune.errors import Bug, DuetuneError, InvalidInput, NotFound
 from duetune.policies.compiled_policy import CompiledPolicy
@@ -43,6 +43,9 @@ FALLBACK = "on_demand"
 
 MOST_PROBE_SLOTS = 3
 """The pace is measured again until a step is done, but for at most this many slots."""
+
+MEASURED_DOUBT = 2.0
+"""A measured pace may be this many times too slow, because the machine was busy."""
 
 USUAL_HORIZON = 24
 """Slots of forecast that a policy is shown, unless it is known to use more."""
@@ -183,7 +186,7 @@ class Engine:
         chosen = _decided(observed, self._decision(view))
         if not chosen.allocation.total:
             lost = given_up(view, state.submitted)
-            measuring = None if lost is None else self._measuring(observed, view, lost)
+            measuring = self._measuring(observed, view, lost)
             chosen = measuring or msgspec.structs.replace(chosen, given_up=lost)
         notes = [chosen.reason]
         if (target := late_target(state, observed, job_observed(state, observed))) is not None:
@@ -195,32 +198,36 @@ class Engine:
             notes.append(f"{most}{observed.share_reason}")
         return msgspec.structs.replace(chosen, reason="; ".join(notes))
 
-    def _measuring(self, observed: Observed, view: View, lost: GivenUp) -> Decided | None:
-        """Return the decision to measure the pace again before a job is given up.
+    def _measuring(self, observed: Observed, view: View, lost: GivenUp | None) -> Decided | None:
+        """Return the decision to measure the pace: early if it was only estimated, and again before
+        a job is given up.
 
-        None if the job has no measured pace, if the pace has been measured since the job came into
-        doubt, or if the job would be given up even at the planned pace or twice the measured one.
+        None if the pace has been measured since the job came into doubt, or if the job would be
+        given up even at the planned pace or the fastest likely one.
         """
         state = self.state
-        if lost.because not in {Doubt.LATE, Doubt.WORTHLESS} or not (state.pace or observed.pace):
+        estimated = not (state.pace or observed.pace)
+        doubt = state.submitted.slowdown if estimated else MEASURED_DOUBT
+        gpus = probe(view, state.submitted)
+        count = f"{gpus.total} GPU{'s' if gpus.total > 1 else ''}"
+        if lost is None:
+            if not (estimated and measure_early(view, gpus, doubt)):
+                return None
+            reason = f"holds {count} to measure the speed, which was only estimated"
+            return _decided(observed, Decision(gpus, reason, view.memo), probing=True)
+        if lost.because not in {Doubt.LATE, Doubt.WORTHLESS} or doubt <= 1:
             return None
         lasted = observed.slot - state.probe_since
         stepped = observed.progress > state.probe_from
         if state.probe_since and lasted > 0 and (stepped or lasted >= MOST_PROBE_SLOTS):
             return None
-        planned = state.submitted.job.throughput
-        curve = tuple(
-            max(2 * own, plan) for own, plan in zip(view.job.throughput, planned, strict=False)
-        )
-        faster = msgspec.structs.replace(
-            view, job=msgspec.structs.replace(view.job, throughput=curve)
-        )
-        saved = self._decision(faster).allocation.total or not given_up(faster, state.submitted)
-        gpus = probe(view, state.submitted)
+        fast = faster(view, state.submitted.job.throughput, doubt)
+        saved = self._decision(fast).allocation.total or not given_up(fast, state.submitted)
         if not gpus.total or not saved:
             return None
+        again = "" if estimated else "again "
         reason = (
-            f"measuring the pace again with {gpus.total} GPU{'s' if gpus.total > 1 else ''} "
+            f"measuring the pace {again}with {count} "
             f"before the job is given up ({DOUBTS[lost.because]})"
         )
         return _decided(observed, Decision(gpus, reason, view.memo), probing=True)

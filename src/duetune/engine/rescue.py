@@ -1,4 +1,4 @@
-"""Whether a policy has given a job up, and which deadline, budget or value would save the job.
+"""Whether a policy has given a job up, what would save the job, and when to measure its pace.
 
 Here is arithmetic over one view. ``engine`` asks after every decision that holds no GPU.
 """
@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import math
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from duetune.core.decision import Allocation
 from duetune.core.events import Doubt, GivenUp
@@ -21,6 +23,9 @@ if TYPE_CHECKING:
 
 VALUE_MARGIN = 1.1
 """A value must exceed the cost of the rest by this factor before it counts as enough."""
+
+MEASURING_SLOTS = 2
+"""Slots of slack that are kept to measure an estimated pace: one to start, one to train."""
 
 
 def given_up(view: View, submitted: Submitted) -> GivenUp | None:
@@ -73,6 +78,31 @@ def probe(view: View, submitted: Submitted) -> Allocation:
         view.spent,
     )
     return Allocation(spot=int(spot), on_demand=int(on_demand))
+
+
+def faster(view: View, planned: tuple[float, ...], factor: float) -> View:
+    """Return the view of a job that is ``factor`` times as fast, and at least as ``planned``."""
+    curve = zip(view.job.throughput, planned, strict=False)
+    throughput = tuple(max(factor * own, plan) for own, plan in curve)
+    return msgspec.structs.replace(
+        view, job=msgspec.structs.replace(view.job, throughput=throughput)
+    )
+
+
+def measure_early(view: View, gpus: Allocation, slowdown: float) -> bool:
+    """Return whether a pace that was only estimated is measured in this slot, on ``gpus``.
+
+    Spot GPUs measure it at once. On-demand GPUs measure it when a job that is ``slowdown`` times
+    slower than estimated could not meet its deadline any more if it waited longer.
+    """
+    if slowdown <= 1 or not gpus.total:
+        return False
+    if not gpus.on_demand:
+        return True
+    slower = tuple(work / slowdown for work in view.job.throughput)
+    job = msgspec.structs.replace(view.job, throughput=slower)
+    later = now_of(view)._replace(slot=view.slot + MEASURING_SLOTS)
+    return later.slot > job.deadline or not keeps_deadline(job_physics(job), later, 0, 0)
 
 
 def _doubt(view: View, *, spot_only: bool) -> Doubt | None:

@@ -86,8 +86,8 @@ class JobState(msgspec.Struct):
     - ``refused_in``: the last slot in which the fleet refused a spot node.
     - ``watched``: the market as it was observed.
     - ``given_up``: set if the policy has given the job up.
-    - ``probe_since``: the slot in which the pace began to be measured again before the job is given
-      up, at ``probe_from`` steps; 0 if the job is not in doubt.
+    - ``probe_since``: the slot in which GPUs began to be held only to measure the pace, at
+      ``probe_from`` steps; 0 if they are not.
 
     Nodes:
 
@@ -101,6 +101,8 @@ class JobState(msgspec.Struct):
     - ``progress``: the latest report, made at ``progress_at``.
     - ``progress_at_slot``: work done before the present slot.
     - ``stepped_at``: when the number of steps last grew.
+    - ``steady_at``: since when the same nodes have trained and nothing was measured, with
+      ``steady_step`` steps done; None if they have not done a step yet.
     - ``loss``: the last loss that was reported.
     - ``pace``: measured steps per slot, by number of GPUs.
     - ``stalled_slots``: consecutive slots with GPUs and without progress.
@@ -139,6 +141,8 @@ class JobState(msgspec.Struct):
     progress: Progress = Progress()
     progress_at: float | None = None
     stepped_at: float = -math.inf
+    steady_at: float | None = None
+    steady_step: int = 0
     pace: dict[int, float] = msgspec.field(default_factory=dict)
     lost_steps: int = 0
     preemptions: int = 0

@@ -6,15 +6,50 @@ configured one by its name.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
+import threading
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import msgspec
+
+from duetune.errors import FleetError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from duetune.core.ports import Clock, Fleet, MarketFeed
     from duetune.settings import Settings, SiteSettings
+
+
+ANSWER_S = 2.0
+"""Who only reads waits this many seconds for the fleet."""
+
+Answer = TypeVar("Answer")
+
+
+def answered(ask: Callable[[], Answer]) -> Answer:
+    """Return the answer of a fleet to someone who only reads; ``status`` commands call it.
+
+    Raises ``FleetError`` if there is none within ``ANSWER_S``, however long the call itself takes.
+    """
+    answers: list[Answer] = []
+    failures: list[FleetError] = []
+
+    def wait() -> None:
+        try:
+            answers.append(ask())
+        except FleetError as error:
+            failures.append(error)
+
+    asking = threading.Thread(target=wait, daemon=True)
+    asking.start()
+    asking.join(ANSWER_S)
+    if answers:
+        return answers[0]
+    if failures:
+        raise failures[0]
+    raise FleetError(
+        f"the fleet has not answered for {ANSWER_S:g} s: it is stopped or too busy", retry=True
+    )
 
 
 def _nothing() -> None:

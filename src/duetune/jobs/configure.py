@@ -247,7 +247,10 @@ def _check_accelerator(spec: JobSpec, site: Site) -> None:
     name, least, asked = spec.gpus
     given = str(spec.resources.accelerators)
     if name is not None and not site.sells(name):
-        allowed = f"auto or {site.accelerator}, the only GPU of the fleet"
+        allowed = (
+            f"auto or {site.accelerator}, the only GPU of the fleet; for {name}, set "
+            "site.accelerator in config.toml or start a fleet with --accelerator"
+        )
         raise InvalidInput("resources.accelerators", given, allowed)
     if spec.run is not None and (asked or least) > 1:
         allowed = f"{name or 'auto'}:1, because your own command (run) runs on one GPU"

@@ -5,7 +5,6 @@ workers.
 from __future__ import annotations
 
 import math
-import threading
 from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING
@@ -17,6 +16,7 @@ from duetune.core.fleet import Node, NodeKind, NodeState
 from duetune.core.node_contract import LOGS, PROGRESS
 from duetune.core.progress import Progress
 from duetune.errors import FleetError
+from duetune.fleets.host import ANSWER_S, answered
 from duetune.jobs.spec.values import written_duration
 from duetune.notebook import html_fields, sparkline
 from duetune.simulate.journal_replay import state_of
@@ -36,8 +36,6 @@ if TYPE_CHECKING:
 TAIL_LINES = 5
 TAIL_BYTES = 4000
 CURVE_POINTS = 24
-ANSWER_S = 2.0
-"""A reader waits this many seconds for the fleet; then it shows what the journal knows."""
 
 
 class MarketNow(msgspec.Struct, frozen=True):
@@ -106,6 +104,16 @@ class JobStatus(msgspec.Struct, frozen=True):
         now = self.job.updated_at if self.now is None else self.now
         return "" if self.given_up is None else given_up_text(self.given_up, now)
 
+    @property
+    def slot_text(self) -> str:
+        """Return the present slot in words, with how far past the deadline it is."""
+        over = self.slot - self.deadline_slot
+        if over <= 0:
+            return f"slot {self.slot} of {self.deadline_slot}"
+        if self.now is not None and self.now <= self.job.deadline_at:
+            return f"slot {self.slot}, after the last whole slot before the deadline"
+        return f"slot {self.slot}, past the deadline by {over} slot{'s' if over > 1 else ''}"
+
     def _repr_html_(self) -> str:
         running = [node for node in self.nodes if node.state is NodeState.RUNNING]
         spot = sum(node.kind is NodeKind.SPOT for node in running)
@@ -118,7 +126,7 @@ class JobStatus(msgspec.Struct, frozen=True):
                 **({"note": self.progress.message} if self.progress.message else {}),
                 "GPUs": f"{spot} spot, {len(running) - spot} on-demand",
                 "spent": f"${self.spent:.2f}",
-                "slot": f"{self.slot}, due at the end of slot {self.deadline_slot}",
+                "due": self.slot_text,
                 "policy": self.job.policy,
                 "why": self.job.reason,
                 **({"given up": self.given_up_text} if self.given_up else {}),
@@ -203,17 +211,9 @@ def silent_s(state: JobState, fleet: Connected | None) -> float | None:
 
 def _asked(fleet: Connected, job: str) -> tuple[FleetReport, MarketReport] | None:
     """Return the job's nodes and the market; None if the fleet does not answer soon."""
-    answers: list[tuple[FleetReport, MarketReport]] = []
-
-    def ask() -> None:
-        with suppress(FleetError):
-            answers.append((fleet.fleet.observe(job), fleet.feed.now()))
-
-    # A fleet may take as long as it likes to fail; who only reads does not wait for it.
-    asking = threading.Thread(target=ask, daemon=True)
-    asking.start()
-    asking.join(ANSWER_S)
-    return answers[0] if answers else None
+    with suppress(FleetError):
+        return answered(lambda: (fleet.fleet.observe(job), fleet.feed.now()))
+    return None
 
 
 def given_up_text(lost: GivenUp, now: float) -> str:

@@ -241,6 +241,7 @@ def submit(
         priority=prepared.spec.priority,
         project=prepared.spec.project,
         soft=terms.soft,
+        slowdown=terms.slowdown,
     )
     journal_with_crash_points(store.journal).append(job, [event], expected=0)
     return job

@@ -31,6 +31,9 @@ HARD_DEADLINE_FACTOR = 1.5
 VALUE_FACTOR = 3.0
 """Default value of a job, as a multiple of its cost on demand only."""
 
+GUESS_SLOWDOWN = 4.0
+"""A speed by rule of thumb, or an assumed one, may be this many times too fast."""
+
 ON_DEMAND = "on_demand"
 SPOT_ONLY = "spot_only"
 _LONGEST = math.floor(MAX_SLOTS / HARD_DEADLINE_FACTOR)
@@ -51,6 +54,7 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True):
     - ``gpus_per_member`` is the number of GPUs that the job buys together. All counts and prices in
       ``job`` are of such members.
     - ``soft`` says that the job goes on after its deadline, at the least cost.
+    - ``slowdown`` says how many times slower than estimated the job may be; 1 if it was measured.
     - ``notes`` are remarks for the reader of the quote.
     """
 
@@ -65,6 +69,7 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True):
     policy: str | None = None
     policy_reason: str = ""
     soft: bool = False
+    slowdown: float = 1.0
     notes: tuple[str, ...] = ()
 
     def moment(self, slot: float) -> float:
@@ -147,6 +152,7 @@ def job_terms(
         policy=policy,
         policy_reason=policy_reason,
         soft=spec.value is None and not spec.hard_deadline,
+        slowdown=_slowdown(plan),
         notes=tuple(notes),
     )
 
@@ -235,6 +241,14 @@ def _slow_note(plan: TrainingPlan, field: str) -> str:
         f"the speed is uncertain: a step with {gpus} GPUs may take {slow:.2g} s instead "
         f"of {plan.step_s[-1]:.2g} s, too long for the {field.replace('_', ' ')} even on demand"
     )
+
+
+def _slowdown(plan: TrainingPlan) -> float:
+    """Return how many times slower than estimated a step is at worst; 1 if it was measured."""
+    if plan.basis in {Basis.RULE, Basis.ASSUMED}:
+        return GUESS_SLOWDOWN
+    worst = zip(plan.step_s_slow[1:], plan.step_s[1:], strict=True)
+    return max(1.0, *(slow / usual for slow, usual in worst if usual > 0))
 
 
 def _limit_notes(spec: JobSpec, plan: TrainingPlan, site: Site) -> list[str]:

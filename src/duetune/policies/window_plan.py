@@ -99,7 +99,8 @@ def fill_window(
     for ahead in range(horizon, nearest - 1, -1):
         fill_costs(job, forecast, ahead, on_demand_price, costs)
         following = to_go[slot + horizon + 1] if ahead == horizon else window[ahead + 1]
-        first = max(1, fewest - ahead * stride)
+        # The first action counts true progress, up to one step more than its stride rounded down.
+        first = max(1, fewest - ahead * stride - 1)
         finish = job.values[slot + ahead]
         sweep(job, grid, following, window[ahead], costs, finish, first, most, running, False)
 

@@ -17,13 +17,13 @@ from duetune.errors import FleetError, InvalidInput
 from duetune.files import write_whole
 from duetune.fleets.embedded.client import EmbeddedFleet, running_provider, start_provider
 from duetune.fleets.embedded.cloud_settings import DEFAULT_PRELOAD, FleetSettings
-from duetune.fleets.host import AlwaysOn, Connected, FleetHost
+from duetune.fleets.host import ANSWER_S, AlwaysOn, Connected, FleetHost
 from duetune.market.forecast.simple import WEEK_HOURS
 from duetune.market.resample import slice_slots
 from duetune.registry.markets import SYNTHETIC_SLOTS, market_named, markets_from_file
 from duetune.registry.plugins import Kind, Listed
 from duetune.settings import SiteSettings
-from duetune.store.store import made_home, opened_store
+from duetune.store.store import made_home, readable_store
 from duetune.wall_clock import wall_now
 
 if TYPE_CHECKING:
@@ -138,9 +138,12 @@ class EmbeddedHost:
             self._start(self._started_on())
 
     def feed(self) -> MarketFeed:
-        """Return the feed of the running fleet, or of the fleet that would be started now."""
-        found = self.running()
-        return _MarketAtStart(self.site()) if found is None else found.feed
+        """Return the feed of the running fleet, or of the fleet that would be started now.
+
+        ``plan`` and ``amend`` read it, and do not wait long for a fleet that stands still.
+        """
+        found = running_provider(self._settings.fleet, timeout_s=ANSWER_S)
+        return _MarketAtStart(self.site()) if found is None else found
 
     def site(self) -> SiteSettings:
         """Return the site of the running fleet, or of the fleet that would be started now.
@@ -151,7 +154,7 @@ class EmbeddedHost:
             return self._started_on()
         if not (self._settings.fleet / SITE_FILE).is_file():
             return self._settings.site
-        with opened_store(self._settings) as store:
+        with readable_store(self._settings) as store:
             return self._started_on() if store.active() else self._settings.site
 
     def _start(self, site: SiteSettings) -> Connected:

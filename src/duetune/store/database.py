@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import sqlite3
 import time
 from contextlib import contextmanager
@@ -16,9 +17,11 @@ from urllib.parse import quote
 import msgspec
 from sqlalchemy import URL, create_engine, event
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+from sqlalchemy.pool import StaticPool
 
 from duetune.errors import InvalidInput, MissingExtra, StoreError, StoreLost
 from duetune.files import OWNER
+from duetune.store.sql_tables import metadata
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -39,6 +42,8 @@ _AT_ONCE = 500
 
 BUSY_S = 30.0
 """A writer waits this many seconds for another one."""
+
+_MOST_IDENTITIES = 2**31 - 1
 
 _REFUSALS = {
     sqlite3.SQLITE_NOTADB: "an SQLite database",
@@ -81,8 +86,20 @@ class Database:
         with self._translated(), self._writer.begin() as connection:
             yield connection
 
+    def identify(self) -> None:
+        """Give an SQLite file its identity if it has none; called once it is known to be ours."""
+        if self._file is not None:
+            with self._translated():
+                self._file.identify()
+
     def save_copy(self, path: Path) -> None:
-        """Write all of an SQLite database to a new file; called when its own file was deleted."""
+        """Write all of an SQLite database to a new file; called when its own file was deleted.
+
+        Nothing can be saved of a file that was overwritten.
+        """
+        if self._file is not None and self._file.overwritten():
+            self._file.remove_beside()
+            raise StoreError(self.name, "its content was overwritten; restore a backup")
         with self._translated(), contextlib.closing(self._engine.raw_connection()) as connection:
             # A connection that was opened before the deletion still has the whole content.
             connection.cursor().execute("VACUUM INTO ?", (str(path),))
@@ -115,6 +132,13 @@ def postgres_database(url: URL) -> Database:
     except ImportError as missing:
         raise MissingExtra("a PostgreSQL journal", "postgres") from missing
     return Database(engine, shown)
+
+
+def memory_database() -> Database:
+    """Return a new database in memory that has all tables and no rows."""
+    engine = create_engine("sqlite://", poolclass=StaticPool)
+    metadata.create_all(engine)
+    return Database(engine, "memory")
 
 
 def parsed(found: RowMapping, kind: type[Row]) -> Row:
@@ -158,12 +182,16 @@ def sqlite_database(path: Path) -> Database:
 class DatabaseFile:
     """The file of an open database, and the two files that SQLite keeps beside it.
 
-    A file's number is not given to another file as long as a connection has the file open.
+    A file's number is not given to another file as long as a connection has the file open. A file
+    that is overwritten keeps its number; its content is known by an identity, which is a random
+    number in SQLite's ``user_version``.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._number = _file_number(path)
+        self._changed_ns = 0
+        self._identities: set[int] = set()
         self._beside: dict[Path, tuple[int, int] | None] = {
             path.with_name(f"{path.name}{end}"): None for end in ("-wal", "-shm")
         }
@@ -173,14 +201,61 @@ class DatabaseFile:
         now = _file_number(self._path)
         if now != self._number:
             return "its file was deleted" if now is None else "its file was replaced by another"
+        if self.overwritten():
+            return "its file was overwritten with another"
         self._beside = {path: _file_number(path) for path in self._beside}
         return ""
+
+    def identify(self) -> None:
+        """Read the identity; a new one is written if there is none."""
+        with contextlib.closing(sqlite3.connect(self._path, timeout=BUSY_S)) as connection:
+            connection.isolation_level = None
+            if not _identity(connection):
+                connection.execute("BEGIN IMMEDIATE")
+                if not _identity(connection):
+                    chosen = secrets.randbelow(_MOST_IDENTITIES) + 1
+                    connection.execute(f"PRAGMA user_version = {chosen}")
+                connection.execute("COMMIT")
+                connection.execute("PRAGMA wal_checkpoint").fetchall()
+            # The file itself may have none yet, if another process delays the checkpoint.
+            self._identities = {_identity(connection), self._written_identity()}
+        self._changed_ns = self._path.stat().st_mtime_ns
+
+    def overwritten(self) -> bool:
+        """Return whether the file has the content of another; read only if it was written to."""
+        if not self._identities or _file_number(self._path) != self._number:
+            return False
+        changed_ns = self._path.stat().st_mtime_ns
+        if changed_ns == self._changed_ns:
+            return False
+        try:
+            found = self._written_identity()
+        except sqlite3.DatabaseError:
+            return True
+        if found not in self._identities:
+            return True
+        if found:
+            self._identities = {found}
+        self._changed_ns = changed_ns
+        return False
+
+    def _written_identity(self) -> int:
+        """Return the identity in the file itself, without what is still in the log beside it."""
+        # SQLite opens the file, because closing it ourselves would drop the locks of this process.
+        place = f"file:{quote(str(self._path))}?mode=ro&immutable=1"
+        with contextlib.closing(sqlite3.connect(place, uri=True)) as connection:
+            return _identity(connection)
 
     def remove_beside(self) -> None:
         """Remove the files beside it: SQLite would apply them to the next file of this name."""
         for path, number in self._beside.items():
             if number is not None and _file_number(path) == number:
                 path.unlink(missing_ok=True)
+
+
+def _identity(connection: sqlite3.Connection) -> int:
+    (found,) = connection.execute("PRAGMA user_version").fetchone()
+    return int(found)
 
 
 def _file_number(path: Path) -> tuple[int, int] | None:

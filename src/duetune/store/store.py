@@ -1,7 +1,7 @@
 """The store: one object for everything that outlives a process.
 
-``opened_store`` and ``existing_store`` find the store of a home folder. It is created
-when something is written, not when something is asked.
+``opened_store``, ``readable_store`` and ``existing_store`` find the store of a home folder. It is
+created when something is written, not when something is asked.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from sqlalchemy.exc import ArgumentError
 
 from duetune.errors import InvalidInput, StoreLost
 from duetune.settings import HOME
-from duetune.store.database import postgres_database, sqlite_database
+from duetune.store.database import memory_database, postgres_database, sqlite_database
 from duetune.store.database_journal import DatabaseJournal, rebuild
 from duetune.store.database_schema import migrate
 from duetune.store.inbox import Inbox
@@ -97,6 +97,7 @@ def open_store(url_or_path: str | Path, *, clock: Callable[[], float] = wall_now
         database = _database(url_or_path)
         try:
             migrate(database)
+            database.identify()
         except BaseException:
             database.close()
             raise
@@ -145,6 +146,22 @@ def _refuse_empty(settings: Settings, database: Path) -> None:
             f" and run 'duetune controller start', or move {settings.jobs} away to begin anew"
         )
         raise StoreLost(str(database), reason)
+
+
+def has_store(settings: Settings) -> bool:
+    """Return whether the home has a database: one on a server, or a file that exists."""
+    return "://" in settings.database or Path(settings.database).exists()
+
+
+def readable_store(settings: Settings) -> Store:
+    """Return the store of the home for a question; an empty one in memory if there is none.
+
+    ``StoreLost`` is raised as by ``opened_store``.
+    """
+    if has_store(settings):
+        return opened_store(settings)
+    _refuse_empty(settings, Path(settings.database))
+    return Store(memory_database())
 
 
 def existing_store(settings: Settings) -> Store | None:

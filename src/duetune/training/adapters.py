@@ -11,7 +11,8 @@ import torch
 import transformers
 
 from duetune.errors import InvalidInput, MissingExtra
-from duetune.training.language_model import refused, seeded, short_reason, stored_type
+from duetune.training.forward_pass import choose_forward_pass
+from duetune.training.language_model import precision, refused, seeded, short_reason, stored_type
 from duetune.training.task import TrainingMethod
 
 if TYPE_CHECKING:
@@ -22,8 +23,11 @@ _WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 _PROBLEMS = (OSError, ValueError, TypeError, KeyError, RuntimeError)
 
 
-def load_base(task: TrainingTask, device: torch.device) -> LanguageModel:
-    """Load the base model; a folder without weights gets random ones from the task's seed."""
+def load_base(task: TrainingTask, device: torch.device, *, choose: bool = True) -> LanguageModel:
+    """Load the base model; a folder without weights gets random ones from the task's seed.
+
+    Without ``choose`` the caller chooses the way in which the model is computed.
+    """
     bits = _quantisation(task) if task.method is TrainingMethod.QLORA else None
     folder = Path(task.model)
     options: dict[str, object] = {"dtype": stored_type(task)}
@@ -49,7 +53,10 @@ def load_base(task: TrainingTask, device: torch.device) -> LanguageModel:
         # On some CPUs the layers would rewrite their weights for inference, and not for all shapes.
         module.support_avx512bf16_for_cpu = False
     # transformers refuses to move weights in 4 bits; they are on the device already.
-    return cast("LanguageModel", model if bits is not None else model.to(device))
+    base = cast("LanguageModel", model if bits is not None else model.to(device))
+    if choose:
+        choose_forward_pass(base, task, device, precision(task))
+    return base
 
 
 def with_adapter(task: TrainingTask, base: LanguageModel) -> LanguageModel:

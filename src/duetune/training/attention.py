@@ -73,10 +73,14 @@ def register_attention() -> None:
     ALL_MASK_ATTENTION_FUNCTIONS.register(PACKED, packed_mask)
 
 
-def has_varlen(head_dim: int, dtype: torch.dtype, device: torch.device) -> bool:
+def has_varlen(
+    head_dim: int, dtype: torch.dtype, device: torch.device, *, windowed: bool = False
+) -> bool:
     """Return whether torch's varlen attention can compute this."""
-    low = dtype in _LOW_PRECISION and head_dim <= _MOST_HEAD_DIM
-    return device.type == "cuda" and low and _varlen() is not None
+    if device.type != "cuda" or dtype not in _LOW_PRECISION or head_dim > _MOST_HEAD_DIM:
+        return False
+    found = _varlen()
+    return found is not None and (not windowed or "window_size" in found[1])
 
 
 def packed_mask(
@@ -133,9 +137,9 @@ def packed_attention(
         if query.shape[-2] != key.shape[-2]:
             raise NotImplementedError("duetune's attention is for training, without a cache")
         return _attended(query, key, value, mask, variant).transpose(1, 2).contiguous(), None
-    plain = softcap is None and s_aux is None and not dropout
-    same = query.shape[-1] == value.shape[-1]
-    if plain and same and has_varlen(query.shape[-1], query.dtype, query.device):
+    size = query.shape[-1]
+    plain = softcap is None and s_aux is None and not dropout and size == value.shape[-1]
+    if plain and has_varlen(size, query.dtype, query.device, windowed=window is not None):
         return _by_borders(query, key, value, cu_seq_lens_q, max_length_q, variant), None
     lengths = list(row_lengths)
     queries, keys, values = (torch.split(each, lengths, dim=2) for each in (query, key, value))

@@ -95,7 +95,8 @@ def choose_forward_pass(
 ) -> ForwardPass:
     """Choose the way, prepare the model for it, and return it. Called once per loaded model.
 
-    A ``sharded`` model is always called as a whole, because only then are its shards put together.
+    Adapters may be added afterwards: the way is found through them. A ``sharded`` model is always
+    called as a whole, because only then are its shards put together.
     """
     register_attention()
     causal = _causal(model)

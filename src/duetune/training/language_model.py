@@ -33,6 +33,9 @@ if TYPE_CHECKING:
         def save_pretrained(self, folder: Path) -> None: ...
 
 
+TRAINED_VALUE = "trained_value"
+"""Attribute of a parameter that is computed with in fewer bits: its value as it is trained."""
+
 _TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 

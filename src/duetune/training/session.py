@@ -336,10 +336,10 @@ def _model(
     if task.unshardable:
         raise InvalidInput("gpus_per_member", siblings.count, f"1, because {task.unshardable}")
     cpu, dtype = torch.device("cpu"), precision(task)
-    model = load_base(task, cpu) if base else load_model(task, cpu, choose=False)
+    load = load_base if base else load_model
+    model = load(task, cpu, choose=False)
     shard(model, siblings, device, dtype, contract.folder / RENDEZVOUS)
-    if not base:
-        choose_forward_pass(model, task, device, dtype, sharded=True)
+    choose_forward_pass(model, task, device, dtype, sharded=True)
     return model
 
 

@@ -8,6 +8,7 @@ Checkpoints hold the whole vector and are the same with any number of processes.
 
 from __future__ import annotations
 
+import contextlib
 import uuid
 from datetime import timedelta
 from typing import TYPE_CHECKING, NamedTuple, cast
@@ -21,6 +22,8 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
 from torch.distributed.tensor import DTensor
 
+from duetune.training.flat_parameters import layout_of, trainable
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
@@ -28,6 +31,7 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
     from duetune.training.siblings import Siblings
+    from duetune.training.task import OptimiserName
 
 _OPERATION_S = 600.0
 
@@ -167,20 +171,14 @@ class _ReduceScatter(ReduceScatter):
 class ShardedParameters:
     """This process's shards of the trainable parameters as one vector, like ``FlatParameters``.
 
-    - ``named``: the parameters in the order of the vector; those with weight decay come first.
     - ``layout``: a digest of the whole model's parameters.
     - ``decaying``: the length of the part with weight decay.
     - ``whole_size``, ``whole_decaying``: the same lengths of the whole model's vector.
     """
 
-    def __init__(
-        self,
-        model: torch.nn.Module,
-        named: Sequence[tuple[str, torch.nn.Parameter]],
-        place: int,
-        layout: str,
-    ) -> None:
-        self.layout = layout
+    def __init__(self, model: torch.nn.Module, optim: OptimiserName, place: int) -> None:
+        named = trainable(model)
+        self.layout = layout_of(named, optim)
         held = {
             id(each.sharded_param): each
             for part in _sharded_modules(model)
@@ -216,8 +214,9 @@ class ShardedParameters:
         for name, span, parameter in zip(self._names, self.spans, self._parameters, strict=True):
             yield name, vector[span.own : span.own + span.length].view_as(parameter.to_local())
 
-    def collect_into(self, row: torch.Tensor) -> None:
-        """Add the gradients of the following backward passes to ``row``."""
+    @contextlib.contextmanager
+    def collecting_into(self, row: torch.Tensor) -> Iterator[None]:
+        """Add the gradients of the backward passes inside the block to ``row``."""
         for parameter, (_, place) in zip(self._parameters, self.views(row), strict=True):
             parameter.grad = DTensor.from_local(
                 place,
@@ -227,11 +226,12 @@ class ShardedParameters:
                 shape=parameter.shape,
                 stride=parameter.stride(),
             )
-
-    def forget_gradients(self) -> None:
-        """Stop collecting gradients."""
+        yield
         for parameter in self._parameters:
             parameter.grad = None
+
+    def refresh(self) -> None:
+        """Do nothing: FSDP reads the vector itself before every layer."""
 
     def whole_length(self, name: str, array: torch.Tensor) -> int:
         """Return the length of an array of the state for the whole model."""

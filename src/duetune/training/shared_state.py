@@ -7,7 +7,6 @@ be repeated with other members. ``training_loop`` runs the steps; ``group`` sums
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import logging
 import math
@@ -22,6 +21,7 @@ import torch
 from duetune.errors import DuetuneError
 from duetune.training.batches import BatchPlan, dropout_seed
 from duetune.training.evaluation import EvaluationHistory
+from duetune.training.flat_parameters import FlatParameters
 from duetune.training.forward_pass import forward_pass_of
 from duetune.training.language_model import precision, seeded
 from duetune.training.optimisers import FlatOptimiser
@@ -29,11 +29,10 @@ from duetune.training.pace import MemberPace
 from duetune.training.packing import microbatches, shares
 from duetune.training.sharding import ShardedParameters
 from duetune.training.siblings import Contribute, Copy, Evaluate, Siblings, Update
-from duetune.training.task import OptimiserName
 from duetune.training.trained_model import load_model, summed_loss
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
@@ -91,70 +90,6 @@ class LearnerState(msgspec.Struct, frozen=True):
     stopped: bool = False
 
 
-class FlatParameters:
-    """The trainable parameters of a model as one vector; those with weight decay come first.
-
-    One vector is easy to sum, to send to another member and to save. The parameters of the model
-    become views into it.
-    """
-
-    def __init__(
-        self, model: torch.nn.Module, optim: OptimiserName = OptimiserName.ADAMW_TORCH
-    ) -> None:
-        named = _trainable(model)
-        self._names = [name for name, _ in named]
-        self._parameters = [parameter for _, parameter in named]
-        sizes = [parameter.numel() for parameter in self._parameters]
-        self.decaying = sum(
-            parameter.numel() for parameter in self._parameters if parameter.ndim >= 2
-        )
-        self.layout = _layout(named, optim)
-        device = self._parameters[0].device
-        self.size = self.whole_size = sum(sizes)
-        dtype = self._parameters[0].dtype
-        self.values = torch.empty(self.size, dtype=dtype, device=device)
-        for parameter, place in zip(self._parameters, torch.split(self.values, sizes), strict=True):
-            place.copy_(parameter.data.flatten())
-            parameter.data = place.view_as(parameter.data)
-
-    def views(self, vector: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield names and parts of a vector like ``values``, in the shapes of the parameters."""
-        begin = 0
-        for name, parameter in zip(self._names, self._parameters, strict=True):
-            yield name, vector[begin : begin + parameter.numel()].view(parameter.shape)
-            begin += parameter.numel()
-
-    def collect_into(self, row: torch.Tensor) -> None:
-        """Add the gradients of the following backward passes to ``row``."""
-        for parameter, (_, place) in zip(self._parameters, self.views(row), strict=True):
-            parameter.grad = place
-
-    def forget_gradients(self) -> None:
-        """Stop collecting gradients."""
-        for parameter in self._parameters:
-            parameter.grad = None
-
-
-def _trainable(model: torch.nn.Module) -> list[tuple[str, torch.nn.Parameter]]:
-    """Return the trainable parameters; those with weight decay come first."""
-    named = [pair for pair in model.named_parameters() if pair[1].requires_grad]
-    # As in transformers, biases and the scales of normalisation layers do not decay.
-    return sorted(named, key=lambda pair: pair[1].ndim < 2)
-
-
-def _layout(named: Iterable[tuple[str, torch.Tensor]], optim: OptimiserName) -> str:
-    """Return a digest of names, shapes and the kind of optimiser state; states of another layout
-    belong to another task.
-    """
-    seen = hashlib.sha256()
-    for name, parameter in named:
-        narrow = "" if parameter.dtype == torch.float32 else f":{parameter.dtype}"
-        seen.update(f"{name}:{tuple(parameter.shape)}{narrow}\n".encode())
-    if "adamw_torch" not in optim:
-        seen.update(optim.replace("_bnb", "").encode())
-    return seen.hexdigest()[:16]
-
-
 class SharedState:
     """One member's copy of the shared state, trained on ``rows`` of ``data``.
 
@@ -188,13 +123,13 @@ class SharedState:
         self.planned_steps = task.total_steps(len(rows))
         self.lock = threading.Lock()
         self._flat: FlatParameters | ShardedParameters
-        if siblings.count == 1:
-            self._flat = FlatParameters(model, task.optim)
-        else:
-            named = _trainable(model)
-            layout = _layout(named, task.optim)
-            self._flat = ShardedParameters(model, named, siblings.place, layout)
         self.whole = siblings.count == 1
+        if self.whole:
+            # Adapters are trained in 32 bits; those of DoRA are computed with in 32 bits too.
+            narrow = precision(task) if task.adapts and not task.use_dora else None
+            self._flat = FlatParameters(model, task.optim, narrow)
+        else:
+            self._flat = ShardedParameters(model, task.optim, siblings.place)
         self.trainable = self._flat.whole_size
         self._optimiser = FlatOptimiser(task, self._flat)
         scale = _FIRST_SCALE if task.computed_in == "fp16" else 1.0
@@ -266,10 +201,12 @@ class SharedState:
             touch()
             started = time.monotonic()
             row = part[place if self.reproducible else 0]
-            self._flat.collect_into(row[: self._flat.size])
             # Every process of a member makes the same number of passes, some only to take part.
             chosen, counts = (own, True) if len(own) else (spare, False)
-            with seeded(dropout_seed(task.seed, self.step, int(chosen.min())), self._device):
+            with (
+                self._flat.collecting_into(row[: self._flat.size]),
+                seeded(dropout_seed(task.seed, self.step, int(chosen.min())), self._device),
+            ):
                 loss = summed_loss(
                     self.model, self._data, rows[chosen], self._device, precision(task)
                 )
@@ -281,7 +218,6 @@ class SharedState:
                 share = len(chosen) / task.per_device_train_batch_size
                 least = started + share * task.emulated_microbatch_s
                 time.sleep(max(0.0, least - time.monotonic()))
-        self._flat.forget_gradients()
         if mine and task.emulated_microbatch_s is None:
             if self._device.type == "cuda":
                 torch.cuda.synchronize(self._device)
@@ -357,6 +293,7 @@ class SharedState:
             if finite:
                 rate = task.learning_rate_at(known.step, self.planned_steps)
                 self._optimiser.apply(gradient, rate)
+                self._flat.refresh()
             self.known = msgspec.structs.replace(
                 _after(known, loss, self._data.tokens(rows), finite=finite, fp16=fp16),
                 grad_norm=norm,
@@ -421,6 +358,7 @@ class SharedState:
         if known.layout != self._flat.layout:
             raise ValueError("the state belongs to another model or task")
         self._flat.values.copy_(arrays["parameters"])
+        self._flat.refresh()
         self._optimiser.load(arrays, known.updates)
         self.known = known
 

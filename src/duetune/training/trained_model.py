@@ -10,8 +10,8 @@ import transformers
 from duetune.errors import InvalidInput
 from duetune.training.adapters import load_base, order_layers, with_adapter
 from duetune.training.chat_templates import template_text
-from duetune.training.forward_pass import choose_forward_pass, counted_loss
-from duetune.training.language_model import precision, refused, seeded
+from duetune.training.forward_pass import counted_loss
+from duetune.training.language_model import TRAINED_VALUE, refused, seeded
 from duetune.training.packing import laid_end_to_end
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def load_model(task: TrainingTask, device: torch.device, *, choose: bool = True)
 
     Without ``choose`` the caller chooses the way in which the model is computed.
     """
-    base = load_base(task, device)
+    base = load_base(task, device, choose=choose)
     # The random weights of an adapter must be the same on every member.
     with seeded(task.seed, device):
         model = with_adapter(task, base) if task.adapts else base
@@ -63,8 +63,6 @@ def load_model(task: TrainingTask, device: torch.device, *, choose: bool = True)
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         if task.adapts:
             model.enable_input_require_grads()
-    if choose:
-        choose_forward_pass(model, task, device, precision(task))
     return model
 
 
@@ -84,7 +82,7 @@ def save_model(model: LanguageModel, tokenizer: Tokenizer, folder: Path) -> None
     for parameter in model.parameters():
         if parameter.requires_grad:
             # Copy it out of the flat vector: tensors that share memory look like tied weights.
-            parameter.data = parameter.data.clone()
+            parameter.data = getattr(parameter, TRAINED_VALUE, parameter.data).clone()
     order_layers(model)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)

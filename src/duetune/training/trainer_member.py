@@ -20,9 +20,9 @@ from duetune.core.progress import Phase, Progress
 from duetune.training.batches import dropout_seed, share_of
 from duetune.training.entry import checkpoint_store, join, restore
 from duetune.training.group import GroupBroken, Left
+from duetune.training.language_model import seeded
 from duetune.training.publication import PublishedResult, only_publisher, publish, published
 from duetune.training.saver import Saver
-from duetune.training.language_model import seeded
 from duetune.training.trainer_state import SharedTrainerState
 from duetune.training.training_loop import StepPace, members
 from duetune.training.worker_contract import Notice, ProgressReporter

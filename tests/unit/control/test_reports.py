@@ -10,14 +10,13 @@ import pytest
 
 from duetune.control.connections import FolderReports
 from duetune.control.turn import measured_pace
-from duetune.core.fleet import Node, NodeKind, NodeState
-from duetune.core.progress import Phase, Progress
-from duetune.engine.state import JobState
+from duetune.core.events import Disturbance, Disturbed
+from duetune.core.fleet import NodeState
 from duetune.testing.memory_fleet import ManualClock
-from duetune.testing.sample_events import submission
 from duetune.training.hazard import read_hazard
 from duetune.training.metrics import read_metrics
 from duetune.wall_clock import OFFSET_FILE
+from support.stories import Story, moment
 
 
 @pytest.fixture
@@ -73,48 +72,63 @@ def test_a_report_is_never_older_than_the_last_look_whatever_the_wall_clock_says
     assert reports.read("job")[1] == pytest.approx(1000, abs=60)
 
 
-def _after_a_slot(progress, *, started_at, ended_at=None):
-    """Return the state of a job of 1,800-second slots after slot 2 and a report in it."""
-    submitted = submission()
-    began = submitted.origin + submitted.slot_s
-    node = Node(
-        id="n1",
-        job="tuning",
-        kind=NodeKind.SPOT,
-        state=NodeState.RUNNING if ended_at is None else NodeState.LOST,
-        requested_at=submitted.origin,
-        started_at=submitted.origin + started_at,
-        ended_at=None if ended_at is None else submitted.origin + ended_at,
-    )
-    state = JobState("tuning", submitted, submitted.job)
-    state.nodes = {node.id: node}
-    state.slot, state.slot_began, state.progress_at_slot = 2, began, 10.0
-    state.progress, state.progress_at = progress, began + submitted.slot_s / 2
-    return state
+def _trained(*reports):
+    """A job of one node that has started, after reports of (slots since the start, steps)."""
+    story = Story(policy="maximal_spot", throughput=(0.0, 40.0))
+    story.slot(0.0, available=1)
+    story.ask(0.0)
+    story.run_all(0.1)
+    for at, step in reports:
+        story.steps(step, at=at)
+    return story
 
 
 def test_a_command_that_reports_no_time_per_step_is_measured_by_its_steps():
-    progress = Progress(step=30, total_steps=90, phase=Phase.TRAINING)
-    # Twenty steps in half a slot.
-    assert measured_pace(_after_a_slot(progress, started_at=60), speed=100.0) == {1: 40.0}
+    # Twenty steps in half a slot; the time before the first report is not counted.
+    story = _trained((0.4, 10), (0.9, 30))
+    assert measured_pace(story.state, speed=100.0) == {1: pytest.approx(40.0)}
+
+
+def test_a_command_with_few_steps_in_a_slot_is_measured_over_slots():
+    story = _trained((0.5, 1), (0.9, 2))
+    for slot, step in ((1, 3), (2, 5)):
+        story.slot(slot, available=1, pace=measured_pace(story.state, speed=1.0))
+        story.steps(step, at=slot + 0.5)
+    assert measured_pace(story.state, speed=1.0) == {}
+    story.slot(3, available=1)
+    story.steps(7, at=3.5)
+    assert measured_pace(story.state, speed=1.0) == {1: pytest.approx(2.0)}
+    story.slot(4, available=1, pace={1: 2.0})
+    story.steps(9, at=4.5)
+    assert measured_pace(story.state, speed=1.0) == {}, "a new measurement begins"
 
 
 def test_its_own_time_per_step_counts_without_a_number_of_workers():
-    progress = Progress(step=11, total_steps=90, step_s=0.5, phase=Phase.TRAINING)
-    assert measured_pace(_after_a_slot(progress, started_at=60), speed=100.0) == {1: 36.0}
+    story = _trained()
+    story.steps(11, at=0.9, step_s=0.5)
+    assert measured_pace(story.state, speed=100.0) == {1: 36.0}
 
 
-@pytest.mark.parametrize(
-    ("step", "node"),
-    [
-        pytest.param(14, {"started_at": 60}, id="too-few-steps"),
-        pytest.param(30, {"started_at": 2000}, id="started-within-the-slot"),
-        pytest.param(30, {"started_at": 60, "ended_at": 2500}, id="lost-within-the-slot"),
-    ],
-)
-def test_a_disturbed_slot_is_not_measured(step, node):
-    progress = Progress(step=step, total_steps=90, phase=Phase.TRAINING)
-    assert measured_pace(_after_a_slot(progress, **node), speed=100.0) == {}
+def test_a_disturbed_spell_is_not_measured():
+    story = _trained((0.4, 10), (0.5, 12))
+    story.tell(Disturbed(moment(0.6), Disturbance.STOOD_STILL, seconds=60.0))
+    story.steps(30, at=0.9)
+    assert measured_pace(story.state, speed=1.0) == {}
+    story.steps(40, at=1.0)
+    assert measured_pace(story.state, speed=1.0) == {1: pytest.approx(100.0)}
+
+
+def test_steps_of_other_nodes_are_not_measured():
+    story = _trained((0.4, 10), (0.5, 30))
+    (name,) = story.state.nodes
+    story.report(story.node(name, NodeState.LOST, at=0.6, since=0.1), at=0.6)
+    assert measured_pace(story.state, speed=1.0) == {}
+    story.launch("other", at=0.6)
+    story.report(story.node("other", at=0.7, since=0.7), at=0.7)
+    story.steps(32, at=0.8)
+    assert measured_pace(story.state, speed=1.0) == {}
+    story.steps(37, at=0.9)
+    assert measured_pace(story.state, speed=1.0) == {1: pytest.approx(50.0)}
 
 
 def test_losses_of_a_users_command_become_metrics(folder):

@@ -340,6 +340,11 @@ class TestNotes:
         ]
         assert "max_duration: 9h is not enforced there" not in notes(spec, "trainjob")
 
+    def test_a_hard_deadline_is_noted(self):
+        noted = "hard_deadline: the job is not stopped at its deadline there"
+        assert noted in notes(job(hard_deadline=True), "sbatch")
+        assert noted not in notes(job(), "sbatch")
+
     def test_an_own_command(self):
         found = notes(own(training={"max_steps": 5}), "sbatch")
         assert "run: runs once per machine there, not once per GPU" in found

@@ -9,11 +9,18 @@ import pytest
 
 from duetune.errors import InvalidInput
 from duetune.interop.import_jobs.foreign_file import is_secret_name
-from duetune.interop.import_jobs.reading import Tool, import_job, recognised, relocated
+from duetune.interop.import_jobs.reading import (
+    Tool,
+    import_job,
+    recognised,
+    relocated,
+    written,
+)
 from duetune.jobs.spec.job_spec import JobSpec
 from duetune.jobs.spec.load import load_text
 from duetune.jobs.spec.sections import Spot
 from duetune.jobs.spec.values import DATASET
+from duetune.training.dataset_rows import rows_of
 
 REST_OF_AXOLOTL = "otherwise keep axolotl, with a spec that has 'run: axolotl train FILE'"
 AXOLOTL = """
@@ -410,9 +417,8 @@ class TestLlamaFactory:
         }
         assert notes(found) == {
             "dataset": "alpaca_en_demo is not imported: a job has one dataset; join the files",
-            "dataset identity": "formatting alpaca, columns prompt q: rows need the columns "
-            "text, prompt and completion, messages, conversations, or instruction and output; "
-            "convert others first",
+            "dataset identity": "formatting alpaca, names prompt q: with -o the rows are written "
+            "as messages to a file beside the spec",
             "gradient_accumulation_steps": "a step has 1 x 8 = 8 examples here, on any number of "
             "GPUs; there each GPU had as many",
             "trust_remote_code": "True is not imported; code from the hub is never run",
@@ -467,6 +473,61 @@ class TestLlamaFactory:
     def test_an_own_dataset_for_evaluation(self):
         found = imported("model_name_or_path: m\nstage: sft\ndataset: a\neval_dataset: b")
         assert found.spec.training.eval_dataset == "data/b.json"
+
+    def renamed(self, folder, entry, rows):
+        """What the trainer reads of rows after an import to another folder."""
+        (folder / "out").mkdir()
+        (folder / "a.json").write_text(json.dumps(rows))
+        info = {"a": {"file_name": "a.json", **entry}}
+        (folder / "dataset_info.json").write_text(json.dumps(info))
+        (folder / "x.yaml").write_text("model_name_or_path: m\nstage: sft\ndataset: a")
+        found = written(import_job(folder / "x.yaml"), folder, folder / "out" / "job.yaml")
+        place = folder / "out" / found.spec.dataset
+        return place, [
+            [(turn.role, turn.content) for turn in row.messages] for row in rows_of(place)
+        ]
+
+    def test_renamed_columns_of_alpaca_are_converted(self, tmp_path):
+        names = {"prompt": "q", "query": "more", "response": "a", "history": "before"}
+        rows = [
+            {"q": "Add", "more": "1 2", "a": "3"},
+            {"q": "Go on", "a": "4", "before": [["Count", "1 2 3"]], "system": "Be brief"},
+        ]
+        place, found = self.renamed(tmp_path, {"columns": names}, rows)
+        assert place.name == "job-dataset.jsonl"
+        assert found == [
+            [("user", "Add\n1 2"), ("assistant", "3")],
+            [
+                ("system", "Be brief"),
+                ("user", "Count"),
+                ("assistant", "1 2 3"),
+                ("user", "Go on"),
+                ("assistant", "4"),
+            ],
+        ]
+
+    def test_renamed_tags_of_sharegpt_are_converted(self, tmp_path):
+        entry = {
+            "formatting": "sharegpt",
+            "columns": {"messages": "chat"},
+            "tags": {"role_tag": "who", "content_tag": "says", "user_tag": "me"},
+        }
+        rows = [{"chat": [{"who": "me", "says": "Hi"}, {"who": "gpt", "says": "Hello"}]}]
+        _, found = self.renamed(tmp_path, entry, rows)
+        assert found == [[("user", "Hi"), ("assistant", "Hello")]]
+
+    def test_the_usual_names_need_no_conversion(self, tmp_path):
+        tags = {"role_tag": "role", "content_tag": "content", "user_tag": "user"}
+        tags["assistant_tag"] = "assistant"
+        entry = {"formatting": "sharegpt", "columns": {"messages": "messages"}, "tags": tags}
+        talk = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
+        place, found = self.renamed(tmp_path, entry, [{"messages": talk}])
+        assert place.resolve() == tmp_path / "a.json"
+        assert found == [[("user", "Hi"), ("assistant", "Hello")]]
+
+    def test_a_row_without_the_columns_is_refused_with_its_place(self, tmp_path):
+        with pytest.raises(InvalidInput, match=r"a\.json.*an object with q"):
+            self.renamed(tmp_path, {"columns": {"prompt": "q"}}, [{"instruction": "x"}])
 
     def test_a_broken_dataset_info_is_refused(self, tmp_path):
         (tmp_path / "data").mkdir()

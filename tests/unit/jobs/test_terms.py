@@ -9,7 +9,10 @@ import pytest
 from duetune.core.job import ReconfigurationKey
 from duetune.core.physics import job_physics
 from duetune.errors import InvalidInput
+from duetune.jobs.configure import configure
 from duetune.jobs.spec.values import parse_duration
+from duetune.jobs.step_time import Basis
+from duetune.jobs.terms import job_terms
 from duetune.policies.baselines import OnDemandOnly
 from duetune.simulate.episode import simulate
 from duetune.testing.small_markets import constant_market
@@ -180,3 +183,19 @@ def test_a_step_that_more_gpus_do_not_speed_up_is_level_in_the_curve():
     )
     curve = terms_of(spec).job.throughput
     assert all(more >= fewer for fewer, more in itertools.pairwise(curve))
+
+
+def test_only_an_estimated_speed_may_be_slower():
+    spec = spec_with()
+    assert terms_of(spec).slowdown == 1.0, "emulated"
+    unmeasured = msgspec.structs.replace(SITE, emulated_microbatch_s=None)
+    short = spec_with(training={"max_steps": 2})
+    assert terms_of(short, site=unmeasured).slowdown == 4.0, "a rule of thumb"
+    command = spec_with(run="python train.py", model=None, dataset=None)
+    assert terms_of(command).slowdown == 4.0, "assumed"
+    plan = configure(spec, SITE)
+    uncertain = msgspec.structs.replace(
+        plan, basis=Basis.KNOWLEDGE, step_s_slow=tuple(1.5 * each for each in plan.step_s)
+    )
+    terms = job_terms(spec, uncertain, SITE, market_at(), ORIGIN)
+    assert terms.slowdown == pytest.approx(1.5)

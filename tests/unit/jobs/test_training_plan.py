@@ -259,7 +259,8 @@ def test_the_largest_that_is_said_to_fit_does(field):
 
 def test_gpus_that_the_fleet_does_not_sell_are_refused():
     assert chosen(resources={"accelerators": "A100"}).accelerator == "A100-80GB"
-    with pytest.raises(InvalidInput, match=r"^resources\.accelerators.*auto or A100-80GB"):
+    refused = r"^resources\.accelerators.*auto or A100-80GB.*; for H100, .*--accelerator$"
+    with pytest.raises(InvalidInput, match=refused):
         chosen(resources={"accelerators": "H100:2"})
     with pytest.raises(InvalidInput, match=r"^resources\.accelerators.*at most 8"):
         chosen(resources={"accelerators": "A100:9"})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from duetune.core.decision import Outlook
@@ -277,3 +278,28 @@ def test_a_bad_field_is_named_with_its_value_and_what_is_allowed(field, value, a
     assert caught.value.field == field
     assert repr(value) in str(caught.value)
     assert allowed in str(caught.value)
+
+
+def test_a_decision_does_not_depend_on_what_was_in_memory(monkeypatch):
+    # A slot of 4 GPUs does 66.9 steps of the planning grid: one more than its stride rounded down.
+    measured = job(
+        work=1021.0,
+        deadline=20,
+        value=900.0,
+        throughput=linear_throughput(4, slope=16.679193929922626),
+        reconfiguration=Reconfiguration(grow=0.9, shrink=0.95, preempted=0.9),
+    )
+    view = view_of(
+        measured,
+        slot=10,
+        progress=297.0,
+        held=(0, 4),
+        spot_price=0.3,
+        available=0,
+        ahead=[(0.3, 0)] * 24,
+    )
+    decisions = []
+    for left_over in (-1e9, 1e9):
+        monkeypatch.setattr(np, "empty", lambda shape, rest=left_over: np.full(shape, rest))
+        decisions.append(Ahap().decide(view))
+    assert decisions[0] == decisions[1]

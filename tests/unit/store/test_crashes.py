@@ -14,8 +14,9 @@ from duetune.core.fleet import Node, NodeKind, NodeState
 from duetune.errors import StoreError
 from duetune.store.store import open_store
 from duetune.testing.sample_events import decision, submission
+from support.more import MORE
 
-KILLS = 20
+KILLS = 100 if MORE else 10
 BATCH = 3
 
 # Children of a clean process that has imported what they need: quick, and nothing is inherited.

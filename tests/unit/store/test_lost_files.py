@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import sqlite3
+from contextlib import closing
 
 import pytest
 
@@ -51,3 +54,46 @@ def test_no_empty_one_is_created_where_jobs_are(tmp_path):
     assert not (tmp_path / "duetune.db").exists()
     shutil.rmtree(settings.jobs)
     opened_store(settings).close()
+
+
+class TestOverwritten:
+    """A file that keeps its number and gets the content of another database."""
+
+    def overwrite(self, path, content):
+        with path.open("r+b") as file:
+            file.truncate(0)
+            file.write(content)
+        later = path.stat().st_mtime_ns + 1_000_000_000
+        os.utime(path, ns=(later, later))
+
+    @pytest.mark.parametrize("content", ["another", "foreign", "empty", "text"])
+    def test_it_is_noticed(self, tmp_path, content):
+        open_store(tmp_path / "another").close()
+        with closing(sqlite3.connect(tmp_path / "foreign")) as foreign:
+            foreign.execute("CREATE TABLE foreign_rows (number INTEGER)")
+        (tmp_path / "empty").touch()
+        (tmp_path / "text").write_text("no database at all" * 300)
+        with open_store(tmp_path / "duetune.db") as store:
+            assert store.journal.streams() == []
+            self.overwrite(tmp_path / "duetune.db", (tmp_path / content).read_bytes())
+            with pytest.raises(StoreLost, match="overwritten"):
+                store.journal.streams()
+            with pytest.raises(StoreError, match="restore a backup"):
+                store.rescue(tmp_path)
+
+    def test_a_checkpoint_and_another_process_are_not_mistaken_for_it(self, tmp_path):
+        path = tmp_path / "duetune.db"
+        with open_store(path) as store, open_store(path) as other:
+            other.journal.append("job", [submission()], expected=0)
+            with closing(sqlite3.connect(path)) as connection:
+                connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            assert store.journal.streams() == ["job"]
+
+    def test_a_database_without_an_identity_gets_one(self, tmp_path):
+        path = tmp_path / "duetune.db"
+        open_store(path).close()
+        with closing(sqlite3.connect(path)) as connection:
+            connection.execute("PRAGMA user_version = 0")
+        open_store(path).close()
+        with closing(sqlite3.connect(path)) as connection:
+            assert connection.execute("PRAGMA user_version").fetchone()[0] > 0

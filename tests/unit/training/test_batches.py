@@ -70,6 +70,17 @@ def test_a_task_is_read_as_it_was_written(tmp_path):
     assert read_task(tmp_path) == wished
 
 
+def test_a_task_file_of_an_older_version_still_loads(tmp_path):
+    (tmp_path / "task.json").write_text('{"model": "m", "dataset": "d", "reduction": "exact"}')
+    assert read_task(tmp_path) == task()
+
+
+def test_a_microbatch_has_room_for_its_examples_at_full_length_unless_told_otherwise():
+    usual = {"per_device_train_batch_size": 4, "max_length": 512}
+    assert task(**usual).microbatch_tokens == 2048
+    assert task(**usual, max_tokens_per_microbatch=700).microbatch_tokens == 700
+
+
 @pytest.mark.parametrize(
     ("fields", "words"),
     [

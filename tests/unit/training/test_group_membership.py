@@ -147,3 +147,12 @@ def test_accelerators_are_connected_directly_only_if_each_member_has_its_own():
         names = zip("ab", devices, strict=True)
         (plan, _) = all_of([member(name, device=device) for name, device in names])
         assert plan.accelerators_differ is direct
+
+
+def test_every_member_sees_the_same_paces_in_the_order_of_ranks():
+    told = [member("b", pace=200.0), member("a", pace=100.0), member("c")]
+    assert {arrangement.paces for arrangement in all_of(told)} == {(100.0, 200.0, 0.0)}
+    # A new pace is no reason to connect again.
+    formed = after(all_of(told))
+    again = [replace(each, pace=each.pace + 50) for each in formed]
+    assert not any(arrangement.connect for arrangement in all_of(again))

@@ -20,6 +20,7 @@ pytestmark = pytest.mark.torch
 torch = later("torch")
 peft = later("peft")
 transformers = later("transformers")
+safetensors = later("safetensors.torch")
 evaluating = later("duetune.training.evaluation")
 learning = later("duetune.training.shared_state")
 models = later("duetune.training.trained_model")
@@ -237,6 +238,37 @@ def test_without_reproducibility_the_result_is_nearly_the_same(folder):
     assert equal(state(fast[0]), state(fast[2]))
 
 
+def test_an_emulated_gpu_takes_as_long_for_the_same_examples(folder, monkeypatch):
+    slept = []
+    monkeypatch.setattr("duetune.training.shared_state.time.sleep", slept.append)
+    monkeypatch.setattr("duetune.training.shared_state.time.monotonic", lambda: 0.0)
+    for reproducible in (True, False):
+        slept.clear()
+        member = learner(folder, emulated_microbatch_s=3.0, reproducible=reproducible)
+        step([member])
+        # Ten examples, two per microbatch.
+        assert sum(slept) == pytest.approx(5 * 3.0)
+        # The pace of an emulated GPU is not that of this machine.
+        assert member.pace.told == 0
+
+
+def test_members_of_different_pace_share_a_step_by_it(folder):
+    def targets(paces):
+        members = [learner(folder, reproducible=False) for _ in paces]
+        seen = []
+        for rank, member in enumerate(members):
+            rows = member._plan.rows_of(0)
+            mine, height = member._share(rows, rank, paces)
+            assert height == 1
+            seen.append(sum(int(member._data.lengths(rows)[chosen].sum()) for chosen in mine))
+        return seen
+
+    slow, fast = targets([100.0, 400.0])
+    assert 3 < fast / slow < 5.5
+    even = targets([0.0, 0.0])
+    assert abs(even[0] - even[1]) <= 12
+
+
 def test_a_step_is_that_of_torch_on_the_whole_batch(folder):
     wished = task(
         folder, learning_rate=1e-2, max_grad_norm=0.0, lr_scheduler_type=Schedule.CONSTANT
@@ -279,6 +311,27 @@ def test_lower_precision_trains_too(folder, fields):
         step([member])
     assert member.known.updates == 2
     assert all(np.isfinite(member.known.losses))
+
+
+def test_adapters_in_16_bits_are_trained_and_saved_in_32(folder, tmp_path):
+    member, cast = learner(folder, bf16=True, learning_rate=1e-3), learner(folder, bf16=True)
+    trained = [p for p in member.model.parameters() if p.requires_grad]
+    assert {p.dtype for p in trained} == {torch.bfloat16}
+    for _ in range(3):
+        step([member])
+    values = member.arrays()["parameters"]
+    assert values.dtype == torch.float32
+    # The model computes with the rounded values, also after it has taken another's state.
+    cast.load(state(member), member.document())
+    for each in (member, cast):
+        used = [p.detach().flatten() for p in each.model.parameters() if p.requires_grad]
+        torch.testing.assert_close(sum(p.sum() for p in used), values.bfloat16().sum())
+    models.save_model(member.model, models.load_tokenizer(task(folder)), tmp_path)
+    saved = safetensors.load_file(tmp_path / "adapter_model.safetensors")
+    assert {array.dtype for array in saved.values()} == {torch.float32}
+    total = sum(array.sum() for array in saved.values())
+    torch.testing.assert_close(total, values.sum())
+    assert any(not torch.equal(array, array.bfloat16().float()) for array in saved.values())
 
 
 def test_a_gradient_that_is_not_finite_changes_nothing_and_many_end_it(folder):

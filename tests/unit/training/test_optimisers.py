@@ -11,6 +11,7 @@ pytestmark = pytest.mark.torch
 
 torch = later("torch")
 transformers = later("transformers")
+flat_parameters = later("duetune.training.flat_parameters")
 learning = later("duetune.training.shared_state")
 optimisers = later("duetune.training.optimisers")
 
@@ -26,7 +27,7 @@ def built(name, dtype=None):
         model="", dataset="", optim=name, weight_decay=0.1, learning_rate=1e-2, adam_beta2=0.99
     )
     made = model(dtype)
-    flat = learning.FlatParameters(made, name)
+    flat = flat_parameters.FlatParameters(made, name)
     return made, flat, optimisers.FlatOptimiser(task, flat)
 
 
@@ -127,11 +128,11 @@ def test_a_checkpoint_of_adamw_from_before_still_loads():
 
 
 def test_states_of_other_optimisers_have_another_layout():
-    layouts = {learning.FlatParameters(model(), name).layout for name in OptimiserName}
+    layouts = {flat_parameters.FlatParameters(model(), name).layout for name in OptimiserName}
     assert len(layouts) == len(OptimiserName) - 2  # two names each of AdamW and its 8-bit form
     wide, narrow = (
-        learning.FlatParameters(model(torch.float32), OptimiserName.SGD),
-        learning.FlatParameters(model(torch.bfloat16), OptimiserName.SGD),
+        flat_parameters.FlatParameters(model(torch.float32), OptimiserName.SGD),
+        flat_parameters.FlatParameters(model(torch.bfloat16), OptimiserName.SGD),
     )
     assert wide.layout != narrow.layout
 

@@ -6,6 +6,7 @@ The provider's own side begins in ``daemon`` (the process) and ``provider_servic
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 import subprocess
@@ -47,14 +48,15 @@ class EmbeddedFleet:
     """A ``Fleet`` and a ``MarketFeed`` over HTTP; ``clock`` is the matching ``Clock``.
 
     Every call opens a new connection, so a restarted provider is found without further action.
-    All methods raise ``FleetError`` if the provider does not answer or refuses the call.
+    All methods raise ``FleetError`` if the provider refuses the call or does not answer within
+    ``timeout_s`` or the usual time, whichever is shorter.
     """
 
-    def __init__(self, folder: Path | str) -> None:
+    def __init__(self, folder: Path | str, *, timeout_s: float = math.inf) -> None:
         self.folder = Path(folder).expanduser()
         self.clock = ScaledClock(self.folder)
         self._signpost = Signpost(self.folder)
-        self._timeout_s = float(os.environ.get(TIMEOUT) or TIMEOUT_S)
+        self._timeout_s = min(timeout_s, float(os.environ.get(TIMEOUT) or TIMEOUT_S))
 
     def apply(self, commands: Sequence[Command]) -> None:
         """Carry out commands; repeating a command has no further effect."""
@@ -160,7 +162,7 @@ def provider_status(folder: Path | str) -> FleetStatus | None:
     return None if fleet is None else fleet.status()
 
 
-def running_provider(folder: Path | str) -> EmbeddedFleet | None:
+def running_provider(folder: Path | str, *, timeout_s: float = math.inf) -> EmbeddedFleet | None:
     """Return the fleet of the provider in ``folder``, which may be too busy to answer.
 
     None means that no provider runs. Nothing is asked of the provider, so this never waits.
@@ -169,7 +171,7 @@ def running_provider(folder: Path | str) -> EmbeddedFleet | None:
     if daemon.running(place) is None or not (place / PROVIDER_FILE).exists():
         return None
     try:
-        return EmbeddedFleet(place)
+        return EmbeddedFleet(place, timeout_s=timeout_s)
     except FleetError:  # It has just ended and removed its file.
         return None
 

@@ -58,6 +58,8 @@ class Notes:
     def common(self, spec: JobSpec, machines: Machines, *, has_limit: bool) -> None:
         """Note what none of the tools has: deadlines, budgets and GPUs that come and go."""
         self.add("deadline", f"{written_deadline(spec.deadline)} is not enforced there")
+        if spec.hard_deadline:
+            self.add("hard_deadline", "the job is not stopped at its deadline there")
         for field in ("budget", "value", "max_price"):
             amount = getattr(spec, field)
             if amount is not None:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
+    from duetune.interop.import_jobs.renamed_columns import RenamedColumns
     from duetune.jobs.spec.yaml_document import Document
 
 
@@ -41,6 +42,7 @@ class ForeignFile:
     def __init__(self, document: Document, folder: Path) -> None:
         self.folder = folder
         self.notes: list[Note] = []
+        self.renamed: dict[str, RenamedColumns] = {}
         self._document = document
         self._fields = {name: value for name, value in document.fields.items() if value is not None}
 

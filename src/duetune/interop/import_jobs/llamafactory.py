@@ -10,6 +10,7 @@ import msgspec
 
 from duetune.errors import InvalidInput
 from duetune.interop.import_jobs.hyperparameters import REASONS, ROWS, Hyperparameters
+from duetune.interop.import_jobs.renamed_columns import RenamedColumns
 
 if TYPE_CHECKING:
     from duetune.interop.import_jobs.foreign_file import ForeignFile
@@ -43,15 +44,13 @@ _INFO = "dataset_info.json"
 _LEVELS_UP = 4
 
 
-class _Dataset(msgspec.Struct):
-    """An entry of ``dataset_info.json``: where the data is."""
+class _Dataset(RenamedColumns, frozen=True):
+    """An entry of ``dataset_info.json``: where the data is, and the names of its columns."""
 
     hf_hub_url: str = ""
     file_name: str = ""
     subset: str = ""
     split: str = ""
-    formatting: str = "alpaca"
-    columns: dict[str, str] = msgspec.field(default_factory=dict)
 
 
 def from_llamafactory(source: ForeignFile) -> dict[str, object]:
@@ -141,10 +140,16 @@ def _place(
     for detail in ("subset", "split"):
         if getattr(entry, detail):
             source.note(f"{field} {name}", f"{detail} {getattr(entry, detail)} is not imported")
-    columns = ", ".join(f"{role} {column}" for role, column in entry.columns.items())
-    if columns or entry.formatting not in {"alpaca", "sharegpt"}:
-        words = f"formatting {entry.formatting}" + (f", columns {columns}" if columns else "")
-        source.note(f"{field} {name}", f"{words}: {ROWS}; convert others first")
+    if not entry.usual:
+        given = (entry.columns | entry.tags).items()
+        names = ", ".join(f"{role} {column}" for role, column in given)
+        words = f"formatting {entry.formatting}" + (f", names {names}" if names else "")
+        if entry.convertible and entry.file_name:
+            source.renamed[field] = entry
+            says = "with -o the rows are written as messages to a file beside the spec"
+        else:
+            says = f"{ROWS}; convert others first"
+        source.note(f"{field} {name}", f"{words}: {says}")
     if entry.hf_hub_url:
         return entry.hf_hub_url
     if not entry.file_name:

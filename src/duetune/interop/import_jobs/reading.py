@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from duetune.errors import InvalidInput
+from duetune.files import write_whole
 from duetune.interop.import_jobs.axolotl import from_axolotl
 from duetune.interop.import_jobs.foreign_file import ForeignFile
 from duetune.interop.import_jobs.from_skypilot import from_skypilot
 from duetune.interop.import_jobs.llamafactory import from_llamafactory
+from duetune.interop.import_jobs.renamed_columns import RenamedColumns
 from duetune.interop.import_jobs.trl import from_trl
 from duetune.jobs.spec.conversion_notes import Note, one_line
 from duetune.jobs.spec.job_spec import JobSpec
@@ -48,11 +50,15 @@ _READERS: dict[Tool, Callable[[ForeignFile], dict[str, object]]] = {
 
 
 class Imported(msgspec.Struct, frozen=True):
-    """A spec, and notes on the fields that could not be imported as they were."""
+    """A spec, and notes on the fields that could not be imported as they were.
+
+    ``renamed`` are the fields whose data the trainer cannot read as it is; ``written`` converts it.
+    """
 
     tool: Tool
     spec: JobSpec
     notes: tuple[Note, ...]
+    renamed: dict[str, RenamedColumns] = {}
 
     def to_yaml(self, file: str) -> str:
         """Return the spec as a file, with the notes as comments in its first lines."""
@@ -94,7 +100,7 @@ def import_job(
             "training.max_steps",
             f"plan needs it if the card of {spec.dataset} on the hub does not state its size",
         )
-    return Imported(chosen, spec, tuple(source.notes))
+    return Imported(chosen, spec, tuple(source.notes), source.renamed)
 
 
 def _size_unknown(spec: JobSpec, folder: Path) -> bool:
@@ -118,6 +124,25 @@ def recognised(document: Document) -> Tool:
         return Tool.SKYPILOT
     allowed = f"a file of {', '.join(Tool)}; name the tool with --from"
     raise InvalidInput(document.source, f"the fields {', '.join(sorted(names)[:5])}", allowed)
+
+
+def written(imported: Imported, source: Path, target: Path, *, force: bool = False) -> Imported:
+    """Return the import for the spec file ``target``: with paths from its folder instead of
+    ``source``, and with renamed columns converted to files beside it. ``force`` replaces these.
+    """
+    spec = relocated(imported.spec, source, target.parent)
+    places = {"dataset": imported.spec.dataset, "eval_dataset": imported.spec.training.eval_dataset}
+    for field, names in imported.renamed.items():
+        place = target.with_name(f"{target.stem}-{field}.jsonl")
+        if place.exists() and not force:
+            raise InvalidInput(str(place), "a file", "nothing there, or --force: rows go there")
+        rows = names.messages(source.absolute() / str(places[field]))
+        write_whole(place, b"".join(rows))
+        given: dict[str, object] = {field: f"./{place.name}"}
+        if field != "dataset":
+            given = {"training": spec.training.given | given}
+        spec = spec.amended(**given, name=spec.name)
+    return msgspec.structs.replace(imported, spec=spec)
 
 
 def relocated(spec: JobSpec, source: Path, target: Path) -> JobSpec:

@@ -177,7 +177,8 @@ def fill_value_tables(
         # More work than the slots left can do is worth nothing; less than the slots before have
         # left over is never asked for.
         last = min(grid.steps, (job.hard_deadline + 1 - slot) * most)
-        first = max(1, grid.steps - (slot - 1) * most) if from_start else 1
+        # True progress is up to one step a slot more than strides rounded down.
+        first = max(1, grid.steps - (slot - 1) * (most + 1)) if from_start else 1
         tables[slot, :, last + 1 : grid.steps + 1] = 0.0
         if first <= last:
             following, finish = tables[slot + 1], job.values[slot]

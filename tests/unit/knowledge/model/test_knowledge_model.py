@@ -398,6 +398,7 @@ def test_common_sense_stays_with_the_shipped_measurements(shipped):
     check_common_sense(KnowledgeModel.fit(shipped))
 
 
+@pytest.mark.more
 def test_common_sense_stays_with_public_tables(shipped):
     folder = data_folder() / "config"
     if not folder.is_dir():
