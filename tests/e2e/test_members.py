@@ -136,12 +136,13 @@ def test_members_of_two_processes_end_at_the_loss_of_one_process(job, plain):
 @pytest.mark.more
 @pytest.mark.parametrize("method", [TrainingMethod.FULL, TrainingMethod.LORA])
 def test_any_number_of_processes_continues_a_checkpoint(job, plain, method):
-    calm, file = plain, "model.safetensors"
+    calm, file, fields = plain, "model.safetensors", {"method": method}
     if method is TrainingMethod.LORA:
-        calm, file = job("calm", method=method), "adapter_model.safetensors"
+        fields |= {"gradient_checkpointing": True, "eval_strategy": "steps", "eval_steps": 4}
+        calm, file = job("calm", **fields), "adapter_model.safetensors"
         calm.launch("alone")
         assert calm.code("alone") == DONE
-    rough = slow(job, method=method)
+    rough = slow(job, **fields)
     for name, gpus in (("n1", 1), ("n2", 4), ("n3", 2)):
         before = 0 if rough.progress is None else rough.progress.step
         rough.launch(name, gpus=gpus)
