@@ -10,7 +10,7 @@ from datasets import load_dataset
 from peft import LoraConfig
 from trl import SFTConfig, SFTTrainer
 
-from duetune.training import DuetuneCallback  # +
+from duetune.training import elastic  # +
 
 
 def main() -> int:
@@ -22,7 +22,6 @@ def main() -> int:
     parser.add_argument("--folder", default="trainer", help="for the Trainer's own files")
     options = parser.parse_args()
 
-    duetune = DuetuneCallback()  # +
     trainer = SFTTrainer(
         model=options.model,
         args=SFTConfig(
@@ -30,7 +29,8 @@ def main() -> int:
             max_steps=options.steps,
             save_steps=options.save_steps,
             save_total_limit=1,
-            per_device_train_batch_size=4,
+            per_device_train_batch_size=2,  # a microbatch
+            gradient_accumulation_steps=4,  # microbatches of a step, shared by all members
             max_length=256,
             learning_rate=1e-3,
             bf16=torch.cuda.is_available(),
@@ -39,10 +39,8 @@ def main() -> int:
         ),
         train_dataset=load_dataset("json", data_files=options.data, split="train"),
         peft_config=LoraConfig(r=8, target_modules="all-linear"),
-        callbacks=[duetune],  # +
     )
-    trainer.train(resume_from_checkpoint=duetune.resume_from())  # +
-    return duetune.finish(trainer)  # +
+    return elastic(trainer)  # + instead of trainer.train()
 
 
 if __name__ == "__main__":

@@ -130,3 +130,17 @@ def test_a_bad_job_is_refused_in_one_line_before_anything_is_spent(
     assert said.out == ""
     assert home.fleet() is None
     assert not home.settings.jobs.exists()
+
+
+@pytest.mark.more
+def test_members_of_two_gpus_are_bought_billed_and_counted_together(home, model):
+    """Five spot GPUs make two members of two; the bill is that of all their GPUs."""
+    home.start_fleet(home.market((0.9, 5)), slot_wall_s=3.0, warm=True, emulated_microbatch=0.1)
+    job = home.launch(spec(home, model, resources="{accelerators: 'auto:4', gpus_per_member: 2}"))
+    row = home.until_over(job)
+    assert row.status == "SUCCEEDED", home.logs()
+    accounted(home, job)
+    ended = {node.id: node for each in home.story(job) for node in getattr(each.event, "nodes", ())}
+    assert {node.gpus for node in ended.values()} == {2}
+    assert max(report.world for report in progress(home, job)) == 2
+    assert "sharded over 2 processes" in home.logs()

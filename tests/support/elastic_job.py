@@ -10,6 +10,7 @@ import subprocess
 import sys
 
 from duetune.core.progress import Phase
+from duetune.files import write_whole
 from duetune.training.metrics import METRICS, read_metrics
 from duetune.training.publication import published
 from duetune.training.task import write_task
@@ -17,16 +18,17 @@ from duetune.training.worker_contract import read_progress
 from support.patience import PATIENCE_S, until
 
 NURSERY = """
-import json, os, sys, traceback
+import json, os, runpy, sys, time, traceback
 from pathlib import Path
 from duetune.training.tiny import build_tiny_model
 from duetune.training.worker import main, preload
 preload()
+@SCRIPTS@
 print(json.dumps("ready"), flush=True)
 for line in sys.stdin:
     order = json.loads(line)
     if "build" in order:
-        build_tiny_model(Path(order["build"]), hidden=32, layers=1, heads=2)
+        build_tiny_model(Path(order["build"]), hidden=32, layers=1, heads=2, seed=order["seed"])
         print("null", flush=True)
         continue
     if "poll" in order:
@@ -41,7 +43,12 @@ for line in sys.stdin:
             log = os.open(order["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
             os.dup2(log, 1)
             os.dup2(log, 2)
+            if order["command"]:
+                sys.argv = order["command"]
+                runpy.run_path(sys.argv[0], run_name="__main__")
             code = main()
+        except SystemExit as leaving:
+            code = leaving.code or 0
         except BaseException:
             traceback.print_exc()
         finally:
@@ -51,13 +58,32 @@ for line in sys.stdin:
     print(json.dumps(pid), flush=True)
 """
 
+SCRIPTS = """
+import transformers.trainer
+import datasets, peft, trl.trainer.dpo_trainer, trl.trainer.sft_trainer
+import duetune.training.elastic_trainer
+
+
+class Gate(transformers.TrainerCallback):
+    # A step begins when the test allows it, however fast the machine is.
+    def on_step_begin(self, args, state, control, **_):
+        gate = Path(os.environ["DUETUNE_JOB_DIR"]) / "gate"
+        while gate.is_file() and state.global_step >= int(gate.read_text()):
+            time.sleep(0.01)
+
+
+transformers.trainer.DEFAULT_CALLBACKS.append(Gate)
+# Every step is reported, or a test would wait for one that a gate holds back.
+duetune.training.worker_contract.ProgressReporter.__init__.__kwdefaults__["least_s"] = 0.0
+"""
+
 
 class Nursery:
-    """Forks workers on request."""
+    """Forks workers on request; with ``scripts`` also users' scripts for Trainers of TRL."""
 
-    def __init__(self):
+    def __init__(self, *, scripts=False):
         self._process = subprocess.Popen(
-            [sys.executable, "-c", NURSERY],
+            [sys.executable, "-c", NURSERY.replace("@SCRIPTS@", SCRIPTS if scripts else "")],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -65,12 +91,13 @@ class Nursery:
         )
         assert self._answer() == "ready"
 
-    def start(self, environment, log):
-        return self._ask({"environment": environment, "log": str(log)})
+    def start(self, environment, log, command=()):
+        words = [str(word) for word in command]
+        return self._ask({"environment": environment, "log": str(log), "command": words})
 
-    def build_model(self, folder):
+    def build_model(self, folder, seed=None):
         """Here, so that the tests themselves need not import anything heavy."""
-        self._ask({"build": str(folder)})
+        self._ask({"build": str(folder), "seed": seed})
 
     def poll(self, pid):
         """The exit code, once; None while it runs."""
@@ -91,11 +118,15 @@ class Nursery:
 
 
 class ElasticJob:
-    def __init__(self, nursery, folder, task):
+    """A job of the built-in trainer with ``task``, or of a script that ``command`` runs."""
+
+    def __init__(self, nursery, folder, task=None, command=()):
         self._nursery = nursery
         self.folder = folder
         self.folder.mkdir(parents=True)
-        write_task(folder, task)
+        self._command = command
+        if task is not None:
+            write_task(folder, task)
         self._pids = {}
         self._codes = {}
         self._epoch = 0
@@ -125,19 +156,40 @@ class ElasticJob:
 
     # Members
 
-    def launch(self, *names, **variables):
+    def launch(self, *names, gpus=1, **variables):
         for name in names:
             self._epoch += 1
             environment = {
                 "DUETUNE_JOB_ID": "job",
                 "DUETUNE_NODE_ID": name,
                 "DUETUNE_EPOCH": str(self._epoch),
+                "DUETUNE_GPUS": str(gpus),
                 "DUETUNE_JOB_DIR": str(self.folder),
                 "DUETUNE_COORDINATOR_FILE": str(self.address_file) if self._coordinator else "",
                 "DUETUNE_JOB_SECRET": self.secret,
                 **variables,
             }
-            self._pids[name] = self._nursery.start(environment, self.folder / f"{name}.log")
+            log = self.folder / f"{name}.log"
+            self._pids[name] = self._nursery.start(environment, log, self._command)
+
+    def allow(self, steps):
+        """Let scripts do so many steps. They have then begun the next one and wait."""
+        write_whole(self.folder / "gate", str(steps))
+        self.reach(steps)
+
+    def end_gate(self):
+        """Let scripts do all steps."""
+        (self.folder / "gate").unlink()
+
+    def allow_until(self, world):
+        """Let scripts do one step after another until the group has so many members."""
+        while self.progress.world != world:
+            self.allow(self.progress.step + 1)
+
+    def said(self, name, text):
+        """Wait until a member has written a text to its log."""
+        log = self.folder / f"{name}.log"
+        self._until(lambda: log.is_file() and text in log.read_text(), f"{text!r} of {name}")
 
     def signal(self, number, *names):
         for name in names:

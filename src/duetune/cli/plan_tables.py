@@ -99,15 +99,20 @@ def _gpus(chosen: TrainingPlan) -> str:
         if chosen.min_gpus == chosen.max_gpus
         else f"{chosen.min_gpus} to {chosen.max_gpus}"
     )
-    return f"{chosen.accelerator}: {counts}"
+    if chosen.gpus_per_member == 1:
+        return f"{chosen.accelerator}: {counts}"
+    plural = "s" if chosen.max_gpus > 1 else ""
+    return f"{chosen.accelerator}: {counts} member{plural} of {chosen.gpus_per_member} GPUs"
 
 
 def _speed(chosen: TrainingPlan) -> str:
-    least, most = chosen.min_gpus, chosen.max_gpus
-    alone = f"{_two_digits(chosen.step_s[least])} s per step on {least}{_between(chosen, least)}"
+    least, most, gpus = chosen.min_gpus, chosen.max_gpus, chosen.gpus_per_member
+    step = _two_digits(chosen.step_s[least])
+    alone = f"{step} s per step on {least * gpus}{_between(chosen, least)}"
     if most == least:
         return alone
-    return f"{alone}, {_two_digits(chosen.step_s[most])} s on {most}{_between(chosen, most)}"
+    step = _two_digits(chosen.step_s[most])
+    return f"{alone}, {step} s on {most * gpus}{_between(chosen, most)}"
 
 
 def _between(chosen: TrainingPlan, gpus: int) -> str:

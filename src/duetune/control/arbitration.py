@@ -200,10 +200,14 @@ def left_by_others(engine: Engine, engines: Collection[Engine], market: Slot) ->
 
     The fleet would refuse these GPUs.
     """
-    own = len(engine.state.alive(NodeKind.SPOT))
-    taken = sum(len(each.state.alive(NodeKind.SPOT)) for each in engines if each is not engine)
+    own = _spot_gpus(engine)
+    taken = sum(_spot_gpus(each) for each in engines if each is not engine)
     left = max(own, market.available - taken)
     return msgspec.structs.replace(market, available=min(market.available, left))
+
+
+def _spot_gpus(engine: Engine) -> int:
+    return sum(node.gpus for node in engine.state.alive(NodeKind.SPOT))
 
 
 def _competes(page: Page) -> bool:

@@ -1,4 +1,4 @@
-"""Commands to a fleet and its reports. A node has one GPU.
+"""Commands to a fleet and its reports. A node has the GPUs that its task asks for, usually one.
 
 Times are seconds since the epoch by the fleet's own clock (``core.ports.Clock``), which may run
 faster than wall time. Prices are dollars per GPU-hour unless said otherwise.
@@ -74,6 +74,7 @@ class Task(msgspec.Struct, frozen=True):
     ``module``: a Python module to run instead of ``command``. A fleet may start it from a process
     that has already imported the heavy libraries.
     ``coordinated``: the nodes form one elastic group, so the fleet runs a coordinator for the job.
+    ``gpus``: the GPUs of every node of the job; its processes share one copy of the model.
     """
 
     folder: str
@@ -81,6 +82,7 @@ class Task(msgspec.Struct, frozen=True):
     command: tuple[str, ...] = ()
     environment: dict[str, str] = msgspec.field(default_factory=dict)
     coordinated: bool = False
+    gpus: int = 1
 
 
 class Launch(msgspec.Struct, frozen=True, tag="launch"):
@@ -126,7 +128,7 @@ class Node(msgspec.Struct, frozen=True):
     """The fleet's record of a node.
 
     ``notice_at``: when the node will be taken away, if that is known.
-    ``billed``: dollars so far; never falls.
+    ``billed``: dollars so far for all its GPUs; never falls.
     ``end``: why the node ended; ``reason`` is the same in the fleet's words. Both are empty while
     the node is alive.
     """
@@ -142,6 +144,7 @@ class Node(msgspec.Struct, frozen=True):
     billed: float = 0.0
     reason: str = ""
     end: NodeEnd | None = None
+    gpus: int = 1
 
     def __post_init__(self) -> None:
         # Old journals and fleets have no ``end``; their ``reason`` begins with its value.

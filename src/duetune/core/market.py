@@ -22,6 +22,10 @@ class Slot(msgspec.Struct, frozen=True):
     available: int
     on_demand_price: float
 
+    def in_members(self, gpus: int) -> Slot:
+        """Return the market for a job that buys members of ``gpus`` GPUs instead of single ones."""
+        return Slot(self.spot_price * gpus, self.available // gpus, self.on_demand_price * gpus)
+
 
 class Pool(msgspec.Struct, frozen=True):
     """A place where spot GPUs of one type are sold."""
@@ -72,6 +76,15 @@ class MarketTrace(msgspec.Struct, frozen=True, eq=False):
     pools: tuple[Pool, ...] = (Pool("default"),)
     start: datetime | None = None
     name: str = "market"
+
+    def in_members(self, gpus: int) -> MarketTrace:
+        """Return the market for a job that buys members of ``gpus`` GPUs instead of single ones."""
+        return msgspec.structs.replace(
+            self,
+            spot_price=self.spot_price * gpus,
+            available=self.available // gpus,
+            on_demand_price=self.on_demand_price * gpus,
+        )
 
     def __post_init__(self) -> None:
         shape = self.spot_price.shape

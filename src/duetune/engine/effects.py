@@ -387,6 +387,7 @@ def _node_request(state: JobState, event: Requested) -> None:
             kind=request.kind,
             state=NodeState.REQUESTED,
             requested_at=event.at,
+            gpus=state.submitted.task.gpus,
         )
         state.epochs[request.node] = request.epoch
     state.releasing.update(event.releases)

@@ -132,16 +132,20 @@ class Engine:
         outlook: Outlook,
         pace: dict[int, float],
     ) -> Observed:
-        """Return the observation of the slot that contains ``at``; the caller may handle it."""
+        """Return the observation of the slot that contains ``at``; the caller may handle it.
+
+        ``market`` and ``forecast`` count GPUs. The observation, and so the policy, counts members.
+        """
         state = self.state
+        gpus = state.submitted.task.gpus
         return Observed(
             at=at,
             slot=state.slot_at(at),
             progress=float(state.progress.step),
             held=state.held(),
-            market=_after_refusal(state, market, at),
-            forecast_price=tuple(forecast.spot_price.tolist()),
-            forecast_available=tuple(forecast.available.tolist()),
+            market=_after_refusal(state, market.in_members(gpus), at),
+            forecast_price=tuple((forecast.spot_price * gpus).tolist()),
+            forecast_available=tuple((forecast.available // gpus).tolist()),
             spent=state.spent,
             outlook=outlook,
             pace=pace,

@@ -41,7 +41,8 @@ def given_up(view: View, submitted: Submitted) -> GivenUp | None:
     doubt = _doubt(view, spot_only=spot_only(view, submitted))
     if doubt is None:
         return None
-    hours = submitted.slot_s / 3600
+    # Prices are those of a member; the user's highest price is that of one GPU.
+    hours = submitted.slot_s / 3600 * submitted.task.gpus
     late = view.slot + slots > job.deadline and not submitted.soft
     over = job.budget is not None and view.spent + cost > job.budget
     return GivenUp(

@@ -248,10 +248,10 @@ def _count(nodes: Iterable[Node]) -> Allocation:
 
 
 def highest_price(submitted: Submitted) -> float:
-    """Return the highest spot price that the job pays, in dollars per GPU and slot."""
+    """Return the highest spot price that the job pays, in dollars per member and slot."""
     if submitted.max_price is None:
         return math.inf
-    return submitted.max_price * submitted.slot_s / 3600
+    return submitted.max_price * submitted.task.gpus * submitted.slot_s / 3600
 
 
 def offered(observed: Observed, submitted: Submitted) -> tuple[Slot, Forecast]:

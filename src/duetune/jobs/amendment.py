@@ -66,6 +66,7 @@ def amendment(
 
 def _quote(state: JobState, request: Amend, submitter: Submitter, seed: int) -> QuoteDocument:
     """Return the quote of the rest of the job on the new terms, or raise what is wrong."""
+    submitter = submitter.in_members(state.submitted.task.gpus)
     terms = _terms(state, request, submitter)
     policy = submitter.policy_named(state.submitted.policy)
     try:
@@ -119,6 +120,7 @@ def _terms(state: JobState, request: Amend, submitter: Submitter) -> Terms:
         deadline_at=due_at,
         stop_at=submitted.stop_at,
         max_price=submitted.max_price,
+        gpus_per_member=submitted.task.gpus,
         policy=forced,
         soft=submitted.soft,
         notes=() if slots >= needed else ("the deadline can no longer be met",),

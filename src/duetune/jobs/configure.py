@@ -16,7 +16,7 @@ import msgspec
 from duetune.errors import InvalidInput
 from duetune.jobs.prospects import Prospects, known
 from duetune.jobs.question import USUAL_GPUS
-from duetune.jobs.recipe import choose_recipe
+from duetune.jobs.recipe import Chosen, choose_recipe
 from duetune.jobs.spec.values import written_deadline
 from duetune.jobs.step_time import Basis, step_seconds
 from duetune.jobs.trainer_facts import USUAL, TrainerKnowledge
@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 
 OWN_COMMAND = "own command"
 PERCENT = 100
+MEMBER_SIZES = (1, 2, 4, 8)
+"""Numbers of GPUs that may share one copy of the model, fewest first: those of one node."""
 ASSUMED_SHARE = 0.5
 """Share of the time to the deadline that a user's command is assumed to need."""
 
@@ -48,6 +50,8 @@ ASSUMED_SHARE = 0.5
 class TrainingPlan(msgspec.Struct, frozen=True, kw_only=True):
     """How a job is trained, and how fast and how large it is expected to be.
 
+    - ``gpus_per_member`` GPUs of one node share one copy of the model. ``min_gpus``, ``max_gpus``
+      and ``step_s`` count such members; usually a member is one GPU.
     - One optimiser step takes ``accumulation`` microbatches of ``microbatch`` examples, over all
       GPUs together.
     - ``step_s[n]`` is the wall time in seconds of a step with n GPUs (0.0 for none). It is between
@@ -69,6 +73,7 @@ class TrainingPlan(msgspec.Struct, frozen=True, kw_only=True):
     accelerator: str
     min_gpus: int
     max_gpus: int
+    gpus_per_member: int = 1
     method: str
     microbatch: int = 1
     accumulation: int = 1
@@ -126,15 +131,18 @@ def configure(
         return _own_command(spec, site, now, measured)
     _, least, most = spec.gpus
     wanted = min(site.max_gpus, most or max(least, USUAL_GPUS))
+    given = spec.resources.gpus_per_member
+    if given is not None and given > wanted:
+        raise InvalidInput("resources.gpus_per_member", given, f"at most {wanted}, all its GPUs")
     trained = None if rows is None else rows - held_out_rows(spec, rows)
     asked = AnalyticSource() if site.gpu is None else source()
-    prospects = Prospects(
-        TrainerKnowledge(asked, site.software, ran_out),
-        tokens_per_row,
-        budget=spec.training.max_tokens_per_microbatch,
-        fused=spec.training.use_liger_kernel is not False,
+    trainer = TrainerKnowledge(asked, site.software, ran_out)
+    sizes = [size for size in MEMBER_SIZES if size <= wanted] if given is None else [given]
+    found, prospects = _fewest_gpus(
+        spec, site, model, trained, wanted, sizes, trainer, tokens_per_row
     )
-    one, prospect, reasons = choose_recipe(spec, site, model, wanted, trained, prospects)
+    (one, prospect, reasons), gpus = found, prospects.gpus_per_member
+    reasons["gpus_per_member"] = _member_reason(given, gpus)
     microbatch, accumulation = one.batch_size, one.grad_accum
     if accumulation < least:
         raise InvalidInput(
@@ -144,13 +152,15 @@ def configure(
         )
     epochs, total_steps = _length_of_run(spec, trained, microbatch * accumulation, reasons)
     facts = model or usual_model(UNKNOWN_PARAMETERS, "")
-    same_runs = [run for run in measured if _same_training(run, spec, site, one)]
-    most_gpus = min(wanted, accumulation)
+    same_runs = [run for run in measured if gpus == 1 and _same_training(run, spec, site, one)]
+    most_gpus = max(gpus, min(wanted, accumulation) // gpus * gpus)
     length = prospects.usual_length(one)
     estimate = prospect if site.measurable else None
     pace = step_seconds(site, facts, one, length, most_gpus, same_runs, estimate)
     # The smallest group with the shortest step: more GPUs would wait for each other.
-    max_gpus = min(range(least, most_gpus + 1), key=pace.step_s.__getitem__)
+    members = range(-(-least // gpus), most_gpus // gpus + 1)
+    step_s = pace.step_s[::gpus]
+    max_gpus = min(members, key=step_s.__getitem__)
     adapted = one.method is not Method.FULL
     alpha = spec.training.lora_alpha
     if adapted:
@@ -162,8 +172,9 @@ def configure(
     rests = pace.basis in {Basis.KNOWLEDGE, Basis.PHYSICS}
     return TrainingPlan(
         accelerator=site.accelerator,
-        min_gpus=least,
+        min_gpus=members[0],
         max_gpus=max_gpus,
+        gpus_per_member=gpus,
         method=one.method.value,
         microbatch=microbatch,
         accumulation=accumulation,
@@ -182,9 +193,9 @@ def configure(
         memory_gb_high=None if memory is None else memory.high,
         memory_terms={} if model is None else prospects.memory_terms(one),
         p_fits=None if model is None or site.memory is None else prospect.p_valid,
-        step_s=pace.step_s[: max_gpus + 1],
-        step_s_quick=pace.quick_s[: max_gpus + 1],
-        step_s_slow=pace.slow_s[: max_gpus + 1],
+        step_s=step_s[: max_gpus + 1],
+        step_s_quick=pace.quick_s[::gpus][: max_gpus + 1],
+        step_s_slow=pace.slow_s[::gpus][: max_gpus + 1],
         tokens_per_s=prospect.tokens_per_s if rests else None,
         support=prospect.support if rests else 0,
         extrapolated=prospect.extrapolated if rests else (),
@@ -192,6 +203,44 @@ def configure(
         emulated_microbatch_s=site.emulated_microbatch_s,
         reasons=reasons,
     )
+
+
+def _fewest_gpus(
+    spec: JobSpec,
+    site: Site,
+    model: ModelFacts | None,
+    trained: int | None,
+    wanted: int,
+    sizes: Sequence[int],
+    trainer: TrainerKnowledge,
+    tokens_per_row: float | None,
+) -> tuple[Chosen, Prospects]:
+    """Return the recipe for members of as few GPUs as the model needs, of one of ``sizes``."""
+    refusal: InvalidInput | None = None
+    for gpus in sizes:
+        prospects = Prospects(
+            trainer,
+            tokens_per_row,
+            gpus_per_member=gpus,
+            budget=spec.training.max_tokens_per_microbatch,
+            fused=spec.training.use_liger_kernel is not False,
+        )
+        try:
+            whole = wanted // gpus * gpus
+            return choose_recipe(spec, site, model, whole, trained, prospects), prospects
+        except InvalidInput as error:
+            refusal = refusal or error
+            # More GPUs per member help only if the model itself is too large for one.
+            if error.field not in {"model", "method"}:
+                break
+    assert refusal is not None
+    raise refusal
+
+
+def _member_reason(given: int | None, gpus: int) -> str:
+    if given is not None:
+        return GIVEN
+    return "one GPU holds the model" if gpus == 1 else "the model needs the memory of so many GPUs"
 
 
 def held_out_rows(spec: JobSpec, rows: int) -> int:

@@ -81,7 +81,7 @@ def line_of(
         finish_late_at=None if late is None else terms.moment(late) + terms.late_s,
         on_time=float(np.mean([outcome.on_time for outcome in outcomes])),
         finished=float(np.isfinite(elapsed).mean()),
-        gpus=held / len(entries),
+        gpus=terms.gpus_per_member * held / len(entries),
         spot_share=spot / held if held else 0.0,
         utility=float(np.mean([outcome.value for outcome in outcomes]) - costs.mean()),
     )
@@ -157,7 +157,9 @@ def draw_futures(
         past, now.slot, terms.job.hard_deadline, count=count, seed=seed, slot_hours=hours
     )
     start = 0 if past is None else min(past.slots, round(WEEK_HOURS / hours))
-    highest = math.inf if terms.max_price is None else terms.max_price * hours
+    highest = (
+        math.inf if terms.max_price is None else terms.max_price * terms.gpus_per_member * hours
+    )
     return Futures(
         terms=terms,
         markets=tuple(_joined(past, start, future, highest) for future in drawn),

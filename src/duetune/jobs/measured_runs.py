@@ -38,9 +38,12 @@ def record_observations(
     memory.
 
     The controller calls it when a job is over; a job is recorded only once. Users' own commands
-    have no observations, because only they know what their steps are.
+    have no observations, because only they know what their steps are. Members of several GPUs have
+    none yet: their paces must not be taken for those of single GPUs.
     """
     state = state_of(story, stream=job)
+    if state.submitted.task.gpus > 1:
+        return
     try:
         task = read_task(Path(state.submitted.task.folder))
     except InvalidInput:

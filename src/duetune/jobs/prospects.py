@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from duetune.jobs.trainer_facts import sharded
 from duetune.knowledge.configurations.configuration import Attention, Configurations
 from duetune.knowledge.estimate import FITS
 from duetune.knowledge.ranking import rank
@@ -38,10 +39,10 @@ _SMALLEST = 1e7
 
 
 class Prospects:
-    """Asks ``source`` about configurations of one GPU: every GPU of duetune's trainer holds the
-    whole model. ``tokens_per_row`` is the mean length of an example, if known. ``budget`` is the
-    most tokens of a microbatch, and ``fused`` whether fused kernels may be used, if the spec says
-    so.
+    """Asks ``source`` about configurations of one GPU, which holds the whole model, or a shard of
+    it if a member has ``gpus_per_member`` GPUs. ``tokens_per_row`` is the mean length of an
+    example, if known. ``budget`` is the most tokens of a microbatch, and ``fused`` whether fused
+    kernels may be used, if the spec says so.
     """
 
     def __init__(
@@ -49,11 +50,13 @@ class Prospects:
         source: TrainerKnowledge,
         tokens_per_row: float | None = None,
         *,
+        gpus_per_member: int = 1,
         budget: int | None = None,
         fused: bool = True,
     ) -> None:
         self.source = source
         self.tokens_per_row = tokens_per_row
+        self.gpus_per_member = gpus_per_member
         self.budget = budget
         self.fused = fused
 
@@ -103,11 +106,13 @@ class Prospects:
         """
         longest = [self._packed(each) for each in tried]
         usual = [self._usual(each) for each in tried]
-        asked = self.source.query(Configurations.of([*longest, *usual]))
+        whole = [sharded(each, self.gpus_per_member) for each in (*longest, *usual)]
+        asked = self.source.query(Configurations.of(whole))
         count = len(tried)
         found, pace = asked.take(np.arange(count)), asked.take(np.arange(count, 2 * count))
         for name in ("tokens_per_s", "support", "extrapolated"):
             setattr(found, name, getattr(pace, name))
+        found.tokens_per_s = found.tokens_per_s / self.gpus_per_member
         return found
 
     def one(self, configuration: Configuration) -> Estimate:

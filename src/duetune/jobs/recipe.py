@@ -119,7 +119,8 @@ class _Choice:
         first = self._with(self._of(method))
         smaller: Configuration | None = None
         changed: dict[str, str] = {}
-        if method == Method.LORA and self.asked.method is None:
+        alone = self.prospects.gpus_per_member == 1
+        if method == Method.LORA and self.asked.method is None and alone:
             smaller = self._with(self._of(Method.QLORA))
             changed = {"method": "adapters on weights in 16 bits do not fit in GPU memory"}
         elif first.precision is Precision.BF16_MIXED and self.asked.precision is None:

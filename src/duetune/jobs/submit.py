@@ -102,7 +102,8 @@ class PreparedJob(msgspec.Struct, frozen=True):
                 for line in quote.lines
             ),
             f"{self.spec.name}: {self.plan.method}, {self.plan.total_steps} steps on "
-            f"{self.plan.max_gpus} x {self.plan.accelerator}; policy {self.policy}"
+            f"{self.plan.max_gpus * self.plan.gpus_per_member} x {self.plan.accelerator}; "
+            f"policy {self.policy}"
             + "".join(f"; {each.severity}: {each}" for each in self.preflight.findings),
         )
 
@@ -129,6 +130,21 @@ class Submitter(msgspec.Struct, frozen=True):
     machine: Machine
     queue: QueueSettings = QueueSettings()
 
+    def in_members(self, gpus: int) -> Submitter:
+        """Return the market for a job that buys members of ``gpus`` GPUs.
+
+        Terms, quote, outlook and past follow from it, so policies never see single GPUs.
+        """
+        if gpus > 1 and (self.queue.gpus is not None or self.queue.quotas):
+            allowed = "1, because [queue] limits the GPUs and shares them one by one"
+            raise InvalidInput("resources.gpus_per_member", gpus, allowed)
+        slot, history = self.market.slot.in_members(gpus), self.history
+        return msgspec.structs.replace(
+            self,
+            market=msgspec.structs.replace(self.market, slot=slot),
+            history=None if history is None else history.in_members(gpus),
+        )
+
 
 def prepare(spec: JobSpec, submitter: Submitter, store: Store, *, seed: int = 0) -> PreparedJob:
     """Return the planned and quoted job. ``plan`` and ``launch`` call it; everything that can be
@@ -154,8 +170,12 @@ def prepare(spec: JobSpec, submitter: Submitter, store: Store, *, seed: int = 0)
         tokens_per_row=None if summary is None else summary.tokens_per_row,
     )
     task = None if spec.run is not None else training_task(spec, plan)
+    if task is not None and plan.gpus_per_member > 1 and task.unshardable:
+        allowed = f"1, because {task.unshardable}"
+        raise InvalidInput("resources.gpus_per_member", plan.gpus_per_member, allowed)
     checked = preflight(spec, plan, task, facts, summary, repos, submitter.machine, environ)
     held_out = None if rows is None else held_out_rows(spec, rows)
+    submitter = submitter.in_members(plan.gpus_per_member)
     terms = _terms(spec, plan, site, submitter.market)
     terms = msgspec.structs.replace(terms, notes=(*terms.notes, *_priority_notes(spec, submitter)))
     quote = make_quote(
@@ -191,6 +211,8 @@ def submit(
 
     The folder is written before the journal, so that no controller finds a job without one.
     """
+    gpus = prepared.plan.gpus_per_member
+    market = msgspec.structs.replace(market, slot=market.slot.in_members(gpus))
     terms = _terms(prepared.spec, prepared.plan, site, market)
     job = _identifier(prepared.spec.name)
     folder = settings.folder(job)
@@ -204,7 +226,7 @@ def submit(
         at=market.at,
         spec=msgspec.json.encode(prepared.spec.document()).decode(),
         job=terms.job,
-        task=_node_task(prepared.spec, folder),
+        task=msgspec.structs.replace(_node_task(prepared.spec, folder), gpus=gpus),
         policy=prepared.policy,
         origin=terms.origin,
         slot_s=terms.slot_s,

@@ -51,6 +51,8 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True):
     - ``max_price`` is in dollars per GPU and hour.
     - ``policy`` is set if the spec's other fields allow only one policy; ``policy_reason`` says
       why.
+    - ``gpus_per_member`` is the number of GPUs that the job buys together. All counts and prices in
+      ``job`` are of such members.
     - ``soft`` says that the job goes on after its deadline, at the least cost.
     - ``slowdown`` says how many times slower than estimated the job may be; 1 if it was measured.
     - ``pace`` is between which multiples of its throughput the job trains with 90% probability.
@@ -64,6 +66,7 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True):
     late_s: float = 0.0
     stop_at: float | None = None
     max_price: float | None = None
+    gpus_per_member: int = 1
     policy: str | None = None
     policy_reason: str = ""
     soft: bool = False
@@ -85,9 +88,10 @@ def job_terms(
     speed. A note says so if only the slowest likely speed is too slow. The present slot of the
     market is slot 1, although part of it has passed. If the deadline, cut to whole slots, leaves
     less room than that part, the difference is added to the work. A hard deadline leaves none.
+    ``market`` is in members of the plan's ``gpus_per_member``.
     """
     slot_s = market.slot_s
-    policy, policy_reason = _policy(spec, market)
+    policy, policy_reason = _policy(spec, market, plan.gpus_per_member)
     rule = _reconfiguration(site, slot_s)
     curve = throughput(plan.step_s, site, slot_s)
     deadline_at = spec.deadline_at(now)
@@ -146,6 +150,7 @@ def job_terms(
         late_s=max(0.0, late - lost) * slot_s,
         stop_at=stop_at,
         max_price=spec.max_price,
+        gpus_per_member=plan.gpus_per_member,
         policy=policy,
         policy_reason=policy_reason,
         soft=spec.value is None and not spec.hard_deadline,
@@ -182,9 +187,9 @@ def _reconfiguration(site: Site, slot_s: float) -> Reconfiguration:
     )
 
 
-def _policy(spec: JobSpec, market: MarketReport) -> tuple[str | None, str]:
+def _policy(spec: JobSpec, market: MarketReport, gpus: int) -> tuple[str | None, str]:
     """Return the only policy that the spec allows and why; None if it is free."""
-    hourly = market.slot.on_demand_price / market.slot_s * 3600
+    hourly = market.slot.on_demand_price / gpus / market.slot_s * 3600
     if spec.resources.spot is Spot.NEVER:
         forced, why = ON_DEMAND, "resources.spot is never"
     elif spec.resources.spot is Spot.ONLY:
@@ -227,16 +232,16 @@ class _TimeLimit(NamedTuple):
 
 def _why(plan: TrainingPlan) -> str:
     """Return why no earlier moment is possible."""
-    gpus = plan.max_gpus
+    gpus = plan.max_gpus * plan.gpus_per_member
     group = f"all {gpus} GPUs need" if gpus > 1 else "the one GPU needs"
     return f"{group} that long on demand for {plan.total_steps} steps (speed from {plan.basis})"
 
 
 def _slow_note(plan: TrainingPlan, field: str) -> str:
     """Return the note that the slowest likely speed misses the deadline."""
-    slow = plan.step_s_slow[-1]
+    slow, gpus = plan.step_s_slow[-1], plan.max_gpus * plan.gpus_per_member
     return (
-        f"the speed is uncertain: a step with {plan.max_gpus} GPUs may take {slow:.2g} s instead "
+        f"the speed is uncertain: a step with {gpus} GPUs may take {slow:.2g} s instead "
         f"of {plan.step_s[-1]:.2g} s, too long for the {field.replace('_', ' ')} even on demand"
     )
 
@@ -252,9 +257,14 @@ def _slowdown(plan: TrainingPlan) -> float:
 def _limit_notes(spec: JobSpec, plan: TrainingPlan, site: Site) -> list[str]:
     """Return a note if the job would use more GPUs than it can ever hold here."""
     _, _, most = spec.gpus
-    if not site.limit or plan.max_gpus < site.max_gpus or (most or math.inf) <= site.max_gpus:
+    if (
+        not site.limit
+        or plan.max_gpus * plan.gpus_per_member < site.max_gpus
+        or (most or math.inf) <= site.max_gpus
+    ):
         return []
-    held = f"{plan.max_gpus} GPU{'s' if plan.max_gpus > 1 else ''}"
+    gpus = plan.max_gpus * plan.gpus_per_member
+    held = f"{gpus} GPU{'s' if gpus > 1 else ''}"
     return [f"{site.limit} allows at most {held} at once, shared with other jobs"]
 
 

@@ -152,6 +152,21 @@ def on_gpus(one: Configuration, gpus: int) -> Configuration:
     return one.replace(batch_size=size, grad_accum=count, **placement(gpus))
 
 
+def sharded(one: Configuration, gpus: int) -> Configuration:
+    """Return a configuration of one GPU as a member of ``gpus`` GPUs runs it, with the same
+    microbatch on every GPU and one copy of the model over all of them.
+    """
+    if gpus == 1:
+        return one
+    return one.replace(
+        batch_size=one.batch_size * gpus,
+        grad_accum=rounds(one.grad_accum, gpus),
+        num_gpus=gpus,
+        num_nodes=1,
+        sharding=Sharding.FSDP,
+    )
+
+
 def foreign_fields(configuration: Configuration) -> tuple[str, ...]:
     """Return the settings that duetune's trainer does not support, as "field value"; empty if the
     configuration can be launched.

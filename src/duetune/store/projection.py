@@ -66,7 +66,12 @@ def _row_of(state: JobState, *, events: int) -> JobRow:
     """Return the row of a job in ``state``, whose stream has ``events`` events."""
     submitted, progress, ended = state.submitted, state.progress, state.ended
     glance = _glance(submitted)
-    running = [node.kind for node in state.nodes.values() if node.state is NodeState.RUNNING]
+    running = [
+        node.kind
+        for node in state.nodes.values()
+        if node.state is NodeState.RUNNING
+        for _ in range(node.gpus)
+    ]
     steps = submitted.steps or math.ceil(submitted.job.work)
     return JobRow(
         id=state.stream,

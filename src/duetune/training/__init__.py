@@ -1,8 +1,8 @@
 """Training that can be interrupted at any time and continues from its last checkpoint.
 
 These names are for your own training scripts: the contract with the node (``Contract``,
-``Notice``), progress reports, checkpoints, and ``DuetuneCallback`` for the Trainer of transformers
-and TRL. Importing this package does not import torch. The built-in trainer starts in ``worker``.
+``Notice``), progress reports, checkpoints, and ``elastic`` for the Trainer of transformers and TRL.
+Importing this package does not import torch. The built-in trainer starts in ``worker``.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from duetune.training.worker_contract import Contract, Notice, ProgressReporter,
 
 if TYPE_CHECKING:
     from duetune.training.callback import DuetuneCallback
+    from duetune.training.elastic_trainer import elastic
 
 __all__ = [
     "Checkpoint",
@@ -23,13 +24,19 @@ __all__ = [
     "Notice",
     "ProgressReporter",
     "StaleEpoch",
+    "elastic",
     "read_progress",
 ]
 
 
-def __getattr__(name: str) -> type[DuetuneCallback]:
+def __getattr__(name: str) -> object:
+    # Imported on first use, because they import torch and transformers.
     if name == "DuetuneCallback":
-        from duetune.training.callback import DuetuneCallback  # noqa: PLC0415 - imports torch
+        from duetune.training.callback import DuetuneCallback  # noqa: PLC0415
 
         return DuetuneCallback
+    if name == "elastic":
+        from duetune.training.elastic_trainer import elastic  # noqa: PLC0415
+
+        return elastic
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

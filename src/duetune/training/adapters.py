@@ -23,8 +23,11 @@ _WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 _PROBLEMS = (OSError, ValueError, TypeError, KeyError, RuntimeError)
 
 
-def load_base(task: TrainingTask, device: torch.device) -> LanguageModel:
-    """Load the base model; a folder without weights gets random ones from the task's seed."""
+def load_base(task: TrainingTask, device: torch.device, *, choose: bool = True) -> LanguageModel:
+    """Load the base model; a folder without weights gets random ones from the task's seed.
+
+    Without ``choose`` the caller chooses the way in which the model is computed.
+    """
     bits = _quantisation(task) if task.method is TrainingMethod.QLORA else None
     folder = Path(task.model)
     # Without a word about it transformers would ask on the terminal.
@@ -52,7 +55,8 @@ def load_base(task: TrainingTask, device: torch.device) -> LanguageModel:
         _leave_as_they_are(cast("LanguageModel", model))
     # transformers refuses to move weights in 4 bits; they are on the device already.
     base = cast("LanguageModel", model if bits is not None else model.to(device))
-    choose_forward_pass(base, task, device, precision(task))
+    if choose:
+        choose_forward_pass(base, task, device, precision(task))
     return base
 
 

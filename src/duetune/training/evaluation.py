@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from duetune.training.language_model import LanguageModel
+    from duetune.training.siblings import Siblings
     from duetune.training.task import TrainingTask
     from duetune.training.tokens import TokenizedRows
 
@@ -72,7 +73,8 @@ _AT_LEAST = 8
 class Evaluation:
     """Measures the loss on ``rows`` of ``data``, which are never trained on.
 
-    ``training_rows`` is the number of rows in a pass over the training data.
+    ``training_rows`` is the number of rows in a pass over the training data. The ``siblings`` are
+    the processes of this member: they share its batches and call ``share`` at the same time.
     """
 
     def __init__(
@@ -82,7 +84,9 @@ class Evaluation:
         rows: NDArray[np.int64],
         training_rows: int,
         device: torch.device,
+        siblings: Siblings | None = None,
     ) -> None:
+        self._siblings = siblings
         self._task = task
         self._data = data
         self._training_rows = training_rows
@@ -126,13 +130,30 @@ class Evaluation:
         before = model.training
         model.eval()
         with torch.no_grad():
-            for place, number in enumerate(given[rank]):
+            for place, number in self._passes(given[rank]):
                 touch()
                 rows = self._batches[number]
                 dtype = precision(self._task)
-                part[place] = summed_loss(model, self._data, rows, self._device, dtype)
+                loss = summed_loss(model, self._data, rows, self._device, dtype)
+                if place is not None:
+                    part[place] = loss
         model.train(before)
-        return part
+        if self._siblings is None:
+            return part
+        # Every place is measured by one process; the others have zeros there.
+        return torch.stack(self._siblings.collective.gather(part)).sum(0)
+
+    def _passes(self, given: NDArray[np.int64]) -> list[tuple[int | None, int]]:
+        """Return places and numbers of the batches that this process measures.
+
+        All processes of a member make the same number of passes, some only to take part.
+        """
+        every: list[tuple[int | None, int]] = list(enumerate(given.tolist()))
+        if self._siblings is None:
+            return every
+        count = self._siblings.count
+        own = every[self._siblings.place :: count]
+        return own + [(None, 0)] * (-(-len(every) // count) - len(own))
 
     def mean(self, parts: list[torch.Tensor], paces: Sequence[float]) -> float:
         """Return the mean loss per token from the shares of all members, by rank."""

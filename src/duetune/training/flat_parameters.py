@@ -34,7 +34,7 @@ class FlatParameters:
         )
         self.layout = layout_of(named, task)
         device = self._parameters[0].device
-        self.size = sum(parameter.numel() for parameter in self._parameters)
+        self.size = self.whole_size = sum(parameter.numel() for parameter in self._parameters)
         dtype = torch.bfloat16 if task.trained_in_bf16 else torch.float32
         self.values = torch.empty(self.size, dtype=dtype, device=device)
         for parameter, (_, place) in zip(self._parameters, self.views(self.values), strict=True):

@@ -86,11 +86,17 @@ def forward_pass_of(model: torch.nn.Module) -> ForwardPass:
 
 
 def choose_forward_pass(
-    model: torch.nn.Module, task: TrainingTask, device: torch.device, dtype: torch.dtype | None
+    model: torch.nn.Module,
+    task: TrainingTask,
+    device: torch.device,
+    dtype: torch.dtype | None,
+    *,
+    sharded: bool = False,
 ) -> ForwardPass:
     """Choose the way, prepare the model for it, and return it. Called once per loaded model.
 
-    Adapters may be added afterwards: the way is found through them.
+    Adapters may be added afterwards: the way is found through them. A ``sharded`` model is always
+    called as a whole, because only then are its shards put together.
     """
     register_attention()
     causal = _causal(model)
@@ -98,7 +104,7 @@ def choose_forward_pass(
     model.eval()
     try:
         with torch.no_grad(), _computing_in(model, device, dtype):
-            chosen = _chosen(causal, task, device, dtype)
+            chosen = _chosen(causal, task, device, dtype, sharded=sharded)
     finally:
         model.train(trained)
     setattr(model, _ATTRIBUTE, chosen)
@@ -112,9 +118,9 @@ def counted_loss(
     way = forward_pass_of(model)
     targets = torch.from_numpy(rows.targets).to(device, non_blocking=True)
     with _computing_in(model, device, dtype):
-        if not way.split:
-            return summed(_logits(model, way, rows, device), targets)
         causal = _causal(model)
+        if not way.split:
+            return summed(_logits(causal, way, rows, device), targets)
         head = cast("torch.nn.Module", causal.get_output_embeddings())
         hidden = hidden_states(causal, rows, device, packed=way.packed)
         if way.fused and type(head) is torch.nn.Linear:
@@ -131,16 +137,22 @@ def _computing_in(
 
 
 def _chosen(
-    model: CausalModel, task: TrainingTask, device: torch.device, dtype: torch.dtype | None
+    model: CausalModel,
+    task: TrainingTask,
+    device: torch.device,
+    dtype: torch.dtype | None,
+    *,
+    sharded: bool,
 ) -> ForwardPass:
     rows = _sample(_vocabulary(model), seed=0)
     way = ForwardPass(
-        split=_head_is_plain(model, rows, device),
+        split=not sharded and _head_is_plain(model, rows, device),
         keeps="logits_to_keep" in inspect.signature(model.forward).parameters,
     )
     right = _outputs(model, way, rows, device)
     fused, note = _with_liger(model, task, device)
-    own_head = "loss: the model's own head, because it is not a plain matrix product"
+    reason = "the model is sharded" if sharded else "it is not a plain matrix product"
+    own_head = f"loss: the model's own head, because {reason}"
     others = tuple(words for words in ("" if way.split else own_head, note) if words)
     way = msgspec.structs.replace(way, fused=fused and way.split)
     usual = getattr(model.config, "_attn_implementation", None)

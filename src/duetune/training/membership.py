@@ -20,11 +20,16 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 
+class GroupBroken(Exception):
+    """This round has failed. The caller forms the group again and repeats the step."""
+
+
 class Member(msgspec.Struct, frozen=True, kw_only=True):
     """What one process reports about itself.
 
     - ``id``: unique and never reused; members are ranked in the order of their ids.
     - ``address``: its door, where it serves its state.
+    - ``doors``: the doors of all its processes, if it has several; the first is ``address``.
     - ``device``: its GPU, or "" for the CPU.
     - ``formations``: how often it has tried to connect.
     - ``group``: the name of its working connections, or "" if it has none.
@@ -42,6 +47,12 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
     fresh: bool = True
     restored: str = ""
     pace: float = 0.0
+    doors: tuple[str, ...] = ()
+
+    def door(self, number: int) -> str:
+        """Return the door of one of its processes; "" if it has fewer."""
+        doors = self.doors or (self.address,)
+        return doors[number] if number < len(doors) else ""
 
     @property
     def believed(self) -> bool:

@@ -78,10 +78,13 @@ class Saver:
         if not leads:
             self._claimed = False
 
-    def save_if_due(self, state: State) -> None:
-        """Copy the state and start writing it if a save is due. Called between two steps."""
+    def save_if_due(self, state: State, *, asked: bool = False) -> None:
+        """Copy the state and start writing it if a save is due or ``asked`` for.
+
+        Called between two steps.
+        """
         idle = self._confirmed and not self._writing.is_alive()
-        if idle and state.step > self.saved_step and self._due():
+        if idle and state.step > self.saved_step and (asked or self._due()):
             self._begin(state)
 
     def pin(self, *steps: int) -> None:

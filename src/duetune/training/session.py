@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-import os
 import threading
 import time
 from typing import TYPE_CHECKING, Self
@@ -18,30 +17,34 @@ import numpy as np
 import torch
 import transformers
 
-from duetune.core.node_contract import CHECKPOINT_KEEP, RENDEZVOUS
+from duetune.core.node_contract import RENDEZVOUS
 from duetune.errors import InvalidInput, OutOfMemory
 from duetune.training.adapters import load_base
-from duetune.training.authentication import job_secret
 from duetune.training.batches import held_out
-from duetune.training.checkpoint import CheckpointStore, Damaged
+from duetune.training.entry import checkpoint_store, follow, join, load_named, restore
 from duetune.training.evaluation import Evaluation, stopped_words
-from duetune.training.group import ElasticGroup, GroupPlace, GroupSettings, SoloGroup
+from duetune.training.follower import Follower
+from duetune.training.forward_pass import choose_forward_pass
+from duetune.training.group import GroupBroken
 from duetune.training.hub_upload import upload
+from duetune.training.language_model import precision
 from duetune.training.metrics import MetricRow
 from duetune.training.publication import PublishedResult, only_publisher, publish, published
 from duetune.training.saver import Saver
-from duetune.training.shared_state import SharedState
+from duetune.training.sharding import own_device, shard
+from duetune.training.shared_state import OwnShard, SharedState, whole_model
+from duetune.training.siblings import EvaluateBase, Restore, Siblings
 from duetune.training.tokens import LossRules, tokenized_dataset
 from duetune.training.tracking import Tracking
 from duetune.training.trained_model import load_model, load_tokenizer, save_model
 from duetune.training.training_loop import ElasticTraining
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
     from pathlib import Path
 
-    from duetune.training.checkpoint import Checkpoint
-    from duetune.training.group import Group
+    from duetune.training.checkpoint import CheckpointStore
+    from duetune.training.language_model import LanguageModel
     from duetune.training.task import TrainingTask
     from duetune.training.tokens import TokenizedRows, Tokenizer
     from duetune.training.worker_contract import Contract, Notice, ProgressReporter
@@ -62,7 +65,9 @@ class Session:
         learner: SharedState,
         evaluation: Evaluation,
         device: torch.device,
+        siblings: Siblings,
     ) -> None:
+        self._siblings = siblings
         self._contract = contract
         self._task = task
         self._tokenizer = tokenizer
@@ -72,12 +77,23 @@ class Session:
         self._touch = _Heartbeat(contract.folder / "heartbeats" / contract.node)
 
     @classmethod
-    def prepare(cls, contract: Contract, task: TrainingTask, *, threads: int) -> Self:
-        """Load the model and the tokenized data; ``threads`` is for torch's operations."""
+    def prepare(
+        cls,
+        contract: Contract,
+        task: TrainingTask,
+        *,
+        threads: int,
+        siblings: Siblings | None = None,
+    ) -> Self:
+        """Load the model and the tokenized data; ``threads`` is for torch's operations.
+
+        The processes of a member load the model at the same time, and each keeps its shard.
+        """
+        siblings = siblings or Siblings()
         torch.set_num_threads(threads)
         # Progress bars would fill the log file.
         transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        device = own_device(siblings)
         tokenizer = load_tokenizer(task)
         cache = contract.folder / "tokens"
         read = functools.partial(
@@ -100,31 +116,32 @@ class Session:
             measured = (data, kept)
             rows = np.delete(rows, kept)
         try:
-            model = load_model(task, device)
+            model = _model(task, contract, siblings, device)
             _check_fit(task, data, model.config)
-            learner = SharedState(task, model, data, rows, device)
+            learner = SharedState(task, model, data, rows, device, siblings)
         except torch.OutOfMemoryError as error:
             allowed = f"a smaller model, or LoRA: out of memory ({error})"
             raise OutOfMemory("model", task.model, allowed) from None
         torch.use_deterministic_algorithms(task.reproducible and device.type == "cuda")
-        evaluation = Evaluation(task, *measured, len(rows), device)
-        return cls(contract, task, tokenizer, learner, evaluation, device)
+        evaluation = Evaluation(task, *measured, len(rows), device, siblings)
+        return cls(contract, task, tokenizer, learner, evaluation, device, siblings)
 
     @property
     def summary(self) -> str:
         """Return a one-line description for the log."""
         learner = self._learner
         return (
-            f"{learner.trainable:,} trainable parameters on {self._device.type}, "
+            f"{learner.trainable:,} trainable parameters on {self._device.type}"
+            f"{'' if learner.whole else f', sharded over {self._siblings.count} processes'}, "
             f"at most {self._task.microbatch_tokens:,} tokens per microbatch"
-            f"{', reproducible' if self._task.reproducible else ''}; {learner.way}"
+            f"{', reproducible' if learner.reproducible else ''}; {learner.way}"
         )
 
     def run(self, notice: Notice, reporter: ProgressReporter) -> PublishedResult | None:
         """Train and return the published result; None if this member had to leave before."""
         contract, learner = self._contract, self._learner
-        store = CheckpointStore(contract.checkpoints, contract.epoch, keep=_kept(os.environ))
-        restored = self._restore(store)
+        store = checkpoint_store(contract)
+        restored = restore(store, learner, self._siblings)
         saver = Saver(
             store,
             contract.hazard_file,
@@ -134,7 +151,19 @@ class Session:
             touch=self._touch,
         )
         tracking = Tracking(contract.folder, contract.job, self._task)
-        group = self._group(notice, store, "" if restored is None else restored.path.name)
+        self._siblings.touched = self._touch
+        group = join(
+            contract,
+            store,
+            restored,
+            learner,
+            self._device,
+            notice,
+            self._touch,
+            self._siblings,
+            OwnShard(learner),
+            lambda: learner.pace.told,
+        )
         try:
             training = ElasticTraining(
                 self._task,
@@ -164,6 +193,24 @@ class Session:
             group.close()
             saver.wait()
             tracking.close()
+            self._siblings.close()
+
+    def follow(self) -> None:
+        """Do what the member's first process asks for, until it says that the work is over."""
+        learner, store = self._learner, checkpoint_store(self._contract)
+        # Only the first process touches the heartbeat file: it waits for all others.
+        links = follow(
+            self._contract, store, learner, OwnShard(learner), _nothing, self._siblings.place
+        )
+        Follower(
+            learner,
+            self._siblings,
+            links,
+            self._evaluation,
+            restore=lambda name: load_named(store, learner, name),
+            evaluate_base=self._base_loss,
+            touch=_nothing if links is None else links.touch,
+        ).run()
 
     def _result(self, store: CheckpointStore, warning: str) -> PublishedResult:
         output = self._contract.output
@@ -173,61 +220,6 @@ class Session:
             with self._touch.kept_up():
                 return self._publish(store, warning)
 
-    def _group(self, notice: Notice, store: CheckpointStore, restored: str) -> Group:
-        contract = self._contract
-        name = f"{contract.epoch:08d}.{contract.node}"
-        file = contract.coordinator_file
-        if file is None:
-            return SoloGroup(name, self._learner, self._touch)
-
-        def restore(checkpoint: str) -> None:
-            found = store.named(checkpoint)
-            if found is None:
-                raise FileNotFoundError(f"the checkpoint {checkpoint} is gone")
-            try:
-                self._load(found)
-            except Damaged as damage:
-                raise OSError(str(damage)) from damage
-
-        return ElasticGroup(
-            GroupPlace(
-                coordinator=lambda: file.read_text("utf-8").strip(),
-                secret=job_secret(os.environ),
-                folder=contract.folder / RENDEZVOUS,
-            ),
-            name,
-            self._learner,
-            self._device,
-            restored=restored,
-            restore=restore,
-            leaving=lambda: notice.given,
-            touched=self._touch,
-            pace=lambda: self._learner.pace.told,
-            settings=GroupSettings.from_environment(os.environ),
-        )
-
-    def _restore(self, store: CheckpointStore) -> Checkpoint | None:
-        """Load the newest checkpoint and return it; None if there is none."""
-        while (found := store.latest()) is not None:
-            try:
-                self._load(found)
-            except Damaged:
-                # The leader has just replaced it by a newer one.
-                continue
-            _log.info("continuing from step %d", found.step)
-            return found
-        return None
-
-    def _load(self, checkpoint: Checkpoint) -> None:
-        """Load a checkpoint; every byte is compared with the manifest."""
-        arrays, document = checkpoint.load()
-        try:
-            with self._learner.lock:
-                self._learner.load(arrays, document)
-        except (ValueError, KeyError) as error:
-            allowed = f"checkpoints of this training task ({error})"
-            raise InvalidInput("checkpoints", str(checkpoint.path), allowed) from None
-
     def _publish(self, store: CheckpointStore, warning: str) -> PublishedResult:
         if self._learner.step < self._learner.total_steps:
             raise RuntimeError("the result that another member had published was removed")
@@ -235,7 +227,7 @@ class Session:
         _log.info("all %d steps are done; measuring the evaluation loss", known.step)
         last = known.evaluated
         if self._evaluation.rows and last.step != known.step:
-            loss = self._evaluation.alone(self._learner.model, self._touch)
+            loss = self._learner.evaluated_alone(self._evaluation, self._touch)
             last = last.after(known.step, loss, 0.0)
         best, eval_loss = 0, last.loss
         if self._task.load_best_model_at_end and last.best_step:
@@ -256,7 +248,7 @@ class Session:
         )
 
         def write(folder: Path) -> None:
-            save_model(self._learner.trained_model(), self._tokenizer, folder)
+            save_model(whole_model(self._task, self._learner), self._tokenizer, folder)
 
         result = publish(self._contract.output, write, result)
         _log.info("published %s", self._contract.output)
@@ -271,7 +263,12 @@ class Session:
         if found is None:
             _log.warning("publishing the last state: there is no checkpoint of step %d", step)
             return False
-        self._load(found)
+        name = found.path.name
+        try:
+            self._siblings.together(Restore(name), lambda: load_named(store, learner, name))
+        except GroupBroken as damage:
+            _log.warning("publishing the last state: %s", damage)
+            return False
         learner.known = known
         _log.info("publishing the state of step %d, which has the lowest evaluation loss", step)
         return True
@@ -280,11 +277,14 @@ class Session:
         """Return the evaluation loss before training."""
         if not self._evaluation.rows:
             return None
-        model = self._learner.model
+        return self._siblings.together(EvaluateBase(), self._own_base_loss)
+
+    def _own_base_loss(self) -> float:
         if self._task.adapts:
-            with model.disable_adapter():
-                return self._evaluation.alone(model, self._touch)
-        return self._evaluation.alone(load_base(self._task, self._device), self._touch)
+            with self._learner.model.disable_adapter():
+                return self._evaluation.alone(self._learner.model, self._touch)
+        model = _model(self._task, self._contract, self._siblings, self._device, base=True)
+        return self._evaluation.alone(model, self._touch)
 
     def _wait(self) -> None:
         self._touch()
@@ -326,10 +326,29 @@ class _Heartbeat:
             _log.debug("cannot touch the heartbeat file: %s", error)
 
 
-def _kept(environ: Mapping[str, str]) -> int:
-    """Return the number of checkpoints to keep, from ``DUETUNE_CHECKPOINT_KEEP``."""
-    text = environ.get(CHECKPOINT_KEEP, "")
-    return int(text) if text.isdigit() and int(text) > 0 else 2
+def _model(
+    task: TrainingTask,
+    contract: Contract,
+    siblings: Siblings,
+    device: torch.device,
+    *,
+    base: bool = False,
+) -> LanguageModel:
+    """Load the model or its base: onto this process's device, or sharded over the member's."""
+    if siblings.count == 1:
+        return load_base(task, device) if base else load_model(task, device)
+    if task.unshardable:
+        raise InvalidInput("gpus_per_member", siblings.count, f"1, because {task.unshardable}")
+    cpu, dtype = torch.device("cpu"), precision(task)
+    load = load_base if base else load_model
+    model = load(task, cpu, choose=False)
+    shard(model, siblings, device, dtype, contract.folder / RENDEZVOUS)
+    choose_forward_pass(model, task, device, dtype, sharded=True)
+    return model
+
+
+def _nothing() -> None:
+    """Do nothing."""
 
 
 def _check_fit(task: TrainingTask, data: TokenizedRows, config: object) -> None:

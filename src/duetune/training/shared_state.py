@@ -7,6 +7,7 @@ be repeated with other members. ``training_loop`` runs the steps; ``group`` sums
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 import threading
@@ -26,7 +27,9 @@ from duetune.training.language_model import precision, seeded
 from duetune.training.optimisers import FlatOptimiser
 from duetune.training.pace import MemberPace
 from duetune.training.packing import microbatches, shares
-from duetune.training.trained_model import summed_loss
+from duetune.training.sharding import ShardedParameters
+from duetune.training.siblings import Contribute, Copy, Evaluate, Siblings, Update
+from duetune.training.trained_model import load_model, summed_loss
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -34,6 +37,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from duetune.training.checkpoint import Json
+    from duetune.training.evaluation import Evaluation
     from duetune.training.language_model import LanguageModel
     from duetune.training.task import TrainingTask
     from duetune.training.tokens import TokenizedRows
@@ -93,8 +97,11 @@ class SharedState:
     - ``lock``: held while the state changes or is read.
     - ``trainable``: the number of trainable parameters.
     - ``reproducible``: every microbatch's gradient is sent by itself, and all are added in one
-      order. Otherwise each member adds up its own ones first.
+      order. Otherwise each member adds up its own ones first, as a member of several processes
+      always does.
     - ``pace``: measures this member's tokens per second.
+    - ``whole``: this process has the whole model.
+    - ``siblings``: the other processes of this member; the model is then sharded.
     """
 
     def __init__(
@@ -104,8 +111,10 @@ class SharedState:
         data: TokenizedRows,
         rows: NDArray[np.int64],
         device: torch.device,
+        siblings: Siblings | None = None,
     ) -> None:
         self._task = task
+        self._siblings = siblings = siblings or Siblings()
         self.model = model
         self._data = data
         self._rows = rows
@@ -113,12 +122,17 @@ class SharedState:
         self._plan = BatchPlan(rows=len(rows), batch_rows=task.batch_rows, seed=task.order_seed)
         self.planned_steps = task.total_steps(len(rows))
         self.lock = threading.Lock()
-        self._flat = FlatParameters(model, task)
-        self.trainable = self._flat.size
+        self._flat: FlatParameters | ShardedParameters
+        self.whole = siblings.count == 1
+        if self.whole:
+            self._flat = FlatParameters(model, task)
+        else:
+            self._flat = ShardedParameters(model, task, siblings.place)
+        self.trainable = self._flat.whole_size
         self._optimiser = FlatOptimiser(task, self._flat)
         scale = _FIRST_SCALE if task.computed_in == "fp16" else 1.0
         self.known = LearnerState(layout=self._flat.layout, scale=scale)
-        self.reproducible = task.reproducible
+        self.reproducible = task.reproducible and self.whole
         self.pace = MemberPace()
 
     @property
@@ -150,6 +164,12 @@ class SharedState:
         ``paces`` are the tokens per second of all members. If ``reproducible``, there is one row
         per microbatch, with the same number of rows on every member. Otherwise there is one row.
         """
+        call = Contribute(rank, tuple(paces))
+        return self._siblings.together(call, lambda: self._contribution(rank, paces, touch))
+
+    def _contribution(
+        self, rank: int, paces: Sequence[float], touch: Callable[[], None]
+    ) -> torch.Tensor:
         try:
             return self._gradients(rank, paces, touch)
         except RuntimeError as error:
@@ -174,10 +194,13 @@ class SharedState:
         width = self._flat.size + len(losses)
         part = torch.zeros(height, width, dtype=losses.dtype, device=self._device)
         began = time.monotonic()
-        for place, chosen in enumerate(mine):
+        spare = np.zeros(1, dtype=np.int64)
+        for place, own in enumerate(mine):
             touch()
             started = time.monotonic()
             row = part[place if self.reproducible else 0]
+            # Every process of a member makes the same number of passes, some only to take part.
+            chosen, counts = (own, True) if len(own) else (spare, False)
             with (
                 self._flat.collecting_into(row[: self._flat.size]),
                 seeded(dropout_seed(task.seed, self.step, int(chosen.min())), self._device),
@@ -186,7 +209,7 @@ class SharedState:
                     self.model, self._data, rows[chosen], self._device, precision(task)
                 )
                 # Divide by the tokens of the whole batch, so that every split gives the same sum.
-                loss = loss / targets
+                loss = loss / targets * counts
                 (loss * self.known.scale).backward()  # type: ignore[no-untyped-call]
             row[self._flat.size :] += loss_columns(loss.detach(), self._flat.values)
             if task.emulated_microbatch_s is not None:
@@ -196,8 +219,8 @@ class SharedState:
         if mine and task.emulated_microbatch_s is None:
             if self._device.type == "cuda":
                 torch.cuda.synchronize(self._device)
-            own = rows[np.concatenate(mine)]
-            self.pace.measured(self._data.tokens(own), time.monotonic() - began)
+            tokens = self._data.tokens(rows[np.concatenate(mine)])
+            self.pace.measured(tokens, time.monotonic() - began)
         return part
 
     def _share(
@@ -206,11 +229,25 @@ class SharedState:
         """Return this member's microbatches, as places in ``rows``, and the rows it sends."""
         lengths, budget = self._data.lengths(rows), self._task.microbatch_tokens
         if not self.reproducible:
-            own = shares(lengths, paces)[rank]
-            return [own[places] for places in microbatches(lengths[own], budget)], 1
+            return self._passes(shares(lengths, paces)[rank], lengths, budget), 1
         batches = self._microbatches(lengths)
         given = shares(_sizes(lengths, batches), paces)
         return [batches[number] for number in given[rank]], max(len(each) for each in given)
+
+    def _passes(
+        self, given: NDArray[np.int64], lengths: NDArray[np.int64], budget: int
+    ) -> list[NDArray[np.int64]]:
+        """Return this process's microbatches of what its member was given.
+
+        There are as many as any process of the member has; the last ones may be empty.
+        """
+        siblings, packed = self._siblings, []
+        for own in shares(lengths[given], (0.0,) * siblings.count):
+            chosen = given[own]
+            packed.append([chosen[places] for places in microbatches(lengths[chosen], budget)])
+        most = max(len(each) for each in packed)
+        mine = packed[siblings.place]
+        return mine + [given[:0]] * (most - len(mine))
 
     def _microbatches(self, lengths: NDArray[np.int64]) -> list[NDArray[np.int64]]:
         """Return the microbatches of a reproducible step, whoever the members are."""
@@ -236,11 +273,16 @@ class SharedState:
         ``evaluated`` includes the evaluation before this step. It enters the state together with
         the step, so members at the same step always have the same history.
         """
+        self._siblings.together(Update(evaluated), lambda: self._update(total, evaluated))
+
+    def _update(self, total: torch.Tensor, evaluated: EvaluationHistory | None) -> None:
         known, task = self.known, self._task
         fp16 = task.computed_in == "fp16"
-        gradient, loss = total[: self._flat.size], loss_of(total[self._flat.size :])
+        gradient = total[: self._flat.size]
         gradient /= known.scale
-        norm = float(torch.linalg.vector_norm(gradient, dtype=torch.float32))
+        square = float(torch.linalg.vector_norm(gradient, dtype=torch.float32)) ** 2
+        loss, square = self._siblings.sums(loss_of(total[self._flat.size :]), square)
+        norm = math.sqrt(square)
         finite = math.isfinite(norm)
         if finite and task.max_grad_norm and norm > task.max_grad_norm:
             gradient *= task.max_grad_norm / (norm + 1e-6)
@@ -259,21 +301,63 @@ class SharedState:
             raise Diverged(self.known.step)
 
     def trained_model(self) -> LanguageModel:
-        """Return the model to save it, with parameters of its own. No step may follow."""
-        self._flat.let_go()
+        """Return the whole model to save it, with parameters of its own. No step may follow."""
+        if isinstance(self._flat, FlatParameters):
+            self._flat.let_go()
         return self.model
 
-    def arrays(self) -> dict[str, torch.Tensor]:
-        """Return the tensors that training changes, by name; not copies."""
+    def own_arrays(self) -> dict[str, torch.Tensor]:
+        """Return the tensors of this process that training changes, by name; not copies."""
         return {"parameters": self._flat.values, **self._optimiser.arrays()}
+
+    def arrays(self) -> dict[str, torch.Tensor]:
+        """Return the tensors of the whole model that training changes, by name; not copies.
+
+        In a member of several processes they lie in shared memory, until the next call.
+        """
+        flat, own = self._flat, self.own_arrays()
+        if not isinstance(flat, ShardedParameters):
+            return own
+        lengths = {name: flat.whole_length(name, array) for name, array in own.items()}
+        sizes = [lengths[name] * own[name].itemsize for name in own]
+        # Every array begins at a multiple of 64 bytes.
+        begins = [0, *itertools.accumulate(-(-size // 64) * 64 for size in sizes)]
+        memory = self._siblings.shared_memory(begins.pop())
+        whole = {
+            name: torch.frombuffer(memory, dtype=own[name].dtype, count=lengths[name], offset=begin)
+            for name, begin in zip(own, begins, strict=True)
+            if lengths[name]
+        }
+
+        def copy() -> None:
+            for name, array in own.items():
+                if array.numel():
+                    flat.put(name, array, whole[name])
+
+        self._siblings.together(Copy(), copy)
+        return {name: whole.get(name, array) for name, array in own.items()}
+
+    def evaluated_share(
+        self, evaluation: Evaluation, rank: int, paces: Sequence[float], touch: Callable[[], None]
+    ) -> torch.Tensor:
+        """Return this member's part of an evaluation, by all its processes."""
+        call = Evaluate(rank, tuple(paces))
+        return self._siblings.together(
+            call, lambda: evaluation.share(self.model, rank, paces, touch)
+        )
+
+    def evaluated_alone(self, evaluation: Evaluation, touch: Callable[[], None]) -> float:
+        """Return the mean loss on the rows of an evaluation, measured by this member alone."""
+        alone = (0.0,)
+        return evaluation.mean([self.evaluated_share(evaluation, 0, alone, touch)], alone)
 
     def document(self) -> dict[str, Json]:
         """Return the state besides the arrays as JSON."""
         found: dict[str, Json] = msgspec.to_builtins(self.known)
         return found
 
-    def load(self, arrays: dict[str, torch.Tensor], document: dict[str, Json]) -> None:
-        """Replace the state by that of a checkpoint or another member."""
+    def load_own(self, arrays: dict[str, torch.Tensor], document: dict[str, Json]) -> None:
+        """Replace this process's part of the state."""
         known = msgspec.convert(document, LearnerState)
         if known.layout != self._flat.layout:
             raise ValueError("the state belongs to another model or task")
@@ -281,6 +365,13 @@ class SharedState:
         self._flat.refresh()
         self._optimiser.load(arrays, known.updates)
         self.known = known
+
+    def load(self, arrays: dict[str, torch.Tensor], document: dict[str, Json]) -> None:
+        """Replace the state by that of a checkpoint, which holds the whole model."""
+        flat = self._flat
+        if isinstance(flat, ShardedParameters):
+            arrays = {name: flat.take(name, array) for name, array in arrays.items()}
+        self.load_own(arrays, document)
 
 
 def loss_columns(loss: torch.Tensor | float, like: torch.Tensor) -> torch.Tensor:
@@ -300,6 +391,40 @@ def loss_columns(loss: torch.Tensor | float, like: torch.Tensor) -> torch.Tensor
 def _sizes(lengths: NDArray[np.int64], batches: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
     """Return the tokens of each microbatch."""
     return np.array([lengths[places].sum() for places in batches], dtype=np.int64)
+
+
+class OwnShard:
+    """The state of one process, as the same process of another member copies it."""
+
+    def __init__(self, state: SharedState) -> None:
+        self._state = state
+        self.lock = state.lock
+
+    @property
+    def step(self) -> int:
+        """Return the number of steps done."""
+        return self._state.step
+
+    def arrays(self) -> dict[str, torch.Tensor]:
+        """Return the tensors of this process, by name; not copies."""
+        return self._state.own_arrays()
+
+    def document(self) -> dict[str, Json]:
+        """Return the rest of the state as JSON."""
+        return self._state.document()
+
+    def load(self, arrays: dict[str, torch.Tensor], document: dict[str, Json]) -> None:
+        """Replace this process's part of the state."""
+        self._state.load_own(arrays, document)
+
+
+def whole_model(task: TrainingTask, state: SharedState) -> LanguageModel:
+    """Return the model with its trained parameters, on the CPU if ``state`` has only a shard."""
+    if state.whole:
+        return state.trained_model()
+    model = load_model(task, torch.device("cpu"))
+    FlatParameters(model).values.copy_(state.arrays()["parameters"])
+    return model
 
 
 def loss_of(columns: torch.Tensor) -> float:

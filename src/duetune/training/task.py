@@ -221,6 +221,15 @@ class TrainingTask(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         """Return the most tokens of a microbatch; a single longer row is still trained on."""
         return self.max_tokens_per_microbatch or self.per_device_train_batch_size * self.max_length
 
+    @property
+    def unshardable(self) -> str:
+        """Return why this task cannot be split over the GPUs of a member; "" if it can."""
+        if self.method is TrainingMethod.QLORA:
+            return "weights in 4 bits cannot be sharded"
+        if self.optim not in _SHARDABLE:
+            return f"the state of {self.optim} cannot be sharded"
+        return ""
+
     def total_steps(self, rows: int) -> int:
         """Return the optimiser steps for ``rows`` training examples."""
         if self.max_steps is not None:
@@ -310,3 +319,4 @@ _NOT_NEGATIVE = (
     "emulated_microbatch_s",
     "early_stopping_threshold",
 )
+_SHARDABLE = (OptimiserName.ADAMW_TORCH, OptimiserName.ADAMW_TORCH_FUSED, OptimiserName.SGD)

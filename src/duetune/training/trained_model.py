@@ -48,9 +48,12 @@ def load_tokenizer(task: TrainingTask) -> Tokenizer:
     return cast("Tokenizer", found)
 
 
-def load_model(task: TrainingTask, device: torch.device) -> LanguageModel:
-    """Return the model with its trainable parameters, the same on every member."""
-    return prepared(task, load_base(task, device), device)
+def load_model(task: TrainingTask, device: torch.device, *, choose: bool = True) -> LanguageModel:
+    """Return the model with its trainable parameters, the same on every member.
+
+    Without ``choose`` the caller chooses the way in which the model is computed.
+    """
+    return prepared(task, load_base(task, device, choose=choose), device)
 
 
 def prepared(task: TrainingTask, base: LanguageModel, device: torch.device) -> LanguageModel:

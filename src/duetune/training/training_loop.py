@@ -135,8 +135,8 @@ class ElasticTraining:
         if before.step == learner.step or not self._evaluation.due(learner.step):
             return before
         began = time.monotonic()
-        part = self._evaluation.share(
-            learner.model, arrangement.rank, arrangement.paces, self._touch
+        part = learner.evaluated_share(
+            self._evaluation, arrangement.rank, arrangement.paces, self._touch
         )
         loss = self._evaluation.mean(self._group.gather(part), arrangement.paces)
         found = before.after(learner.step, loss, task.early_stopping_threshold)

@@ -29,7 +29,10 @@ _STALL_S = 10.0
 _MOST_EARLY_LINKS = 256
 _DTYPES = {
     str(dtype): dtype
-    for dtype in (torch.float32, torch.float64, torch.int64, torch.bfloat16, torch.uint8)
+    for dtype in (
+        *(torch.float32, torch.float64, torch.bfloat16, torch.float16),
+        *(torch.int64, torch.int32, torch.int8, torch.uint8, torch.bool),
+    )
 }
 _YES, _NO = b"yes", b""
 

@@ -74,11 +74,18 @@ def _run(contract: Contract, notice: Notice, reporter: ProgressReporter) -> int:
     began = time.monotonic()
     try:
         from duetune.training.session import Session  # noqa: PLC0415 - imports torch
+        from duetune.training.siblings import born  # noqa: PLC0415 - imports torch
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] in _NEEDED:
             raise MissingExtra("training", "train") from None
         raise
-    session = Session.prepare(contract, task, threads=_threads())
+    siblings = born(contract.gpus)
+    if siblings.place:
+        logging.getLogger("duetune").setLevel(logging.WARNING)
+    session = Session.prepare(contract, task, threads=_threads(), siblings=siblings)
+    if siblings.place:
+        session.follow()
+        return DONE
     _log.info("%s, ready in %.2f s", session.summary, time.monotonic() - began)
     result = session.run(notice, reporter)
     if result is None:

@@ -35,6 +35,7 @@ _POST_TIMEOUT_S = 2.0
 _POST_PAUSE_S = 10.0
 _FINAL_TRIES = 3
 _MOST_BYTES = 1 << 20
+_MOST_GPUS = 64
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 
@@ -42,6 +43,7 @@ class Contract(msgspec.Struct, frozen=True, kw_only=True):
     """The settings of a training process, from its environment.
 
     - ``epoch``: the number of the launch; it grows with every launch of the job.
+    - ``gpus``: the GPUs of the node, which together hold one copy of the model.
     - ``progress_file``, ``progress_url``: where progress reports go; the file takes precedence.
     - ``coordinator_file``: holds the coordinator's address, if the members form a group.
     """
@@ -54,6 +56,7 @@ class Contract(msgspec.Struct, frozen=True, kw_only=True):
     output: Path
     notice_file: Path
     hazard_file: Path
+    gpus: int = 1
     progress_file: Path | None = None
     progress_url: str | None = None
     coordinator_file: Path | None = None
@@ -86,6 +89,7 @@ class Contract(msgspec.Struct, frozen=True, kw_only=True):
             output=place(node_contract.OUTPUT_DIR, node_contract.OUTPUT),
             notice_file=place(node_contract.NOTICE_FILE, f"notice-{node}.json"),
             hazard_file=place(node_contract.HAZARD_FILE, node_contract.HAZARD),
+            gpus=_gpus(environ),
             progress_file=file if in_file else None,
             progress_url=url,
             coordinator_file=place(node_contract.COORDINATOR_FILE, "") if grouped else None,
@@ -178,6 +182,13 @@ def _epoch(environ: Mapping[str, str]) -> int:
     text = _needed(environ, node_contract.EPOCH, "a whole number from 0 on")
     if not (text.isascii() and text.isdigit() and len(text) <= 15):
         raise InvalidInput(node_contract.EPOCH, text, "a whole number from 0 on")
+    return int(text)
+
+
+def _gpus(environ: Mapping[str, str]) -> int:
+    text = environ.get(node_contract.GPUS) or "1"
+    if not (text.isascii() and text.isdigit() and 1 <= int(text[:6]) <= _MOST_GPUS):
+        raise InvalidInput(node_contract.GPUS, text, f"a whole number from 1 to {_MOST_GPUS}")
     return int(text)
 
 

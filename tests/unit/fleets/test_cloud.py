@@ -248,3 +248,14 @@ def test_how_a_worker_ends_is_how_its_node_ends(code, state, reason):
     assert (fleet.node("a").state, fleet.node("a").reason) == (state, reason)
     fleet.clock.advance(100)
     assert fleet.node("a").state is state
+
+
+def test_a_node_of_several_gpus_is_granted_taken_and_billed_as_a_whole():
+    fleet = MemoryFleet(market_of([0.4, 0.4], [5, 3]), PLAIN)
+    whole = msgspec.structs.replace(TASK, gpus=2)
+    fleet.apply([Launch(node, "job", NodeKind.SPOT, 1, whole) for node in ("a", "b", "c")])
+    fleet.clock.advance(SLOT - 1)
+    assert states(fleet) == {"a": "running", "b": "running", "c": "refused"}
+    fleet.clock.advance(2)
+    assert states(fleet) == {"a": "running", "b": "lost", "c": "refused"}
+    assert fleet.node("b").billed == pytest.approx(2 * 0.4)

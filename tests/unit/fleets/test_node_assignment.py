@@ -78,4 +78,6 @@ def test_every_node_gets_one_and_nobody_shares_while_one_is_free():
     devices.give_back(("job", "b"))
     devices.give_back(("job", "unknown"))
     assert devices.take(("job", "d")) == "1"
+    pair = Devices(["0", "1", "2"])
+    assert [pair.take(("job", name), 2) for name in "ab"] == ["0,1", "2,0"]
     assert Devices([]).take(("job", "a")) is None

@@ -18,6 +18,7 @@ from duetune.training.batches import held_out
 
 SMALL, LARGE, UNKNOWN = "org/model-0.5b", "org/model-7b", "org/model"
 A100 = Site(accelerator="A100-80GB", max_gpus=8)
+ALONE = {"gpus_per_member": 1}
 
 
 def spec_with(**fields):
@@ -163,7 +164,11 @@ def test_recomputing_and_shorter_examples_come_in_only_where_memory_is_short():
     lengths = []
     for memory_gb in range(24, 8, -1):
         try:
-            smaller = chosen(method="lora", site=Site(accelerator="L4", memory_gb=memory_gb))
+            smaller = chosen(
+                method="lora",
+                site=Site(accelerator="L4", memory_gb=memory_gb),
+                resources=ALONE,
+            )
         except InvalidInput:
             break
         lengths.append(smaller.max_length)
@@ -233,9 +238,27 @@ def test_the_length_is_no_longer_than_the_model_can_take(tmp_path):
 )
 def test_what_does_not_fit_is_refused_with_what_would(fields, site, field, hint):
     with pytest.raises(InvalidInput) as caught:
-        chosen(site=site, **fields)
+        chosen(site=site, resources=ALONE, **fields)
     assert caught.value.field == field
     assert hint in caught.value.allowed
+
+
+def test_a_model_too_large_for_one_gpu_gets_members_of_as_few_as_it_needs():
+    plan = chosen(site=A100, model="org/model-70b", resources={"accelerators": "auto:8"})
+    assert 1 < plan.gpus_per_member <= 8
+    assert plan.reasons["gpus_per_member"] == "the model needs the memory of so many GPUs"
+    assert plan.max_gpus * plan.gpus_per_member <= 8
+    assert len(plan.step_s) == plan.max_gpus + 1
+    assert plan.memory_gb < 80
+    fewer = plan.gpus_per_member // 2
+    with pytest.raises(InvalidInput, match="model"):
+        chosen(site=A100, model="org/model-70b", resources={"gpus_per_member": fewer})
+    assert chosen(site=A100).gpus_per_member == 1
+
+
+def test_a_member_has_no_more_gpus_than_the_job():
+    with pytest.raises(InvalidInput, match=r"resources\.gpus_per_member"):
+        chosen(site=A100, resources={"accelerators": "auto:4", "gpus_per_member": 8})
 
 
 @pytest.mark.parametrize(

@@ -170,7 +170,7 @@ def test_everything_listens_on_the_chosen_interface_only(lighthouse):
     member = Member(lighthouse, "a", 3)
     table = Path("/proc/net/tcp").read_text(encoding="ascii").splitlines()
     listening = [line.split()[1] for line in table if line.split()[3] == "0A"]
-    for address in (lighthouse, member.group._door.address):
+    for address in (lighthouse, member.group._links._door.address):
         assert address.startswith("tcp://127.0.0.1:")
         port = int(address.rpartition(":")[2])
         assert f"0100007F:{port:04X}" in listening
@@ -206,7 +206,7 @@ def test_who_does_not_know_the_secret_neither_joins_nor_reads(lighthouse):
     until(lambda: member.worlds)
     stranger = Member(lighthouse, "a", 10**9, step=10**6, secret=b"made up")
     with pytest.raises(transfer.TransferFailed):
-        transfer.fetch_state(member.group._door.address, b"made up", member.state.step)
+        transfer.fetch_state(member.group._links._door.address, b"made up", member.state.step)
     before = len(member.worlds)
     until(lambda: len(member.worlds) > before + 3)
     assert set(member.worlds) == {1}

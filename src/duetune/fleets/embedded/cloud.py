@@ -202,6 +202,7 @@ class Cloud:
             kind=launch.kind,
             state=NodeState.REQUESTED,
             requested_at=self.at,
+            gpus=launch.task.gpus,
         )
         record = self._records[key] = self._living[key] = NodeRecord(node, launch)
         refusal = (NodeEnd.CANCELLED, "") if key in self.cancelled else self._refusal(launch)
@@ -223,7 +224,8 @@ class Cloud:
         dollars = self.limits.get(launch.job)
         if dollars is not None and self._bill(launch.job, self.at) >= dollars - 2 * SPARE:
             return NodeEnd.LIMIT, f" (the limit of ${dollars:g} is spent)"
-        held = sum(record.node.kind is launch.kind for record in self._living.values()) - 1
+        own = launch.task.gpus
+        held = _gpus(one for one in self._living.values() if one.node.kind is launch.kind) - own
         number = self.replay.slots_since(self.at)
         if launch.kind is NodeKind.ON_DEMAND:
             capacity = self.settings.on_demand_capacity
@@ -233,7 +235,7 @@ class Cloud:
             price = self.replay.hourly(NodeKind.SPOT, number)
             if price > highest:
                 return NodeEnd.PRICE, f" (${price:g} per GPU-hour is above ${highest:g})"
-        if held >= capacity:
+        if held + own > capacity:
             return NodeEnd.CAPACITY, f" ({held} of {capacity} {launch.kind} GPUs are held)"
         return None
 
@@ -268,8 +270,10 @@ class Cloud:
                 if record.stays_after(moment) and price > self._max_price(record.launch):
                     self._doom(record, moment, NodeEnd.PRICE, notice=not record.silent)
             staying = [record for record in spot if record.stays_after(moment)]
-            surplus = len(staying) - self.replay.slot(number).available
-            for record in staying[len(staying) - surplus :] if surplus > 0 else []:
+            surplus = _gpus(staying) - self.replay.slot(number).available
+            while surplus > 0:
+                record = staying.pop()
+                surplus -= record.node.gpus
                 self._doom(record, moment, NodeEnd.CAPACITY, notice=not record.silent)
 
     def _foresee_limits(self) -> None:
@@ -317,7 +321,7 @@ class Cloud:
             start = record.grant_at if started is None else started
             stop = min(moment, record.taken_at)
             if start < stop:
-                total += self.replay.cost(record.node.kind, start, stop)
+                total += self._cost(record.node, start, stop)
         return total
 
     def _lose(self, record: NodeRecord, end: NodeEnd, moment: float) -> None:
@@ -329,7 +333,7 @@ class Cloud:
     ) -> None:
         node = record.node
         start = node.started_at
-        paid = 0.0 if start is None else self.replay.cost(node.kind, start, moment)
+        paid = 0.0 if start is None else self._cost(node, start, moment)
         record.node = msgspec.structs.replace(
             node,
             state=state,
@@ -345,8 +349,12 @@ class Cloud:
     def _as_billed(self, node: Node) -> Node:
         if node.state is not NodeState.RUNNING or node.started_at is None:
             return node
-        paid = self.replay.cost(node.kind, node.started_at, self.at)
+        paid = self._cost(node, node.started_at, self.at)
         return msgspec.structs.replace(node, billed=max(node.billed, paid))
+
+    def _cost(self, node: Node, start: float, stop: float) -> float:
+        """Return what all GPUs of a node cost from ``start`` to ``stop``, in dollars."""
+        return node.gpus * self.replay.cost(node.kind, start, stop)
 
     def _max_price(self, launch: Launch | None) -> float:
         own = None if launch is None else launch.max_price
@@ -358,3 +366,7 @@ class Cloud:
 
     def _note(self, record: NodeRecord) -> None:
         self.changed[record.node.job, record.node.id] = record
+
+
+def _gpus(records: Iterable[NodeRecord]) -> int:
+    return sum(record.node.gpus for record in records)

@@ -89,10 +89,13 @@ class Desk:
         return self._folders.get(job)
 
     def held(self) -> dict[NodeKind, list[str]]:
-        """Return, for each kind, the job of every node that is requested or running."""
+        """Return, for each kind, the job of every GPU that is requested or running."""
         with self._lock:
             nodes = [record.node for record in self._cloud.living()]
-        return {kind: [node.job for node in nodes if node.kind is kind] for kind in NodeKind}
+        return {
+            kind: [node.job for node in nodes if node.kind is kind for _ in range(node.gpus)]
+            for kind in NodeKind
+        }
 
     def spent(self) -> float:
         """Return the bill of all jobs in dollars."""

@@ -134,6 +134,7 @@ def assignment_of(
         node_contract.JOB_ID: launch.job,
         node_contract.NODE_ID: launch.node,
         node_contract.EPOCH: str(launch.epoch),
+        node_contract.GPUS: str(task.gpus),
         node_contract.JOB_DIR: str(folder),
         node_contract.NOTICE_FILE: str(notice_file(launch)),
         node_contract.NOTICE_URL: f"{url}/jobs/{launch.job}/notice/{launch.node}/{secrets.calls}",
@@ -194,19 +195,22 @@ def visible_devices(environ: Mapping[str, str], place: Path = Path("/dev")) -> l
 
 
 class Devices:
-    """Assigns one of the machine's GPUs to each node; extra nodes share GPUs evenly."""
+    """Assigns GPUs of the machine to each node; extra nodes share GPUs evenly."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self._names = list(names)
-        self._taken: dict[tuple[str, str], str] = {}
+        self._taken: dict[tuple[str, str], list[str]] = {}
 
-    def take(self, key: tuple[str, str]) -> str | None:
-        """Return the GPU with the fewest nodes for a new node; None if the machine has no GPU."""
+    def take(self, key: tuple[str, str], count: int = 1) -> str | None:
+        """Return the GPUs with the fewest nodes for a new node; None if the machine has no GPU.
+
+        A node gets fewer than ``count`` if the machine has fewer; its processes then share them.
+        """
         if not self._names:
             return None
-        users = list(self._taken.values())
-        self._taken[key] = min(self._names, key=users.count)
-        return self._taken[key]
+        users = [name for names in self._taken.values() for name in names]
+        self._taken[key] = sorted(self._names, key=users.count)[:count]
+        return ",".join(self._taken[key])
 
     def give_back(self, key: tuple[str, str]) -> None:
         """Free the GPU of a node that has ended."""

@@ -181,7 +181,7 @@ class Provider:
             launch,
             url=self.url,
             secrets=job_secrets,
-            device=self._devices.take(key),
+            device=self._devices.take(key, launch.task.gpus),
             heartbeat_timeout_s=self._settings.heartbeat_timeout_s,
         )
         self._crew.start(key, assignment)

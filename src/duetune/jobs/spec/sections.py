@@ -49,6 +49,14 @@ class Resources(BaseModel):
         AcceleratorChoice,
         Meaning("Which GPU, and how many of them the job can use.", ACCELERATORS),
     ] = Field(default_factory=Accelerators, json_schema_extra={"default": AUTO})
+    gpus_per_member: Annotated[
+        Annotated[int, Field(ge=1, le=64)] | None,
+        Meaning(
+            "GPUs of one node that share one copy of the model; by default as few as the model "
+            "needs.",
+            "a whole number from 1 to 64",
+        ),
+    ] = None
     spot: Annotated[
         Annotated[
             Spot,

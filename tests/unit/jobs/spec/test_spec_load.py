@@ -70,7 +70,12 @@ def test_what_is_missing_is_named(text, field, allowed):
             "'acelerators'",
             "a known field; did you mean accelerators?",
         ),
-        ("resources: {zone: x}", "resources field", "'zone'", "one of accelerators, spot"),
+        (
+            "resources: {zone: x}",
+            "resources field",
+            "'zone'",
+            "one of accelerators, gpus_per_member, spot",
+        ),
         ("checkpoint: {interval: 3m}", "checkpoint field", "'interval'", "one of dir, every, keep"),
         (
             "training: {learnin_rate: 1}",

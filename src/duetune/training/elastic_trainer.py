@@ -1,0 +1,252 @@
+"""``elastic(trainer)``: trains with a transformers Trainer, or TRL's, on nodes that come and go.
+
+    trainer = DPOTrainer(...)
+    sys.exit(elastic(trainer))  # instead of trainer.train()
+
+What it does depends on who has started the process:
+
+- a job with several members: the members train together as one elastic group (``trainer_member``).
+- a job with one node, also under torchrun: training resumes from checkpoints (``callback``).
+- somebody else: training is as usual, and the model is saved to the Trainer's own folder.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+import torch
+
+from duetune.core.node_contract import DONE, HOPELESS, JOB_ID, LEFT
+from duetune.core.progress import Phase, Progress
+from duetune.errors import DuetuneError, MissingExtra
+
+try:
+    from transformers import Trainer, TrainerCallback
+except ImportError as error:
+    raise MissingExtra("elastic", "train") from error
+
+from duetune.training.callback import DuetuneCallback
+from duetune.training.epoch_order import EpochOrder
+from duetune.training.group import Left
+from duetune.training.trainer_limits import check
+from duetune.training.trainer_member import Finished, Jumped, TrainerMember
+from duetune.training.worker_contract import Contract, ProgressReporter, read_progress
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from torch.utils.data import Sampler
+    from transformers import TrainerControl, TrainerState, TrainingArguments
+
+_log = logging.getLogger(__name__)
+
+
+def elastic(
+    trainer: Trainer,
+    output: str | os.PathLike[str] | None = None,
+    *,
+    environ: Mapping[str, str] = os.environ,
+) -> int:
+    """Train, save the model and return the exit status for ``sys.exit``.
+
+    Call this instead of ``trainer.train()``, once, as the last thing that the script does with the
+    model. The model goes to ``output``, or to the job's output folder, or to the Trainer's own if
+    duetune has not started the process.
+    """
+    if not Contract.given(environ) or not Contract.from_environment(environ).coordinator_file:
+        callback = DuetuneCallback(environ)
+        trainer.add_callback(callback)
+        trainer.train(resume_from_checkpoint=callback.resume_from())
+        return callback.finish(trainer, output)
+    _show_log()
+    contract = Contract.from_environment(environ)
+    folder = contract.output if output is None else Path(output).absolute()
+    try:
+        check(trainer)
+        return _as_member(trainer, contract, folder)
+    except DuetuneError as error:
+        _log.error("%s", error)
+        last = read_progress(contract.progress_file) if contract.progress_file else None
+        ProgressReporter(contract).report(
+            msgspec.structs.replace(
+                last or Progress(), phase=Phase.FAILED, message=str(error), at=0.0
+            )
+        )
+        return HOPELESS
+
+
+def _as_member(trainer: Trainer, contract: Contract, output: Path) -> int:
+    # A tracker such as W&B then continues the same run when another member leads.
+    os.environ.setdefault("WANDB_RUN_ID", os.environ.get(JOB_ID, contract.job))
+    os.environ.setdefault("WANDB_RESUME", "allow")
+    member = TrainerMember(trainer, contract, output)
+    try:
+        _make_elastic(trainer, member)
+        try:
+            trainer.train()
+        except Finished:
+            pass
+        except Left:
+            member.leave()
+            return LEFT
+        member.finish(lambda folder: trainer.save_model(str(folder), _internal_call=True))
+        return DONE
+    finally:
+        member.close()
+
+
+def _make_elastic(trainer: Trainer, member: TrainerMember) -> None:
+    """Give the Trainer the methods of ``_Elastic`` and the callbacks of a member."""
+    handler = trainer.callback_handler
+    shown = [each for each in handler.callbacks if _shows(each)]
+    handler.callbacks = [each for each in handler.callbacks if each not in shown]
+    handler.callbacks += [_LeaderOnly(shown, lambda: member.leads), _MemberCallback(member)]
+    trainer.args.restore_callback_states_from_checkpoint = True
+    kind = type(trainer)
+    trainer.__class__ = type(kind.__name__, (_Elastic, kind), {})
+    trainer.duetune_member = member
+    trainer.duetune_batches = []
+
+
+class _Elastic(Trainer):
+    """What a member's Trainer does in its own way; everything else is the Trainer's."""
+
+    duetune_member: TrainerMember
+    duetune_batches: list[object]
+
+    def _inner_training_loop(self, *args: object, **options: object) -> object:
+        """Run the Trainer's loop from the group's step; again if the group is at another one."""
+        while True:
+            options["resume_from_checkpoint"] = self.duetune_member.state.resume_from
+            try:
+                return super()._inner_training_loop(*args, **options)
+            except Jumped:
+                # Keep the scheduler, which has the group's state already.
+                self._created_lr_scheduler = False
+
+    def get_batch_samples(self, *args: object, **options: object) -> tuple[list[object], object]:
+        """Form the group, then read the microbatches of the whole step."""
+        self.duetune_member.begin()
+        self.duetune_batches, items = super().get_batch_samples(*args, **options)
+        return self.duetune_batches, items
+
+    def training_step(
+        self, model: torch.nn.Module, inputs: object, num_items_in_batch: object = None
+    ) -> torch.Tensor:
+        """Compute this member's share with the last microbatch of a step; do nothing before."""
+        if not self.accelerator.sync_gradients:
+            return torch.zeros((), device=self.args.device)
+        train, batches = super().training_step, self.duetune_batches
+        if (scaler := self.accelerator.scaler) is not None:
+            # A member without a share would leave the scaler uninitialised.
+            scaler.scale(torch.zeros((), device=self.args.device))
+        return self.duetune_member.share(
+            len(batches), lambda number: train(model, batches[number], num_items_in_batch)
+        )
+
+    def _get_train_sampler(self, *args: object, **options: object) -> Sampler[int]:
+        seed = self.args.seed if self.args.data_seed is None else self.args.data_seed
+        return EpochOrder(super()._get_train_sampler(*args, **options), seed)
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        self.duetune_member.state.load_optimizer()
+
+    def _load_scaler(self, checkpoint: str | None) -> None:
+        """Do nothing: it was loaded with the optimiser."""
+
+    def _load_rng_state(self, checkpoint: str | None) -> None:
+        """Do nothing: every microbatch has its own seed."""
+
+    def _save_checkpoint(self, model: torch.nn.Module, trial: object) -> None:
+        self.duetune_member.ask_save()
+
+    def _determine_best_metric(self, metrics: dict[str, float], trial: object) -> bool:
+        best: bool = super()._determine_best_metric(metrics, trial)
+        if best and self.args.load_best_model_at_end:
+            self.duetune_member.state.keep_best()
+        return best
+
+
+class _MemberCallback(TrainerCallback):
+    """Tells the member what the Trainer does."""
+
+    def __init__(self, member: TrainerMember) -> None:
+        self._member = member
+
+    def on_train_begin(self, *_: object, **__: object) -> None:
+        """Go on with the group's losses since the last log."""
+        self._member.state.load_logged()
+
+    def on_pre_optimizer_step(self, *_: object, **__: object) -> None:
+        """Keep others from reading the state while it changes."""
+        self._member.state.lock.acquire()
+
+    def on_step_end(self, *_: object, **__: object) -> None:
+        """Record the step and let others read the state again."""
+        self._member.stepped()
+        self._member.state.lock.release()
+
+    def on_prediction_step(self, *_: object, **__: object) -> None:
+        """Show that a member that evaluates is active."""
+        self._member.touch()
+
+
+class _LeaderOnly:
+    """Passes events to progress bars and trackers while this member leads.
+
+    Their ``on_train_begin``, which starts a tracker's run, is called when it first leads.
+    """
+
+    def __init__(self, callbacks: list[TrainerCallback], leads: Callable[[], bool]) -> None:
+        self._callbacks = callbacks
+        self._leads = leads
+        self._begun = False
+
+    def __getattr__(self, event: str) -> Callable[..., None]:
+        """Return what the Trainer calls for an event."""
+        if not event.startswith("on_"):
+            raise AttributeError(event)
+
+        def forward(
+            args: TrainingArguments,
+            state: TrainerState,
+            control: TrainerControl,
+            **options: object,
+        ) -> None:
+            if not self._leads():
+                return
+            if not self._begun:
+                self._begun = True
+                self._tell("on_train_begin", args, state, control, **options)
+            if event != "on_train_begin":
+                self._tell(event, args, state, control, **options)
+
+        return forward
+
+    def _tell(self, event: str, *given: object, **options: object) -> None:
+        for callback in self._callbacks:
+            getattr(callback, event)(*given, **options)
+
+
+def _shows(callback: TrainerCallback) -> bool:
+    """Return whether a callback shows progress or sends it to a tracker."""
+    kind = type(callback)
+    return kind.__module__.startswith("transformers.integrations") or kind.__name__ in {
+        "ProgressCallback",
+        "PrinterCallback",
+        "RichProgressCallback",
+        "NotebookProgressCallback",
+    }
+
+
+def _show_log() -> None:
+    log = logging.getLogger("duetune")
+    log.setLevel(logging.INFO)
+    if not logging.getLogger().handlers and not log.handlers:
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
+        log.addHandler(handler)
