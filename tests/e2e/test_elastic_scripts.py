@@ -50,11 +50,11 @@ def job(nursery, inputs, tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     made = []
 
-    def make(name, method):
+    def make(name, method, steps=STEPS):
         command = [
             ROOT / "examples" / f"trl-{method}" / "train.py",
             *("--model", inputs / "model", "--data", inputs / method),
-            *("--steps", STEPS, "--save-steps", 3, "--folder", tmp_path / "trainer"),
+            *("--steps", steps, "--save-steps", 3, "--folder", tmp_path / name / "trainer"),
         ]
         made.append(ElasticJob(nursery, tmp_path / name, command=command))
         return made[-1]
@@ -104,3 +104,33 @@ def test_members_of_a_trl_script_join_leave_and_are_killed(job, method):
     assert rough.progress.checkpoint_step == STEPS
     assert rough.result.loss == pytest.approx(calm.result.loss, rel=0.01)
     assert adapter(rough) == pytest.approx(adapter(calm), rel=0.01, abs=1e-4)
+
+
+def test_a_trl_script_with_one_node_is_killed_noticed_and_finished(job):
+    """Without a group the Trainer's own checkpoints are published and resumed from."""
+    single = job("single", "sft", steps=12)
+    single.launch("n1")
+    single.allow(4)
+    single.kill("n1")
+    store = CheckpointStore(single.folder / "checkpoints", 0)
+    assert store.latest().step == 3
+
+    single.launch("n2")
+    single.allow(7)
+    single.signal(signal.SIGTERM, "n2")
+    single.end_gate()
+    assert single.code("n2") == LEFT
+    left = store.latest()
+    assert left.step in {7, 8}
+    assert left.epoch == 2
+    assert not (single.folder / "output").exists()
+
+    single.launch("n3")
+    assert single.code("n3") == DONE
+    done = single.progress
+    assert (done.phase, done.step, done.total_steps) == (Phase.FINISHED, 12, 12)
+    assert done.output == str(single.folder / "output")
+    assert single.adapter
+    state = json.loads((store.latest().files / "trainer_state.json").read_text())
+    steps = [entry["step"] for entry in state["log_history"] if "loss" in entry]
+    assert steps == list(range(1, 13)), "every step once, over three nodes"

@@ -120,43 +120,6 @@ def snippet(language, place=0):
     return re.findall(rf"```{language}\n(.*?)```", PAGE, re.DOTALL)[place]
 
 
-@pytest.mark.torch
-def test_a_trl_script_is_killed_noticed_and_finished_on_three_nodes(tmp_path, node_for):
-    build_tiny_model(tmp_path / "model", hidden=32, layers=2, heads=2, positions=256, seed=1)
-    texts = tmp_path / "texts.jsonl"
-    texts.write_text("".join(f'{{"text": "After {n} comes {n + 1}."}}\n' for n in range(64)))
-    script = [EXAMPLE / "train.py", "--model", tmp_path / "model", "--data", texts]
-    node = node_for(sys.executable, *map(str, script), "--save-steps", "10")
-
-    node.start("--steps", FOREVER, "--folder", tmp_path / "first")
-    node.until(lambda progress: progress.checkpoint_step >= 10)
-    node.process.kill()
-    assert node.status() == -signal.SIGKILL
-    kept = node.latest.step
-    assert kept >= 10
-    assert kept % 10 == 0
-
-    node.start("--steps", FOREVER, "--folder", tmp_path / "second")
-    node.until(lambda progress: progress.phase is Phase.TRAINING and progress.step > kept)
-    node.give_notice()
-    assert node.status() == 75
-    left = node.latest
-    assert left.step == node.progress.step == node.progress.checkpoint_step
-    assert left.step > kept
-    assert left.epoch == 2
-    assert not (node.folder / "output").exists()
-
-    node.start("--steps", left.step + 3, "--folder", tmp_path / "third")
-    assert node.status() == 0
-    done = node.progress
-    assert (done.phase, done.step, done.total_steps) == (Phase.FINISHED, left.step + 3, done.step)
-    assert done.output == str(node.folder / "output")
-    assert (node.folder / "output" / "adapter_model.safetensors").is_file()
-    state = json.loads((node.latest.files / "trainer_state.json").read_text())
-    steps = [entry["step"] for entry in state["log_history"] if "loss" in entry]
-    assert steps == list(range(1, left.step + 4)), "every step once, over three nodes"
-
-
 def test_the_job_of_the_example_is_a_job():
     spec = load_spec(EXAMPLE / "job.yaml")
     assert "train.py" in spec.run

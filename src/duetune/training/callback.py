@@ -5,7 +5,8 @@
     trainer.train(resume_from_checkpoint=duetune.resume_from())
     sys.exit(duetune.finish(trainer))
 
-If duetune has not started the process, these lines change nothing: training starts from the
+``elastic_trainer.elastic`` does the same in one line, and lets a job have several members. If
+duetune has not started the process, these lines change nothing: training starts from the
 beginning, the model is saved to the Trainer's own output folder, and the exit status is 0.
 """
 
@@ -67,6 +68,9 @@ class DuetuneCallback(TrainerCallback):
         self._run = None
         if Contract.given(environ):
             contract = Contract.from_environment(environ)
+            if contract.coordinator_file is not None:
+                allowed = "duetune.training.elastic(trainer), because this job has several members"
+                raise InvalidInput("callbacks", "DuetuneCallback", allowed)
             self._run = _Run(contract, save_every_s=save_every_s, keep=keep)
 
     def resume_from(self) -> str | None:

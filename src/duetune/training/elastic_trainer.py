@@ -10,8 +10,11 @@ What it does depends on who has started the process:
 - somebody else: training is as usual, and the model is saved to the Trainer's own folder.
 """
 
+# ruff: noqa: ARG002 - the Trainer decides what its methods are given
+
 from __future__ import annotations
 
+import gc
 import logging
 import os
 from pathlib import Path
@@ -37,10 +40,13 @@ from duetune.training.trainer_member import Finished, Jumped, TrainerMember
 from duetune.training.worker_contract import Contract, ProgressReporter, read_progress
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from torch.utils.data import Sampler
+    from torch.utils.data import Dataset, Sampler
     from transformers import TrainerControl, TrainerState, TrainingArguments
+    from transformers.trainer_utils import TrainOutput
+
+    Inputs = dict[str, torch.Tensor]
 
 _log = logging.getLogger(__name__)
 
@@ -83,6 +89,9 @@ def _as_member(trainer: Trainer, contract: Contract, output: Path) -> int:
     # A tracker such as W&B then continues the same run when another member leads.
     os.environ.setdefault("WANDB_RUN_ID", os.environ.get(JOB_ID, contract.job))
     os.environ.setdefault("WANDB_RESUME", "allow")
+    # The Trainer collects garbage whenever its loop begins. With all objects of the libraries that
+    # stops the heartbeats for so long that the others believe this member dead.
+    gc.freeze()
     member = TrainerMember(trainer, contract, output)
     try:
         _make_elastic(trainer, member)
@@ -104,53 +113,70 @@ def _make_elastic(trainer: Trainer, member: TrainerMember) -> None:
     handler = trainer.callback_handler
     shown = [each for each in handler.callbacks if _shows(each)]
     handler.callbacks = [each for each in handler.callbacks if each not in shown]
-    handler.callbacks += [_LeaderOnly(shown, lambda: member.leads), _MemberCallback(member)]
+    handler.callbacks += [LeaderOnly(shown, lambda: member.leads), _MemberCallback(member)]
     trainer.args.restore_callback_states_from_checkpoint = True
     kind = type(trainer)
-    trainer.__class__ = type(kind.__name__, (_Elastic, kind), {})
-    trainer.duetune_member = member
-    trainer.duetune_batches = []
+    trainer.__class__ = type(kind.__name__, (_Elastic, kind), {"duetune_member": member})
 
 
 class _Elastic(Trainer):
     """What a member's Trainer does in its own way; everything else is the Trainer's."""
 
     duetune_member: TrainerMember
-    duetune_batches: list[object]
+    _batches: Sequence[Inputs] = ()
 
-    def _inner_training_loop(self, *args: object, **options: object) -> object:
+    def _inner_training_loop(
+        self,
+        batch_size: int | None = None,
+        args: TrainingArguments | None = None,
+        resume_from_checkpoint: str | None = None,
+        trial: object = None,
+        ignore_keys_for_eval: list[str] | None = None,
+    ) -> TrainOutput:
         """Run the Trainer's loop from the group's step; again if the group is at another one."""
         while True:
-            options["resume_from_checkpoint"] = self.duetune_member.state.resume_from
+            begin = self.duetune_member.state.resume_from
             try:
-                return super()._inner_training_loop(*args, **options)
+                return super()._inner_training_loop(
+                    batch_size, args, begin, trial, ignore_keys_for_eval
+                )
             except Jumped:
                 # Keep the scheduler, which has the group's state already.
                 self._created_lr_scheduler = False
 
-    def get_batch_samples(self, *args: object, **options: object) -> tuple[list[object], object]:
+    def get_batch_samples(
+        self, epoch_iterator: Iterator[Inputs], num_batches: int, device: torch.device
+    ) -> tuple[list[Inputs], torch.Tensor | int | None]:
         """Form the group, then read the microbatches of the whole step."""
         self.duetune_member.begin()
-        self.duetune_batches, items = super().get_batch_samples(*args, **options)
-        return self.duetune_batches, items
+        batches, items = super().get_batch_samples(epoch_iterator, num_batches, device)
+        self._batches = batches
+        return batches, items
 
     def training_step(
-        self, model: torch.nn.Module, inputs: object, num_items_in_batch: object = None
+        self,
+        model: torch.nn.Module,
+        inputs: Inputs,
+        num_items_in_batch: torch.Tensor | int | None = None,
     ) -> torch.Tensor:
         """Compute this member's share with the last microbatch of a step; do nothing before."""
+        nothing = torch.zeros((), device=self.args.device)
         if not self.accelerator.sync_gradients:
-            return torch.zeros((), device=self.args.device)
-        train, batches = super().training_step, self.duetune_batches
+            return nothing
+        train, batches = super().training_step, self._batches
         if (scaler := self.accelerator.scaler) is not None:
             # A member without a share would leave the scaler uninitialised.
-            scaler.scale(torch.zeros((), device=self.args.device))
+            scaler.scale(nothing)
         return self.duetune_member.share(
             len(batches), lambda number: train(model, batches[number], num_items_in_batch)
         )
 
-    def _get_train_sampler(self, *args: object, **options: object) -> Sampler[int]:
+    def _get_train_sampler(
+        self, train_dataset: Dataset[object] | None = None
+    ) -> Sampler[int] | None:
         seed = self.args.seed if self.args.data_seed is None else self.args.data_seed
-        return EpochOrder(super()._get_train_sampler(*args, **options), seed)
+        sampler = super()._get_train_sampler(train_dataset)
+        return None if sampler is None else EpochOrder(sampler, seed)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         self.duetune_member.state.load_optimizer()
@@ -195,7 +221,7 @@ class _MemberCallback(TrainerCallback):
         self._member.touch()
 
 
-class _LeaderOnly:
+class LeaderOnly:
     """Passes events to progress bars and trackers while this member leads.
 
     Their ``on_train_begin``, which starts a tracker's run, is called when it first leads.

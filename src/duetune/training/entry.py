@@ -28,7 +28,9 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
-def checkpoint_store(contract: Contract, environ: Mapping[str, str] = os.environ) -> CheckpointStore:
+def checkpoint_store(
+    contract: Contract, environ: Mapping[str, str] = os.environ
+) -> CheckpointStore:
     """Return the job's checkpoints; ``DUETUNE_CHECKPOINT_KEEP`` of them are kept, by default 2."""
     text = environ.get(CHECKPOINT_KEEP, "")
     keep = int(text) if text.isdigit() and int(text) > 0 else 2

@@ -1,8 +1,9 @@
 """One member of a job whose script uses a transformers Trainer: its group, its share, its saves.
 
-Every member's Trainer goes through the same steps and reads the same global batch. A member computes
-its share of the microbatches; the gradients are summed over the members before the optimiser's
-step. ``elastic_trainer`` calls this from inside the Trainer; ``trainer_state`` is what is shared.
+Every member's Trainer goes through the same steps and reads the same global batch. A member
+computes its share of the microbatches; the gradients are summed over the members before the
+optimiser's step. ``elastic_trainer`` calls this from inside the Trainer; what is shared is in
+``trainer_state``.
 """
 
 from __future__ import annotations
@@ -68,19 +69,18 @@ class TrainerMember:
         self._reporter = ProgressReporter(contract)
         store = checkpoint_store(contract)
         restored = restore(store, self.state)
-        self._loads = 0
+        self._loads = self.state.loads
+        self._device: torch.device = trainer.args.device
+        self._group = join(
+            contract, store, restored, self.state, self._device, self._notice, lambda: None
+        )
         self._saver = Saver(
             store,
             contract.hazard_file,
             every_s=None,
             alone=False,
             saved_step=0 if restored is None else restored.step,
-            touch=lambda: self._group.touch(),
-        )
-        device: torch.device = trainer.args.device
-        self._device = device
-        self._group = join(
-            contract, store, restored, self.state, device, self._notice, touched=lambda: None
+            touch=self._group.touch,
         )
         _log.info("joining the group at step %d", self.state.step)
         self._pace = StepPace()
