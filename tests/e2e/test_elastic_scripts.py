@@ -134,3 +134,26 @@ def test_a_trl_script_with_one_node_is_killed_noticed_and_finished(job):
     state = json.loads((store.latest().files / "trainer_state.json").read_text())
     steps = [entry["step"] for entry in state["log_history"] if "loss" in entry]
     assert steps == list(range(1, 13)), "every step once, over three nodes"
+
+
+@pytest.mark.more
+def test_members_of_a_grpo_script_generate_for_their_own_prompts(nursery, inputs, tmp_path):
+    folder = tmp_path / "trainer"
+    script = ROOT / "tests" / "support" / "grpo_script.py"
+    grpo = ElasticJob(nursery, tmp_path / "job", command=[script, inputs / "model", 8, folder])
+    try:
+        grpo.coordinate()
+        grpo.launch("n1", "n2")
+        grpo.allow(1)
+        grpo.allow_until(world=2)
+        grpo.kill("n2")
+        grpo.launch("n3")
+        grpo.said("n3", JOINING)
+        grpo.allow(grpo.progress.step + 1)
+        grpo.end_gate()
+        assert [grpo.code("n1"), grpo.code("n3")] == [DONE, DONE]
+    finally:
+        grpo.close()
+    assert grpo.result.steps == grpo.progress.step == 8
+    # One group of a prompt at a time, never the whole batch of eight.
+    assert set((tmp_path / "trainer.rows").read_text().split()) == {"4"}

@@ -204,6 +204,19 @@ def test_an_own_command_that_ends_well_is_done(calm):
     assert refused.stderr == "duetune: site.max_gpus: 0 is not allowed; expected 1 or more\n"
 
 
+def test_an_own_command_with_a_range_of_gpus_is_started_once_per_gpu(calm):
+    """Each member finds the coordinator and its secret; they end when both have come."""
+    members = (
+        'test -n "$DUETUNE_JOB_SECRET"; touch "$DUETUNE_JOB_DIR/member-$DUETUNE_NODE_ID"; '
+        'until [ -s "$DUETUNE_COORDINATOR_FILE" ]; do sleep 0.05; done; '
+        'until [ "$(ls "$DUETUNE_JOB_DIR" | grep -c ^member-)" -ge 2 ]; do sleep 0.05; done'
+    )
+    spec = calm.spec(run=json.dumps(members), resources="{accelerators: 'auto:1..2'}")
+    job = calm.launch(spec)
+    assert calm.until_over(job).status == "SUCCEEDED"
+    accounted(calm, job)
+
+
 @pytest.mark.more
 def test_an_own_command_that_keeps_crashing_has_failed(calm):
     job = calm.launch(calm.spec(run=json.dumps("exec nosuchprogram")))

@@ -66,6 +66,7 @@ class DuetuneCallback(TrainerCallback):
         keep: int = 2,
     ) -> None:
         self._run = None
+        self._environ = environ
         if Contract.given(environ):
             contract = Contract.from_environment(environ)
             if contract.coordinator_file is not None:
@@ -110,6 +111,11 @@ class DuetuneCallback(TrainerCallback):
             if args.save_only_model:
                 allowed = "False, because training can only resume from a full checkpoint"
                 raise InvalidInput("save_only_model", value=True, allowed=allowed)
+            started = self._environ.get("WORLD_SIZE", "1")
+            if started.isdigit() and int(started) > 1 and args.world_size == 1:
+                # Each process would train alone and publish over the others.
+                allowed = f"{started}, as torchrun says; without GPUs set use_cpu and ddp_backend"
+                raise InvalidInput("world_size", args.world_size, allowed)
             self._run.begin(args, state)
 
     def on_step_end(

@@ -10,8 +10,6 @@ What it does depends on who has started the process:
 - somebody else: training is as usual, and the model is saved to the Trainer's own folder.
 """
 
-# ruff: noqa: ARG002 - the Trainer decides what its methods are given
-
 from __future__ import annotations
 
 import gc
@@ -21,32 +19,27 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
-import torch
 
 from duetune.core.node_contract import DONE, HOPELESS, JOB_ID, LEFT
 from duetune.core.progress import Phase, Progress
 from duetune.errors import DuetuneError, MissingExtra
 
 try:
-    from transformers import Trainer, TrainerCallback
+    from transformers import TrainerCallback
 except ImportError as error:
     raise MissingExtra("elastic", "train") from error
 
 from duetune.training.callback import DuetuneCallback
-from duetune.training.epoch_order import EpochOrder
 from duetune.training.group import Left
 from duetune.training.trainer_limits import check
-from duetune.training.trainer_member import Finished, Jumped, TrainerMember
+from duetune.training.trainer_member import Finished, TrainerMember
+from duetune.training.trainer_methods import GeneratingMethods, MemberMethods
 from duetune.training.worker_contract import Contract, ProgressReporter, read_progress
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Mapping
 
-    from torch.utils.data import Dataset, Sampler
-    from transformers import TrainerControl, TrainerState, TrainingArguments
-    from transformers.trainer_utils import TrainOutput
-
-    Inputs = dict[str, torch.Tensor]
+    from transformers import Trainer, TrainerControl, TrainerState, TrainingArguments
 
 _log = logging.getLogger(__name__)
 
@@ -109,92 +102,16 @@ def _as_member(trainer: Trainer, contract: Contract, output: Path) -> int:
 
 
 def _make_elastic(trainer: Trainer, member: TrainerMember) -> None:
-    """Give the Trainer the methods of ``_Elastic`` and the callbacks of a member."""
+    """Give the Trainer the methods of ``trainer_methods`` and the callbacks of a member."""
     handler = trainer.callback_handler
     shown = [each for each in handler.callbacks if _shows(each)]
     handler.callbacks = [each for each in handler.callbacks if each not in shown]
     handler.callbacks += [LeaderOnly(shown, lambda: member.leads), _MemberCallback(member)]
     trainer.args.restore_callback_states_from_checkpoint = True
     kind = type(trainer)
-    trainer.__class__ = type(kind.__name__, (_Elastic, kind), {"duetune_member": member})
-
-
-class _Elastic(Trainer):
-    """What a member's Trainer does in its own way; everything else is the Trainer's."""
-
-    duetune_member: TrainerMember
-    _batches: Sequence[Inputs] = ()
-
-    def _inner_training_loop(
-        self,
-        batch_size: int | None = None,
-        args: TrainingArguments | None = None,
-        resume_from_checkpoint: str | None = None,
-        trial: object = None,
-        ignore_keys_for_eval: list[str] | None = None,
-    ) -> TrainOutput:
-        """Run the Trainer's loop from the group's step; again if the group is at another one."""
-        while True:
-            begin = self.duetune_member.state.resume_from
-            try:
-                return super()._inner_training_loop(
-                    batch_size, args, begin, trial, ignore_keys_for_eval
-                )
-            except Jumped:
-                # Keep the scheduler, which has the group's state already.
-                self._created_lr_scheduler = False
-
-    def get_batch_samples(
-        self, epoch_iterator: Iterator[Inputs], num_batches: int, device: torch.device
-    ) -> tuple[list[Inputs], torch.Tensor | int | None]:
-        """Form the group, then read the microbatches of the whole step."""
-        self.duetune_member.begin()
-        batches, items = super().get_batch_samples(epoch_iterator, num_batches, device)
-        self._batches = batches
-        return batches, items
-
-    def training_step(
-        self,
-        model: torch.nn.Module,
-        inputs: Inputs,
-        num_items_in_batch: torch.Tensor | int | None = None,
-    ) -> torch.Tensor:
-        """Compute this member's share with the last microbatch of a step; do nothing before."""
-        nothing = torch.zeros((), device=self.args.device)
-        if not self.accelerator.sync_gradients:
-            return nothing
-        train, batches = super().training_step, self._batches
-        if (scaler := self.accelerator.scaler) is not None:
-            # A member without a share would leave the scaler uninitialised.
-            scaler.scale(nothing)
-        return self.duetune_member.share(
-            len(batches), lambda number: train(model, batches[number], num_items_in_batch)
-        )
-
-    def _get_train_sampler(
-        self, train_dataset: Dataset[object] | None = None
-    ) -> Sampler[int] | None:
-        seed = self.args.seed if self.args.data_seed is None else self.args.data_seed
-        sampler = super()._get_train_sampler(train_dataset)
-        return None if sampler is None else EpochOrder(sampler, seed)
-
-    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        self.duetune_member.state.load_optimizer()
-
-    def _load_scaler(self, checkpoint: str | None) -> None:
-        """Do nothing: it was loaded with the optimiser."""
-
-    def _load_rng_state(self, checkpoint: str | None) -> None:
-        """Do nothing: every microbatch has its own seed."""
-
-    def _save_checkpoint(self, model: torch.nn.Module, trial: object) -> None:
-        self.duetune_member.ask_save()
-
-    def _determine_best_metric(self, metrics: dict[str, float], trial: object) -> bool:
-        best: bool = super()._determine_best_metric(metrics, trial)
-        if best and self.args.load_best_model_at_end:
-            self.duetune_member.state.keep_best()
-        return best
+    generates = hasattr(trainer, "_generate_and_score_completions")
+    methods = GeneratingMethods if generates else MemberMethods
+    trainer.__class__ = type(kind.__name__, (methods, kind), {"duetune_member": member})
 
 
 class _MemberCallback(TrainerCallback):

@@ -1,4 +1,4 @@
-"""``elastic`` with a real Trainer and a tiny model, as the only member of a group in this process."""
+"""``elastic`` with a real Trainer and a tiny model: the only member of a group, in this process."""
 
 from __future__ import annotations
 
