@@ -91,8 +91,9 @@ def test_members_of_a_trl_script_join_leave_and_are_killed(job, method):
     rough.signal(signal.SIGTERM, "n1")
     rough.allow_until(world=1)
     assert rough.code("n1") == LEFT
-    saved = CheckpointStore(rough.folder / "checkpoints", epoch=0).latest()
-    assert saved is not None
+    while CheckpointStore(rough.folder / "checkpoints", epoch=0).latest() is None:
+        # The next leader may have taken over before the last one could save.
+        rough.allow(rough.progress.step + 1)
     rough.kill("n3")
     rough.launch("n4", "n5")
     rough.said("n4", "continuing from step")
@@ -137,23 +138,25 @@ def test_a_trl_script_with_one_node_is_killed_noticed_and_finished(job):
 
 
 @pytest.mark.more
-def test_members_of_a_grpo_script_generate_for_their_own_prompts(nursery, inputs, tmp_path):
-    folder = tmp_path / "trainer"
-    script = ROOT / "tests" / "support" / "grpo_script.py"
-    grpo = ElasticJob(nursery, tmp_path / "job", command=[script, inputs / "model", 8, folder])
+@pytest.mark.parametrize("objective", ["grpo", "rloo", "reward", "orpo"])
+def test_members_with_another_objective_are_killed_and_joined(nursery, inputs, tmp_path, objective):
+    script = ROOT / "tests" / "support" / "objectives_script.py"
+    command = [script, objective, inputs / "model", 8, tmp_path / "trainer"]
+    rough = ElasticJob(nursery, tmp_path / "job", command=command)
     try:
-        grpo.coordinate()
-        grpo.launch("n1", "n2")
-        grpo.allow(1)
-        grpo.allow_until(world=2)
-        grpo.kill("n2")
-        grpo.launch("n3")
-        grpo.said("n3", JOINING)
-        grpo.allow(grpo.progress.step + 1)
-        grpo.end_gate()
-        assert [grpo.code("n1"), grpo.code("n3")] == [DONE, DONE]
+        rough.coordinate()
+        rough.launch("n1", "n2")
+        rough.allow(1)
+        rough.allow_until(world=2)
+        rough.kill("n2")
+        rough.launch("n3")
+        rough.said("n3", JOINING)
+        rough.allow(rough.progress.step + 1)
+        rough.end_gate()
+        assert [rough.code("n1"), rough.code("n3")] == [DONE, DONE]
     finally:
-        grpo.close()
-    assert grpo.result.steps == grpo.progress.step == 8
-    # One group of a prompt at a time, never the whole batch of eight.
-    assert set((tmp_path / "trainer.rows").read_text().split()) == {"4"}
+        rough.close()
+    assert rough.result.steps == rough.progress.step == 8
+    if objective in {"grpo", "rloo"}:
+        # Members generate for one prompt at a time, never for the whole batch of eight.
+        assert set((tmp_path / "trainer.rows").read_text().split()) == {"4"}

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from duetune.core.node_contract import DONE, HOPELESS, JOB_ID, LEFT
+from duetune.core.node_contract import DONE, HOPELESS, LEFT
 from duetune.core.progress import Phase, Progress
 from duetune.errors import DuetuneError, MissingExtra
 
@@ -80,7 +80,7 @@ def elastic(
 
 def _as_member(trainer: Trainer, contract: Contract, output: Path) -> int:
     # A tracker such as W&B then continues the same run when another member leads.
-    os.environ.setdefault("WANDB_RUN_ID", os.environ.get(JOB_ID, contract.job))
+    os.environ.setdefault("WANDB_RUN_ID", contract.job)
     os.environ.setdefault("WANDB_RESUME", "allow")
     # The Trainer collects garbage whenever its loop begins. With all objects of the libraries that
     # stops the heartbeats for so long that the others believe this member dead.
