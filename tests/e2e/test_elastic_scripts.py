@@ -50,11 +50,11 @@ def job(nursery, inputs, tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     made = []
 
-    def make(name, method):
+    def make(name, method, steps=STEPS):
         command = [
             ROOT / "examples" / f"trl-{method}" / "train.py",
             *("--model", inputs / "model", "--data", inputs / method),
-            *("--steps", STEPS, "--save-steps", 3, "--folder", tmp_path / "trainer"),
+            *("--steps", steps, "--save-steps", 3, "--folder", tmp_path / name / "trainer"),
         ]
         made.append(ElasticJob(nursery, tmp_path / name, command=command))
         return made[-1]
@@ -91,8 +91,9 @@ def test_members_of_a_trl_script_join_leave_and_are_killed(job, method):
     rough.signal(signal.SIGTERM, "n1")
     rough.allow_until(world=1)
     assert rough.code("n1") == LEFT
-    saved = CheckpointStore(rough.folder / "checkpoints", epoch=0).latest()
-    assert saved is not None
+    while CheckpointStore(rough.folder / "checkpoints", epoch=0).latest() is None:
+        # The next leader may have taken over before the last one could save.
+        rough.allow(rough.progress.step + 1)
     rough.kill("n3")
     rough.launch("n4", "n5")
     rough.said("n4", "continuing from step")
@@ -104,3 +105,58 @@ def test_members_of_a_trl_script_join_leave_and_are_killed(job, method):
     assert rough.progress.checkpoint_step == STEPS
     assert rough.result.loss == pytest.approx(calm.result.loss, rel=0.01)
     assert adapter(rough) == pytest.approx(adapter(calm), rel=0.01, abs=1e-4)
+
+
+def test_a_trl_script_with_one_node_is_killed_noticed_and_finished(job):
+    """Without a group the Trainer's own checkpoints are published and resumed from."""
+    single = job("single", "sft", steps=12)
+    single.launch("n1")
+    single.allow(4)
+    single.kill("n1")
+    store = CheckpointStore(single.folder / "checkpoints", 0)
+    assert store.latest().step == 3
+
+    single.launch("n2")
+    single.allow(7)
+    single.signal(signal.SIGTERM, "n2")
+    single.end_gate()
+    assert single.code("n2") == LEFT
+    left = store.latest()
+    assert left.step in {7, 8}
+    assert left.epoch == 2
+    assert not (single.folder / "output").exists()
+
+    single.launch("n3")
+    assert single.code("n3") == DONE
+    done = single.progress
+    assert (done.phase, done.step, done.total_steps) == (Phase.FINISHED, 12, 12)
+    assert done.output == str(single.folder / "output")
+    assert single.adapter
+    state = json.loads((store.latest().files / "trainer_state.json").read_text())
+    steps = [entry["step"] for entry in state["log_history"] if "loss" in entry]
+    assert steps == list(range(1, 13)), "every step once, over three nodes"
+
+
+@pytest.mark.more
+@pytest.mark.parametrize("objective", ["grpo", "rloo", "reward", "orpo"])
+def test_members_with_another_objective_are_killed_and_joined(nursery, inputs, tmp_path, objective):
+    script = ROOT / "tests" / "support" / "objectives_script.py"
+    command = [script, objective, inputs / "model", 8, tmp_path / "trainer"]
+    rough = ElasticJob(nursery, tmp_path / "job", command=command)
+    try:
+        rough.coordinate()
+        rough.launch("n1", "n2")
+        rough.allow(1)
+        rough.allow_until(world=2)
+        rough.kill("n2")
+        rough.launch("n3")
+        rough.said("n3", JOINING)
+        rough.allow(rough.progress.step + 1)
+        rough.end_gate()
+        assert [rough.code("n1"), rough.code("n3")] == [DONE, DONE]
+    finally:
+        rough.close()
+    assert rough.result.steps == rough.progress.step == 8
+    if objective in {"grpo", "rloo"}:
+        # Members generate for one prompt at a time, never for the whole batch of eight.
+        assert set((tmp_path / "trainer.rows").read_text().split()) == {"4"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
 
 import pytest
 
@@ -12,8 +13,10 @@ from duetune.core.events import Decided, Learned
 from duetune.core.fleet import NodeState
 from duetune.registry.policies import policy_named
 from duetune.simulate.journal_replay import redecided
+from duetune.training.tiny import build_tiny_model
 from support.accounts import accounted, never_two_at_once
 from support.live_home import LEFT_RUNNING, LiveHome
+from support.places import ROOT
 
 pytestmark = [pytest.mark.live, pytest.mark.filterwarnings(LEFT_RUNNING)]
 
@@ -202,6 +205,39 @@ def test_an_own_command_that_ends_well_is_done(calm):
     accounted(calm, job)
     refused = calm.run("fleet", "start", "--max-gpus", 0, status=2)
     assert refused.stderr == "duetune: site.max_gpus: 0 is not allowed; expected 1 or more\n"
+
+
+def test_an_own_command_with_a_range_of_gpus_is_started_once_per_gpu(calm):
+    """Each member finds the coordinator and its secret; they end when both have come."""
+    members = (
+        'test -n "$DUETUNE_JOB_SECRET"; touch "$DUETUNE_JOB_DIR/member-$DUETUNE_NODE_ID"; '
+        'until [ -s "$DUETUNE_COORDINATOR_FILE" ]; do sleep 0.05; done; '
+        'until [ "$(ls "$DUETUNE_JOB_DIR" | grep -c ^member-)" -ge 2 ]; do sleep 0.05; done'
+    )
+    spec = calm.spec(run=json.dumps(members), resources="{accelerators: 'auto:1..2'}")
+    job = calm.launch(spec)
+    assert calm.until_over(job).status == "SUCCEEDED"
+    accounted(calm, job)
+
+
+@pytest.mark.more
+@pytest.mark.torch
+def test_a_trl_script_trains_with_the_members_that_the_fleet_gives_it(home):
+    # Slots in which the libraries can be imported, or the job seems to stand still.
+    home.start_fleet(home.market(*CALM), slot_wall_s=20)
+    build_tiny_model(home.folder / "model", hidden=32, layers=1, heads=2, seed=1)
+    texts = home.folder / "texts.jsonl"
+    texts.write_text("".join(f'{{"text": "After {n} comes {n + 1}."}}\n' for n in range(64)))
+    script = ROOT / "examples" / "trl-sft" / "train.py"
+    given = f"--model {home.folder}/model --data {texts} --steps 60"
+    run = json.dumps(f"exec {sys.executable} {script} {given}")
+    job = home.launch(home.spec(steps=60, run=run, resources="{accelerators: 'auto:2..3'}"))
+    row = home.until_over(job)
+    logs = home.run("logs", job).stdout
+    assert row.status == "SUCCEEDED", logs
+    accounted(home, job)
+    assert "joining the group" in logs
+    assert (home.path / "jobs" / job / "output" / "adapter_model.safetensors").is_file()
 
 
 @pytest.mark.more

@@ -16,7 +16,6 @@ import pytest
 from duetune.core.progress import Phase
 from duetune.jobs.spec.load import load_spec
 from duetune.training.checkpoint import CheckpointStore
-from duetune.training.tiny import build_tiny_model
 from duetune.training.worker_contract import read_progress
 from support.patience import PATIENCE_S, until
 from support.places import ROOT
@@ -65,6 +64,7 @@ class Node:
                 env=environ,
                 stdout=log,
                 stderr=subprocess.STDOUT,
+                start_new_session=True,
             )
 
     @property
@@ -82,9 +82,12 @@ class Node:
 
         until(holds, story=lambda: self.log, every_s=0.01)
 
-    def give_notice(self):
+    def give_notice(self, *, everyone=False):
         self.notice.write_text(json.dumps({"taken_at": time.time() + 600}))
-        self.process.send_signal(signal.SIGTERM)
+        if everyone:
+            os.killpg(self.process.pid, signal.SIGTERM)
+        else:
+            self.process.send_signal(signal.SIGTERM)
 
     def status(self):
         status = self.process.wait(timeout=PATIENCE_S)
@@ -97,7 +100,7 @@ class Node:
 
     def end(self):
         if self.process.poll() is None:
-            self.process.kill()
+            os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()
 
 
@@ -120,48 +123,46 @@ def snippet(language, place=0):
     return re.findall(rf"```{language}\n(.*?)```", PAGE, re.DOTALL)[place]
 
 
+RANKS = """
+import sys
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
+from duetune.training import elastic
+
+config = LlamaConfig(vocab_size=17, hidden_size=8, intermediate_size=16, num_hidden_layers=1,
+                     num_attention_heads=2)
+rows = [{"input_ids": row, "labels": row} for row in torch.randint(0, 17, (64, 6))]
+arguments = TrainingArguments(
+    output_dir=sys.argv[1], max_steps=int(sys.argv[2]), save_steps=5, use_cpu=True,
+    ddp_backend="gloo", disable_tqdm=True, report_to="none",
+)
+sys.exit(elastic(Trainer(LlamaForCausalLM(config), arguments, train_dataset=rows)))
+"""
+
+
+@pytest.mark.more
 @pytest.mark.torch
-def test_a_trl_script_is_killed_noticed_and_finished_on_three_nodes(tmp_path, node_for):
-    build_tiny_model(tmp_path / "model", hidden=32, layers=2, heads=2, positions=256, seed=1)
-    texts = tmp_path / "texts.jsonl"
-    texts.write_text("".join(f'{{"text": "After {n} comes {n + 1}."}}\n' for n in range(64)))
-    script = [EXAMPLE / "train.py", "--model", tmp_path / "model", "--data", texts]
-    node = node_for(sys.executable, *map(str, script), "--save-steps", "10")
+def test_a_script_under_torchrun_leaves_when_told_and_goes_on(tmp_path, node_for):
+    """Two processes of one node; the exit status after a notice is torchrun's own."""
+    (tmp_path / "train.py").write_text(RANKS)
+    run = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2")
+    node = node_for(*run, str(tmp_path / "train.py"), str(tmp_path / "trainer"))
+    node.start(FOREVER)
+    node.until(lambda progress: progress.checkpoint_step >= 5)
+    assert node.progress.world == 2
+    node.give_notice(everyone=True)
+    assert node.process.wait(PATIENCE_S) in {1, 75}
+    left = node.latest.step
+    assert left == node.progress.step
 
-    node.start("--steps", FOREVER, "--folder", tmp_path / "first")
-    node.until(lambda progress: progress.checkpoint_step >= 10)
-    node.process.kill()
-    assert node.status() == -signal.SIGKILL
-    kept = node.latest.step
-    assert kept >= 10
-    assert kept % 10 == 0
-
-    node.start("--steps", FOREVER, "--folder", tmp_path / "second")
-    node.until(lambda progress: progress.phase is Phase.TRAINING and progress.step > kept)
-    node.give_notice()
-    assert node.status() == 75
-    left = node.latest
-    assert left.step == node.progress.step == node.progress.checkpoint_step
-    assert left.step > kept
-    assert left.epoch == 2
-    assert not (node.folder / "output").exists()
-
-    node.start("--steps", left.step + 3, "--folder", tmp_path / "third")
+    node.start(left + 3)
     assert node.status() == 0
-    done = node.progress
-    assert (done.phase, done.step, done.total_steps) == (Phase.FINISHED, left.step + 3, done.step)
-    assert done.output == str(node.folder / "output")
-    assert (node.folder / "output" / "adapter_model.safetensors").is_file()
-    state = json.loads((node.latest.files / "trainer_state.json").read_text())
-    steps = [entry["step"] for entry in state["log_history"] if "loss" in entry]
-    assert steps == list(range(1, left.step + 4)), "every step once, over three nodes"
+    assert (node.progress.phase, node.progress.step) == (Phase.FINISHED, left + 3)
+    assert (node.folder / "output" / "model.safetensors").is_file()
 
 
-def test_the_job_of_the_example_is_a_job():
-    spec = load_spec(EXAMPLE / "job.yaml")
-    assert "train.py" in spec.run
-    assert f"--steps {spec.training.max_steps}" in spec.run
-    assert load_spec(snippet("yaml")).run == spec.run
+def test_the_job_of_the_page_is_that_of_the_example():
+    assert load_spec(snippet("yaml")).run == load_spec(EXAMPLE / "job.yaml").run
 
 
 @pytest.mark.parametrize(
@@ -204,11 +205,14 @@ def test_a_shell_command_of_an_older_launch_cannot_publish(node_for, tmp_path):
     assert "epoch 2 has taken over" in node.log
 
 
-def test_the_lines_of_the_page_are_those_of_the_example():
-    lines = [line.strip() for line in snippet("py").splitlines() if line]
-    script = (EXAMPLE / "train.py").read_text()
-    assert lines[0] in script
-    assert lines[1] in script
-    assert "callbacks=[duetune]" in script
-    assert lines[3] in script
-    assert "duetune.finish(trainer)" in script
+@pytest.mark.parametrize("example", ["trl-sft", "trl-dpo"])
+def test_the_lines_of_the_page_are_those_of_the_examples(example):
+    script = (EXAMPLE.parent / example / "train.py").read_text()
+    assert "from duetune.training import elastic" in snippet("py")
+    assert "elastic(trainer)" in snippet("py")
+    added = [line.split("#")[0].strip() for line in script.splitlines() if "# +" in line]
+    assert added == ["from duetune.training import elastic", "return elastic(trainer)"]
+    assert "# +" in script.partition("elastic(trainer)")[2]
+    spec = load_spec(EXAMPLE.parent / example / "job.yaml")
+    assert spec.has_members
+    assert f"--steps {spec.training.max_steps}" in spec.run

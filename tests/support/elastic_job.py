@@ -18,12 +18,13 @@ from duetune.training.worker_contract import read_progress
 from support.patience import PATIENCE_S, until
 
 NURSERY = """
-import json, os, runpy, sys, time, traceback
+import gc, json, os, runpy, sys, time, traceback
 from pathlib import Path
 from duetune.training.tiny import build_tiny_model
 from duetune.training.worker import main, preload
 preload()
 @SCRIPTS@
+gc.freeze()
 print(json.dumps("ready"), flush=True)
 for line in sys.stdin:
     order = json.loads(line)

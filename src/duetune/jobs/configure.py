@@ -262,8 +262,12 @@ def _check_accelerator(spec: JobSpec, site: Site) -> None:
             "site.accelerator in config.toml or start a fleet with --accelerator"
         )
         raise InvalidInput("resources.accelerators", given, allowed)
-    if spec.run is not None and (asked or least) > 1:
-        allowed = f"{name or 'auto'}:1, because your own command (run) runs on one GPU"
+    if spec.run is not None and (asked or least) > 1 and not spec.has_members:
+        kind = name or "auto"
+        allowed = (
+            f"{kind}:1, or a range such as {kind}:1..{asked or least} for a script that uses "
+            "duetune.training.elastic, because your own command (run) has one GPU per process"
+        )
         raise InvalidInput("resources.accelerators", given, allowed)
     most = site.max_gpus
     if least > most:
@@ -368,39 +372,47 @@ def _time_left(spec: JobSpec, now: float | None) -> float:
 def _own_command(
     spec: JobSpec, site: Site, now: float | None, measured: Sequence[MeasuredPace]
 ) -> TrainingPlan:
-    """Return the plan of a user's command: one GPU. Progress is what the command reports, in steps
-    of ``max_steps`` or in percent.
+    """Return the plan of a user's command. Progress is what the command reports, in steps of
+    ``max_steps`` or in percent. With a range of GPUs each GPU has one member.
     """
     given = spec.training.max_steps
     total_steps = PERCENT if given is None else given
-    step_times = [
-        run.step_s
-        for run in measured
-        if run.subject == spec.run and run.accelerator == site.accelerator
+    runs = [
+        run for run in measured if run.subject == spec.run and run.accelerator == site.accelerator
     ]
-    if step_times:
-        basis, step = Basis.MEASURED, median(step_times)
-        pace = f"{len(step_times)} earlier runs of this command"
+    if runs:
+        basis, step = Basis.MEASURED, median(run.step_s * run.gpus for run in runs)
+        pace = f"{len(runs)} earlier runs of this command"
     else:
         time_s = _time_left(spec, now) / site.speed
         basis, step = Basis.ASSUMED, ASSUMED_SHARE * time_s / total_steps
         pace = "nothing was measured: assumed to need half of the time to the deadline"
-    name, _, _ = spec.gpus
+    name, least, asked = spec.gpus
+    least, most = (
+        (least, min(asked or site.max_gpus, site.max_gpus)) if spec.has_members else (1, 1)
+    )
+    step_s = [0.0]
+    for gpus in range(1, most + 1):
+        same = [run.step_s for run in runs if run.gpus == gpus]
+        step_s.append(median(same) if same else step / gpus)
+    if most > 1:
+        pace += "; members are assumed to share the work evenly until that is measured"
+    one = "your own command runs on one GPU"
     return TrainingPlan(
         accelerator=site.accelerator,
-        min_gpus=1,
-        max_gpus=1,
+        min_gpus=least,
+        max_gpus=most,
         method=OWN_COMMAND,
         total_steps=total_steps,
-        step_s=(0.0, step),
-        step_s_quick=(0.0, step),
-        step_s_slow=(0.0, step),
+        step_s=tuple(step_s),
+        step_s_quick=tuple(step_s),
+        step_s_slow=tuple(step_s),
         basis=basis,
         emulated_microbatch_s=site.emulated_microbatch_s,
         reasons={
             "accelerator": "the GPU of the fleet" if name is None else GIVEN,
-            "min_gpus": "your own command runs on one GPU",
-            "max_gpus": "your own command runs on one GPU",
+            "min_gpus": GIVEN if spec.has_members else one,
+            "max_gpus": GIVEN if spec.has_members else one,
             "total_steps": "progress in percent" if given is None else GIVEN,
             "step_s": pace,
         },

@@ -373,7 +373,12 @@ def _node_task(spec: JobSpec, folder: Path) -> Task:
     start = f"cd {shlex.quote(spec.workdir)}\n" if spec.workdir else ""
     # Without the trap, SIGTERM would end the shell before the command has reported its exit.
     script = f"set -e\ntrap : TERM\n{start}{spec.setup or ''}\n{spec.run}\n"
-    return Task(folder=str(folder), command=("bash", "-c", script), environment=environment)
+    return Task(
+        folder=str(folder),
+        command=("bash", "-c", script),
+        environment=environment,
+        coordinated=spec.has_members,
+    )
 
 
 def _write_secrets(folder: Path, spec: JobSpec, environ: Mapping[str, str]) -> None:

@@ -5,7 +5,8 @@
     trainer.train(resume_from_checkpoint=duetune.resume_from())
     sys.exit(duetune.finish(trainer))
 
-If duetune has not started the process, these lines change nothing: training starts from the
+``elastic_trainer.elastic`` does the same in one line, and lets a job have several members. If
+duetune has not started the process, these lines change nothing: training starts from the
 beginning, the model is saved to the Trainer's own output folder, and the exit status is 0.
 """
 
@@ -65,8 +66,12 @@ class DuetuneCallback(TrainerCallback):
         keep: int = 2,
     ) -> None:
         self._run = None
+        self._environ = environ
         if Contract.given(environ):
             contract = Contract.from_environment(environ)
+            if contract.coordinator_file is not None:
+                allowed = "duetune.training.elastic(trainer), because this job has several members"
+                raise InvalidInput("callbacks", "DuetuneCallback", allowed)
             self._run = _Run(contract, save_every_s=save_every_s, keep=keep)
 
     def resume_from(self) -> str | None:
@@ -106,6 +111,11 @@ class DuetuneCallback(TrainerCallback):
             if args.save_only_model:
                 allowed = "False, because training can only resume from a full checkpoint"
                 raise InvalidInput("save_only_model", value=True, allowed=allowed)
+            started = self._environ.get("WORLD_SIZE", "1")
+            if started.isdigit() and int(started) > 1 and args.world_size == 1:
+                # Each process would train alone and publish over the others.
+                allowed = f"{started}, as torchrun says; without GPUs set use_cpu and ddp_backend"
+                raise InvalidInput("world_size", args.world_size, allowed)
             self._run.begin(args, state)
 
     def on_step_end(

@@ -12,35 +12,34 @@ What it does depends on who has started the process:
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
-import torch
 
-from duetune.core.node_contract import DONE, HOPELESS, JOB_ID, LEFT
+from duetune.core.node_contract import DONE, HOPELESS, LEFT
 from duetune.core.progress import Phase, Progress
 from duetune.errors import DuetuneError, MissingExtra
 
 try:
-    from transformers import Trainer, TrainerCallback
+    from transformers import TrainerCallback
 except ImportError as error:
     raise MissingExtra("elastic", "train") from error
 
 from duetune.training.callback import DuetuneCallback
-from duetune.training.epoch_order import EpochOrder
 from duetune.training.group import Left
 from duetune.training.trainer_limits import check
-from duetune.training.trainer_member import Finished, Jumped, TrainerMember
+from duetune.training.trainer_member import Finished, TrainerMember
+from duetune.training.trainer_methods import GeneratingMethods, MemberMethods
 from duetune.training.worker_contract import Contract, ProgressReporter, read_progress
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from torch.utils.data import Sampler
-    from transformers import TrainerControl, TrainerState, TrainingArguments
+    from transformers import Trainer, TrainerControl, TrainerState, TrainingArguments
 
 _log = logging.getLogger(__name__)
 
@@ -81,8 +80,11 @@ def elastic(
 
 def _as_member(trainer: Trainer, contract: Contract, output: Path) -> int:
     # A tracker such as W&B then continues the same run when another member leads.
-    os.environ.setdefault("WANDB_RUN_ID", os.environ.get(JOB_ID, contract.job))
+    os.environ.setdefault("WANDB_RUN_ID", contract.job)
     os.environ.setdefault("WANDB_RESUME", "allow")
+    # The Trainer collects garbage whenever its loop begins. With all objects of the libraries that
+    # stops the heartbeats for so long that the others believe this member dead.
+    gc.freeze()
     member = TrainerMember(trainer, contract, output)
     try:
         _make_elastic(trainer, member)
@@ -100,75 +102,16 @@ def _as_member(trainer: Trainer, contract: Contract, output: Path) -> int:
 
 
 def _make_elastic(trainer: Trainer, member: TrainerMember) -> None:
-    """Give the Trainer the methods of ``_Elastic`` and the callbacks of a member."""
+    """Give the Trainer the methods of ``trainer_methods`` and the callbacks of a member."""
     handler = trainer.callback_handler
     shown = [each for each in handler.callbacks if _shows(each)]
     handler.callbacks = [each for each in handler.callbacks if each not in shown]
-    handler.callbacks += [_LeaderOnly(shown, lambda: member.leads), _MemberCallback(member)]
+    handler.callbacks += [LeaderOnly(shown, lambda: member.leads), _MemberCallback(member)]
     trainer.args.restore_callback_states_from_checkpoint = True
     kind = type(trainer)
-    trainer.__class__ = type(kind.__name__, (_Elastic, kind), {})
-    trainer.duetune_member = member
-    trainer.duetune_batches = []
-
-
-class _Elastic(Trainer):
-    """What a member's Trainer does in its own way; everything else is the Trainer's."""
-
-    duetune_member: TrainerMember
-    duetune_batches: list[object]
-
-    def _inner_training_loop(self, *args: object, **options: object) -> object:
-        """Run the Trainer's loop from the group's step; again if the group is at another one."""
-        while True:
-            options["resume_from_checkpoint"] = self.duetune_member.state.resume_from
-            try:
-                return super()._inner_training_loop(*args, **options)
-            except Jumped:
-                # Keep the scheduler, which has the group's state already.
-                self._created_lr_scheduler = False
-
-    def get_batch_samples(self, *args: object, **options: object) -> tuple[list[object], object]:
-        """Form the group, then read the microbatches of the whole step."""
-        self.duetune_member.begin()
-        self.duetune_batches, items = super().get_batch_samples(*args, **options)
-        return self.duetune_batches, items
-
-    def training_step(
-        self, model: torch.nn.Module, inputs: object, num_items_in_batch: object = None
-    ) -> torch.Tensor:
-        """Compute this member's share with the last microbatch of a step; do nothing before."""
-        if not self.accelerator.sync_gradients:
-            return torch.zeros((), device=self.args.device)
-        train, batches = super().training_step, self.duetune_batches
-        if (scaler := self.accelerator.scaler) is not None:
-            # A member without a share would leave the scaler uninitialised.
-            scaler.scale(torch.zeros((), device=self.args.device))
-        return self.duetune_member.share(
-            len(batches), lambda number: train(model, batches[number], num_items_in_batch)
-        )
-
-    def _get_train_sampler(self, *args: object, **options: object) -> Sampler[int]:
-        seed = self.args.seed if self.args.data_seed is None else self.args.data_seed
-        return EpochOrder(super()._get_train_sampler(*args, **options), seed)
-
-    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        self.duetune_member.state.load_optimizer()
-
-    def _load_scaler(self, checkpoint: str | None) -> None:
-        """Do nothing: it was loaded with the optimiser."""
-
-    def _load_rng_state(self, checkpoint: str | None) -> None:
-        """Do nothing: every microbatch has its own seed."""
-
-    def _save_checkpoint(self, model: torch.nn.Module, trial: object) -> None:
-        self.duetune_member.ask_save()
-
-    def _determine_best_metric(self, metrics: dict[str, float], trial: object) -> bool:
-        best: bool = super()._determine_best_metric(metrics, trial)
-        if best and self.args.load_best_model_at_end:
-            self.duetune_member.state.keep_best()
-        return best
+    generates = hasattr(trainer, "_generate_and_score_completions")
+    methods = GeneratingMethods if generates else MemberMethods
+    trainer.__class__ = type(kind.__name__, (methods, kind), {"duetune_member": member})
 
 
 class _MemberCallback(TrainerCallback):
@@ -195,7 +138,7 @@ class _MemberCallback(TrainerCallback):
         self._member.touch()
 
 
-class _LeaderOnly:
+class LeaderOnly:
     """Passes events to progress bars and trackers while this member leads.
 
     Their ``on_train_begin``, which starts a tracker's run, is called when it first leads.

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
     from duetune.training.siblings import Siblings
+    from duetune.training.task import TrainingTask
 
 _OPERATION_S = 600.0
 

@@ -423,7 +423,9 @@ def whole_model(task: TrainingTask, state: SharedState) -> LanguageModel:
     if state.whole:
         return state.trained_model()
     model = load_model(task, torch.device("cpu"))
-    FlatParameters(model).values.copy_(state.arrays()["parameters"])
+    flat = FlatParameters(model, task)
+    flat.values.copy_(state.arrays()["parameters"])
+    flat.let_go()
     return model
 
 

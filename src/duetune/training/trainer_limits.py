@@ -36,9 +36,9 @@ def check(trainer: Trainer) -> None:
     for field, allowed in _NOT_WITH_MEMBERS:
         if value := getattr(args, field, None):
             raise InvalidInput(field, str(value), allowed)
-    if trainer.model_init is not None:
+    if getattr(trainer, "model_init", None) is not None:
         raise InvalidInput("model_init", "given", "none: give the model itself")
-    data = trainer.train_dataset
+    data: object = trainer.train_dataset
     if data is None or isinstance(data, IterableDataset) or not hasattr(data, "__len__"):
         allowed = "a dataset with a length; members must find the examples of any step"
         raise InvalidInput("train_dataset", type(data).__name__, allowed)

@@ -1,15 +1,18 @@
 """One member of a job whose script uses a transformers Trainer: its group, its share, its saves.
 
-Every member's Trainer goes through the same steps and reads the same global batch. A member computes
-its share of the microbatches; the gradients are summed over the members before the optimiser's
-step. ``elastic_trainer`` calls this from inside the Trainer; ``trainer_state`` is what is shared.
+Every member's Trainer goes through the same steps and reads the same global batch. A member
+computes its share of the microbatches; the gradients are summed over the members before the
+optimiser's step. ``elastic_trainer`` calls this from inside the Trainer; what is shared is in
+``trainer_state``.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import shutil
 import tempfile
+import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
@@ -17,7 +20,7 @@ from typing import TYPE_CHECKING, NoReturn
 import torch
 
 from duetune.core.progress import Phase, Progress
-from duetune.training.batches import dropout_seed, share_of
+from duetune.training.batches import dropout_seed
 from duetune.training.entry import checkpoint_store, join, restore
 from duetune.training.group import GroupBroken, Left
 from duetune.training.language_model import seeded
@@ -28,7 +31,7 @@ from duetune.training.training_loop import StepPace, members
 from duetune.training.worker_contract import Notice, ProgressReporter
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from transformers import Trainer
 
@@ -68,19 +71,18 @@ class TrainerMember:
         self._reporter = ProgressReporter(contract)
         store = checkpoint_store(contract)
         restored = restore(store, self.state)
-        self._loads = 0
+        self._loads = self.state.loads
+        self._device: torch.device = trainer.args.device
+        self._group = join(
+            contract, store, restored, self.state, self._device, self._notice, lambda: None
+        )
         self._saver = Saver(
             store,
             contract.hazard_file,
             every_s=None,
             alone=False,
             saved_step=0 if restored is None else restored.step,
-            touch=lambda: self._group.touch(),
-        )
-        device: torch.device = trainer.args.device
-        self._device = device
-        self._group = join(
-            contract, store, restored, self.state, device, self._notice, touched=lambda: None
+            touch=self._group.touch,
         )
         _log.info("joining the group at step %d", self.state.step)
         self._pace = StepPace()
@@ -114,12 +116,15 @@ class TrainerMember:
         if self.state.step >= self._trainer.state.max_steps:
             raise Finished
 
-    def share(self, count: int, compute: Callable[[int], torch.Tensor]) -> torch.Tensor:
+    def share(
+        self, count: int, compute: Callable[[int], torch.Tensor], *, together: int = 1
+    ) -> torch.Tensor:
         """Compute this member's share of ``count`` microbatches and return the loss of them all.
 
-        ``compute`` does the forward and backward pass of one microbatch and returns its loss.
-        Afterwards the gradients are those of the whole batch. If a member is lost meanwhile, the
-        work is shared anew.
+        ``compute`` does the forward and backward pass of one microbatch and returns its loss. So
+        many microbatches in a row as ``together`` says go to the same member. Afterwards the
+        gradients are those of the whole batch. If a member is lost meanwhile, the work is shared
+        anew.
         """
         seed = int(self._trainer.args.seed)
         while True:
@@ -129,12 +134,17 @@ class TrainerMember:
             for parameter in self.state.parameters().values():
                 parameter.grad = None
             loss = torch.zeros((), device=self._device)
-            for number in share_of(count, arrangement.rank, arrangement.world):
+            blocks = range(arrangement.rank, -(-count // together), arrangement.world)
+            for number in (
+                block * together + place
+                for block in blocks
+                for place in range(together)
+                if block * together + place < count
+            ):
                 self.touch()
                 with seeded(dropout_seed(seed, self.state.step, number), self._device):
                     loss = loss + compute(number).to(loss.device)
-            if arrangement.world > count:
-                self._warn_of_idle(arrangement.world, count)
+            self._warn_of_idle(arrangement.world, -(-count // together))
             try:
                 loss = self._summed(loss, arrangement.world)
             except GroupBroken as broken:
@@ -160,6 +170,21 @@ class TrainerMember:
         self._group.touch()
         if self._notice.given:
             self._group.hush()
+
+    @contextlib.contextmanager
+    def active(self) -> Iterator[None]:
+        """Touch in a thread, for long work that does not: generating text."""
+        done = threading.Event()
+
+        def keep_up() -> None:
+            while not done.wait(1.0):
+                self._group.touch()
+
+        threading.Thread(target=keep_up, name="active", daemon=True).start()
+        try:
+            yield
+        finally:
+            done.set()
 
     def leave(self) -> None:
         """Save the last step if this member leads. Called when it has to leave."""
@@ -285,7 +310,7 @@ class TrainerMember:
         return None
 
     def _warn_of_idle(self, world: int, count: int) -> None:
-        if self.leads and self._pace.step_s is None:
+        if world > count and self.leads and self._pace.step_s is None:
             _log.warning(
                 "%d of %s have nothing to do: a step has %d microbatches; raise "
                 "gradient_accumulation_steps and lower per_device_train_batch_size",

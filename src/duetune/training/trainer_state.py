@@ -79,8 +79,9 @@ class SharedTrainerState:
 
     def parameters(self) -> dict[str, torch.nn.Parameter]:
         """Return the trainable parameters, by name."""
-        model: torch.nn.Module = self._trainer.model
-        return {name: each for name, each in model.named_parameters() if each.requires_grad}
+        model = self._trainer.model
+        named = () if model is None else model.named_parameters()
+        return {name: each for name, each in named if each.requires_grad}
 
     def keep_best(self) -> None:
         """Keep a copy of the present parameters. Called after the best evaluation so far."""
@@ -159,7 +160,7 @@ class SharedTrainerState:
         self._folder.mkdir(parents=True, exist_ok=True)
         (self._folder / "trainer_state.json").write_text(json.dumps(known.trainer), "utf-8")
         self._arrays, self._document = arrays, known
-        if self._trainer.optimizer is not None and self._trainer.lr_scheduler is not None:
+        if self._trainer.lr_scheduler is not None:
             self.load_optimizer()
         self.step = known.step
         self.loads += 1
@@ -167,15 +168,18 @@ class SharedTrainerState:
     def load_optimizer(self) -> None:
         """Load what waits for the optimiser. Called when the Trainer has made or kept one."""
         arrays, self._arrays, known = self._arrays, {}, self._document
-        if not arrays or known is None or known.optimizer is None:
-            return
         trainer = self._trainer
+        optimizer, scheduler = trainer.optimizer, trainer.lr_scheduler
+        if not arrays or known is None or optimizer is None or scheduler is None:
+            return
+        if known.optimizer is None or known.scheduler is None:
+            return
         values = {int(number): dict(rest) for number, rest in known.optimizer.rest.items()}
         for name, array in _named(arrays, _OPTIMIZER).items():
             number, key = name.split(".", 1)
             values.setdefault(int(number), {})[key] = array
-        trainer.optimizer.load_state_dict({"state": values, "param_groups": known.optimizer.groups})
-        trainer.lr_scheduler.load_state_dict(known.scheduler)
+        optimizer.load_state_dict({"state": values, "param_groups": known.optimizer.groups})
+        scheduler.load_state_dict(known.scheduler)
         if known.scaler and trainer.accelerator.scaler is not None:
             trainer.accelerator.scaler.load_state_dict(known.scaler)
 

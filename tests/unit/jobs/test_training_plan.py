@@ -381,6 +381,22 @@ def test_an_own_command_on_several_gpus_is_refused():
         configure(own_command(resources={"accelerators": "auto:2"}), Site())
 
 
+def test_an_own_command_with_a_range_of_gpus_has_members():
+    ran = {"subject": "python train.py", "accelerator": "CPU"}
+    earlier = [
+        MeasuredPace(gpus=1, step_s=6.0, **ran),
+        MeasuredPace(gpus=2, step_s=4.0, **ran),
+    ]
+    spec = own_command(resources={"accelerators": "auto:1..3"})
+    assert spec.has_members
+    plan = configure(spec, Site(), measured=earlier)
+    assert (plan.min_gpus, plan.max_gpus) == (1, 3)
+    assert plan.step_s == pytest.approx((0.0, 6.0, 4.0, 7.0 / 3))
+    assert configure(spec, Site(max_gpus=2)).max_gpus == 2
+    assert not own_command(resources={"accelerators": "auto:1"}).has_members
+    assert not own_command().has_members
+
+
 def test_an_own_command_with_a_moment_for_a_deadline_needs_the_present():
     spec = own_command(deadline="2030-01-01T10:00Z")
     with pytest.raises(InvalidInput, match=r"^deadline"):

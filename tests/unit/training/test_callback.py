@@ -239,6 +239,12 @@ def test_checkpoints_that_cannot_be_resumed_from_are_refused(tmp_path):
         callbacks.DuetuneCallback(environment(tmp_path, epoch=2)).resume_from()
 
 
+def test_processes_of_torchrun_that_train_alone_are_refused(tmp_path):
+    environ = environment(tmp_path) | {"WORLD_SIZE": "2"}
+    with pytest.raises(InvalidInput, match="world_size: 1 is not allowed; expected 2"):
+        trainer_in(tmp_path / "here", callbacks.DuetuneCallback(environ)).train()
+
+
 def test_without_transformers_it_says_what_to_install():
     code = (
         "import sys; sys.modules['transformers'] = None\n"

@@ -294,6 +294,14 @@ class JobSpec(BaseModel):
         return chosen.name, chosen.least, chosen.most
 
     @property
+    def has_members(self) -> bool:
+        """Whether the user's command is started once per GPU, as members of one elastic group. A
+        range of GPUs asks for that.
+        """
+        _, least, most = self.gpus
+        return self.run is not None and most != least and (most or least) > 1
+
+    @property
     def max_duration_s(self) -> float | None:
         """The maximum duration in seconds; None if there is none."""
         return None if self.max_duration is None else self.max_duration.total_seconds()
