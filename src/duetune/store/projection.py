@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from duetune.core.events import Event
 
 _MOST = 2**63 - 1
+# Columns of GPUs have 32 bits.
+_MOST_GPUS = 2**31 - 1
 
 
 class Follower(msgspec.Struct):
@@ -66,12 +68,10 @@ def _row_of(state: JobState, *, events: int) -> JobRow:
     """Return the row of a job in ``state``, whose stream has ``events`` events."""
     submitted, progress, ended = state.submitted, state.progress, state.ended
     glance = _glance(submitted)
-    running = [
-        node.kind
-        for node in state.nodes.values()
-        if node.state is NodeState.RUNNING
-        for _ in range(node.gpus)
-    ]
+    running = dict.fromkeys(NodeKind, 0)
+    for node in state.nodes.values():
+        if node.state is NodeState.RUNNING:
+            running[node.kind] = max(0, min(running[node.kind] + node.gpus, _MOST_GPUS))
     steps = submitted.steps or math.ceil(submitted.job.work)
     return JobRow(
         id=state.stream,
@@ -87,8 +87,8 @@ def _row_of(state: JobState, *, events: int) -> JobRow:
         step=_count(progress.step),
         total_steps=_count(progress.total_steps or steps),
         loss=state.loss,
-        spot=running.count(NodeKind.SPOT),
-        on_demand=running.count(NodeKind.ON_DEMAND),
+        spot=running[NodeKind.SPOT],
+        on_demand=running[NodeKind.ON_DEMAND],
         preemptions=state.preemptions,
         spent=state.spent,
         cost=None if ended is None else ended.cost,
