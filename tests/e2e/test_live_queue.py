@@ -66,19 +66,22 @@ def test_a_fine_tune_makes_room_for_a_more_urgent_one_and_goes_on_from_its_check
             model,
             name="urgent",
             priority=10,
-            training=json.dumps({"max_steps": 10, **batch}),
+            training=json.dumps({"max_steps": 30, **batch}),
             resources='{accelerators: "CPU:2"}',
         )
     )
     home.until(lambda: home.job(first).share == 0, "the first to wait")
+    # As long as the urgent one runs.
+    words = f"all jobs together may hold 2 GPUs, {urgent} has 2", f"others {urgent} has 2"
+
+    def said():
+        shown = " ".join(home.run("status", first).stdout.split())
+        return all(each in shown for each in words)
+
+    home.until(said, "who has the GPUs")
     queue = home.json("queue")["jobs"]
     assert {row["name"]: row["priority"] for row in queue} == {"first": 0, "urgent": 10}
-    assert "0 of 2" in home.run("queue").stdout
-    why = home.run("status", first).stdout
-    assert f"all jobs together may hold 2 GPUs, {urgent} has 2" in " ".join(why.split())
-    home.until(
-        lambda: f"others  {urgent} has 2" in home.run("status", first).stdout, "who has the GPUs"
-    )
+    assert "of 2" in home.run("queue").stdout
     for job in (urgent, first):
         assert home.until_over(job).status == "SUCCEEDED", home.logs()
     nodes = [*accounted(home, first), *accounted(home, urgent)]

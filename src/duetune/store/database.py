@@ -223,15 +223,18 @@ class DatabaseFile:
 
     def overwritten(self) -> bool:
         """Return whether the file has the content of another; read only if it was written to."""
-        if not self._identities or _file_number(self._path) != self._number:
-            return False
-        changed_ns = self._path.stat().st_mtime_ns
-        if changed_ns == self._changed_ns:
+        try:
+            changed_ns = self._path.stat().st_mtime_ns
+        except OSError:
+            return False  # It was deleted, at this moment perhaps.
+        if not self._identities or changed_ns == self._changed_ns:
             return False
         try:
             found = self._written_identity()
         except sqlite3.DatabaseError:
-            return True
+            return _file_number(self._path) == self._number
+        if _file_number(self._path) != self._number:
+            return False
         if found not in self._identities:
             return True
         if found:

@@ -71,6 +71,8 @@ class SharedTrainerState:
         self.best: dict[str, torch.Tensor] = {}
         self._arrays: dict[str, torch.Tensor] = {}
         self._document: _Document | None = None
+        self._trained: tuple[str, ...] = ()
+        self.parameters()
 
     @property
     def resume_from(self) -> str | None:
@@ -80,8 +82,11 @@ class SharedTrainerState:
     def parameters(self) -> dict[str, torch.nn.Parameter]:
         """Return the trainable parameters, by name."""
         model = self._trainer.model
-        named = () if model is None else model.named_parameters()
-        return {name: each for name, each in named if each.requires_grad}
+        named = {} if model is None else dict(model.named_parameters())
+        if not self._trained:
+            # Once: adapters are frozen for moments, while a reference model is computed.
+            self._trained = tuple(name for name, each in named.items() if each.requires_grad)
+        return {name: named[name] for name in self._trained}
 
     def keep_best(self) -> None:
         """Keep a copy of the present parameters. Called after the best evaluation so far."""

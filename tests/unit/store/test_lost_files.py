@@ -11,6 +11,7 @@ import pytest
 
 from duetune.errors import StoreError, StoreLost
 from duetune.settings import load_settings
+from duetune.store.database import DatabaseFile
 from duetune.store.store import open_store, opened_store
 from duetune.testing.sample_events import submission
 
@@ -80,6 +81,26 @@ class TestOverwritten:
                 store.journal.streams()
             with pytest.raises(StoreError, match="restore a backup"):
                 store.rescue(tmp_path)
+
+    def test_a_file_that_is_deleted_during_the_look_is_not_mistaken_for_it(
+        self, tmp_path, monkeypatch
+    ):
+        path = tmp_path / "duetune.db"
+        read = DatabaseFile._written_identity
+
+        def too_late(file):
+            path.unlink()
+            return read(file)
+
+        with open_store(path) as store:
+            store.journal.append("job", [submission()], expected=0)
+            later = path.stat().st_mtime_ns + 1_000_000_000
+            os.utime(path, ns=(later, later))
+            monkeypatch.setattr(DatabaseFile, "_written_identity", too_late)
+            store.journal.streams()
+            with pytest.raises(StoreLost, match="deleted"):
+                store.journal.streams()
+            assert store.rescue(tmp_path).exists()
 
     def test_a_checkpoint_and_another_process_are_not_mistaken_for_it(self, tmp_path):
         path = tmp_path / "duetune.db"

@@ -25,6 +25,7 @@ transformers = later("transformers")
 elastic_trainer = later("duetune.training.elastic_trainer")
 callbacks = later("duetune.training.callback")
 trainer_limits = later("duetune.training.trainer_limits")
+trainer_state = later("duetune.training.trainer_state")
 epoch_order = later("duetune.training.epoch_order")
 
 # 22 rows in microbatches of 2, three to a step: the last step of an epoch has two of them.
@@ -179,6 +180,15 @@ def test_the_best_weights_are_published_and_training_stops_early(group, tmp_path
     assert member.state.best_global_step == plain.state.best_global_step
     assert torch.equal(weights(member), weights(plain))
     assert not list((tmp_path / "member").glob("checkpoint-*"))
+
+
+def test_parameters_that_are_frozen_for_a_moment_belong_to_the_state(tmp_path):
+    trainer = trainer_in(tmp_path)
+    state = trainer_state.SharedTrainerState(trainer, tmp_path)
+    before = set(state.arrays())
+    # TRL does this while it computes a reference model.
+    trainer.model.requires_grad_(requires_grad=False)
+    assert set(state.arrays()) == before
 
 
 def test_trackers_hear_of_it_while_this_member_leads():

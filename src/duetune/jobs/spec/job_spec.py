@@ -103,7 +103,9 @@ def _quantised(data: dict[str, object]) -> dict[str, object]:
     if not isinstance(given, dict):
         return data
     asked, open_ = given.get("load_in_4bit"), method == MethodChoice.AUTO
-    detailed = any(field in given for field in QUANTISED_SETTINGS) and asked is not False
+    detailed = asked is not False and any(
+        given.get(field) is not None for field in QUANTISED_SETTINGS
+    )
     if (asked is True and method == MethodChoice.LORA) or (detailed and open_):
         return {**data, "method": MethodChoice.QLORA.value}
     return data
