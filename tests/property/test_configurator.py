@@ -86,7 +86,8 @@ def told(case):
             "dataset": "org/data",
             "deadline": "8h",
             "method": case["method"] or "auto",
-            "resources": {"accelerators": f"{case['gpu']}:{case['gpus']}"},
+            # `fits` and `recommend` are asked about GPUs that hold the whole model.
+            "resources": {"accelerators": f"{case['gpu']}:{case['gpus']}", "gpus_per_member": 1},
             "training": {
                 field: value
                 for field, value in training.items()

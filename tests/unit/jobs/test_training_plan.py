@@ -244,7 +244,8 @@ def test_what_does_not_fit_is_refused_with_what_would(fields, site, field, hint)
 
 
 def test_a_model_too_large_for_one_gpu_gets_members_of_as_few_as_it_needs():
-    plan = chosen(site=A100, model="org/model-70b", resources={"accelerators": "auto:8"})
+    asked = {"site": A100, "model": "org/model-70b", "method": "lora"}
+    plan = chosen(**asked, resources={"accelerators": "auto:8"})
     assert 1 < plan.gpus_per_member <= 8
     assert plan.reasons["gpus_per_member"] == "the model needs the memory of so many GPUs"
     assert plan.max_gpus * plan.gpus_per_member <= 8
@@ -252,7 +253,7 @@ def test_a_model_too_large_for_one_gpu_gets_members_of_as_few_as_it_needs():
     assert plan.memory_gb < 80
     fewer = plan.gpus_per_member // 2
     with pytest.raises(InvalidInput, match="model"):
-        chosen(site=A100, model="org/model-70b", resources={"gpus_per_member": fewer})
+        chosen(**asked, resources={"gpus_per_member": fewer})
     assert chosen(site=A100).gpus_per_member == 1
 
 
