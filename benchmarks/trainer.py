@@ -466,11 +466,16 @@ def write_page(rows: Sequence[dict[str, object]]) -> None:
         "padded rows, on the same machine in the same run. Utilisation is the share of the dense "
         "bf16 rate, with 4 operations per parameter and token for adapters and 6 for all weights."
     )
+    limits = (
+        "Machines of this kind differ by a third between runs, above all in the speed of their CPU, "
+        "so only ratios within a run count. The losses of all trainers agree. TRL's packing needs "
+        "a FlashAttention package, which that machine does not have: not measured."
+    )
     command = (
         "```bash\npython benchmarks/trainer.py --out rows.jsonl\n"
         "python benchmarks/trainer.py --report rows.jsonl\n```"
     )
-    publish("trainer", "Trainer speed", question, [table, command], write=True)
+    publish("trainer", "Trainer speed", question, [table, limits, command], write=True)
 
 
 if __name__ == "__main__":
