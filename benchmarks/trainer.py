@@ -467,9 +467,9 @@ def write_page(rows: Sequence[dict[str, object]]) -> None:
         "bf16 rate, with 4 operations per parameter and token for adapters and 6 for all weights."
     )
     limits = (
-        "Machines of this kind differ by a third between runs, above all in the speed of their CPU, "
-        "so only ratios within a run count. The losses of all trainers agree. TRL's packing needs "
-        "a FlashAttention package, which that machine does not have: not measured."
+        "Machines of this kind differ by a third between runs, above all in the speed of their "
+        "CPU, so only ratios within a run count. The losses of all trainers agree. TRL's packing "
+        "needs a FlashAttention package, which that machine does not have: not measured."
     )
     command = (
         "```bash\npython benchmarks/trainer.py --out rows.jsonl\n"
