@@ -14,6 +14,7 @@ from duetune.knowledge.configurations.configuration import Configuration
 from duetune.knowledge.configurations.space_files import read_space
 from duetune.knowledge.history import History
 from duetune.knowledge.history_files import read_history, write_history
+from duetune.knowledge.measure.trials import unmeasurable
 from duetune.knowledge.observation import Observation, RunOutcome
 from duetune.registry import sources
 
@@ -118,7 +119,7 @@ def test_fits_knows_a_model_by_its_config(duetune, tmp_path):
         (("history", "export", "/dev/null"), "something else"),
         (("profile", "quick", "--count", "1", "--out", ""), "name of a file"),
         (("profile", "quick", "--count", "1", "--out", "no/p.jsonl"), "in a folder that exists"),
-        (("fits", "llama3.1-8b", "--gpu", "H100", "--targets", "some"), "all-linear"),
+        (("fits", "llama3.1-8b", "--gpu", "H100", "--targets", "q_proj,v_proj"), "all-linear"),
         (("recommend",), "--model"),
         (("recommend", "nothing.yaml"), "nothing.yaml"),
         ((*ASKED, "--objective", "deadline"), "deadline"),
@@ -233,6 +234,16 @@ def test_recommend_fills_in_a_job(duetune, tmp_path):
     assert max(len(line) for line in out.splitlines()) <= 100
 
 
+def test_assumptions_speak_of_the_packed_rows_that_were_looked_up(duetune):
+    write_history("runs.csv", runs())
+    assert duetune("history", "import", "runs.csv")[0] == 0
+    for asked in (FITS, ("recommend", "--model", MODEL, "--gpus", "A100-80GB:1")):
+        status, out, _ = duetune(*asked)
+        assert status == 0
+        assert "no run with packed rows was measured" in " ".join(out.split())
+        assert "padded rows" not in out
+
+
 def test_recommend_as_json_has_candidates_reasons_and_assumptions(duetune):
     status, out, _ = duetune(*ASKED, "--tokens", "1M", "--deadline", "1h", "--json")
     advice = json.loads(out)["advice"]
@@ -256,6 +267,9 @@ def test_recommend_writes_the_run_that_would_teach_most(duetune, tmp_path):
     assert len(points) == 1
     assert points[0].num_gpus == 1
     assert "duetune profile probe.yaml" in out
+    # The profiler takes it where Liger's kernels are installed.
+    assert points[0].fast_kernels
+    assert unmeasurable(points[0].replace(fast_kernels=False)) is None
 
 
 def test_recommend_names_the_nearest_miss_where_nothing_fits(duetune):

@@ -68,7 +68,8 @@ class FitsAnswer(Answer, frozen=True, kw_only=True):
 @click.option(
     "--targets",
     metavar="NAME",
-    help="Layers with adapters: all-linear or attention.  [default: all-linear]",
+    help="Layers with adapters: all-linear, attention, or such as q_proj+v_proj.  [default: "
+    "all-linear]",
 )
 @click.option("--attention", metavar="NAME", default="sdpa", help="sdpa, flash or eager.")
 @click.option(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from duetune.knowledge.advice import GIVEN, Advice, Choice, estimate_assumptions
+from duetune.knowledge.advice import GIVEN, Advice, Choice
 from duetune.knowledge.configurations.configuration import Configurations, Method
 from duetune.knowledge.configurations.space import Role
 from duetune.knowledge.estimate import FITS, RULE
@@ -40,7 +40,16 @@ MOST_POINTS = 500_000
 _MORE, _LESS = "more GPU-hours", "fewer GPU-hours"
 _BETTER = ("cheaper", "faster", "as fast", _LESS)
 _ADAPTERS = ("lora_rank", "lora_targets")
-_UNUSUAL = ("num_nodes", "grad_accum", "fast_kernels", "fast_moe", "memory_cap_gb", "interconnect")
+_UNUSUAL = (
+    "tokens_per_microbatch",
+    "longest_sample",
+    "num_nodes",
+    "grad_accum",
+    "fast_kernels",
+    "fast_moe",
+    "memory_cap_gb",
+    "interconnect",
+)
 
 
 class Advisor:
@@ -108,15 +117,15 @@ class Advisor:
             advice = msgspec.structs.replace(advice, candidates=kept)
             lesson = msgspec.structs.replace(lesson, about=kept.index(about))
         explained = self.source.explain(chosen.configuration)
-        assumptions = estimate_assumptions(chosen.configuration, chosen.estimate, self.history)
+        fit = self.fit(chosen.configuration)
         return msgspec.structs.replace(
             advice,
             choices=self._choices(request, chosen, points, estimates),
-            fit=self.fit(chosen.configuration),
+            fit=fit,
             time=explained.time,
             sure=sure,
             lesson=lesson,
-            assumptions=tuple(dict.fromkeys((*advice.assumptions, *assumptions))),
+            assumptions=tuple(dict.fromkeys((*advice.assumptions, *fit.assumptions))),
         )
 
     def _with_nearest_miss(

@@ -82,7 +82,9 @@ class Fitting:
             nearest=None if verdict is Verdict.YES or changes else self._nearest(configuration),
             room=self.room(configuration) if verdict is Verdict.YES else (),
             evidence=self.evidence(configuration),
-            assumptions=estimate_assumptions(configuration, estimate, self._history),
+            assumptions=estimate_assumptions(
+                _asked(self._source, one)[1][0], estimate, self._history
+            ),
         )
 
     def evidence(self, configuration: Configuration) -> tuple[Neighbour, ...]:
@@ -214,11 +216,17 @@ def _physics_of(source: KnowledgeSource, rows: Configurations) -> tuple[Physics,
 
     Sources that fit nothing use the default constants.
     """
-    while isinstance(source, Decorator):
-        rows, source = source.asked(rows), source.source
+    source, rows = _asked(source, rows)
     if isinstance(source, RegressionSource):
         return source.model.physics, source.model.alike(rows)
     return Physics(), rows
+
+
+def _asked(source: KnowledgeSource, rows: Configurations) -> tuple[KnowledgeSource, Configurations]:
+    """Return the source behind all decorators, and the rows that it is asked about."""
+    while isinstance(source, Decorator):
+        rows, source = source.asked(rows), source.source
+    return source, rows
 
 
 def _verdict(p_valid: float) -> Verdict:
