@@ -28,11 +28,11 @@ SPACE = """
 fields:
   model: {values: [MODEL]}
   method: {values: [full, lora]}
-  batch_size: {values: [1, 2]}
+  tokens_per_microbatch: {values: [16, 32]}
   tokens_per_sample: {values: [16]}
-  optimiser: {values: [adamw, adamw-8bit]}
+  attention: {values: [varlen, flash]}
 constraints:
-  - {expression: batch_size == 1 or optimiser == "adamw", meaning: few of them}
+  - {expression: tokens_per_microbatch == 16 or attention == "varlen", meaning: few of them}
 """
 
 
@@ -93,7 +93,7 @@ def test_a_campaign_is_measured_and_goes_on_without_repeating_itself(duetune, sp
     assert (answer["done"], answer["before"]) == (1, 3)
     assert out.read_bytes().startswith(first)
     rows = read_observations(out)
-    assert len({each.configuration.key for each in rows}) == 4, "adamw-8bit cannot be run here"
+    assert len({each.configuration.key for each in rows}) == 4, "flash cannot be run here"
     assert {each.outcome for each in rows} == {RunOutcome.VALID}
     assert all(each.tokens_per_s > 0 and each.steps >= 3 for each in rows)
     assert {each.configuration.gpu_model for each in rows} == {"cpu"}
@@ -108,8 +108,8 @@ def test_a_plan_runs_nothing(duetune, space, tmp_path):
     arguments = ("profile", space, "--device", "cpu", "--plan")
     status, text, _ = duetune(*arguments)
     assert status == 0
-    assert text.startswith("6 configurations of 1 models on cpu (torch ")
-    assert "Skipped, about 2: bitsandbytes is not installed." in text
+    assert text.startswith("6 configurations of 1 models on cpu (duetune ")
+    assert "Skipped, about 2: our trainer does not use flash attention." in text
     assert "About 4 would run" in text
     status, text, _ = duetune(*arguments, "--json")
     assert json.loads(text)["expected_count"] == 4

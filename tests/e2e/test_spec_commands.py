@@ -306,7 +306,8 @@ class TestScripts:
         assert first["CUDA_VISIBLE_DEVICES"] == "0"
         assert environment(machine / "here-1")["CUDA_VISIBLE_DEVICES"] == "1"
         task = json.loads((folder / "task.json").read_text())
-        assert (task["learning_rate"], task["eval_fraction"], task["fp16"]) == (2e-4, 0.05, False)
+        assert (task["learning_rate"], task["eval_fraction"]) == (2e-4, 0.05)
+        assert not {"bf16", "fp16"} & task.keys(), "precision says it"
         expected = {
             "model": "Qwen/Qwen3-0.6B",
             "dataset": "data.jsonl",
@@ -314,8 +315,8 @@ class TestScripts:
             "max_steps": 3,
             "per_device_train_batch_size": 4,
             "gradient_accumulation_steps": 4,
-            "bf16": True,
-            "gradient_checkpointing": True,
+            "precision": "bf16-mixed",
+            "gradient_checkpointing": False,
             "max_length": 1024,
         }
         assert task | expected == task

@@ -46,15 +46,34 @@ def accelerators(draw):
     return f"{draw(kinds)}:{least}..{'' if most is None else most}"
 
 
+share = st.floats(0, 0.99)
+adapters = {
+    "lora_r": st.integers(1, 512),
+    "lora_alpha": st.floats(0.1, 1000),
+    "lora_dropout": share,
+    "lora_target_modules": st.just("all-linear") | st.lists(names, min_size=1, max_size=3),
+}
+quantised = {
+    "load_in_4bit": st.just(True),
+    "bnb_4bit_quant_type": st.sampled_from(["nf4", "fp4"]),
+    "use_bnb_nested_quant": st.booleans(),
+}
+OF_METHOD = {"auto": adapters, "lora": adapters, "qlora": adapters | quantised, "full": {}}
+SCHEDULE_NEEDS = {
+    "cosine_with_min_lr": {"min_lr_rate": 0.1},
+    "cosine_warmup_with_min_lr": {"min_lr_rate": 0.1},
+    "warmup_stable_decay": {"num_decay_steps": 10},
+}
+
+
 @st.composite
-def trainings(draw):
-    share = st.floats(0, 0.99)
+def trainings(draw, method):
     fields = {
         "num_train_epochs": st.floats(0.01, 100),
         "max_steps": st.integers(1, 10**6),
         "per_device_train_batch_size": st.integers(1, 512),
         "gradient_accumulation_steps": st.integers(1, 512),
-        "learning_rate": st.floats(1e-8, 1),
+        "learning_rate": st.floats(1e-6, 1),
         "lr_scheduler_type": st.sampled_from(SCHEDULES),
         "weight_decay": share,
         "max_grad_norm": share,
@@ -65,10 +84,7 @@ def trainings(draw):
         "gradient_checkpointing": st.booleans(),
         "logging_steps": st.integers(1, 1000),
         "max_length": st.integers(2, 10**6),
-        "lora_r": st.integers(1, 512),
-        "lora_alpha": st.floats(0.1, 1000),
-        "lora_dropout": share,
-        "lora_target_modules": st.just("all-linear") | st.lists(names, min_size=1, max_size=3),
+        **OF_METHOD[method],
     }
     alone = [
         {"warmup_steps": st.integers(0, 1000)},
@@ -79,6 +95,8 @@ def trainings(draw):
         {"eval_dataset": st.just("e.jsonl")},
     ]
     chosen = draw(st.fixed_dictionaries({}, optional=fields))
+    if needed := SCHEDULE_NEEDS.get(chosen.get("lr_scheduler_type")):
+        chosen["lr_scheduler_kwargs"] = needed
     return chosen | draw(st.fixed_dictionaries({}, optional=draw(st.sampled_from(alone))))
 
 
@@ -130,11 +148,12 @@ def specs(draw, *, own=None):
             )
         )
     else:
+        method = draw(st.sampled_from(list(OF_METHOD)))
         fields |= {
             "model": draw(st.sampled_from(["gpt2", "Qwen/Qwen3-0.6B", "./my model"])),
             "dataset": draw(st.sampled_from(["d.jsonl", "a/b", "/data/d.csv"])),
-            "method": draw(st.sampled_from(["auto", "lora", "full"])),
-            "training": draw(trainings()),
+            "method": method,
+            "training": draw(trainings(method)),
         }
     return JobSpec(**fields)
 
@@ -264,9 +283,12 @@ def test_no_file_of_another_tool_breaks_its_import(data):
 def test_whatever_a_spec_asks_for_the_trainer_takes(spec):
     task = msgspec.convert(task_document(spec), TrainingTask)
     assert (task.model, task.dataset) == (spec.model, spec.dataset)
+    written = msgspec.json.decode(msgspec.json.encode(msgspec.structs.asdict(task)))
     for field, value in spec.training.given.items():
-        found = getattr(task, field)
-        assert (list(found) if isinstance(value, list) else found) == value
+        if field == "load_in_4bit":
+            assert task.method == "qlora"
+        else:
+            assert written[field] == value
 
 
 @given(specs(own=True))
