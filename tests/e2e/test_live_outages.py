@@ -117,10 +117,14 @@ def test_processes_and_a_machine_that_stood_still_come_back_with_the_same_worker
     assert [node.id for node in home.fleet_alive(job)] == [node.id for node in nodes]
 
 
-def test_a_wall_clock_that_is_set_moves_neither_the_market_nor_the_bill(home, job):
-    # The controller may have just begun; it knows the clock once it has looked at the job.
+def until_looked_at(home, job):
+    """The controller may have just begun; it knows clock and database once it has seen the job."""
     seen = len(home.story(job))
     home.until(lambda: len(home.story(job)) > seen, "the controller's next event")
+
+
+def test_a_wall_clock_that_is_set_moves_neither_the_market_nor_the_bill(home, job):
+    until_looked_at(home, job)
     fleet = home.fleet()
     market, real = fleet.clock.now(), time.monotonic()
     for offset in (600, 0):
@@ -135,6 +139,7 @@ def test_a_wall_clock_that_is_set_moves_neither_the_market_nor_the_bill(home, jo
 
 
 def test_a_database_that_is_gone_frees_the_gpus_and_can_be_put_back(home, job, tmp_path):
+    until_looked_at(home, job)
     database = home.path / "duetune.db"
     stranger = tmp_path / "other.db"
     stranger.touch()
