@@ -11,7 +11,7 @@ import pytest
 from duetune.core.node_contract import DONE, LEFT
 from duetune.core.progress import Phase
 from duetune.training.checkpoint import CheckpointStore
-from support.elastic_job import ElasticJob, Nursery
+from support.elastic_job import ElasticJob
 from support.later import later
 from support.places import ROOT
 
@@ -22,13 +22,6 @@ pytestmark = [pytest.mark.live, pytest.mark.torch]
 
 STEPS = 16
 JOINING = "joining the group"
-
-
-@pytest.fixture(scope="module")
-def nursery():
-    made = Nursery(scripts=True)
-    yield made
-    made.close()
 
 
 @pytest.fixture(scope="module")

@@ -25,7 +25,7 @@ from duetune.training.task import (
     TrainingPrecision,
     TrainingTask,
 )
-from support.elastic_job import ElasticJob, Nursery
+from support.elastic_job import ElasticJob
 from support.later import later
 from support.patience import slowness, until
 
@@ -33,13 +33,6 @@ for name in ("torch", "torchft", "peft"):
     later(name)
 
 pytestmark = [pytest.mark.live, pytest.mark.torch]
-
-
-@pytest.fixture(scope="module")
-def nursery():
-    made = Nursery()
-    yield made
-    made.close()
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ import pytest
 from duetune.core.node_contract import DONE, HOPELESS, LEFT
 from duetune.training.checkpoint import CheckpointStore
 from duetune.training.task import TrainingMethod, TrainingTask
-from support.elastic_job import ElasticJob, Nursery
+from support.elastic_job import ElasticJob
 from support.later import later
 from support.patience import slowness, until
 
@@ -21,13 +21,6 @@ for name in ("torch", "torchft", "peft"):
     later(name)
 
 pytestmark = [pytest.mark.live, pytest.mark.torch]
-
-
-@pytest.fixture(scope="module")
-def nursery():
-    made = Nursery()
-    yield made
-    made.close()
 
 
 @pytest.fixture(scope="module")

@@ -79,6 +79,7 @@ def refused(duetune):
     return call
 
 
+@pytest.mark.more
 def test_a_campaign_is_measured_and_goes_on_without_repeating_itself(duetune, space, tmp_path):
     out = tmp_path / "rows.jsonl"
     arguments = ("profile", space, "--out", str(out), "--device", "cpu", "--json")

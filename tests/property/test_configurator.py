@@ -141,7 +141,7 @@ def planned(case, known):
         return None, error.allowed
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(case=cases())
 def test_fits_recommend_and_plan_say_the_same(case):
     known = source(case["source"])
@@ -173,7 +173,7 @@ def test_fits_recommend_and_plan_say_the_same(case):
     assert (plan.memory_gb_low, plan.memory_gb, plan.memory_gb_high) == (low, middle, high)
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(case=cases())
 def test_what_recommend_chooses_can_be_launched_and_fits(case):
     advisor = Advisor(TrainerKnowledge(source(case["source"]), trainer_software()), History.empty())

@@ -23,7 +23,22 @@ from pathlib import Path
 from duetune.training.tiny import build_tiny_model
 from duetune.training.worker import main, preload
 preload()
-@SCRIPTS@
+import transformers.trainer
+import datasets, peft, trl.trainer.dpo_trainer, trl.trainer.sft_trainer
+import duetune.training.elastic_trainer
+
+
+class Gate(transformers.TrainerCallback):
+    # A step begins when the test allows it, however fast the machine is.
+    def on_step_begin(self, args, state, control, **_):
+        gate = Path(os.environ["DUETUNE_JOB_DIR"]) / "gate"
+        while gate.is_file() and state.global_step >= int(gate.read_text()):
+            time.sleep(0.01)
+
+
+transformers.trainer.DEFAULT_CALLBACKS.append(Gate)
+# Every step is reported, or a test would wait for one that a gate holds back.
+duetune.training.worker_contract.ProgressReporter.__init__.__kwdefaults__["least_s"] = 0.0
 gc.freeze()
 print(json.dumps("ready"), flush=True)
 for line in sys.stdin:
@@ -59,32 +74,13 @@ for line in sys.stdin:
     print(json.dumps(pid), flush=True)
 """
 
-SCRIPTS = """
-import transformers.trainer
-import datasets, peft, trl.trainer.dpo_trainer, trl.trainer.sft_trainer
-import duetune.training.elastic_trainer
-
-
-class Gate(transformers.TrainerCallback):
-    # A step begins when the test allows it, however fast the machine is.
-    def on_step_begin(self, args, state, control, **_):
-        gate = Path(os.environ["DUETUNE_JOB_DIR"]) / "gate"
-        while gate.is_file() and state.global_step >= int(gate.read_text()):
-            time.sleep(0.01)
-
-
-transformers.trainer.DEFAULT_CALLBACKS.append(Gate)
-# Every step is reported, or a test would wait for one that a gate holds back.
-duetune.training.worker_contract.ProgressReporter.__init__.__kwdefaults__["least_s"] = 0.0
-"""
-
 
 class Nursery:
-    """Forks workers on request; with ``scripts`` also users' scripts for Trainers of TRL."""
+    """Forks workers and users' scripts for Trainers of TRL, on request."""
 
-    def __init__(self, *, scripts=False):
+    def __init__(self):
         self._process = subprocess.Popen(
-            [sys.executable, "-c", NURSERY.replace("@SCRIPTS@", SCRIPTS if scripts else "")],
+            [sys.executable, "-c", NURSERY],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

@@ -105,12 +105,15 @@ class MetricsFile:
                 write_whole(self._path, b"".join(map(_line, kept)))
             self._seen = self._look()
 
+    def last_step(self) -> int:
+        """Return the step of the last row; 0 if there is none."""
+        last = self._now().last
+        return 0 if last is None else last.step
+
     def record(self, row: MetricRow) -> None:
         """Add a row, or complete the last one. A row before the last one is dropped."""
         with self._locked():
-            seen = self._seen
-            if (seen.inode, seen.size) != _identity(self._path):
-                seen = self._look()
+            seen = self._now()
             begin, last = seen.size, seen.last
             if last is not None and last.step >= row.step:
                 if last.step > row.step:
@@ -127,6 +130,11 @@ class MetricsFile:
             finally:
                 os.close(descriptor)
             self._seen = _Seen(_identity(self._path)[0], begin + len(line), begin, row)
+
+    def _now(self) -> _Seen:
+        """Return the file as it is; it is read only if another process has written to it."""
+        seen = self._seen
+        return seen if (seen.inode, seen.size) == _identity(self._path) else self._look()
 
     def _look(self) -> _Seen:
         """Return the file as it is; a torn last line is left out, so the next row replaces it."""
@@ -178,10 +186,12 @@ class MetricsLog:
             self._try(self._write)
 
     def _write(self) -> None:
+        # Rows that were written are remembered, too: a member that was alone for a moment and
+        # behind may have cut them.
+        last = self._file.last_step()
         for row in tuple(self._rows):
-            self._file.record(row)
-        while len(self._rows) > 1:
-            self._rows.popleft()
+            if row.step >= last:
+                self._file.record(row)
 
     def _try(self, work: Callable[[], None]) -> None:
         try:

@@ -71,6 +71,20 @@ def test_a_new_leader_writes_what_the_old_one_could_not(tmp_path):
     assert read_metrics(tmp_path / METRICS) == [row(1), row(2), row(3, eval_loss=0.5), row(4)]
 
 
+def test_a_member_that_was_alone_and_behind_loses_no_row(tmp_path):
+    veteran, newcomer = MetricsLog(tmp_path), MetricsLog(tmp_path)
+    veteran.lead(0, leads=True)
+    for step in range(1, 6):
+        veteran.add(row(step))
+    # The coordinator has begun anew, and the newcomer met nobody there.
+    newcomer.lead(2, leads=True)
+    newcomer.add(row(3))
+    assert [each.step for each in read_metrics(tmp_path / METRICS)] == [1, 2, 3]
+    veteran.lead(5, leads=True)
+    veteran.add(row(6))
+    assert [each.step for each in read_metrics(tmp_path / METRICS)] == [1, 2, 3, 4, 5, 6]
+
+
 def test_rows_of_a_lost_future_are_forgotten(tmp_path):
     log = MetricsLog(tmp_path)
     log.lead(0, leads=False)

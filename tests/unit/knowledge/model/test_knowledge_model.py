@@ -60,6 +60,7 @@ def one(learned, /, **changes):
     return learned.estimate(Configurations.of([ONE.replace(**changes)]))[0]
 
 
+@pytest.mark.more
 def test_order_and_repetition_of_observations_do_not_show(model):
     turned = list(HISTORY)[::-1]
     again = KnowledgeModel.fit(History([*turned, *turned[:7]]))
