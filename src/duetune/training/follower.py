@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from duetune.training.siblings import Call, Siblings
 
 
-class Follower:
+class SiblingFollower:
     """One follower.
 
     - ``links``: to the same process of the other members; None if the job has no group.

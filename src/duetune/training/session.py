@@ -23,7 +23,7 @@ from duetune.training.adapters import load_base
 from duetune.training.batches import held_out
 from duetune.training.entry import checkpoint_store, follow, join, load_named, restore
 from duetune.training.evaluation import Evaluation, stopped_words
-from duetune.training.follower import Follower
+from duetune.training.follower import SiblingFollower
 from duetune.training.forward_pass import choose_forward_pass
 from duetune.training.group import GroupBroken
 from duetune.training.hub_upload import upload
@@ -202,7 +202,7 @@ class Session:
         links = follow(
             self._contract, store, learner, OwnShard(learner), _nothing, self._siblings.place
         )
-        Follower(
+        SiblingFollower(
             learner,
             self._siblings,
             links,
