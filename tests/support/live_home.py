@@ -50,7 +50,7 @@ class LiveHome:
         words = [str(word) for word in arguments]
         with (
             patch.dict(os.environ, {**self.environment, **more}),
-            patch.object(submit, "SCENARIOS", 3),
+            patch.object(submit, "SCENARIOS", 5),
             redirect_stdout(io.StringIO()) as out,
             redirect_stderr(io.StringIO()) as err,
         ):
