@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from duetune.training.batches import BatchPlan
-from duetune.training.packing import microbatches
+from duetune.training.packed_rows import microbatches
 from duetune.training.task import read_task
 from duetune.training.tokens import tokenized_dataset
 from duetune.training.trained_model import load_model, load_tokenizer, summed_loss

@@ -19,7 +19,8 @@ from duetune.control.market_watch import MarketMemory
 from duetune.control.turn import Page, lifetimes, measured_pace, reported
 from duetune.core.events import Disturbance, Disturbed, Learned, UserRequested
 from duetune.core.fleet import Limit, Release
-from duetune.engine.engine import Engine, horizon
+from duetune.engine.consultation import horizon
+from duetune.engine.engine import Engine
 from duetune.errors import DuetuneError, FleetError, StaleController, StoreError, StoreLost
 
 if TYPE_CHECKING:

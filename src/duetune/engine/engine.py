@@ -1,6 +1,6 @@
 """The engine of one job: ``Engine.handle`` is the only way to change the job's state.
 
-It also asks the policy for decisions (``decide``). What an event changes is in ``effects``.
+It also asks the policy for decisions (``consultation``). What an event changes is in ``effects``.
 """
 
 from __future__ import annotations
@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from duetune.core.decision import Allocation, Decision, Forecast, View, checked_allocation
+from duetune.core.decision import Allocation, Decision, Forecast, View
 from duetune.core.events import DOUBTS, Decided, Doubt, Ended, Observed, Status
 from duetune.core.fleet import Launch, Limit, NodeKind, NodeState, Release
-from duetune.core.physics import affordable, job_physics, value_of_finishing
+from duetune.core.physics import value_of_finishing
+from duetune.engine.consultation import decide
 from duetune.engine.effects import after, job_observed, late_target, time_is_up
 from duetune.engine.node_requests import requested
 from duetune.engine.rescue import faster, given_up, measure_early, probe
 from duetune.engine.state import offered, seen_by
-from duetune.errors import Bug, DuetuneError, InvalidInput, NotFound
-from duetune.policies.compiled_policy import CompiledPolicy
+from duetune.errors import Bug, DuetuneError, NotFound
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -46,9 +46,6 @@ MOST_PROBE_SLOTS = 3
 
 MEASURED_DOUBT = 2.0
 """A measured pace may be this many times too slow, because the machine was busy."""
-
-USUAL_HORIZON = 24
-"""Slots of forecast that a policy is shown, unless it is known to use more."""
 
 
 class Engine:
@@ -314,31 +311,6 @@ class Engine:
             raise Bug(f"job {self.stream} wants {state.wanted}", names)
 
 
-def decide(policy: Policy, view: View) -> Decision:
-    """Return the policy's decision, checked and cut to the budget.
-
-    The simulator and the controller both decide through this function. An allocation that the job
-    or the market does not allow raises ``InvalidInput``.
-    """
-    decision = _answer(policy, view)
-    asked = checked_allocation(decision.allocation, view, policy.name)
-    market = view.market
-    spot, on_demand = affordable(
-        job_physics(view.job),
-        asked.spot,
-        asked.on_demand,
-        market.spot_price,
-        market.on_demand_price,
-        view.spent,
-    )
-    allowed = Allocation(spot=int(spot), on_demand=int(on_demand))
-    if allowed == asked:
-        return decision
-    paid = f"only {allowed.total}" if allowed.total else "no GPU"
-    reason = f"{decision.reason}; the budget pays for {paid}"
-    return msgspec.structs.replace(decision, allocation=allowed, reason=reason)
-
-
 def _decided(
     observed: Observed,
     decision: Decision,
@@ -355,30 +327,6 @@ def _decided(
         given_up=given_up,
         probing=probing,
     )
-
-
-def lookahead(policy: Policy) -> int:
-    """Return how many slots of forecast a policy is known to use."""
-    return policy.lookahead if isinstance(policy, CompiledPolicy) else 0
-
-
-def horizon(policy: Policy) -> int:
-    """Return how many slots of forecast a policy is shown, live and in simulations."""
-    return max(USUAL_HORIZON, lookahead(policy))
-
-
-def _answer(policy: Policy, view: View) -> Decision:
-    """Ask the policy; an exception of a plug-in becomes ``InvalidInput`` that names the policy."""
-    try:
-        return policy.decide(view)
-    except DuetuneError:
-        raise
-    except Exception as error:
-        if isinstance(policy, CompiledPolicy):
-            raise
-        problem = f"{type(error).__name__}: {error}"
-        place = f"policy {policy.name} in slot {view.slot}"
-        raise InvalidInput(place, problem, "a decision, not an exception") from error
 
 
 def _job_within(job: Job, share: int | None) -> Job:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from duetune.errors import InvalidInput
+from duetune.jobs.plan_reasons import length_reason, member_reason, other_reasons, pace_reason
 from duetune.jobs.prospects import Prospects, known
 from duetune.jobs.question import USUAL_GPUS
 from duetune.jobs.recipe import Chosen, choose_recipe
@@ -33,9 +34,8 @@ if TYPE_CHECKING:
 
     from duetune.jobs.site import Site
     from duetune.jobs.spec.job_spec import JobSpec
-    from duetune.jobs.step_time import MeasuredPace, Pace
+    from duetune.jobs.step_time import MeasuredPace
     from duetune.knowledge.configurations.configuration import Configuration
-    from duetune.knowledge.estimate import Estimate
     from duetune.knowledge.facts.model_facts import ModelFacts
     from duetune.knowledge.sources.knowledge_source import KnowledgeSource
 
@@ -142,7 +142,7 @@ def configure(
         spec, site, model, trained, wanted, sizes, trainer, tokens_per_row
     )
     (one, prospect, reasons), gpus = found, prospects.gpus_per_member
-    reasons["gpus_per_member"] = _member_reason(given, gpus)
+    reasons["gpus_per_member"] = member_reason(given, gpus)
     microbatch, accumulation = one.batch_size, one.grad_accum
     if accumulation < least:
         raise InvalidInput(
@@ -165,9 +165,9 @@ def configure(
     alpha = spec.training.lora_alpha
     if adapted:
         reasons["lora_alpha"] = "the default scale" if alpha is None else GIVEN
-    reasons |= _other_reasons(spec, model, max_gpus)
-    reasons["step_s"] = _pace_reason(spec, site, model, pace, prospect, len(same_runs))
-    reasons["step_s"] += _length_reason(pace.basis, length, known=tokens_per_row is not None)
+    reasons |= other_reasons(spec, model, max_gpus)
+    reasons["step_s"] = pace_reason(spec, site, model, pace, prospect, len(same_runs))
+    reasons["step_s"] += length_reason(pace.basis, length, known=tokens_per_row is not None)
     memory = prospect.memory_gb if model is not None and known(prospect.memory_gb) else None
     rests = pace.basis in {Basis.KNOWLEDGE, Basis.PHYSICS}
     return TrainingPlan(
@@ -237,12 +237,6 @@ def _fewest_gpus(
     raise refusal
 
 
-def _member_reason(given: int | None, gpus: int) -> str:
-    if given is not None:
-        return GIVEN
-    return "one GPU holds the model" if gpus == 1 else "the model needs the memory of so many GPUs"
-
-
 def held_out_rows(spec: JobSpec, rows: int) -> int:
     """Return how many examples the trainer holds out for evaluation."""
     training = spec.training
@@ -302,63 +296,6 @@ def _same_training(run: MeasuredPace, spec: JobSpec, site: Site, one: Configurat
         and run.max_length == one.tokens_per_sample
         and run.gradient_checkpointing == one.grad_checkpoint
     )
-
-
-def _other_reasons(spec: JobSpec, model: ModelFacts | None, max_gpus: int) -> dict[str, str]:
-    """Return the reasons for the fields that do not depend on the recipe."""
-    name, least, most = spec.gpus
-    given_most = most is not None and max_gpus == most
-    return {
-        "accelerator": "the GPU of the fleet" if name is None else GIVEN,
-        "min_gpus": GIVEN if least > 1 else "one GPU is enough",
-        "max_gpus": GIVEN if given_most else "as many as the site has and as make a step faster",
-        "global_batch": "microbatch times accumulation",
-        "parameters": "unknown" if model is None else f"from {model.source}",
-    }
-
-
-def _pace_reason(
-    spec: JobSpec,
-    site: Site,
-    model: ModelFacts | None,
-    pace: Pace,
-    prospect: Estimate,
-    runs: int,
-) -> str:
-    """Return what the step times rest on, in words."""
-    match pace.basis:
-        case Basis.MEASURED:
-            return f"{runs} earlier runs of the same training"
-        case Basis.EMULATED:
-            return "the emulated GPU's time for a microbatch"
-        case Basis.KNOWLEDGE | Basis.PHYSICS:
-            reason = _evidence(spec, site, prospect)
-        case _:
-            reason = f"rule of thumb for the model's arithmetic on {site.accelerator}"
-    if model is None:
-        reason += f", assumed to have {UNKNOWN_PARAMETERS / 1e9:g} billion parameters"
-    return reason
-
-
-def _length_reason(basis: Basis, length: int, *, known: bool) -> str:
-    if basis in {Basis.MEASURED, Basis.EMULATED}:
-        return ""
-    half = "" if known else ", assumed to be half of max_length"
-    return f"; examples of about {length:,} tokens{half}"
-
-
-def _evidence(spec: JobSpec, site: Site, prospect: Estimate) -> str:
-    """Return the pace of one GPU, its interval, and the measurements behind it."""
-    low, middle, high = prospect.tokens_per_s
-    pace = f"{site.accelerator}: {middle:,.0f} tokens/s ({low:,.0f} to {high:,.0f})"
-    if "gpu_model" in prospect.extrapolated:
-        return f"{pace}; nothing was measured on {site.accelerator}: physics alone"
-    count = prospect.support
-    runs = f"{count or 'no'} measured run{'' if count < 2 else 's'} near it"
-    unseen = {"model": spec.model, "method": "this method", "software": "this software"}
-    missing = [str(words) for field, words in unseen.items() if field in prospect.extrapolated]
-    nothing = f"; nothing was measured for {' or '.join(missing)}" if missing else ""
-    return f"{pace}, {runs}{nothing}"
 
 
 def _time_left(spec: JobSpec, now: float | None) -> float:

@@ -12,7 +12,8 @@ import msgspec
 from duetune.core.decision import Allocation
 from duetune.core.events import Decided, Disturbance, Disturbed, Ended, GivenUp, Observed
 from duetune.core.physics import charge
-from duetune.engine.engine import Engine, decide
+from duetune.engine.consultation import decide
+from duetune.engine.engine import Engine
 from duetune.errors import InvalidInput
 from duetune.notebook import html_table
 from duetune.simulate.journal_replay import alternatives, job_lived

@@ -13,7 +13,7 @@ import msgspec
 
 from duetune.errors import InvalidInput
 from duetune.jobs.spec.adapter_fields import LORA_SETTINGS
-from duetune.jobs.spec.job_spec import MethodChoice
+from duetune.jobs.spec.method_choice import MethodChoice
 from duetune.jobs.trainer_facts import (
     ATTENTION,
     NO_RANK,

@@ -20,7 +20,8 @@ from duetune.core.fleet import Task
 from duetune.core.ledger import Entry, Outcome
 from duetune.core.physics import job_physics, step
 from duetune.core.progress import Phase, Progress
-from duetune.engine.engine import Engine, horizon
+from duetune.engine.consultation import horizon
+from duetune.engine.engine import Engine
 from duetune.errors import Bug
 from duetune.market.forecast.forecast_source import ForecastKind, ForecastSource
 from duetune.market.forecast.simple import outlook_at, past_before

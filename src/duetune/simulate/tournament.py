@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from duetune.core.physics import job_physics
-from duetune.engine.engine import lookahead
+from duetune.engine.consultation import lookahead
 from duetune.errors import InvalidInput
 from duetune.market.forecast.simple import outlook_at
 from duetune.policies.compiled_policy import CompiledPolicy

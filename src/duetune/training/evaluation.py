@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from duetune.training.language_model import precision
-from duetune.training.packing import microbatches, shares
+from duetune.training.packed_rows import microbatches, shares
 from duetune.training.task import EvalStrategy
 from duetune.training.trained_model import summed_loss
 

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
     from duetune.training.task import TrainingTask
 
+# A loss in 16 bits: digits of base 4, of which so many are after the point.
+_DIGITS, _FRACTION = 16, 10
+
 
 class FlatParameters:
     """The trainable parameters of a model as one vector; those with weight decay come first.
@@ -116,3 +119,25 @@ def layout_of(named: Iterable[tuple[str, torch.Tensor]], task: TrainingTask) -> 
     if "adamw_torch" not in task.optim:
         seen.update(task.optim.replace("_bnb", "").encode())
     return seen.hexdigest()[:16]
+
+
+def loss_columns(loss: torch.Tensor | float, like: torch.Tensor) -> torch.Tensor:
+    """Return a loss as numbers that can be added up beside gradients of the type of ``like``.
+
+    In 16 bits a sum would have three digits. So the loss is written with base 4 in fixed point;
+    the sum of each digit over up to 85 parts has 8 bits, which bfloat16 keeps.
+    """
+    value = torch.as_tensor(loss, dtype=torch.float32, device=like.device)
+    if like.dtype == torch.float32:
+        return value.reshape(1)
+    places = 4.0 ** torch.arange(_DIGITS, device=like.device)
+    digits = torch.floor((value * 4.0**_FRACTION) / places) % 4
+    return torch.where(value.isfinite(), digits, torch.nan).to(like.dtype)
+
+
+def loss_of(columns: torch.Tensor) -> float:
+    """Return the loss of added columns."""
+    if columns.dtype == torch.float32:
+        return float(columns[0])
+    places = 4.0 ** torch.arange(_DIGITS, dtype=torch.float64, device=columns.device)
+    return float((columns.double() * places).sum() / 4.0**_FRACTION)

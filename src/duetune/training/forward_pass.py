@@ -21,7 +21,7 @@ from duetune.training.attention import (
     register_attention,
 )
 from duetune.training.kernels import apply_liger, fused_loss, loss_in_pieces, summed
-from duetune.training.packing import PackedRows
+from duetune.training.packed_rows import PackedRows
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -118,8 +118,8 @@ def _sharded_modules(model: torch.nn.Module) -> Iterator[FSDPModule]:
     return (part for part in model.modules() if isinstance(part, FSDPModule))
 
 
-class _Gather(AllGather):
-    """FSDP's all-gather over the socket pairs of a member."""
+class _OverSockets:
+    """What FSDP's two operations have in common over the socket pairs of a member."""
 
     def __init__(self, siblings: Siblings) -> None:
         self._siblings = siblings
@@ -128,6 +128,10 @@ class _Gather(AllGather):
         self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device
     ) -> torch.Tensor:
         return torch.empty(*size, dtype=dtype, device=device)
+
+
+class _Gather(_OverSockets, AllGather):
+    """FSDP's all-gather over the socket pairs of a member."""
 
     def __call__(
         self,
@@ -142,16 +146,8 @@ class _Gather(AllGather):
             place.copy_(part.flatten())
 
 
-class _ReduceScatter(ReduceScatter):
+class _ReduceScatter(_OverSockets, ReduceScatter):
     """FSDP's reduce-scatter over the socket pairs of a member; only sums are asked for."""
-
-    def __init__(self, siblings: Siblings) -> None:
-        self._siblings = siblings
-
-    def allocate(
-        self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device
-    ) -> torch.Tensor:
-        return torch.empty(*size, dtype=dtype, device=device)
 
     def __call__(
         self,

@@ -18,15 +18,14 @@ import msgspec
 import numpy as np
 import torch
 
-from duetune.errors import DuetuneError
 from duetune.training.batches import BatchPlan, dropout_seed
-from duetune.training.evaluation import EvaluationHistory
-from duetune.training.flat_parameters import FlatParameters
+from duetune.training.flat_parameters import FlatParameters, loss_columns, loss_of
 from duetune.training.forward_pass import forward_pass_of
 from duetune.training.language_model import precision, seeded
+from duetune.training.learner_state import FIRST_SCALE, MOST_SKIPPED, Diverged, LearnerState
 from duetune.training.optimisers import FlatOptimiser
 from duetune.training.pace import MemberPace
-from duetune.training.packing import microbatches, shares
+from duetune.training.packed_rows import microbatches, shares
 from duetune.training.sharding import ShardedParameters
 from duetune.training.siblings import Contribute, Copy, Evaluate, Siblings, Update
 from duetune.training.trained_model import load_model, summed_loss
@@ -37,57 +36,12 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from duetune.training.checkpoint import Json
-    from duetune.training.evaluation import Evaluation
+    from duetune.training.evaluation import Evaluation, EvaluationHistory
     from duetune.training.language_model import LanguageModel
     from duetune.training.task import TrainingTask
     from duetune.training.tokens import TokenizedRows
 
 _log = logging.getLogger(__name__)
-
-_TAIL = 50
-_MOST_SKIPPED = 20
-_FIRST_SCALE = 2.0**15
-_SCALE_GROWS_AFTER = 2000
-# A loss in 16 bits: digits of base 4, of which so many are after the point.
-_DIGITS, _FRACTION = 16, 10
-
-
-class Diverged(DuetuneError):
-    """Training stopped because the loss was not finite for many steps in a row."""
-
-    code = "diverged"
-
-    def __init__(self, step: int) -> None:
-        super().__init__(
-            f"the loss was not finite in the {_MOST_SKIPPED} steps up to step {step}; "
-            "a lower learning_rate may help"
-        )
-
-
-class LearnerState(msgspec.Struct, frozen=True):
-    """The state of a run besides its arrays.
-
-    - ``layout``: a digest of the names and shapes of the trained parameters.
-    - ``updates``: steps with a finite gradient.
-    - ``losses``: the last 50 losses.
-    - ``scale``: the loss scale of float16 training; ``steady`` counts steps since it changed.
-    - ``skipped``: steps in a row whose gradient was not finite.
-    - ``grad_norm``: the norm of the last gradient before it was clipped.
-    - ``evaluated``: the evaluations during training.
-    - ``stopped``: training has ended early, because of the evaluations.
-    """
-
-    layout: str
-    step: int = 0
-    updates: int = 0
-    tokens: int = 0
-    losses: tuple[float, ...] = ()
-    scale: float = 1.0
-    steady: int = 0
-    skipped: int = 0
-    grad_norm: float = 0.0
-    evaluated: EvaluationHistory = EvaluationHistory()
-    stopped: bool = False
 
 
 class SharedState:
@@ -130,7 +84,7 @@ class SharedState:
             self._flat = ShardedParameters(model, task, siblings.place)
         self.trainable = self._flat.whole_size
         self._optimiser = FlatOptimiser(task, self._flat)
-        scale = _FIRST_SCALE if task.computed_in == "fp16" else 1.0
+        scale = FIRST_SCALE if task.computed_in == "fp16" else 1.0
         self.known = LearnerState(layout=self._flat.layout, scale=scale)
         self.reproducible = task.reproducible and self.whole
         self.pace = MemberPace()
@@ -293,11 +247,11 @@ class SharedState:
                 self._optimiser.apply(gradient, rate)
                 self._flat.refresh()
             self.known = msgspec.structs.replace(
-                _after(known, loss, self._data.tokens(rows), finite=finite, fp16=fp16),
+                known.stepped(loss, self._data.tokens(rows), finite=finite, fp16=fp16),
                 grad_norm=norm,
                 evaluated=known.evaluated if evaluated is None else evaluated,
             )
-        if self.known.skipped >= _MOST_SKIPPED:
+        if self.known.skipped >= MOST_SKIPPED:
             raise Diverged(self.known.step)
 
     def trained_model(self) -> LanguageModel:
@@ -374,20 +328,6 @@ class SharedState:
         self.load_own(arrays, document)
 
 
-def loss_columns(loss: torch.Tensor | float, like: torch.Tensor) -> torch.Tensor:
-    """Return a loss as numbers that can be added up beside gradients of the type of ``like``.
-
-    In 16 bits a sum would have three digits. So the loss is written with base 4 in fixed point;
-    the sum of each digit over up to 85 parts has 8 bits, which bfloat16 keeps.
-    """
-    value = torch.as_tensor(loss, dtype=torch.float32, device=like.device)
-    if like.dtype == torch.float32:
-        return value.reshape(1)
-    places = 4.0 ** torch.arange(_DIGITS, device=like.device)
-    digits = torch.floor((value * 4.0**_FRACTION) / places) % 4
-    return torch.where(value.isfinite(), digits, torch.nan).to(like.dtype)
-
-
 def _sizes(lengths: NDArray[np.int64], batches: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
     """Return the tokens of each microbatch."""
     return np.array([lengths[places].sum() for places in batches], dtype=np.int64)
@@ -427,31 +367,3 @@ def whole_model(task: TrainingTask, state: SharedState) -> LanguageModel:
     flat.values.copy_(state.arrays()["parameters"])
     flat.let_go()
     return model
-
-
-def loss_of(columns: torch.Tensor) -> float:
-    """Return the loss of added columns."""
-    if columns.dtype == torch.float32:
-        return float(columns[0])
-    places = 4.0 ** torch.arange(_DIGITS, dtype=torch.float64, device=columns.device)
-    return float((columns.double() * places).sum() / 4.0**_FRACTION)
-
-
-def _after(
-    known: LearnerState, loss: float, tokens: int, *, finite: bool, fp16: bool
-) -> LearnerState:
-    scale, steady = known.scale, known.steady + 1
-    if fp16 and not finite:
-        scale, steady = scale / 2, 0
-    elif fp16 and steady >= _SCALE_GROWS_AFTER:
-        scale, steady = scale * 2, 0
-    return LearnerState(
-        layout=known.layout,
-        step=known.step + 1,
-        updates=known.updates + finite,
-        tokens=known.tokens + tokens,
-        losses=(*known.losses, loss)[-_TAIL:],
-        scale=scale,
-        steady=steady,
-        skipped=0 if finite else known.skipped + 1,
-    )

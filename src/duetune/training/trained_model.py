@@ -12,7 +12,7 @@ from duetune.training.adapters import load_base, order_layers, with_adapter
 from duetune.training.chat_templates import template_text
 from duetune.training.forward_pass import counted_loss
 from duetune.training.language_model import refused, seeded
-from duetune.training.packing import laid_end_to_end
+from duetune.training.packed_rows import laid_end_to_end
 
 if TYPE_CHECKING:
     import numpy as np

@@ -18,6 +18,7 @@ pytestmark = pytest.mark.torch
 torch = later("torch")
 evaluating = later("duetune.training.evaluation")
 learning = later("duetune.training.shared_state")
+learner_state = later("duetune.training.learner_state")
 models = later("duetune.training.trained_model")
 tiny = later("duetune.training.tiny")
 tokens = later("duetune.training.tokens")
@@ -106,7 +107,7 @@ def test_the_evaluations_are_part_of_the_state(measured, task):
     assert member.total_steps == member.step == 1
     document = msgspec.json.decode(msgspec.json.encode(member.document()))
     before = member.known
-    member.known = learning.LearnerState(layout=before.layout)
+    member.known = learner_state.LearnerState(layout=before.layout)
     assert member.total_steps == task.max_steps
     member.load(member.arrays(), document)
     assert member.known == before

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from duetune.training.packing import laid_end_to_end
+from duetune.training.packed_rows import laid_end_to_end
 from duetune.training.task import TrainingTask
 from duetune.training.tokens import TokenizedRows
 from support.later import later

@@ -152,6 +152,6 @@ def test_states_of_other_optimisers_have_another_layout():
 def test_a_loss_beside_gradients_of_16_bits_keeps_its_digits():
     like = torch.zeros(3, dtype=torch.bfloat16)
     parts = [2.34567 / 40] * 40
-    total = sum(learning.loss_columns(part, like) for part in parts)
-    assert learning.loss_of(total) == pytest.approx(2.34567, abs=1e-4)
-    assert not learning.loss_of(learning.loss_columns(float("nan"), like)) < 1
+    total = sum(flat_parameters.loss_columns(part, like) for part in parts)
+    assert flat_parameters.loss_of(total) == pytest.approx(2.34567, abs=1e-4)
+    assert not flat_parameters.loss_of(flat_parameters.loss_columns(float("nan"), like)) < 1

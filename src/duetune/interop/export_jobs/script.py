@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from duetune.jobs.spec.conversion_notes import OWN_LINES
-from duetune.jobs.spec.job_spec import MethodChoice
+from duetune.jobs.spec.method_choice import MethodChoice
 from duetune.jobs.training_settings import task_fields
 
 if TYPE_CHECKING:

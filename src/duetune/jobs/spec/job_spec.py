@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from datetime import datetime, timedelta
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Self
 
@@ -28,7 +27,8 @@ from pydantic import (
 from duetune.core.job import NAME, NAME_WORDS
 from duetune.errors import InvalidInput
 from duetune.jobs.spec import variables as environment_words
-from duetune.jobs.spec.adapter_fields import QUANTISED_SETTINGS, check_method
+from duetune.jobs.spec.adapter_fields import check_method
+from duetune.jobs.spec.method_choice import MethodChoice, parse_method, quantised
 from duetune.jobs.spec.problems import InvalidSpec, Meaning, problems_of, refusal
 from duetune.jobs.spec.sections import AUTO, CheckpointSpec, Resources
 from duetune.jobs.spec.training_fields import Training
@@ -61,30 +61,6 @@ _NAME = f"^{NAME}$"
 _PROJECT = f"^(?:{NAME})?$"
 
 
-class MethodChoice(StrEnum):
-    """How the weights are trained, as a spec says it; AUTO leaves it to the configurator."""
-
-    AUTO = "auto"
-    LORA = "lora"
-    QLORA = "qlora"
-    FULL = "full"
-
-
-_WRITTEN = {
-    "dora": "write method: lora with training.use_dora: true",
-    "rslora": "write method: lora with training.use_rslora: true",
-    "freeze": "freeze is not supported",
-}
-
-
-def _method(value: object) -> MethodChoice:
-    if isinstance(value, str) and value in set(MethodChoice):
-        return MethodChoice(value)
-    if isinstance(value, str) and value in _WRITTEN:
-        raise refusal(f"one of {', '.join(MethodChoice)}; {_WRITTEN[value]}")
-    raise refusal(f"one of {', '.join(MethodChoice)}")
-
-
 def _script(value: object) -> str:
     if (
         not isinstance(value, str)
@@ -94,21 +70,6 @@ def _script(value: object) -> str:
     ):
         raise refusal(SCRIPT)
     return value
-
-
-def _quantised(data: dict[str, object]) -> dict[str, object]:
-    """Return the fields with ``method: qlora`` where the training section asks for 4 bits."""
-    training, method = data.get("training"), data.get("method", MethodChoice.AUTO)
-    given = training.given if isinstance(training, Training) else training
-    if not isinstance(given, dict):
-        return data
-    asked, open_ = given.get("load_in_4bit"), method == MethodChoice.AUTO
-    detailed = asked is not False and any(
-        given.get(field) is not None for field in QUANTISED_SETTINGS
-    )
-    if (asked is True and method == MethodChoice.LORA) or (detailed and open_):
-        return {**data, "method": MethodChoice.QLORA.value}
-    return data
 
 
 Script = Annotated[str, PlainValidator(_script), WithJsonSchema({"type": "string", "minLength": 1})]
@@ -179,7 +140,7 @@ class JobSpec(BaseModel):
     method: Annotated[
         Annotated[
             MethodChoice,
-            BeforeValidator(_method),
+            BeforeValidator(parse_method),
             WithJsonSchema({"enum": [str(each) for each in MethodChoice]}),
         ],
         Meaning(
@@ -283,7 +244,7 @@ class JobSpec(BaseModel):
             data, dict
         ):  # A field without a value, such as "training:", counts as left out.
             data = {field: value for field, value in data.items() if value is not None}
-            data = _quantised(data)
+            data = quantised(data)
         try:
             return handler(data)
         except ValidationError as error:

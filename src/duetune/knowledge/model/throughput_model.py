@@ -8,12 +8,12 @@ import msgspec
 import numpy as np
 
 from duetune.knowledge.estimate import seen_words, unseen_in
-from duetune.knowledge.model import transfer
+from duetune.knowledge.model import extrapolation
 from duetune.knowledge.model.conformal import Widths, calibrated, held_out, widened
+from duetune.knowledge.model.extrapolation import foreign, transfers
 from duetune.knowledge.model.features import Physics, Reckoned, feature_matrix
 from duetune.knowledge.model.forest import Forest, constant_forest, grow_regression, sortable
 from duetune.knowledge.model.pace_model import FACTORS, fit_pace
-from duetune.knowledge.model.transfer import foreign, transfers
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -121,6 +121,6 @@ def fit_performance(
             physics.pace,
             FACTORS,
             lambda pace: target - np.log(pace.tokens_per_s(it)),
-            transfer.PACE,
+            extrapolation.PACE,
         ),
     )

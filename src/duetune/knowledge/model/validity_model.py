@@ -10,6 +10,7 @@ import numpy as np
 
 from duetune.knowledge.estimate import EXTRAPOLATED, seen_words, unseen_in
 from duetune.knowledge.model.conformal import Widths, calibrated, held_out, widened
+from duetune.knowledge.model.extrapolation import MEMORY, foreign, transfers
 from duetune.knowledge.model.features import Physics, Reckoned, feature_matrix
 from duetune.knowledge.model.forest import (
     Forest,
@@ -20,7 +21,6 @@ from duetune.knowledge.model.forest import (
 )
 from duetune.knowledge.model.memory_model import FACTORS, fit_memory
 from duetune.knowledge.model.quality import LIGHTEST
-from duetune.knowledge.model.transfer import MEMORY, foreign, transfers
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

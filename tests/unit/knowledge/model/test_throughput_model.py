@@ -8,11 +8,11 @@ import pytest
 from duetune.knowledge.configurations.configuration import Configurations
 from duetune.knowledge.configurations.configuration_table import Described
 from duetune.knowledge.estimate import EXTRAPOLATED
+from duetune.knowledge.model.extrapolation import PACE
 from duetune.knowledge.model.features import Physics, Reckoned, feature_matrix, seen_labels
 from duetune.knowledge.model.forest import sortable
 from duetune.knowledge.model.pace_model import PaceModel, fit_pace
 from duetune.knowledge.model.throughput_model import FEWEST, fit_performance
-from duetune.knowledge.model.transfer import PACE
 from support.synthetic_history import TRUTH, drawn, measured
 
 ROOMY = {"model": ("HuggingFaceTB/SmolLM2-135M", "meta-llama/Llama-3.2-1B"), "num_gpus": (1, 2)}

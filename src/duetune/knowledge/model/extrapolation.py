@@ -1,4 +1,4 @@
-"""How much wider intervals are for what was never measured: another GPU, method or sharding."""
+"""Widens intervals for what was never measured: another GPU, method or sharding."""
 
 from __future__ import annotations
 

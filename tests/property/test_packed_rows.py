@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from duetune.training.pace import MemberPace
-from duetune.training.packing import laid_end_to_end, microbatches, shares
+from duetune.training.packed_rows import laid_end_to_end, microbatches, shares
 from duetune.training.tokens import TokenizedRows
 
 lengths_of_rows = st.lists(st.integers(1, 50), min_size=1, max_size=40).map(np.array)
