@@ -342,7 +342,7 @@ def main() -> None:
         f"The group changes between two and three members on {os.cpu_count()} cores; a step is "
         "six microbatches of at least 20 ms. A *warm* worker is forked from a process that has "
         "imported the libraries, as in the embedded fleet. A killed member costs the step it was "
-        "in and the time until its heartbeat is missed (0.6 s). torchrun restarts every worker "
+        "in; the others notice that its connections are closed. torchrun restarts every worker "
         "from the last checkpoint, at most five steps back; *tuned* sets `last_call_timeout=1` "
         "and `keep_alive_interval=1`. Both run with `TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1`; "
         "without it a joining member never gets in with torch 2.13."

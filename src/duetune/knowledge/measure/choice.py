@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 
 BATCH = 45
+WINDOW = 160
+"""Configurations of a draw that are run, model by model, before the next ones."""
 DRAWN = 4000
 _MOST_DRAWS = 50
 
@@ -73,11 +75,13 @@ class Costs:
         self._most_s = most_s
 
     def of(self, configurations: Configurations, surrogate: Surrogate) -> NDArray[np.float64]:
-        """Return the expected seconds of each trial, by the throughput that the surrogate
-        estimates.
-        """
-        pace = surrogate.estimate(configurations).tokens_per_s[:, 1]
-        return trial_seconds(configurations, np.nan_to_num(pace, nan=1.0), self._timing)
+        """Return the expected seconds of each trial, by what the surrogate estimates."""
+        estimates = surrogate.estimate(configurations)
+        pace = np.nan_to_num(estimates.tokens_per_s[:, 1], nan=1.0)
+        seconds = trial_seconds(configurations, pace, self._timing)
+        return np.minimum(
+            seconds, estimates.p_valid * seconds + (1.0 - estimates.p_valid) * OUT_OF_MEMORY_S
+        )
 
     def bearable(self, seconds: NDArray[np.float64]) -> NDArray[np.bool_]:
         """Return a mask of the trials that are short enough."""
@@ -148,7 +152,7 @@ class Drawn:
         ]
         starts: set[str] = set()
         total, size = 0.0, 0
-        for each, cost in rows[: room.count]:
+        for each, cost in rows[: min(room.count, WINDOW)]:
             total += cost + (0.0 if each.model in starts else start_of(each.model))
             if size and total * room.slowness > room.seconds:
                 break
@@ -232,6 +236,8 @@ def check_measurable(space: Space) -> None:
 START_S = 3.0
 """Seconds from giving a batch to a ready worker until its first trial, for a small model."""
 _START_S_PER_PARAMETER = 2e-10
+OUT_OF_MEMORY_S = 1.0
+"""Seconds of a trial that runs out of memory."""
 _BETWEEN_S = 0.2
 _ADAPTER_S = 0.3
 _FIRST_STEP = 1.5
@@ -244,10 +250,7 @@ def start_seconds(parameters: float) -> float:
 
 
 def trial_seconds(configurations: Configurations, tokens_per_s: Column, timing: Timing) -> Column:
-    """Return the seconds of each trial by the protocol, for these throughputs.
-
-    A trial that runs out of memory takes less.
-    """
+    """Return the seconds of each trial that fits by the protocol, for these throughputs."""
     tokens = configurations.per_gpu_tokens * configurations.number("grad_accum")
     step = tokens / np.maximum(tokens_per_s, 1e-9)
     warm = (timing.warm_up_steps - 1) * step

@@ -140,9 +140,10 @@ def protocol_text(timing: Timing) -> str:
     """Return the measuring protocol in words, which is stored with every observation."""
     return (
         "steps of duetune's trainer on packed random rows with random weights: forward, backward,"
-        f" clipping and optimiser; {timing.warm_up_steps} steps of warm-up, then the median of at"
-        f" least {timing.min_steps} and {timing.min_s:g} s, at most {timing.max_s:g} s after the"
-        " first; peak memory is what torch reserved (with expandable segments) and the CUDA context"
+        f" clipping and optimiser; {timing.warm_up_steps} step of warm-up, then the median of at"
+        f" least {timing.min_steps}, or of 2 that differ by at most {timing.agreement:.0%}, and of"
+        f" at least {timing.min_s:g} s, at most {timing.max_s:g} s after the first; peak memory is"
+        " what torch reserved (with expandable segments) and the CUDA context"
     )
 
 

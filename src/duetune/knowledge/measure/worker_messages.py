@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 GB = 1e9
 DONE, POISONED = 0, 75
@@ -27,13 +27,20 @@ class Timing:
 
     - ``warm_up_steps``: steps before the measurement.
     - ``min_steps``, ``min_s``: the measurement ends when both are reached.
-    - ``max_s``: or when this many seconds have passed since the first step.
+    - ``agreement``: two steps are enough if they differ by at most this share.
+    - ``max_s``: or it ends when this many seconds have passed since the first step.
     """
 
-    warm_up_steps: int = 2
+    warm_up_steps: int = 1
     min_steps: int = 3
-    min_s: float = 0.3
+    min_s: float = 0.2
     max_s: float = 4.0
+    agreement: float = 0.04
+
+    def enough(self, steps: Sequence[float]) -> bool:
+        """Return whether these seconds of steps say how long a step takes."""
+        agreed = len(steps) == 2 and max(steps) <= (1.0 + self.agreement) * min(steps)  # noqa: PLR2004
+        return agreed or len(steps) >= self.min_steps
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -155,10 +155,10 @@ class Bench:
                 clock.steps.append(second)
                 break
         while time.perf_counter() - begun < timing.max_s or not clock.steps:
-            if len(clock.steps) >= timing.min_steps and sum(clock.steps) >= timing.min_s:
+            if timing.enough(clock.steps) and sum(clock.steps) >= timing.min_s:
                 break
             clock.steps.append(clock.time(state, self._memory))
-        return () if len(clock.steps) >= timing.min_steps else ("few-steps",)
+        return () if timing.enough(clock.steps) else ("few-steps",)
 
     def _clear(self) -> tuple[str, ...]:
         """Release what the trial left, so that the next one starts alike; rebuild the model if

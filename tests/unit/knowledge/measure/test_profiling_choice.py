@@ -324,10 +324,18 @@ def test_the_seconds_of_a_trial_follow_the_protocol():
     quick, _ = trial_seconds(rows, np.full(2, 1e6), timing)
     assert timing.min_s < quick < 1.0
     middling, double = trial_seconds(rows, np.full(2, 16_384.0), timing)
-    assert 0.25 * 5 < middling < timing.max_s
+    assert 0.25 * 4 < middling < timing.max_s
     assert 1.8 < double / middling < 2.2
     slow, _ = trial_seconds(rows, np.full(2, 410.0), timing)
     assert slow == pytest.approx(35, rel=0.1), "the first step, and two more"
+
+
+def test_two_steps_that_agree_or_three_are_enough():
+    timing = Timing()
+    assert not timing.enough([1.0])
+    assert timing.enough([1.0, 1.03])
+    assert not timing.enough([1.0, 1.05])
+    assert timing.enough([1.0, 1.05, 1.2])
 
 
 def test_known_configurations_are_measured_again_beside_new_ones():

@@ -41,7 +41,7 @@ def gpu(monkeypatch):
 
 def test_the_campaign_for_an_h200_is_large_and_can_be_measured():
     space = campaign_space(*H200)
-    assert space.cardinality > 72_000
+    assert space.cardinality > 30_000
     rows = list(sample(space, 500, np.random.default_rng(0)))
     reasons = {unmeasurable(each) for each in rows} - {None}
     assert reasons <= {"liger-kernel is not installed", "bitsandbytes is not installed"}
