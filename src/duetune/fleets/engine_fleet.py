@@ -303,7 +303,8 @@ class EngineFleet:
         code = None if report is None else report.code
         moments = (None if report is None else report.ended_at, there and there.ended_at, now)
         at = min(moment for moment in moments if moment is not None)
-        at = max(at, entry.node.started_at or entry.node.requested_at)
+        # A bill cannot be lowered, so the end is not before what is billed.
+        at = max(at, entry.node.started_at or entry.node.requested_at, entry.billed_until or 0.0)
         said = there.reason if there is not None else ""
         end = None if there is None else there.end
         if report is not None and code is not None:
