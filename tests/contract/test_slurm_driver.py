@@ -203,9 +203,10 @@ def test_slurm_withdraws_what_it_cannot_grant_in_time_though_nobody_watches(lab)
     ],
 )
 def test_what_slurm_refuses_is_refused_for_good(lab, settings, changes):
+    # Slurm lists some of the refused jobs as failed ones, so each has a name of its own.
     driver = driver_of(lab, "no-", **settings)
     with pytest.raises(FleetError) as raised:
-        driver.start(sleeper("no-a", **changes))
+        driver.start(sleeper(f"no-{next(NUMBERS)}", **changes))
     assert not raised.value.retry
 
 

@@ -121,11 +121,14 @@ def _memory(config: dict[str, str]) -> Finding:
 
 def _clock(commands: SlurmCommands) -> Finding:
     what = "the clocks of this machine and of the controller agree"
+    asked_at = wall_now()
     try:
         found = re.search(r"output at .*\((\d+)\)", commands.run("sdiag"))
     except FleetError as error:
         return Finding(what, f"cannot tell: {error}")
-    skew = abs(wall_now() - float(found[1])) if found else 0.0
+    answered_at = wall_now()
+    controller = float(found[1]) if found else answered_at
+    skew = max(asked_at - controller, controller - answered_at)
     return Finding(what, f"they differ by {skew:.0f} s" if skew > SKEW_S else "")
 
 
