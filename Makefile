@@ -32,7 +32,8 @@ slurm:
 
 # One after the other: apt works for one at a time.
 packages:
-	@$(MAKE) --no-print-directory -j 1 postgres slurm
+	@$(MAKE) --no-print-directory postgres
+	@$(MAKE) --no-print-directory slurm
 
 demo: venv
 	@examples/demo/run.sh $(BIN)
