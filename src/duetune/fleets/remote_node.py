@@ -30,12 +30,14 @@ from duetune.fleets.embedded.node_assignment import (
     JobSecrets,
     Leave,
     assignment_of,
+    coordinator_of,
     notice_file,
 )
 from duetune.fleets.embedded.processes import adopt_orphans, end_family
 from duetune.fleets.embedded.provider_messages import NoticeDocument
 from duetune.fleets.node_files import (
     LEASE,
+    NODES,
     Lease,
     NodeReport,
     NodeWork,
@@ -52,6 +54,8 @@ GRACE_S = 20.0
 """Seconds that a worker has to leave after a notice or a release."""
 HEARTBEAT_TIMEOUT_S = 60.0
 _TURN_S = 0.5
+SEATS = "coordinators"
+"""The folder with the list of nodes that have run the job's coordinator."""
 
 
 class RemoteNode:
@@ -83,7 +87,12 @@ class RemoteNode:
         with contextlib.suppress(OSError):
             notice_file(self._launch).unlink(missing_ok=True)
         self._say()
-        agent = self._start(self._assignment())
+        secrets = JobSecrets(group=self._work.secret, calls="")
+        if self._launch.task.coordinated:
+            seats = self._folder / SEATS
+            file = self._address_file
+            self._start(coordinator_of(self._launch, secrets, file=file, seats=seats))
+        agent = self._start(self._assignment(secrets), work=True)
         while self._code is None:
             self._turn(agent)
         end_family(os.getpid(), spare_root=True)
@@ -135,8 +144,11 @@ class RemoteNode:
             path = report_file(self._folder, self._work.name)
             write_whole(path, msgspec.json.encode(self._report), durable=True, mode=OWNER)
 
-    def _start(self, assignment: Assignment) -> Channel:
-        """Start an agent as a child of this process, and return the channel to it."""
+    def _start(self, assignment: Assignment, *, work: bool = False) -> Channel:
+        """Start an agent as a child of this process, and return the channel to it.
+
+        ``work`` marks the agent with which the node ends.
+        """
         ours, theirs = socket.socketpair()
         for file in (assignment.log, assignment.heartbeat):
             if file:
@@ -151,8 +163,14 @@ class RemoteNode:
         theirs.close()
         channel = Channel(ours)
         channel.send(assignment)
-        self._selector.register(channel, selectors.EVENT_READ, lambda: self._read(channel))
+        read = self._read if work else self._read_coordinator
+        self._selector.register(channel, selectors.EVENT_READ, lambda: read(channel))
         return channel
+
+    def _read_coordinator(self, channel: Channel) -> None:
+        """Forget the coordinator's agent if it died: that of another node will serve."""
+        if channel.receive() is None:
+            self._selector.unregister(channel)
 
     def _read(self, channel: Channel) -> None:
         messages = channel.receive()
@@ -164,17 +182,24 @@ class RemoteNode:
             if isinstance(message, Gone):
                 self._code = message.code
 
-    def _assignment(self) -> Assignment:
+    @property
+    def _address_file(self) -> Path:
+        """Return the file in which this node's worker finds the coordinator's address."""
+        return self._folder / NODES / f"{self._work.name}.coordinator"
+
+    def _assignment(self, secrets: JobSecrets) -> Assignment:
         """Return what the agent runs: as on the embedded fleet, but without a provider to call."""
         found = assignment_of(
             self._launch,
             url="",
-            secrets=JobSecrets(group=self._work.secret, calls=""),
+            secrets=secrets,
             device=os.environ.get("CUDA_VISIBLE_DEVICES"),
             heartbeat_timeout_s=HEARTBEAT_TIMEOUT_S,
         )
         for name in (node_contract.NOTICE_URL, node_contract.PROGRESS_URL):
             found.environment.pop(name, None)
+        if self._launch.task.coordinated:
+            found.environment[node_contract.COORDINATOR_FILE] = str(self._address_file)
         return found
 
 
@@ -187,5 +212,7 @@ def main(order: Path) -> int:
             "ORDER", str(order), f"an order that a fleet has written ({error})"
         ) from None
     os.umask(0o077)
+    # Members on other machines must reach this one.
+    os.environ.setdefault(node_contract.BIND, "auto")
     adopt_orphans()
     return RemoteNode(work).run()

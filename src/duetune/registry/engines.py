@@ -35,11 +35,18 @@ prefix of the nodes' names, and returns a ``Driver``.
 _LOOKS = 20
 """The least number of looks at an engine in a slot."""
 
-ENGINES: tuple[Listed, ...] = ()
+SLURM = "slurm"
+
+ENGINES = (Listed(SLURM, "a Slurm cluster, by its command line"),)
 
 
 def driver_of(file: FleetFile, prefix: str) -> Driver:
     """Return the driver of a fleet's engine; ``prefix`` begins the names of its nodes."""
+    if file.engine == SLURM:
+        from duetune.fleets.slurm.slurm_driver import SlurmDriver
+        from duetune.fleets.slurm.slurm_settings import SlurmSettings
+
+        return SlurmDriver(SlurmSettings.of(file.options), prefix=prefix)
     return KIND.plugged(file.engine, (file, prefix))
 
 
@@ -100,7 +107,6 @@ class EngineHost:
             startup_s=self.file.startup_s,
             resize_s=self.file.resize_s,
             speed=1.0,
-            emulated_microbatch_s=None,
         )
 
     def _connected(self, store: Store) -> Connected:

@@ -20,6 +20,8 @@ from duetune.errors import InvalidInput
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+AUTO = "auto"
+"""The value of ``DUETUNE_BIND`` for the interface of the default route."""
 _LOOPBACK = "127.0.0.1"
 _ON, _OFF = frozenset({"1", "true", "yes", "on"}), frozenset({"", "0", "false", "no", "off"})
 # Addresses for documentation (RFC 5737, RFC 3849). Nothing is sent to them: only the route counts.
@@ -68,7 +70,9 @@ class Interface(msgspec.Struct, frozen=True):
         wish = environ.get(TLS, "").lower()
         if wish not in _ON | _OFF:
             raise InvalidInput(TLS, wish, "1 or 0")
-        return cls(environ.get(BIND) or _LOOPBACK, environ.get(ADVERTISE, ""), wish in _ON)
+        bind = environ.get(BIND) or _LOOPBACK
+        bind = own_address() if bind == AUTO else bind
+        return cls(bind, environ.get(ADVERTISE, ""), wish in _ON)
 
     @property
     def host(self) -> str:
