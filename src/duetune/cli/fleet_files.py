@@ -63,12 +63,12 @@ def add(name: str, engine: str, assignments: tuple[str, ...]) -> None:
         key, equals, value = text.partition("=")
         if not equals or not key:
             raise click.UsageError(f"--set {text}: write KEY=VALUE")
-        (fields if key in known else options)[key] = _value(value)  # type: ignore[index]
+        (fields if key in known else options)[key] = _value(value)
     fields["options"] = options
     try:
         file = msgspec.convert(fields, FleetFile)
     except msgspec.ValidationError as error:
-        raise refusal(error, fields, FleetFile) from None
+        raise refusal(error, fields, FleetFile).at("") from None
     # A driver that cannot be made refuses its options; then nothing is written.
     driver_of(file, "dt")
     path = write_fleet(settings, name, file)

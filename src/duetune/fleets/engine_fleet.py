@@ -27,9 +27,9 @@ from duetune.core.fleet import (
     NodeState,
     Release,
 )
-from duetune.core.node_contract import BAD_NODE, DONE, HOPELESS
 from duetune.errors import FleetError
 from duetune.fleets.driver import EngineState
+from duetune.fleets.node_ends import NodeOver, ended, granted
 from duetune.fleets.node_ledger import LedgerEntry
 
 if TYPE_CHECKING:
@@ -201,7 +201,7 @@ class EngineFleet:
         )
         limit = self._ledger.limit(launch.job)
         if limit is not None and _bill(known.values()) >= limit - SPARE:
-            entry = _ended(entry, NodeState.REFUSED, NodeEnd.LIMIT, now, gone=True)
+            entry = ended(entry, NodeState.REFUSED, NodeEnd.LIMIT, now, gone=True)
         (entry,) = self._ledger.write([entry])
         if entry.node.state.alive:
             self._start(entry, now)
@@ -212,7 +212,7 @@ class EngineFleet:
             node = msgspec.structs.replace(entry.node, kind=launch.kind, requested_at=now)
             cancelled = msgspec.structs.replace(entry, node=node, launch=launch)
             self._ledger.write(
-                [_ended(cancelled, NodeState.REFUSED, NodeEnd.CANCELLED, now, gone=True)]
+                [ended(cancelled, NodeState.REFUSED, NodeEnd.CANCELLED, now, gone=True)]
             )
 
     def _release(self, command: Release) -> None:
@@ -224,7 +224,7 @@ class EngineFleet:
             self._ledger.write([LedgerEntry(node=node, gone=True)])
         elif entry.node.state.alive:
             entry = self._billed(entry, now)
-            self._ledger.write([_ended(entry, NodeState.RELEASED, NodeEnd.RELEASED, now)])
+            self._ledger.write([ended(entry, NodeState.RELEASED, NodeEnd.RELEASED, now)])
             if entry.launch is not None:
                 self._files.withdraw(entry.launch, entry.name)
             with _later(f"stop {entry.name}"):
@@ -242,7 +242,7 @@ class EngineFleet:
                 return
             reason = f"{NodeEnd.CAPACITY} ({error})"
             self._ledger.write(
-                [_ended(entry, NodeState.REFUSED, NodeEnd.CAPACITY, now, reason, gone=True)]
+                [ended(entry, NodeState.REFUSED, NodeEnd.CAPACITY, now, reason, gone=True)]
             )
 
     def _compared(self, entry: LedgerEntry, there: EngineNode | None, now: float) -> LedgerEntry:
@@ -256,7 +256,7 @@ class EngineFleet:
         entry = msgspec.structs.replace(entry, seen=True, missing_since=None)
         report = None if entry.launch is None else self._files.report(entry.launch, entry.name)
         if there.started_at is not None or there.state is EngineState.RUNNING:
-            entry = _granted(entry, there.started_at or now)
+            entry = granted(entry, there.started_at or now)
         notice_at = there.notice_at or (report.notice_at if report is not None else None)
         if notice_at is not None and entry.node.notice_at is None:
             node = msgspec.structs.replace(entry.node, notice_at=notice_at)
@@ -266,7 +266,7 @@ class EngineFleet:
         late = entry.withdraw_at is not None and now >= entry.withdraw_at
         if there.state is EngineState.WAITING and late:
             reason = f"{NodeEnd.CAPACITY} (not granted within {self._times.withdraw_s:.0f} s)"
-            return _ended(entry, NodeState.REFUSED, NodeEnd.CAPACITY, now, reason)
+            return ended(entry, NodeState.REFUSED, NodeEnd.CAPACITY, now, reason)
         return self._billed(entry, now)
 
     def _missing(self, entry: LedgerEntry, now: float) -> LedgerEntry:
@@ -275,7 +275,7 @@ class EngineFleet:
         if entry.node.started_at is None:
             if late:
                 reason = f"{NodeEnd.CAPACITY} (the engine did not take the request)"
-                return _ended(entry, NodeState.REFUSED, NodeEnd.CAPACITY, now, reason, gone=True)
+                return ended(entry, NodeState.REFUSED, NodeEnd.CAPACITY, now, reason, gone=True)
             # The engine forgot it, or never heard of it: it is asked again.
             return msgspec.structs.replace(entry, seen=False)
         report = None if entry.launch is None else self._files.report(entry.launch, entry.name)
@@ -289,7 +289,7 @@ class EngineFleet:
             # It is billed when it is found again: a bill cannot be lowered.
             return entry
         reason = f"{NodeEnd.DIED} (the engine no longer knows it)"
-        return _ended(entry, NodeState.LOST, NodeEnd.DIED, since, reason, gone=True)
+        return ended(entry, NodeState.LOST, NodeEnd.DIED, since, reason, gone=True)
 
     def _over(
         self,
@@ -299,37 +299,14 @@ class EngineFleet:
         now: float,
     ) -> LedgerEntry:
         """Return the entry of a node that the engine has ended, or that says that it is done."""
-        gone = there is None or there.state is EngineState.ENDED
-        code = None if report is None else report.code
-        moments = (None if report is None else report.ended_at, there and there.ended_at, now)
-        at = min(moment for moment in moments if moment is not None)
+        over = NodeOver.of(there, report, now)
         # A bill cannot be lowered, so the end is not before what is billed.
-        at = max(at, entry.node.started_at or entry.node.requested_at, entry.billed_until or 0.0)
-        said = there.reason if there is not None else ""
-        end = None if there is None else there.end
-        if report is not None and code is not None:
+        at = max(over.at, entry.node.requested_at, entry.billed_until or 0.0)
+        if over.started_at is not None:
             # A process that reported has run, even if no look ever found it running.
-            entry = _granted(entry, min(report.started_at, at))
-        entry = self._billed(entry, at)
-        if code in _ENDS:
-            return _ended(entry, NodeState.RELEASED, _ENDS[code], at, gone=gone)
-        if report is not None and report.limited:
-            return _ended(entry, NodeState.LOST, NodeEnd.LIMIT, at, gone=gone)
-        if entry.node.started_at is None:
-            return _ended(entry, NodeState.REFUSED, NodeEnd.CAPACITY, at, said, gone=gone)
-        if end in {NodeEnd.CAPACITY, NodeEnd.PRICE, NodeEnd.DIED}:
-            reason = f"{end} ({said})" if said else ""
-            return _ended(entry, NodeState.LOST, end, at, reason, gone=gone)
-        if code is not None and entry.node.notice_at is not None:
-            reason = f"{NodeEnd.CAPACITY}, worker left after notice"
-            return _ended(entry, NodeState.LOST, NodeEnd.CAPACITY, at, reason, gone=gone)
-        if code is not None:
-            return _ended(entry, NodeState.RELEASED, NodeEnd.RELEASED, at, gone=gone)
-        if report is not None:
-            reason = f"{NodeEnd.DIED} (its process ended without a last report)"
-            return _ended(entry, NodeState.LOST, NodeEnd.DIED, at, reason, gone=gone)
-        reason = f"{NodeEnd.CRASHED} (duetune did not start on the node; see its log)"
-        return _ended(entry, NodeState.RELEASED, NodeEnd.CRASHED, at, reason, gone=gone)
+            entry = granted(entry, min(over.started_at, at))
+        entry = self._billed(entry, max(at, entry.node.started_at or 0.0))
+        return over.ended(entry, max(at, entry.node.started_at or 0.0))
 
     def _billed(self, entry: LedgerEntry, until: float) -> LedgerEntry:
         """Return the entry with a bill until this moment."""
@@ -369,15 +346,11 @@ class EngineFleet:
                 share = 0.0 if left >= 0 or new <= 0 else min(1.0, -left / new)
                 for key, entry in alive.items():
                     capped = _lowered(entry, before[key], share)
-                    entries[key] = _ended(capped, NodeState.LOST, NodeEnd.LIMIT, now)
+                    entries[key] = ended(capped, NodeState.LOST, NodeEnd.LIMIT, now)
         for entry in alive.values():
             if entry.launch is not None:
                 self._files.lease(entry.launch, max(now, until))
                 break
-
-
-_ENDS = {DONE: NodeEnd.FINISHED, HOPELESS: NodeEnd.HOPELESS, BAD_NODE: NodeEnd.CRASHED}
-"""What the exit status of a node's process says by itself."""
 
 
 def engine_name(prefix: str, launch: Launch) -> str:
@@ -386,30 +359,6 @@ def engine_name(prefix: str, launch: Launch) -> str:
     readable = re.sub(r"[^a-z0-9]+", "-", launch.node.lower()).strip("-")
     room = _LONGEST_NAME - len(prefix) - len(digest) - 2
     return f"{prefix}-{readable[-room:].strip('-')}-{digest}"
-
-
-def _granted(entry: LedgerEntry, at: float) -> LedgerEntry:
-    node = entry.node
-    if node.started_at is not None:
-        return entry
-    started = max(at, node.requested_at)
-    node = msgspec.structs.replace(node, state=NodeState.RUNNING, started_at=started)
-    return msgspec.structs.replace(entry, node=node)
-
-
-def _ended(
-    entry: LedgerEntry,
-    state: NodeState,
-    end: NodeEnd,
-    at: float,
-    reason: str = "",
-    *,
-    gone: bool = False,
-) -> LedgerEntry:
-    node = msgspec.structs.replace(
-        entry.node, state=state, end=end, ended_at=at, reason=reason or end.value
-    )
-    return msgspec.structs.replace(entry, node=node, gone=gone)
 
 
 def _runs(entry: LedgerEntry) -> bool:
