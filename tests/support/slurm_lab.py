@@ -169,6 +169,22 @@ class SlurmLab:
         daemon.send_signal(how)
         daemon.wait()
 
+    def place(self, name):
+        """The machine on which the job of this name runs; empty if it does not."""
+        return (self.run("squeue", "-h", f"--name={name}", "-o", "%N") or "").strip()
+
+    def fail(self, machine):
+        """Let a whole machine fail: its daemon and all that it has started."""
+        mark, steps = f"SLURMD_NODENAME={machine}".encode(), f"spool-{machine}".encode()
+        self.kill(machine)
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdecimal():
+                with contextlib.suppress(OSError):
+                    words = (entry / "cmdline").read_bytes()
+                    ours = mark in (entry / "environ").read_bytes().split(b"\0")
+                    if ours or (b"slurmstepd" in words and steps in words):
+                        os.kill(int(entry.name), signal.SIGKILL)
+
     def run(self, *command):
         """What a command prints; None if it fails."""
         done = subprocess.run(

@@ -1,0 +1,202 @@
+"""How long a fleet takes to start, to notice a loss and to train again.
+
+A job with an own command that saves every step runs on one node. The node's machine is killed; the
+job goes on elsewhere. The same on every fleet that this machine can start.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import statistics
+import sys
+import tempfile
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
+
+from duetune.settings import load_settings
+from reporting import arguments, finish, markdown_table, publish, rounded
+from support.live_home import LiveHome
+from support.slurm_lab import SlurmLab, missing
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from duetune.core.fleet import Node
+
+STEP_S = 0.1
+SETTLED = 20
+TURNS = 10
+
+
+class Loss(NamedTuple):
+    """One loss of a node: seconds, and the steps that were done twice."""
+
+    started_s: float
+    noticed_s: float
+    trained_s: float
+    steps: int
+
+
+class Bench:
+    """A home on one fleet. ``kill`` ends the machine of a node; ``heal`` repairs it."""
+
+    def __init__(
+        self,
+        name: str,
+        home: LiveHome,
+        kill: Callable[[Node], None],
+        heal: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.name, self.home = name, home
+        self._kill, self._heal = kill, heal
+
+    def loss(self) -> tuple[Loss, float]:
+        """Run one job through one loss; also return the seconds of a look at the fleet."""
+        home = self.home
+        job = home.launch(home.spec(steps=100_000, step_s=STEP_S, deadline="20h"))
+        home.until_step(job, SETTLED)
+        fleet = home.fleet().fleet
+        node = self._running(fleet, job)
+        started = _began(home, job, node) - node.requested_at
+        turn = statistics.median(_seconds(fleet, job) for _ in range(TURNS))
+        before, begun = home.step(job), time.time()
+        self._kill(node)
+        home.until(lambda: not _find(fleet, job, node.id).state.alive, "the loss to be noticed")
+        noticed = time.time() - begun
+        again = home.until(lambda: self._other(fleet, job, node), "another node")
+        home.until(lambda: home.step(job) > before, "training again")
+        trained = time.time() - begun
+        first = _first_step(home, job, again)
+        home.run("cancel", job)
+        home.until_over(job)
+        self._heal()
+        return Loss(started, noticed, trained, max(0, before - first)), turn
+
+    @staticmethod
+    def _running(fleet: object, job: str) -> Node:
+        return next(node for node in fleet.observe(job).nodes if node.state == "running")
+
+    @staticmethod
+    def _other(fleet: object, job: str, lost: Node) -> Node | None:
+        nodes = [node for node in fleet.observe(job).nodes if node.state == "running"]
+        return next((node for node in nodes if node.id != lost.id), None)
+
+
+def _find(fleet: object, job: str, name: str) -> Node:
+    return next(node for node in fleet.observe(job).nodes if node.id == name)
+
+
+def _seconds(fleet: object, job: str) -> float:
+    begun = time.perf_counter()
+    look = getattr(fleet, "look", None)
+    look() if look is not None else fleet.observe(job)
+    return time.perf_counter() - begun
+
+
+def _log(home: LiveHome, job: str, node: Node) -> Path:
+    return home.settings.folder(job) / "logs" / f"{node.id}.log"
+
+
+def _began(home: LiveHome, job: str, node: Node) -> float:
+    """When the command of a node wrote its only line."""
+    return _log(home, job, node).stat().st_mtime
+
+
+def _first_step(home: LiveHome, job: str, node: Node) -> int:
+    log = _log(home, job, node)
+    home.until(lambda: log.exists() and log.read_text().endswith("\n"), "its first line")
+    return int(log.read_text().split()[-1])
+
+
+def embedded(stack: ExitStack, folder: Path) -> Bench:
+    """The fleet of this machine, in real time."""
+    home = LiveHome(folder)
+    stack.callback(home.close)
+    market = home.market((0.9, 2), slot_hours=0.1)
+    home.run("fleet", "start", "--trace", market, "--cold", "--speed", 1, "--history", 0)
+    return Bench(
+        "embedded", home, lambda _: os.kill(home.process("embedded.agent"), signal.SIGKILL)
+    )
+
+
+def slurm(stack: ExitStack, folder: Path) -> Bench:
+    """A Slurm cluster on loopback that notices a dead machine after 10 s."""
+    lab = stack.enter_context(SlurmLab(nodes=3, slurmd_timeout_s=10))
+    home = LiveHome(folder)
+    stack.callback(home.close)
+    _add(home, "slurm", conf=lab.conf, spot="spot", on_demand="guaranteed")
+    failed: list[str] = []
+
+    def kill(node: Node) -> None:
+        failed.append(lab.place(_engine_name(home, node)))
+        lab.fail(failed[-1])
+
+    def heal() -> None:
+        lab.start_node(failed.pop())
+
+    return Bench("slurm", home, kill, heal)
+
+
+def _add(home: LiveHome, engine: str, **settings: object) -> None:
+    known = {"slot_minutes": 5, "startup_s": 5, "resize_s": 5, "max_gpus": 1, **settings}
+    words = [word for name, value in known.items() for word in ("--set", f"{name}={value}")]
+    home.run("fleet", "add", "bench", "--engine", engine, *words)
+    (home.path / "config.toml").write_text('[site]\nfleet = "bench"\n')
+    home.settings = load_settings(home.environment)
+
+
+def _engine_name(home: LiveHome, node: Node) -> str:
+    from duetune.fleets.node_ledger import NodeLedger  # noqa: PLC0415 - not of the embedded fleet
+
+    with home.store() as store:
+        entries = NodeLedger(store.ledger("bench")).of_job(node.job)
+    return next(entry.name for entry in entries if entry.node.id == node.id)
+
+
+def main() -> None:
+    """Measure every fleet and write the page."""
+    options = arguments(__doc__ or "").parse_args()
+    cases = {"embedded": embedded} | ({} if missing() else {"slurm": slurm})
+    rows, answer = [], {}
+    for name, make in cases.items():
+        with ExitStack() as stack:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            bench = make(stack, folder)
+            losses = [bench.loss() for _ in range(1 if options.quick else 3)]
+        found = [statistics.median(each[place] for each, _ in losses) for place in range(4)]
+        turn = statistics.median(turn for _, turn in losses)
+        rows.append([name, *(round(each, 2) for each in found[:3]), int(found[3]), round(turn, 4)])
+        answer[name] = {
+            "started_s": rounded(found[0]),
+            "noticed_s": rounded(found[1]),
+            "trained_s": rounded(found[2]),
+            "steps_lost": int(found[3]),
+            "turn_s": rounded(turn),
+        }
+        print(rows[-1], flush=True)
+    table = markdown_table(
+        "fleet | start (s) | noticed (s) | training again (s) | steps lost | a look (s)", rows
+    )
+    note = (
+        "*start* is from the request of a node to the first line of its command; the other times"
+        " count from the kill of the machine. The command saves every step of 0.1 s. Slurm's"
+        " `SlurmdTimeout` is 10 s here and often 300 s elsewhere: Slurm notices a dead machine no"
+        " earlier. A look asks the engine for all nodes."
+    )
+    publish(
+        "fleets",
+        "Fleets",
+        "How long does each fleet take to start a node, to notice a loss and to train again?",
+        [table, note],
+        write=not (options.no_write or options.quick),
+    )
+    finish(answer)
+
+
+if __name__ == "__main__":
+    main()
