@@ -41,7 +41,11 @@ class Gaps(StrEnum):
 
 
 class GridObservations(msgspec.Struct, frozen=True, eq=False):
-    """Rows as read, one observation of one pool each. Prices are dollars per GPU and hour."""
+    """Rows as read, one observation of one pool each. Prices are dollars per GPU and hour.
+
+    ``counted``: False where nobody counted the GPUs. ``at_least``: the count is a lower bound.
+    Without them all rows have exact counts.
+    """
 
     times: NDArray[np.int64]
     pool_index: NDArray[np.int64]
@@ -49,6 +53,8 @@ class GridObservations(msgspec.Struct, frozen=True, eq=False):
     spot_usd_gpu_h: NDArray[np.float64]
     on_demand_usd_gpu_h: NDArray[np.float64]
     available: NDArray[np.int64]
+    counted: NDArray[np.bool_] | None = None
+    at_least: NDArray[np.bool_] | None = None
 
     def check(self) -> None:
         """Refuse impossible values and times that do not increase, naming the row (from 1)."""
@@ -86,7 +92,11 @@ class GridObservations(msgspec.Struct, frozen=True, eq=False):
 
 
 class Grid(msgspec.Struct, frozen=True, eq=False):
-    """All slots of all pools; ``present`` says which cells were observed."""
+    """All slots of all pools.
+
+    ``present``: cells with a row, whose prices are known. ``counted``: those whose GPUs are known
+    too. ``at_least``: counts that are lower bounds.
+    """
 
     start: int
     slot_hours: float
@@ -95,6 +105,8 @@ class Grid(msgspec.Struct, frozen=True, eq=False):
     on_demand_usd_gpu_h: NDArray[np.float64]
     available: NDArray[np.int64]
     present: NDArray[np.bool_]
+    counted: NDArray[np.bool_]
+    at_least: NDArray[np.bool_]
 
     def time(self, slot: int) -> float:
         """Return the start of a slot in microseconds since 1970."""
@@ -141,7 +153,22 @@ def place(observations: GridObservations, slot_hours: float | None = None) -> Gr
     spot[rows, slots] = observations.spot_usd_gpu_h
     on_demand[rows, slots] = observations.on_demand_usd_gpu_h
     available[rows, slots] = observations.available
-    return Grid(start, slot_hours, observations.pools, spot, on_demand, available, present)
+    counted, at_least = present.copy(), np.zeros(shape, dtype=np.bool_)
+    if observations.counted is not None:
+        counted[rows, slots] = observations.counted
+    if observations.at_least is not None:
+        at_least[rows, slots] = observations.at_least
+    return Grid(
+        start,
+        slot_hours,
+        observations.pools,
+        spot,
+        on_demand,
+        available,
+        present,
+        counted,
+        at_least,
+    )
 
 
 def _refuse_crowded(
@@ -175,7 +202,7 @@ def one_trace(grid: Grid, *, gaps: Gaps | str, max_hold_hours: float, name: str)
     if rule is Gaps.LONGEST:
         return max(pieces(grid, name=name), key=lambda piece: piece.slots)
     if rule is Gaps.HOLD:
-        grid = _held(grid, max_hold_hours)
+        grid = held(grid, max_hold_hours)
     if not grid.present.all():
         pool, slot = (int(index) for index in np.argwhere(~grid.present)[0])
         later = np.flatnonzero(grid.present[pool, slot:])
@@ -185,12 +212,17 @@ def one_trace(grid: Grid, *, gaps: Gaps | str, max_hold_hours: float, name: str)
             allowed += f", or gaps of at most {max_hold_hours:g} h after a row"
         where = f"gap in pool {grid.pools[pool].name!r}"
         raise InvalidInput(where, written(grid.time(slot)), allowed)
+    if not grid.counted.all():
+        pool, slot = (int(index) for index in np.argwhere(~grid.counted)[0])
+        where = f"available in pool {grid.pools[pool].name!r} at {written(grid.time(slot))}"
+        extra = f", or at most {max_hold_hours:g} h after one" if rule is Gaps.HOLD else ""
+        raise InvalidInput(where, "unknown", f"a number of GPUs in every slot{extra}")
     return _cut(grid, 0, grid.present.shape[1], name)
 
 
 def pieces(grid: Grid, *, name: str) -> tuple[MarketTrace, ...]:
-    """Return every unbroken stretch in which all pools are present, in order of time."""
-    whole = grid.present.all(axis=0)
+    """Return every unbroken stretch in which all pools are counted, in order of time."""
+    whole = grid.counted.all(axis=0)
     edges = np.flatnonzero(np.diff(np.concatenate(([False], whole, [False])).astype(np.int8)))
     if not edges.size:
         names = [pool.name for pool in grid.pools]
@@ -210,20 +242,30 @@ def gaps_named(gaps: Gaps | str) -> Gaps:
         raise InvalidInput("gaps", gaps, allowed) from None
 
 
-def _held(grid: Grid, max_hold_hours: float) -> Grid:
+def held(grid: Grid, max_hold_hours: float) -> Grid:
     """Return the grid with each gap filled from the last observation, for at most so many hours."""
-    columns = np.arange(grid.present.shape[1])
-    last = np.maximum.accumulate(np.where(grid.present, columns, -1), axis=1)
-    # With tolerance, because twelve slots of 1/6 h may not add up to exactly 2 h.
-    fresh = (columns - last) * grid.slot_hours <= max_hold_hours * (1 + 1e-9)
-    source = np.maximum(last, 0)
+    source, present = _latest(grid.present, grid.slot_hours, max_hold_hours)
+    counts, counted = _latest(grid.counted, grid.slot_hours, max_hold_hours)
     return msgspec.structs.replace(
         grid,
         spot_usd_gpu_h=np.take_along_axis(grid.spot_usd_gpu_h, source, axis=1),
         on_demand_usd_gpu_h=np.take_along_axis(grid.on_demand_usd_gpu_h, source, axis=1),
-        available=np.take_along_axis(grid.available, source, axis=1),
-        present=(last >= 0) & fresh,
+        available=np.take_along_axis(grid.available, counts, axis=1),
+        at_least=np.take_along_axis(grid.at_least, counts, axis=1),
+        present=present,
+        counted=counted & present,
     )
+
+
+def _latest(
+    known: NDArray[np.bool_], slot_hours: float, max_hold_hours: float
+) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """Return each slot's last known slot, and whether that was at most so many hours before."""
+    columns = np.arange(known.shape[1])
+    last = np.maximum.accumulate(np.where(known, columns, -1), axis=1)
+    # With tolerance, because twelve slots of 1/6 h may not add up to exactly 2 h.
+    fresh = (columns - last) * slot_hours <= max_hold_hours * (1 + 1e-9)
+    return np.maximum(last, 0), (last >= 0) & fresh
 
 
 def _cut(grid: Grid, first: int, stop: int, name: str) -> MarketTrace:
@@ -322,7 +364,8 @@ def step_grid(
         spot[row] = np.where(known, step.spot_usd_gpu_h[event], 0.0)
         on_demand[row] = np.where(known, step.on_demand_usd_gpu_h[event], 0.0)
         available[row] = np.where(known, step.available[event], 0)
-    return Grid(begin, slot_hours, pools, spot, on_demand, available, present)
+    exact = np.zeros(shape, dtype=np.bool_)
+    return Grid(begin, slot_hours, pools, spot, on_demand, available, present, present, exact)
 
 
 def _blind(
