@@ -49,9 +49,9 @@ def show_statistics(document: MarketFigures, *written: Path | None) -> None:
     screen.print()
     up = "at least one GPU" if document.gpus == 1 else f"at least {document.gpus} GPUs"
     screen.print(
-        f"$: spot price per GPU-hour that 10%, 50% and 90% of the slots do not exceed, and on demand "
-        f"(o.d.). Up: {up}. GPUs: mean number. Stays, away: mean length of spells up and down. "
-        "Lost/d: how often a day they end. Hours: correlation with the "
+        "$: spot price per GPU-hour that 10%, 50% and 90% of the slots do not exceed; on demand: "
+        f"o.d. Up: {up}. GPUs: mean number. Stays, away: mean length of spells up and down. "
+        "Lost/d: losses a day. Hours: correlation with the "
         "value that many hours ago. Daily, weekly: share of the variance that the time of day or "
         "week explains, above chance; * if p < 0.05. Ageing: "
         "whether spells that have lasted longer end less often, more often or equally often. Bits: "

@@ -9,7 +9,7 @@ import numpy as np
 from duetune.market.predictability_pattern import autocorrelation, hourly_means
 from duetune.market.predictability_skill import Predictor
 from duetune.market.predictability_spells import kaplan_meier, spells_of
-from duetune.market.slot_grid import dated, moment_at
+from duetune.market.slot_grid import MICROSECONDS_PER_HOUR, dated
 from duetune.plots.style import (
     BLUE,
     GREEN,
@@ -62,14 +62,12 @@ def market_figure(grid: Grid) -> Figure:
 
     Gaps stay white, and slots whose GPUs nobody counted are shaded.
     """
-    from matplotlib.dates import date2num
-
     figure = new_figure(11, 6.4)
     prices, counts = styled_axes(figure, 2, heights=(1.0, 1.0), share_x=True)
     slots = grid.present.shape[1]
     edges: NDArray[np.float64] = np.arange(slots + 1) * grid.slot_hours / 24
     if dated(grid):
-        edges += date2num(moment_at(grid.start))
+        edges += grid.start / (24 * MICROSECONDS_PER_HOUR)  # matplotlib counts days since 1970
     spot = np.where(grid.present[0], grid.spot_usd_gpu_h[0], np.nan)
     on_demand = np.where(grid.present[0], grid.on_demand_usd_gpu_h[0], np.nan)
     prices.stairs(spot, edges, baseline=None, color=SPOT, linewidth=1.6, label="spot")

@@ -133,7 +133,7 @@ class AwsMarket:
 
     def past(self, first: float, slots: int, slot_s: float) -> Sequence[Quote | None]:
         """Return the prices in force when each slot began. AWS keeps 90 days."""
-        begins = first + np.arange(slots) * slot_s
+        begins = first + slot_s * np.arange(slots, dtype=np.float64)
         lowest = np.full(slots, np.nan)
         for series in self._changes(first, float(begins[-1])).values():
             lowest = np.fmin(lowest, _in_force(series, begins))
