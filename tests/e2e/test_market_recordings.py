@@ -14,7 +14,10 @@ import pytest
 from duetune.cli import main
 from duetune.market.slot_grid import MICROSECONDS_PER_HOUR
 from duetune.market.traces import load_grid
+from duetune.settings import load_settings
+from duetune.store.store import opened_store
 from duetune.wall_clock import wall_now
+from support.harness import Room
 from support.patience import PATIENCE_S, until
 from support.places import ASSETS
 
@@ -142,6 +145,21 @@ class TestImport:
             "us-east-1a",
             "us-east-1b",
         }
+
+    def test_what_our_jobs_were_granted_is_added(self, capsys, home):
+        home.mkdir()
+        with opened_store(load_settings({"DUETUNE_HOME": str(home)})) as store:
+            room = Room(store=store)
+            room.submit()
+            room.run()
+        status, out, _ = called(capsys, "import", "--from-jobs", "--json")
+        assert status == 0
+        answer = json.loads(out)
+        assert answer["changed"] == answer["slots"] > 3
+        assert answer["pool"] == "embedded"
+        grid = load_grid(home / "markets" / "embedded.csv")
+        assert 0 < grid.at_least.sum() < grid.counted.sum()
+        assert "0 slots added or changed" in called(capsys, "import", "--from-jobs")[1]
 
     @pytest.mark.parametrize(
         ("arguments", "words"),
