@@ -120,6 +120,8 @@ class TestImport:
         listed = called(capsys, "feeds")[1]
         assert "east.csv: pool east, until 2026-11-01T03:00Z" in listed
         assert "6 slots of 30 min, 6 counted" in listed
+        (home / "markets" / "torn.csv").write_text("nonsense\n")
+        assert "torn.csv: columns of torn.csv" in called(capsys, "feeds")[1]
         document = json.loads(called(capsys, "feeds", "--json")[1])
         assert document["recordings"][0]["slots"] == 6
         assert "recorded:FILE" in document["feeds"]

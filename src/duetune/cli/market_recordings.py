@@ -72,27 +72,32 @@ def feeds(as_json: bool) -> None:
 
     settings = Home().settings
     folder = settings.home / RECORDINGS
-    notes = tuple(_note(path) for path in sorted(folder.glob("*.csv")))
+    notes, broken = [], []
+    for path in sorted(folder.glob("*.csv")):
+        try:
+            notes.append(_note(path))
+        except InvalidInput as error:
+            broken.append(f"  {path.name}: {error}")
     if as_json:
         print_answer(
             FeedsAnswer(
                 command="market feeds",
                 configured=settings.site.feed,
                 feeds=dict(feeds_listed()),
-                recordings=notes,
+                recordings=tuple(notes),
             )
         )
         return
     print_listing(f"Feeds (site.feed in config.toml, now {settings.site.feed})", feeds_listed())
-    if not notes:
-        click.echo(f"Recordings ({folder}): none")
-        return
-    click.echo(f"Recordings ({folder}):")
+    none = "" if notes or broken else " none"
+    click.echo(f"Recordings ({folder}):{none}")
     for note in notes:
         gaps = f", {note.gaps:,} missing" if note.gaps else ""
         click.echo(f"  {Path(note.file).name}: pool {note.pool}, until {note.last[:16]}Z")
         minutes = note.slot_hours * 60
         click.echo(f"    {note.slots:,} slots of {minutes:g} min, {note.counted:,} counted{gaps}")
+    for line in broken:
+        click.echo(line)
 
 
 def _note(path: Path) -> RecordingNote:

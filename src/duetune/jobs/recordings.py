@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from duetune.store.store import Store
 
 
+NEW_SLOT_S = 1800.0
+"""The seconds of a slot of a new recording, unless a feed or a trace has others."""
+
+
 @contextlib.contextmanager
 def opened_recording(path: Path, pool: Pool, slot_s: float | None) -> Iterator[Recording]:
     """Yield the recording for writing; nobody else can write it meanwhile.
@@ -46,12 +50,17 @@ def opened_recording(path: Path, pool: Pool, slot_s: float | None) -> Iterator[R
         writer = "another process" if other is None else f"process {other.pid}"
         raise InvalidInput("recording", str(path), f"a file that nobody writes; {writer} does")
     try:
-        if slot_s is None:
-            known = path.is_file() and path.stat().st_size > 0
-            slot_s = load_grid(path).slot_hours * 3600 if known else 1800.0
-        yield Recording(path, pool, slot_s)
+        yield Recording(path, pool, _slot_s(path) if slot_s is None else slot_s)
     finally:
         os.close(descriptor)
+
+
+def _slot_s(path: Path) -> float:
+    """Return the seconds of a slot of a file; a file without rows has those of a new one."""
+    try:
+        return load_grid(path).slot_hours * 3600
+    except InvalidInput:
+        return NEW_SLOT_S
 
 
 def import_trace(trace: MarketTrace, recording: Recording) -> int:

@@ -80,7 +80,7 @@ class LiveFeed:
         self._retry_at = -np.inf
         self._pause_s = FIRST_RETRY_S
         self._past: dict[int, Quote] = {}
-        self._asked_from: int | None = None
+        self._asked = range(0)
 
     def now(self) -> MarketReport:
         """Return the present slot; the source is asked once in every slot."""
@@ -114,7 +114,7 @@ class LiveFeed:
         """
         index = int(self._clock() // self._slot_s)
         quotes: list[Quote] = []
-        for quote in self.past(slots):
+        for quote in self._known(index, slots):
             if quote is not None or quotes:
                 quotes.append(quote or quotes[-1])
         if not quotes:
@@ -135,20 +135,22 @@ class LiveFeed:
 
         What the feed saw itself comes first, because only that has counts.
         """
-        index = int(self._clock() // self._slot_s)
-        first = index - slots
-        if slots < 1:
-            return []
-        if self._asked_from is None or first < self._asked_from:
+        return self._known(int(self._clock() // self._slot_s), slots)
+
+    def _known(self, index: int, slots: int) -> list[Quote | None]:
+        """Return what is known of the slots before slot ``index``; the source is asked if needed."""
+        wanted = range(index - max(0, slots), index)
+        if any(each not in self._seen and each not in self._asked for each in wanted):
             try:
-                told = self._source.past(first * self._slot_s, slots, self._slot_s)
-                self._past = {
-                    first + place: quote for place, quote in enumerate(told) if quote is not None
-                }
-                self._asked_from = first
+                told = self._source.past(wanted.start * self._slot_s, len(wanted), self._slot_s)
             except FleetError as error:
                 log.warning("%s; the history has only what was seen here", error)
-        return [self._seen.get(each) or self._past.get(each) for each in range(first, index)]
+            else:
+                self._asked = wanted
+                self._past = {
+                    each: quote for each, quote in zip(wanted, told, strict=False) if quote
+                }
+        return [self._seen.get(each) or self._past.get(each) for each in wanted]
 
     def _ask(self, at: float, index: int) -> None:
         try:

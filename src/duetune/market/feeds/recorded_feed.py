@@ -15,7 +15,14 @@ import numpy as np
 from duetune.core.fleet import MarketReport
 from duetune.core.market import MarketTrace, Slot
 from duetune.errors import FleetError, InvalidInput, NotFound
-from duetune.market.slot_grid import Grid, each_array, grid_of_pool, held, moment_at
+from duetune.market.slot_grid import (
+    Grid,
+    each_array,
+    grid_of_pool,
+    held,
+    microseconds,
+    moment_at,
+)
 from duetune.market.traces import load_grid
 from duetune.wall_clock import wall_now
 
@@ -212,13 +219,15 @@ class RememberingFeed:
 
     def history(self, slots: int) -> MarketTrace | None:
         """Return the slots before the present one, from the recording and the feed."""
-        told, report = self.feed.history(slots), self.feed.now()
+        report, told = self.feed.now(), self.feed.history(slots)
         grid = self._fitting(report)
         if grid is None:
             return told
         number = _number(grid, report)
-        if told is None:
+        if told is None or told.start is None:
             return self._reader.history(grid, number, slots, HOLD_HOURS)
+        # A slot may have begun since ``now``; the history says where it ends.
+        number = round((microseconds(told.start) - grid.start) / 1e6 / report.slot_s) + told.slots
         lead = max(0, told.slots - number)
         grid = _priced(_led(grid, lead), number + lead, told)
         return self._reader.history(grid, number + lead, slots, HOLD_HOURS, told.available[0])

@@ -54,9 +54,6 @@ class TestContract(MarketFeedContract):
 class TestContractWithoutHistory(TestContract):
     history = False
 
-    def test_history_ends_before_the_present_slot(self):
-        super().test_history_ends_before_the_present_slot()
-
     def test_history_is_no_longer_than_asked_for(self):
         feed = self.make()
         for _ in range(3):
@@ -132,6 +129,19 @@ def test_the_past_has_counts_only_where_the_feed_looked():
     feed.now()
     clock.advance(2 * SLOT_S)
     assert [quote.available is None for quote in feed.past(3)] == [True, False, True]
+
+
+def test_slots_that_nobody_looked_at_are_asked_for_later():
+    feed, source, clock = made()
+    assert feed.history(4).slots == 4
+    asked = source.asked
+    feed.history(4)
+    assert source.asked == asked, "the past does not change"
+    clock.advance(3 * SLOT_S)
+    prices = [quote.spot_usd_gpu_h for quote in feed.past(2)]
+    first = round(START // SLOT_S) + 1
+    assert prices == [1 + each % 5 / 10 for each in (first, first + 1)]
+    assert source.asked == asked + 1
 
 
 def test_history_without_the_source_is_what_was_seen(caplog):

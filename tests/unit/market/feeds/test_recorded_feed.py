@@ -141,6 +141,20 @@ class Source:
         return [self.quote(first + place * slot_s) for place in range(slots * self.has_past)]
 
 
+class TestContractOfRemembering(MarketFeedContract):
+    @pytest.fixture(autouse=True)
+    def _folder(self, tmp_path):
+        self.path, self.clock = tmp_path / "here.csv", ManualClock(at(9) + 60)
+        recorded(self.path, {n: RecordedSlot(50.0 + n, 90.0, n) for n in (2, 3, 7)})
+
+    def make(self):
+        live = LiveFeed(Source(), SLOT_S, BELIEVED, self.clock.now)
+        return RememberingFeed(live, POOL, self.path, BELIEVED)
+
+    def turn(self):
+        self.clock.advance(SLOT_S)
+
+
 class TestRemembering:
     def made(self, path, slots, now, **how):
         if slots:
