@@ -18,7 +18,8 @@ from duetune.market.datasets import (
     spot_traces_slots,
     v100_paired,
 )
-from duetune.market.slot_grid import Steps, pieces, step_grid, whole_slot_after
+from duetune.market.price_steps import Steps, step_grid, whole_slot_after
+from duetune.market.slot_grid import pieces
 from duetune.market.tabular import numbers_of, read_frame, times_of
 
 if TYPE_CHECKING:

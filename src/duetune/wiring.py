@@ -10,7 +10,8 @@ import msgspec
 
 from duetune.errors import DuetuneError, InvalidInput, StoreError, StoreLost
 from duetune.market.forecast.simple import WEEK_HOURS
-from duetune.registry.fleets import EMBEDDED, OF_FLEET, feed_named, fleet_named
+from duetune.registry.feeds import OF_FLEET, feed_named
+from duetune.registry.fleets import EMBEDDED, fleet_named
 from duetune.registry.markets import forecast_named
 from duetune.registry.planners import planner_named
 from duetune.registry.policies import policies_named, policy_named, selector_named
@@ -63,6 +64,14 @@ def _with_feed(settings: Settings, found: Connected) -> Connected:
 def market_feed(settings: Settings) -> MarketFeed:
     """Return the market as jobs would find it now, whether a fleet is running or not."""
     return feed_named(settings, fleet_named(settings).feed)
+
+
+def with_feed_named(settings: Settings, feed: str | None) -> Settings:
+    """Return the settings with another market feed, if one is named; market commands call it."""
+    if feed is None:
+        return settings
+    site = msgspec.structs.replace(settings.site, feed=feed)
+    return msgspec.structs.replace(settings, site=site)
 
 
 def on_demand_usd_h(settings: Settings) -> float:

@@ -124,3 +124,17 @@ def test_an_always_available_market_of_constant_price_is_described(capsys, tmp_p
     assert status == 0
     assert "100%" in out
     assert "Squared error avoided" not in out, "there is no error"
+
+
+def test_the_summary_has_prices_availability_and_spells_within_80_columns(
+    capsys, two_pools, monkeypatch
+):
+    monkeypatch.setenv("COLUMNS", "80")
+    status, out, _ = called(capsys, "--trace", two_pools)
+    assert status == 0
+    assert max(map(len, out.splitlines())) <= 80
+    summary = out.split("Summary")[1].split("Availability")[0].splitlines()
+    assert summary[1].split() == [
+        *("pool", "$", "p10", "p50", "p90", "o.d.", "up", "GPUs", "stays", "away", "lost/d"),
+    ]
+    assert summary[4].split()[:6] == ["west", "1.00", "1.00", "1.00", "3.00", "51%"]

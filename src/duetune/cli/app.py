@@ -51,9 +51,12 @@ COMMANDS = {
     "policies": ("duetune.cli.catalogue:policies", "List policies, policy groups and selectors."),
     "markets": (
         "duetune.cli.catalogue:markets",
-        "List synthetic markets, trace formats, forecasters, fleets and feeds.",
+        "List synthetic markets, trace formats, forecasters and fleets.",
     ),
-    "market": ("duetune.cli.market:market", "Measure how predictable a market is."),
+    "market": (
+        "duetune.cli.market:market",
+        "Show, record and import markets; measure how predictable they are.",
+    ),
     "forecast": ("duetune.cli.forecast:forecast", "Forecast a market, and score forecasters."),
     "recommend": (
         "duetune.cli.recommend:recommend",

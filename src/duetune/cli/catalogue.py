@@ -31,14 +31,16 @@ def policies() -> None:
 
 @click.command()
 def markets() -> None:
-    """List the synthetic markets, trace formats, forecasters, fleets and feeds."""
-    from duetune.registry.fleets import feeds_listed, fleets_listed
+    """List the synthetic markets, trace formats, forecasters and fleets.
+
+    `duetune market feeds` lists the live market feeds.
+    """
+    from duetune.registry.fleets import fleets_listed
 
     print_listing("Synthetic markets (--market)", markets_listed())
     print_listing("Files (--trace)", _FILES)
     print_listing("Forecasters (--forecast; forecast in config.toml)", forecasters_listed())
     print_listing("Fleets (site.fleet in config.toml)", fleets_listed())
-    print_listing("Feeds (site.feed in config.toml)", feeds_listed())
 
 
 def print_listing(title: str, listed: tuple[Listed, ...]) -> None:

@@ -1,4 +1,7 @@
-"""``duetune market stats``: how predictable a market is. ``market_tables`` prints the result."""
+"""``duetune market``: the group, and ``market stats``. ``market_tables`` prints its result.
+
+``market_show`` has ``show``; ``market_recordings`` has ``feeds``, ``record`` and ``import``.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,8 @@ import msgspec
 
 from duetune.cli.context import print_answer
 from duetune.cli.json_output import JsonDocument, MarketNote
+from duetune.cli.market_recordings import feeds, import_, record
+from duetune.cli.market_show import show
 from duetune.cli.options import market_options, run_options
 from duetune.market.statistics import MarketStatistics
 
@@ -36,9 +41,21 @@ class MarketFigures(JsonDocument, frozen=True, kw_only=True):
     series: tuple[Series, ...]
 
 
-@click.group()
+class OrderedGroup(click.Group):
+    """A group whose help page lists the commands in the order in which they were added."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names of the commands."""
+        return list(self.commands)
+
+
+@click.group(cls=OrderedGroup)
 def market() -> None:
-    """Measure how predictable a market is."""
+    """Show, record and import spot markets, and measure how predictable they are."""
+
+
+for _command in (feeds, show, record, import_):
+    market.add_command(_command)
 
 
 @market.command()
@@ -65,14 +82,14 @@ def stats(
     *,
     as_json: bool,
 ) -> None:
-    """Show how well a market's past predicts its future.
+    """Show the prices and availability of a market, and how well its past predicts its future.
 
-    The tables show correlation over time, daily and weekly patterns, how long spot stays available,
-    and the errors of simple predictors. All pools of a trace are shown unless --pool names one.
-    A synthetic market has eight weeks.
+    The tables show the price per GPU-hour, how long spot stays available and away, correlation over
+    time, daily and weekly patterns, and the errors of simple predictors. All pools of a trace are
+    shown unless --pool names one. A synthetic market has eight weeks.
     """
     from duetune import plots
-    from duetune.cli.market_tables import show
+    from duetune.cli.market_tables import show_statistics
     from duetune.files import checked_target, whole_file
     from duetune.market.statistics import market_statistics
     from duetune.plots.market_figures import predictability_figure
@@ -100,7 +117,7 @@ def stats(
     if as_json:
         print_answer(document)
     else:
-        show(document, rows, target)
+        show_statistics(document, rows, target)
 
 
 def _write_rows(document: MarketFigures, file: TextIO) -> None:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     Known = tuple[str, MarketStatistics, Predictability]
 
 
-def show(document: MarketFigures, *written: Path | None) -> None:
+def show_statistics(document: MarketFigures, *written: Path | None) -> None:
     """Print all tables, what their columns mean, and the files that were written."""
     screen = tables.console()
     known = [
@@ -36,6 +36,7 @@ def show(document: MarketFigures, *written: Path | None) -> None:
         length = f"{note.slots:,} slots of {note.slot_hours * 60:g} min, {days:,.1f} days"
         screen.print(escape(f"{_label(document, each)}: {length}"))
     for title, table in (
+        ("Summary", _summary(known)),
         ("Availability", _memory(known)),
         ("Spells", _spells(known)),
         ("Price", _prices(known)),
@@ -48,14 +49,36 @@ def show(document: MarketFigures, *written: Path | None) -> None:
     screen.print()
     up = "at least one GPU" if document.gpus == 1 else f"at least {document.gpus} GPUs"
     screen.print(
-        f"Up: {up}. Hours: correlation with the value that many hours ago. Daily, weekly: share of "
-        "the variance that the time of day or week explains, above chance; * if p < 0.05. Ageing: "
-        "whether spells that have lasted longer end less often, more often or equally often. Bits "
-        "per slot: uncertainty about up or down, and what remains if the last slot, or also the "
+        "$: spot price per GPU-hour that 10%, 50% and 90% of the slots do not exceed; on demand: "
+        f"o.d. Up: {up}. GPUs: mean number. Stays, away: mean length of spells up and down. "
+        "Lost/d: losses a day. Hours: correlation with the "
+        "value that many hours ago. Daily, weekly: share of the variance that the time of day or "
+        "week explains, above chance; * if p < 0.05. Ageing: "
+        "whether spells that have lasted longer end less often, more often or equally often. Bits: "
+        "uncertainty about up or down per slot, and what remains if the last slot, or also the "
         "age of the spell, is known. Avoided: by the last value damped towards the mean, compared "
         "with the last value and with the mean."
     )
     tables.print_written(*written)
+
+
+def _summary(known: list[Known]) -> Table:
+    """Return the table of prices, availability and the lengths of spells."""
+    columns = ("$ p10", "p50", "p90", "o.d.", "up", "GPUs", "stays", "away", "lost/d")
+    table = tables.new_table("pool", *columns, left=("pool",))
+    for name, found, _ in known:
+        table.add_row(
+            name,
+            *(f"{price:.2f}" for price in (*found.spot_usd_gpu_h, found.on_demand_usd_gpu_h)),
+            tables.percent(found.share_available, 0),
+            f"{found.mean_available:.1f}",
+            *(
+                "-" if hours is None else f"{hours:.1f} h"
+                for hours in (found.mean_up_hours, found.mean_down_hours)
+            ),
+            f"{found.losses_per_day:.1f}",
+        )
+    return table
 
 
 def _memory(known: list[Known]) -> Table:
@@ -80,9 +103,9 @@ def _spells(known: list[Known]) -> Table:
         "down",
         "ageing up",
         "down ",
-        "bits/slot",
-        "last known",
-        "and age",
+        "bits",
+        "last",
+        "age",
     )
     table = tables.new_table("pool", *columns, left=("pool",))
     for name, _, deep in known:
@@ -98,7 +121,7 @@ def _spells(known: list[Known]) -> Table:
 
 def _prices(known: list[Known]) -> Table:
     """Return the table of prices, with the pools in which the price changes."""
-    columns = ("% of on-demand", "24 h", "168 h", "daily", "weekly", "corr. GPUs", "by day")
+    columns = ("% of on dem.", "24 h", "168 h", "daily", "weekly", "corr. GPUs", "days")
     table = tables.new_table("pool", *columns, left=("pool",))
     for name, found, deep in known:
         memory = {each.hours: each.correlation for each in deep.price.acf}

@@ -174,6 +174,8 @@ class MarketReport(msgspec.Struct, frozen=True):
     """The market now: slot ``index`` of the feed, which began at ``slot_began``.
 
     Prices in ``slot`` are dollars per GPU and slot, as in all of ``core``.
+    ``counted``: False if nobody knows how many GPUs are available and the feed assumes a number.
+    ``age_s``: seconds since the source last answered, if it did not answer in this slot.
     """
 
     at: float
@@ -181,6 +183,8 @@ class MarketReport(msgspec.Struct, frozen=True):
     slot_began: float
     slot_s: float
     slot: Slot
+    counted: bool = True
+    age_s: float = 0.0
 
 
 class LedgerPage(msgspec.Struct, frozen=True, kw_only=True):

@@ -15,8 +15,9 @@ import numpy as np
 from duetune.core.market import MarketTrace, Pool
 from duetune.errors import InvalidInput
 from duetune.market.datasets import data_file, select
+from duetune.market.price_steps import Steps, step_grid, time_range
 from duetune.market.resample import with_availability
-from duetune.market.slot_grid import Gaps, Steps, one_trace, step_grid, time_range
+from duetune.market.slot_grid import Gaps, one_trace
 from duetune.market.tabular import numbers_of, read_frame, texts_of, times_of
 
 if TYPE_CHECKING:

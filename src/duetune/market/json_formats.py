@@ -12,16 +12,9 @@ import numpy as np
 from duetune.core.market import MarketTrace, Pool
 from duetune.errors import InvalidInput
 from duetune.market.instance_types import aws_instance
+from duetune.market.price_steps import Steps, step_grid, time_range
 from duetune.market.resample import with_availability
-from duetune.market.slot_grid import (
-    Gaps,
-    Steps,
-    moment_at,
-    one_trace,
-    parse_moment,
-    step_grid,
-    time_range,
-)
+from duetune.market.slot_grid import Gaps, moment_at, one_trace, parse_moment
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -1,8 +1,8 @@
 """The slot grid of a trace: one row per pool, one column per slot.
 
-``place`` puts rows that were read from a table on the grid. ``step_grid`` reads prices that change
-at any moment at the start of each slot. ``one_trace`` and ``pieces`` turn the grid into traces:
-gaps are refused, held or cut out. Times outside are ISO 8601 text with a zone, inside whole
+``place`` puts rows that were read from a table on the grid; ``price_steps`` makes a grid of prices
+that change at any moment. ``one_trace`` and ``pieces`` turn the grid into traces: gaps are refused,
+held or cut out. Times outside are ISO 8601 text with a zone, inside whole
 microseconds since 1970.
 """
 
@@ -21,7 +21,7 @@ from duetune.core.market import MarketTrace, Pool
 from duetune.errors import InvalidInput
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable
 
 LARGEST_GRID = 50_000_000
 OFF_GRID = 0.1
@@ -41,7 +41,11 @@ class Gaps(StrEnum):
 
 
 class GridObservations(msgspec.Struct, frozen=True, eq=False):
-    """Rows as read, one observation of one pool each. Prices are dollars per GPU and hour."""
+    """Rows as read, one observation of one pool each. Prices are dollars per GPU and hour.
+
+    ``counted``: False where nobody counted the GPUs. ``at_least``: the count is a lower bound.
+    Without them all rows have exact counts.
+    """
 
     times: NDArray[np.int64]
     pool_index: NDArray[np.int64]
@@ -49,6 +53,8 @@ class GridObservations(msgspec.Struct, frozen=True, eq=False):
     spot_usd_gpu_h: NDArray[np.float64]
     on_demand_usd_gpu_h: NDArray[np.float64]
     available: NDArray[np.int64]
+    counted: NDArray[np.bool_] | None = None
+    at_least: NDArray[np.bool_] | None = None
 
     def check(self) -> None:
         """Refuse impossible values and times that do not increase, naming the row (from 1)."""
@@ -86,7 +92,11 @@ class GridObservations(msgspec.Struct, frozen=True, eq=False):
 
 
 class Grid(msgspec.Struct, frozen=True, eq=False):
-    """All slots of all pools; ``present`` says which cells were observed."""
+    """All slots of all pools.
+
+    ``present``: cells with a row, whose prices are known. ``counted``: those whose GPUs are known
+    too. ``at_least``: counts that are lower bounds.
+    """
 
     start: int
     slot_hours: float
@@ -95,6 +105,8 @@ class Grid(msgspec.Struct, frozen=True, eq=False):
     on_demand_usd_gpu_h: NDArray[np.float64]
     available: NDArray[np.int64]
     present: NDArray[np.bool_]
+    counted: NDArray[np.bool_]
+    at_least: NDArray[np.bool_]
 
     def time(self, slot: int) -> float:
         """Return the start of a slot in microseconds since 1970."""
@@ -141,7 +153,22 @@ def place(observations: GridObservations, slot_hours: float | None = None) -> Gr
     spot[rows, slots] = observations.spot_usd_gpu_h
     on_demand[rows, slots] = observations.on_demand_usd_gpu_h
     available[rows, slots] = observations.available
-    return Grid(start, slot_hours, observations.pools, spot, on_demand, available, present)
+    counted, at_least = present.copy(), np.zeros(shape, dtype=np.bool_)
+    if observations.counted is not None:
+        counted[rows, slots] = observations.counted
+    if observations.at_least is not None:
+        at_least[rows, slots] = observations.at_least
+    return Grid(
+        start,
+        slot_hours,
+        observations.pools,
+        spot,
+        on_demand,
+        available,
+        present,
+        counted,
+        at_least,
+    )
 
 
 def _refuse_crowded(
@@ -175,7 +202,7 @@ def one_trace(grid: Grid, *, gaps: Gaps | str, max_hold_hours: float, name: str)
     if rule is Gaps.LONGEST:
         return max(pieces(grid, name=name), key=lambda piece: piece.slots)
     if rule is Gaps.HOLD:
-        grid = _held(grid, max_hold_hours)
+        grid = held(grid, max_hold_hours)
     if not grid.present.all():
         pool, slot = (int(index) for index in np.argwhere(~grid.present)[0])
         later = np.flatnonzero(grid.present[pool, slot:])
@@ -185,12 +212,17 @@ def one_trace(grid: Grid, *, gaps: Gaps | str, max_hold_hours: float, name: str)
             allowed += f", or gaps of at most {max_hold_hours:g} h after a row"
         where = f"gap in pool {grid.pools[pool].name!r}"
         raise InvalidInput(where, written(grid.time(slot)), allowed)
+    if not grid.counted.all():
+        pool, slot = (int(index) for index in np.argwhere(~grid.counted)[0])
+        where = f"available in pool {grid.pools[pool].name!r} at {written(grid.time(slot))}"
+        extra = f", or at most {max_hold_hours:g} h after one" if rule is Gaps.HOLD else ""
+        raise InvalidInput(where, "unknown", f"a number of GPUs in every slot{extra}")
     return _cut(grid, 0, grid.present.shape[1], name)
 
 
 def pieces(grid: Grid, *, name: str) -> tuple[MarketTrace, ...]:
-    """Return every unbroken stretch in which all pools are present, in order of time."""
-    whole = grid.present.all(axis=0)
+    """Return every unbroken stretch in which all pools are counted, in order of time."""
+    whole = grid.counted.all(axis=0)
     edges = np.flatnonzero(np.diff(np.concatenate(([False], whole, [False])).astype(np.int8)))
     if not edges.size:
         names = [pool.name for pool in grid.pools]
@@ -210,20 +242,34 @@ def gaps_named(gaps: Gaps | str) -> Gaps:
         raise InvalidInput("gaps", gaps, allowed) from None
 
 
-def _held(grid: Grid, max_hold_hours: float) -> Grid:
-    """Return the grid with each gap filled from the last observation, for at most so many hours."""
-    columns = np.arange(grid.present.shape[1])
-    last = np.maximum.accumulate(np.where(grid.present, columns, -1), axis=1)
-    # With tolerance, because twelve slots of 1/6 h may not add up to exactly 2 h.
-    fresh = (columns - last) * grid.slot_hours <= max_hold_hours * (1 + 1e-9)
-    source = np.maximum(last, 0)
+def held(grid: Grid, max_hold_hours: float, count_hours: float | None = None) -> Grid:
+    """Return the grid with each gap filled from the last observation, for at most so many hours.
+
+    Counts are held for ``count_hours`` if that is given.
+    """
+    source, present = _latest(grid.present, grid.slot_hours, max_hold_hours)
+    longest = max_hold_hours if count_hours is None else count_hours
+    counts, counted = _latest(grid.counted, grid.slot_hours, longest)
     return msgspec.structs.replace(
         grid,
         spot_usd_gpu_h=np.take_along_axis(grid.spot_usd_gpu_h, source, axis=1),
         on_demand_usd_gpu_h=np.take_along_axis(grid.on_demand_usd_gpu_h, source, axis=1),
-        available=np.take_along_axis(grid.available, source, axis=1),
-        present=(last >= 0) & fresh,
+        available=np.take_along_axis(grid.available, counts, axis=1),
+        at_least=np.take_along_axis(grid.at_least, counts, axis=1),
+        present=present,
+        counted=counted & present,
     )
+
+
+def _latest(
+    known: NDArray[np.bool_], slot_hours: float, max_hold_hours: float
+) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """Return each slot's last known slot, and whether that was at most so many hours before."""
+    columns = np.arange(known.shape[1])
+    last = np.maximum.accumulate(np.where(known, columns, -1), axis=1)
+    # With tolerance, because twelve slots of 1/6 h may not add up to exactly 2 h.
+    fresh = (columns - last) * slot_hours <= max_hold_hours * (1 + 1e-9)
+    return np.maximum(last, 0), (last >= 0) & fresh
 
 
 def _cut(grid: Grid, first: int, stop: int, name: str) -> MarketTrace:
@@ -240,102 +286,52 @@ def _cut(grid: Grid, first: int, stop: int, name: str) -> MarketTrace:
     )
 
 
-class Steps(msgspec.Struct, frozen=True, eq=False):
-    """The events of one pool in order of time; a value holds until the next event.
-
-    A NaN price means that there was none. ``confirmed`` are the times at which the collector
-    looked, whether or not anything had changed.
-    """
-
-    times: NDArray[np.int64]
-    spot_usd_gpu_h: NDArray[np.float64]
-    on_demand_usd_gpu_h: NDArray[np.float64]
-    available: NDArray[np.int64]
-    confirmed: NDArray[np.int64]
-
-    @classmethod
-    def of_prices(
-        cls,
-        times: NDArray[np.int64],
-        spot_usd_gpu_h: NDArray[np.float64],
-        on_demand_usd_gpu_h: NDArray[np.float64],
-        confirmed: NDArray[np.int64],
-    ) -> Steps:
-        """Return events that have prices only; nothing is available."""
-        unknown = np.zeros(times.size, dtype=np.int64)
-        return cls(times, spot_usd_gpu_h, on_demand_usd_gpu_h, unknown, confirmed)
+def dated(grid: Grid) -> bool:
+    """Return whether the grid has real times; a trace without a start is written from 1970 on."""
+    return moment_at(grid.start).year > EPOCH.year
 
 
-def whole_slot_after(time: int, slot_hours: float) -> int:
-    """Return the first time from ``time`` on that is a whole number of slots after 1970."""
-    slot = checked_slot_hours(slot_hours) * MICROSECONDS_PER_HOUR
-    return round(math.ceil(time / slot) * slot)
-
-
-def time_range(
-    first: int, last: int, slot_hours: float, start: datetime | None, stop: datetime | None
-) -> tuple[int, int]:
-    """Return where a grid begins and ends, in microseconds.
-
-    Without ``start`` it begins with the first whole slot after ``first``; without ``stop`` it ends
-    at ``last``.
-    """
-    begin = (
-        whole_slot_after(first, slot_hours) if start is None else aware_microseconds(start, "start")
+def grid_of(trace: MarketTrace) -> Grid:
+    """Return a trace as a grid in which every cell was observed."""
+    whole = np.ones(trace.spot_price.shape, dtype=np.bool_)
+    return Grid(
+        start=microseconds(trace.start or EPOCH),
+        slot_hours=trace.slot_hours,
+        pools=trace.pools,
+        spot_usd_gpu_h=trace.spot_price / trace.slot_hours,
+        on_demand_usd_gpu_h=trace.on_demand_price / trace.slot_hours,
+        available=trace.available,
+        present=whole,
+        counted=whole,
+        at_least=~whole,
     )
-    return begin, last if stop is None else aware_microseconds(stop, "stop")
 
 
-def step_grid(
-    pools: tuple[Pool, ...],
-    steps: Sequence[Steps],
-    begin: int,
-    end: int,
-    slot_hours: float,
-    max_hold_hours: float | None,
+def grid_of_pool(grid: Grid, name: str | None) -> Grid:
+    """Return the grid of one pool; the name may be left out if there is only one."""
+    names = [pool.name for pool in grid.pools]
+    if (name is None and len(names) > 1) or (name is not None and name not in names):
+        raise InvalidInput("pool", name, f"one of {', '.join(names)}")
+    row = 0 if name is None else names.index(name)
+    return each_array(grid, lambda cells: cells[row : row + 1], pools=(grid.pools[row],))
+
+
+def each_array(
+    grid: Grid,
+    change: Callable[[NDArray[np.generic]], NDArray[np.generic]],
+    **fields: object,
 ) -> Grid:
-    """Return the grid of the slots that end by ``end``, with the values in force when each begins.
-
-    The value at the start is what a scheduler can know then; a mean over the slot would show it
-    later changes. A slot is absent before the first event, if a price is NaN, and if it begins
-    between two looks that are more than ``max_hold_hours`` apart.
-    """
-    slot = checked_slot_hours(slot_hours) * MICROSECONDS_PER_HOUR
-    count = int(np.floor((end - begin) / slot + 1e-9))
-    if count < 1 or count * len(pools) > LARGEST_GRID:
-        asked = f"{written(begin)} to {written(end)}"
-        raise InvalidInput("time range", asked, f"at least one slot of {slot_hours:g} h")
-    starts = begin + np.rint(np.arange(count) * slot).astype(np.int64)
-    shape = (len(pools), count)
-    spot, on_demand = np.zeros(shape), np.zeros(shape)
-    available = np.zeros(shape, dtype=np.int64)
-    present = np.zeros(shape, dtype=np.bool_)
-    for row, step in enumerate(steps):
-        event = np.searchsorted(step.times, starts, side="right") - 1
-        known = event >= 0
-        event = np.maximum(event, 0)
-        if max_hold_hours is not None:
-            known &= ~_blind(starts, step.confirmed, max_hold_hours * MICROSECONDS_PER_HOUR)
-        known &= np.isfinite(step.spot_usd_gpu_h[event])
-        known &= np.isfinite(step.on_demand_usd_gpu_h[event])
-        present[row] = known
-        spot[row] = np.where(known, step.spot_usd_gpu_h[event], 0.0)
-        on_demand[row] = np.where(known, step.on_demand_usd_gpu_h[event], 0.0)
-        available[row] = np.where(known, step.available[event], 0)
-    return Grid(begin, slot_hours, pools, spot, on_demand, available, present)
-
-
-def _blind(
-    starts: NDArray[np.int64], confirmed: NDArray[np.int64], longest: float
-) -> NDArray[np.bool_]:
-    """Return which slots begin in a stretch without a look that is longer than ``longest``."""
-    before = np.searchsorted(confirmed, starts, side="right") - 1
-    after = np.minimum(before + 1, confirmed.size - 1)
-    last = confirmed[np.maximum(before, 0)]
-    # After the last look, the time since then counts.
-    until = np.where(before + 1 < confirmed.size, confirmed[after], starts)
-    blind: NDArray[np.bool_] = (starts > last) & (until - last > longest)
-    return blind
+    """Return the grid with every array changed in the same way, and other ``fields`` replaced."""
+    arrays = (
+        "spot_usd_gpu_h",
+        "on_demand_usd_gpu_h",
+        "available",
+        "present",
+        "counted",
+        "at_least",
+    )
+    changed = {field: change(getattr(grid, field)) for field in arrays}
+    return msgspec.structs.replace(grid, **changed, **fields)
 
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

@@ -38,8 +38,9 @@ class MarketStatistics(msgspec.Struct, frozen=True):
     """The figures of one pool.
 
     A slot is up if at least ``gpus`` are available; a loss ends a run of up slots. Correlations and
-    spells are of up and down. A figure that the trace cannot give (no spell, no variation, shorter
-    than the lag) is None.
+    spells are of up and down. ``spot_usd_gpu_h`` has the prices that 10%, 50% and 90% of the slots
+    do not exceed; ``on_demand_usd_gpu_h`` is a mean. A figure that the trace cannot give (no spell,
+    no variation, shorter than the lag) is None.
     """
 
     slots: int
@@ -58,6 +59,8 @@ class MarketStatistics(msgspec.Struct, frozen=True):
     ratio_p90: float
     price_acf_24h: float | None
     share_above_on_demand: float
+    spot_usd_gpu_h: tuple[float, float, float]
+    on_demand_usd_gpu_h: float
     predictability: Predictability | None = None
 
 
@@ -81,6 +84,7 @@ def market_statistics(
     up = counts >= gpus
     ratio = view.spot_price[0] / view.on_demand_price[0]
     low, middle, high = (float(value) for value in np.quantile(ratio, [0.1, 0.5, 0.9]))
+    dollars = np.quantile(view.spot_price[0] / view.slot_hours, [0.1, 0.5, 0.9]).tolist()
     changes = np.diff(up.astype(np.int8))
     days = view.slots * view.slot_hours / 24
     signal = up.astype(np.float64)
@@ -101,6 +105,8 @@ def market_statistics(
         ratio_p90=high,
         price_acf_24h=autocorrelation(ratio, 24.0, view.slot_hours),
         share_above_on_demand=float((ratio > 1).mean()),
+        spot_usd_gpu_h=(dollars[0], dollars[1], dollars[2]),
+        on_demand_usd_gpu_h=float(view.on_demand_price[0].mean() / view.slot_hours),
         predictability=predictability(view, gpus=gpus, seed=seed) if predictable else None,
     )
 

@@ -1,7 +1,8 @@
 """duetune's own table of a market, as CSV or Parquet: one row per pool and slot.
 
 Required columns: ``time`` (ISO-8601 with zone), ``spot_usd_gpu_h``, ``on_demand_usd_gpu_h``,
-``available`` (GPUs). Optional columns: ``pool``, ``accelerator``, ``zone``, ``slot_hours``.
+``available`` (GPUs; empty if nobody counted them). Optional columns: ``pool``, ``accelerator``,
+``zone``, ``slot_hours``, ``basis`` ("at least" if the count is a lower bound).
 
 The functions that use polars, an optional dependency, are here too; data sets use them as well.
 """
@@ -98,7 +99,9 @@ COLUMNS = (
     "available",
     "slot_hours",
 )
-_PLACES = ("pool", "accelerator", "zone")
+AT_LEAST = "at least"
+"""The ``basis`` of a count that is a lower bound, such as the GPUs that jobs were granted."""
+_PLACES = ("pool", "accelerator", "zone", "basis")
 _PLAIN = Pool("default")
 
 
@@ -259,7 +262,8 @@ def _numbers(table: Mapping[str, Sequence[str]], column: str) -> NDArray[np.floa
     values = np.empty(len(table[column]))
     for index, text in enumerate(table[column]):
         try:
-            values[index] = float(text)
+            unknown = column == "available" and not text.strip()
+            values[index] = float("nan" if unknown else text)
         except ValueError:
             raise InvalidInput(f"{column} in row {index + 1}", text, "a number") from None
     return values
@@ -284,7 +288,8 @@ def _observations(
     available: NDArray[np.float64],
 ) -> GridObservations:
     """Return the rows as observations; refuse counts that are not whole and pools that change."""
-    fractions = np.flatnonzero(~np.isfinite(available) | (available != np.rint(available)))
+    counted = ~np.isnan(available)
+    fractions = np.flatnonzero(counted & ~(available == np.rint(available)) | np.isinf(available))
     if fractions.size:
         row = int(fractions[0])
         where = f"available in row {row + 1} ({written(times[row])})"
@@ -292,7 +297,7 @@ def _observations(
     pools: dict[str, Pool] = {}
     index: dict[str, int] = {}
     rows = np.empty(len(places), dtype=np.int64)
-    for number, (name, accelerator, zone) in enumerate(places):
+    for number, (name, accelerator, zone, _) in enumerate(places):
         pool = Pool(name or _PLAIN.name, accelerator or _PLAIN.accelerator, zone)
         known = pools.setdefault(pool.name, pool)
         if known != pool:
@@ -300,5 +305,12 @@ def _observations(
             raise InvalidInput(where, (accelerator, zone), "the same accelerator and zone always")
         rows[number] = index.setdefault(pool.name, len(index))
     return GridObservations(
-        times, rows, tuple(pools.values()), spot, on_demand, available.astype(np.int64)
+        times,
+        rows,
+        tuple(pools.values()),
+        spot,
+        on_demand,
+        np.where(counted, available, 0).astype(np.int64),
+        counted,
+        np.array([basis.strip() == AT_LEAST for *_, basis in places], dtype=np.bool_),
     )

@@ -113,6 +113,17 @@ def load_pieces(
     return pieces(_table(file, kind, None, None, None, None), name=name or file.stem)
 
 
+def load_grid(path: Path | str) -> Grid:
+    """Return the slots of a CSV or Parquet trace as they were recorded, with gaps and unknowns.
+
+    A file with a single row must state its ``slot_hours``.
+    """
+    file, kind = _recognised(path, None)
+    if kind not in {TraceFormat.CSV, TraceFormat.PARQUET}:
+        raise InvalidInput("format", str(kind), "csv or parquet, as `duetune market import` writes")
+    return _table(file, kind, None, None, None, None)
+
+
 def save_trace(trace: MarketTrace, path: Path | str) -> None:
     """Write duetune's CSV or Parquet, by the suffix of ``path``."""
     file = Path(path)

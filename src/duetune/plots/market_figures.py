@@ -1,4 +1,4 @@
-"""The figure that shows how well the past of a market predicts its future."""
+"""A market over time, and how well its past predicts its future."""
 
 from __future__ import annotations
 
@@ -9,18 +9,25 @@ import numpy as np
 from duetune.market.predictability_pattern import autocorrelation, hourly_means
 from duetune.market.predictability_skill import Predictor
 from duetune.market.predictability_spells import kaplan_meier, spells_of
+from duetune.market.slot_grid import MICROSECONDS_PER_HOUR, dated
 from duetune.plots.style import (
     BLUE,
     GREEN,
     GREY,
     INK,
+    ON_DEMAND,
     ORANGE,
+    PALE,
     PINK,
     RED,
     SKY,
+    SPOT,
     house_style,
+    legend_beside,
     new_figure,
     plain,
+    styled_axes,
+    whole_numbers,
 )
 
 if TYPE_CHECKING:
@@ -32,6 +39,7 @@ if TYPE_CHECKING:
 
     from duetune.core.market import MarketTrace
     from duetune.market.predictability_skill import Horizon
+    from duetune.market.slot_grid import Grid
     from duetune.market.statistics import MarketStatistics
 
     Curve = tuple[NDArray[np.float64], NDArray[np.float64]]
@@ -46,6 +54,55 @@ PREDICTORS = {
     Predictor.DAMPED: ("last value, damped to the mean", BLUE, "o"),
     Predictor.DAMPED_HOURLY: ("last value, damped to the hour's mean", GREEN, "P"),
 }
+
+
+@house_style()
+def market_figure(grid: Grid) -> Figure:
+    """Return the figure of one pool over time: prices, and spot GPUs available.
+
+    Gaps stay white, and slots whose GPUs nobody counted are shaded.
+    """
+    figure = new_figure(11, 6.4)
+    prices, counts = styled_axes(figure, 2, heights=(1.0, 1.0), share_x=True)
+    slots = grid.present.shape[1]
+    edges: NDArray[np.float64] = np.arange(slots + 1) * grid.slot_hours / 24
+    if dated(grid):
+        edges += grid.start / (24 * MICROSECONDS_PER_HOUR)  # matplotlib counts days since 1970
+    spot = np.where(grid.present[0], grid.spot_usd_gpu_h[0], np.nan)
+    on_demand = np.where(grid.present[0], grid.on_demand_usd_gpu_h[0], np.nan)
+    prices.stairs(spot, edges, baseline=None, color=SPOT, linewidth=1.6, label="spot")
+    prices.stairs(on_demand, edges, baseline=None, color=ON_DEMAND, label="on demand")
+    prices.set_ylim(bottom=0)
+    prices.set_ylabel("$ per GPU-hour")
+    prices.set_title("Price")
+    legend_beside(prices)
+    for bound, colour, label in ((False, SPOT, "counted"), (True, SKY, "at least")):
+        shown = grid.counted[0] & (grid.at_least[0] == bound)
+        if shown.any():
+            values = np.where(shown, grid.available[0], np.nan)
+            counts.stairs(values, edges, fill=True, color=colour, alpha=0.75, label=label)
+    unknown = np.where(grid.counted[0], np.nan, 1.0)
+    if not grid.counted.all():
+        counts.stairs(
+            unknown,
+            edges,
+            fill=True,
+            color=PALE,
+            alpha=0.6,
+            label="unknown",
+            transform=counts.get_xaxis_transform(),
+        )
+    counts.set_ylim(bottom=0)
+    counts.set_ylabel("GPUs")
+    counts.set_title("Spot GPUs available")
+    whole_numbers(counts.yaxis)
+    legend_beside(counts)
+    counts.set_xlim(edges[0], edges[-1])
+    counts.set_xlabel("Time (UTC)" if dated(grid) else "Days")
+    if dated(grid):
+        counts.xaxis_date("UTC")
+    figure.suptitle(plain(grid.pools[0].name), x=0.01, ha="left", fontweight="bold")
+    return figure
 
 
 @house_style()

@@ -1,6 +1,6 @@
-"""Fleets and market feeds by name, and the embedded fleet of a home.
+"""Fleets by name, and the embedded fleet of a home.
 
-The names are the values of ``[site] fleet`` and ``[site] feed`` in ``config.toml``.
+The names are the values of ``[site] fleet`` in ``config.toml``; ``feeds`` has those of feeds.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from duetune.core.fleet import MarketReport
-from duetune.core.ports import MarketFeed
 from duetune.errors import FleetError, InvalidInput
 from duetune.files import write_whole
 from duetune.fleets.embedded.client import EmbeddedFleet, running_provider, start_provider
@@ -29,9 +28,8 @@ from duetune.store.store import made_home, readable_store
 from duetune.wall_clock import wall_now
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from duetune.core.market import MarketTrace
+    from duetune.core.ports import MarketFeed
     from duetune.settings import Settings
 
 FLEET_GROUP = "duetune.fleets"
@@ -76,41 +74,6 @@ KIND: Kind[FleetHost | Connected] = Kind(
     FLEETS,
     _checked,
     "a Connected or a FleetHost of duetune.fleets.host",
-)
-
-
-FEED_GROUP = "duetune.feeds"
-"""The entry point group of market feeds. An entry names a factory that takes the settings and the
-texts behind the name, and returns a ``MarketFeed``.
-"""
-
-OF_FLEET = "fleet"
-"""The name of the fleet's own market feed."""
-
-FEEDS = (
-    Listed(
-        OF_FLEET, "the fleet's own market; the embedded fleet replays a trace or a synthetic market"
-    ),
-)
-
-
-def feed_named(settings: Settings, own: Callable[[], MarketFeed]) -> MarketFeed:
-    """Return the market feed that the settings name; ``own`` returns the fleet's feed."""
-    name = settings.site.feed.strip()
-    return own() if name == OF_FLEET else FEED_KIND.plugged(name, (settings,))
-
-
-def feeds_listed() -> tuple[Listed, ...]:
-    """Return every feed that can be named, plug-ins included."""
-    return FEED_KIND.listed()
-
-
-FEED_KIND: Kind[MarketFeed] = Kind(
-    "site.feed",
-    FEED_GROUP,
-    FEEDS,
-    lambda found: found if isinstance(found, MarketFeed) else None,
-    "a market feed: now() and history()",
 )
 
 

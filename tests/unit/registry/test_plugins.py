@@ -18,7 +18,8 @@ from duetune.knowledge.history import History
 from duetune.market.synthetic import synthetic_market
 from duetune.policies.ahap import Ahap
 from duetune.policies.guard import PolicyGuard
-from duetune.registry.fleets import feed_named, feeds_listed, fleet_named, fleets_listed
+from duetune.registry.feeds import feed_named, feeds_listed
+from duetune.registry.fleets import fleet_named, fleets_listed
 from duetune.registry.markets import forecast_named, forecasters_listed
 from duetune.registry.planners import planner_named, planners_listed
 from duetune.registry.policies import policies_listed, policies_named, policy_named
