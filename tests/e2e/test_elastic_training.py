@@ -17,6 +17,8 @@ import pytest
 from duetune.core.node_contract import DONE, HOPELESS, LEFT
 from duetune.core.progress import Phase
 from duetune.training.checkpoint import CheckpointStore
+from duetune.training.coordinator_seat import FolderSeats
+from duetune.training.network_address import Endpoint
 from duetune.training.task import (
     EvalStrategy,
     OptimiserName,
@@ -249,6 +251,38 @@ def test_without_the_extra_it_says_what_to_install(job, tmp_path):
     )
     assert done.returncode == HOPELESS, done.stderr
     assert "pip install 'duetune[train]'" in bare.progress.message
+
+
+@pytest.mark.more
+def test_another_node_runs_the_coordinator_when_its_node_dies_or_hangs(job):
+    """Three nodes with an address each and encrypted connections, as on three machines."""
+    calm = job("calm", emulated_microbatch_s=None, max_steps=80)
+    calm.launch("alone")
+    assert calm.code("alone") == DONE
+
+    rough = job("rough", max_steps=80)
+    for number, name in enumerate(("n1", "n2", "n3"), 1):
+        node = {"DUETUNE_BIND": f"127.0.0.{number}", "DUETUNE_TLS": "1"}
+        rough.launch(name, **node, DUETUNE_COORDINATOR_FILE=rough.stand_by(name, **node))
+    rough.reach(3, world=3)
+    seats = FolderSeats(rough.folder / "coordinators")
+    assert seats.newest().number == 1
+    assert seats.newest().address.startswith("tls://127.0.0.1:")
+    rough.lose_candidate("n1")
+    rough.kill("n1")
+    until(lambda: seats.newest().number == 2, "another coordinator")
+    rough.steps_more(2, world=2)
+    served_by = {"127.0.0.2": "n2", "127.0.0.3": "n3"}
+    holder = served_by[Endpoint.of(seats.newest().address).host]
+    # It holds its port and its connections, answers nobody, and tells its member nothing.
+    rough.lose_candidate(holder, signal.SIGSTOP)
+    until(lambda: seats.newest().number == 3, "another coordinator")
+    rough.steps_more(2, world=1)
+    rough.lose_candidate(holder, signal.SIGCONT)
+    rough.steps_more(2, world=2)
+    assert [rough.code("n2"), rough.code("n3")] == [DONE, DONE]
+    assert seats.newest().number == 3
+    assert rough.adapter == calm.adapter
 
 
 def test_the_coordinator_ends_with_whoever_started_it(tmp_path):

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from duetune.training.network_address import own_address
 from duetune.training.tiny import build_tiny_model
 from support import intruder
 from support.accounts import accounted
@@ -38,6 +39,9 @@ def home():
     shutil.rmtree(place, ignore_errors=True)
 
 
+OURS, ANY = "0100007F", "00000000"
+
+
 def listening(pids):
     """The ports of all networks on which these processes listen."""
     inodes = {}
@@ -59,7 +63,17 @@ def adapter(row):
     return {path.name: path.read_bytes() for path in output.glob("adapter_*")}
 
 
-def test_a_stranger_can_neither_read_join_report_nor_stop(home):
+@pytest.mark.parametrize(
+    "network",
+    [
+        {},
+        pytest.param({"DUETUNE_BIND": "0.0.0.0"}, marks=pytest.mark.more),
+        pytest.param({"DUETUNE_BIND": "0.0.0.0", "DUETUNE_TLS": "1"}, marks=pytest.mark.more),
+    ],
+    ids=["loopback", "network", "encrypted network"],
+)
+def test_a_stranger_can_neither_read_join_report_nor_stop(home, network):
+    home.environment |= network
     model = build_tiny_model(home.folder / "model", hidden=32, layers=1, heads=2, seed=3)
     home.start_fleet(home.market((0.9, 2)), slot_wall_s=3.0, warm=True, emulated_microbatch=0.02)
     path = spec(home, model, checkpoint='{every: "1s"}')
@@ -93,12 +107,23 @@ def unpublished(folder):
 def attacked(home, job, folder):
     pids = home.processes()
     doors = listening(pids)
-    assert {address.partition(":")[0] for address in doors} == {"0100007F"}, "loopback alone"
+    web = int(home.fleet().fleet.status().url.rpartition(":")[2])
+    everywhere = "DUETUNE_BIND" in home.environment
+    found = {host: [] for host in ((OURS, ANY) if everywhere else (OURS,))}
+    for host, _, port in (address.partition(":") for address in doors):
+        found[host].append(int(port, 16))
+    assert web in found[OURS], "the provider is on loopback, whatever the group does"
+    if everywhere:
+        assert len(found[ANY]) == 3, "the coordinator and two members"
+    # A door on all interfaces is tried by each of them.
+    hosts = {OURS: ["127.0.0.1"], ANY: ["127.0.0.1", "127.0.0.2", own_address()]}
     target = {
         "job": job,
         "nodes": [node.id for node in home.fleet_alive(job)],
-        "ports": [int(address.rpartition(":")[2], 16) for address in doors],
-        "web": int(home.fleet().fleet.status().url.rpartition(":")[2]),
+        "doors": [
+            (host, port) for kind, ports in found.items() for port in ports for host in hosts[kind]
+        ],
+        "web": web,
         "files": [str(place) for place in (home.path, folder, *folder.rglob("*"))],
         "pids": list(pids),
     }

@@ -128,6 +128,7 @@ class ElasticJob:
         self._codes = {}
         self._epoch = 0
         self._coordinator = None
+        self._candidates = {}
         self.secret = secrets.token_hex(32)
         self.address_file = folder / "coordinator.address"
 
@@ -150,6 +151,26 @@ class ElasticJob:
         self._coordinator.kill()
         self._coordinator.wait()
         self._coordinator = None
+
+    def stand_by(self, name, **variables):
+        """Start the candidate of one node and return the file with the newest address."""
+        file = self.folder / f"{name}.address"
+        self._candidates[name] = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "duetune.training.coordinator", "--address-file", file),
+                *("--seats", self.folder / "coordinators"),
+            ],
+            env=os.environ
+            | {"DUETUNE_JOB_DIR": str(self.folder), "DUETUNE_JOB_SECRET": self.secret}
+            | variables,
+        )
+        self._until(file.exists, f"an address for {name}")
+        return str(file)
+
+    def lose_candidate(self, name, number=signal.SIGKILL):
+        self._candidates[name].send_signal(number)
+        if number == signal.SIGKILL:
+            self._candidates.pop(name).wait()
 
     # Members
 
@@ -252,6 +273,8 @@ class ElasticJob:
                 self.code(name)
         if self._coordinator is not None:
             self.lose_coordinator()
+        for name in list(self._candidates):
+            self.lose_candidate(name)
 
     def _until(self, condition, what):
         def story():

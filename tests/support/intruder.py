@@ -28,8 +28,8 @@ NOBODY = 65534
 LIMIT_S = 2.0
 
 
-def http(port, method, path, body=None, **headers):
-    connection = HTTPConnection("127.0.0.1", port, timeout=LIMIT_S)
+def http(door, method, path, body=None, **headers):
+    connection = HTTPConnection(*door, timeout=LIMIT_S)
     try:
         connection.request(method, path, body, headers)
         found = connection.getresponse().status == 200
@@ -37,23 +37,23 @@ def http(port, method, path, body=None, **headers):
         found = False
     finally:
         connection.close()
-    return found and f"{method} {path} at {port}"
+    return found and f"{method} {path} at {door}"
 
 
-def calls(port, job, nodes):
+def calls(door, job, nodes):
     """Reading, reporting and stopping over HTTP."""
     finished = json.dumps({"step": 9, "total_steps": 9, "phase": "finished"})
     wrong = {"Authorization": "Bearer " + "x" * 32}
-    yield from (http(port, "GET", f"/state/{step}") for step in range(40))
+    yield from (http(door, "GET", f"/state/{step}") for step in range(40))
     for path in ("/status", "/alive", "/market", f"/jobs/{job}/nodes"):
-        yield http(port, "GET", path)
-        yield http(port, "GET", path, **wrong)
+        yield http(door, "GET", path)
+        yield http(door, "GET", path, **wrong)
     for node in nodes:
-        yield http(port, "GET", f"/nodes/{node}/notice")
-        yield http(port, "GET", f"/jobs/{job}/notice/{node}/{'0' * 64}")
-    yield http(port, "POST", f"/jobs/{job}/progress/{'0' * 64}", finished)
-    yield http(port, "POST", "/apply", "[]", **wrong)
-    yield http(port, "POST", "/stop", "", **wrong)
+        yield http(door, "GET", f"/nodes/{node}/notice")
+        yield http(door, "GET", f"/jobs/{job}/notice/{node}/{'0' * 64}")
+    yield http(door, "POST", f"/jobs/{job}/progress/{'0' * 64}", finished)
+    yield http(door, "POST", "/apply", "[]", **wrong)
+    yield http(door, "POST", "/stop", "", **wrong)
 
 
 def torchft_native():
@@ -66,34 +66,35 @@ def torchft_native():
     return module
 
 
-def lighthouse(port, native):
+def lighthouse(door, native):
     """Joining as a member of torchft's lighthouse, with a made-up state."""
     try:
         limit = timedelta(seconds=0.3)
-        client = native.LighthouseClient(f"http://127.0.0.1:{port}", limit)
+        client = native.LighthouseClient("http://{}:{}".format(*door), limit)
         client.heartbeat("00000000.stranger", limit)
     except (RuntimeError, TimeoutError, OSError):
         return None
-    return f"a heartbeat at {port}"
+    return f"a heartbeat at {door}"
 
 
-def messages(port):
-    """The group's own messages, with a wrong secret and with none."""
+def messages(door):
+    """The group's own messages, with a wrong secret and with none, encrypted and not."""
     stranger = Member(id="00000000.stranger", address="tcp://127.0.0.1:9", step=30, fresh=False)
     contents = [msgspec.json.encode(one) for one in (Ask(stranger), Beat(stranger.id))]
     # As in ``transfer``, whose import would load torch.
     contents += [b'{"type":"fetch","step":1}', b'{"type":"ping"}']
-    for content in contents:
+    for scheme in ("tcp", "tls"):
         with (
             contextlib.suppress(OSError),
-            authentication.dial(f"tcp://127.0.0.1:{port}", b"x" * 64, LIMIT_S),
+            authentication.dial("{}://{}:{}".format(scheme, *door), b"x" * 64, LIMIT_S),
         ):
-            yield f"a door without its secret at {port}"
-        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)) as raw:
+            yield f"a door without its secret at {door}"
+    for content in contents:
+        with contextlib.suppress(OSError), socket.create_connection(door) as raw:
             raw.settimeout(LIMIT_S)
             raw.sendall(len(content).to_bytes(8, "big") + content + bytes(64))
             heard = b"".join(iter(lambda: raw.recv(4096), b""))
-            yield len(heard) > 40 and not heard.startswith(b"HTTP") and f"no secret at {port}"
+            yield len(heard) > 40 and not heard.startswith(b"HTTP") and f"no secret at {door}"
 
 
 def files(folder):
@@ -126,18 +127,19 @@ def main():
         os.setresgid(NOBODY, NOBODY, NOBODY)
         os.setresuid(NOBODY, NOBODY, NOBODY)
     got = []
-    for port in target["ports"]:
-        got += calls(port, target["job"], target["nodes"])
-        if port != target["web"]:  # which speaks HTTP and would wait for the end of a line
-            got += messages(port)
-            got.append(native and lighthouse(port, native))
+    doors = [tuple(door) for door in target["doors"]]
+    for door in doors:
+        got += calls(door, target["job"], target["nodes"])
+        if door[1] != target["web"]:  # which speaks HTTP and would wait for the end of a line
+            got += messages(door)
+            got.append(native and lighthouse(door, native))
     if os.geteuid() == NOBODY:
         got += files(target["files"])
         got += signals(target["pids"])
     held = []
-    for port in target["ports"]:
+    for door in doors:
         with contextlib.suppress(OSError):
-            held += [socket.create_connection(("127.0.0.1", port)) for _ in range(64)]
+            held += [socket.create_connection(door) for _ in range(64)]
     sys.stdout.write(json.dumps([one for one in got if one]) + "\n")
     sys.stdout.flush()
     sys.stdin.read()

@@ -7,7 +7,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from duetune.training.authentication import Door
@@ -256,7 +256,6 @@ ACTIONS = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
 @given(actions=ACTIONS)
 def test_every_number_is_taken_once_and_all_find_the_newest(actions):
     cluster = Cluster()
