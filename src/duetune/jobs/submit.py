@@ -135,9 +135,6 @@ class Submitter(msgspec.Struct, frozen=True):
 
         Terms, quote, outlook and past follow from it, so policies never see single GPUs.
         """
-        if gpus > 1 and (self.queue.gpus is not None or self.queue.quotas):
-            allowed = "1, because [queue] limits the GPUs and shares them one by one"
-            raise InvalidInput("resources.gpus_per_member", gpus, allowed)
         slot, history = self.market.slot.in_members(gpus), self.history
         return msgspec.structs.replace(
             self,
