@@ -399,7 +399,7 @@ def test_a_job_that_waits_for_its_quota_takes_no_spot_from_others():
 
 def test_limits_count_the_gpus_of_members():
     """Two jobs with members of 2 GPUs and one of single GPUs share 5 GPUs."""
-    room = room_of(5, trace=constant_market(available=16))
+    room = room_of(5)
     eager(room, "pairs", steps=60, gpus=2)
     eager(room, "urgent", steps=12, gpus=2, throughput=TWO, priority=5)
     eager(room, "single", steps=12)
@@ -420,6 +420,13 @@ def test_limits_count_the_gpus_of_members():
     assert max(pairs for pairs, _, _ in held) == 4
     words = " ".join(one.reason for one in room.decisions("pairs"))
     assert "all jobs together may hold 5 GPUs, urgent has 4, single has 1" in words
+    explanation = explained("pairs", room.journal.read("pairs"), policy_named)
+    assert explanation.gpus_per_member == 2
+    one = max(explanation.slots, key=lambda each: each.decided.total)
+    assert (one.decided.total, one.gpus_per_member) == (4, 2)
+    assert one.spot_price == pytest.approx(PLENTY.slot(0).spot_price * 3600 / SLOT_S)
+    assert all(each.share in {None, 0, 2, 4} for each in explanation.slots)
+    assert "at most 0 GPU" not in words
 
 
 @pytest.mark.parametrize("name", ["fifo", "srt", "edf", "sia", "tutti"])
