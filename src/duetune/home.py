@@ -125,11 +125,13 @@ class Home:
         folder.
         """
         from duetune.jobs.spec.load import check_paths, load_checked
+        from duetune.wiring import runs_here
 
+        own = runs_here(self.settings)
         if isinstance(spec, str | Path):
-            return load_checked(spec)
+            return load_checked(spec, own=own)
         resolved = spec.resolved(Path.cwd())
-        check_paths(resolved)
+        check_paths(resolved, own=own)
         return resolved
 
     def plan(self, spec: JobSpec | str | Path, *, seed: int = 0) -> PreparedJob:
@@ -162,12 +164,14 @@ class Home:
             market=fleet.feed.now(),
         )
 
-    @staticmethod
-    def require_training(spec: JobSpec) -> None:
-        """Refuse a job for duetune's trainer where the trainer's packages are not installed."""
-        if spec.run is None and any(
-            importlib.util.find_spec(name) is None for name in TRAINING_PACKAGES
-        ):
+    def require_training(self, spec: JobSpec) -> None:
+        """Refuse a job for duetune's trainer that would run on this machine if the trainer's
+        packages are not installed here.
+        """
+        from duetune.wiring import runs_here
+
+        absent = any(importlib.util.find_spec(name) is None for name in TRAINING_PACKAGES)
+        if spec.run is None and absent and runs_here(self.settings):
             raise MissingExtra("training", "train")
 
     def status(self, job: str) -> JobStatus:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -12,8 +13,6 @@ from duetune.training.tokenizer_file import file_tokenizer
 from duetune.training.tokens import LossRules, tokenized
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from duetune.jobs.spec.job_spec import JobSpec
     from duetune.training.dataset_rows import DataRow, DatasetSummary
     from duetune.training.task import TrainingTask
@@ -42,9 +41,19 @@ class DataCheck(msgspec.Struct, frozen=True, kw_only=True):
 
 def local_dataset(spec: JobSpec) -> DatasetSummary | None:
     """Return a summary of the dataset; None if it is not on this machine or not ours to read."""
-    if spec.run is not None or spec.dataset is None or not is_path(spec.dataset):
+    return None if spec.run is not None else _summary(spec, spec.dataset)
+
+
+def eval_dataset_rows(spec: JobSpec) -> int | None:
+    """Return the size of the dataset for evaluation; None if it is not on this machine."""
+    found = None if spec.run is not None else _summary(spec, spec.training.eval_dataset)
+    return None if found is None else found.rows
+
+
+def _summary(spec: JobSpec, place: str | None) -> DatasetSummary | None:
+    if place is None or not is_path(place) or not Path(place).exists():
         return None
-    return check_dataset(spec.dataset, text_field=spec.training.dataset_text_field or TEXT_FIELD)
+    return check_dataset(place, text_field=spec.training.dataset_text_field or TEXT_FIELD)
 
 
 def check_rows(summary: DatasetSummary, folder: Path | None, task: TrainingTask) -> DataCheck:

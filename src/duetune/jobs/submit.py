@@ -27,7 +27,7 @@ from duetune.errors import InvalidInput
 from duetune.files import OWNER, write_whole
 from duetune.fleets.embedded.node_assignment import SECRETS_FILE
 from duetune.jobs.configure import TrainingPlan, configure, held_out_rows
-from duetune.jobs.data_check import local_dataset
+from duetune.jobs.data_check import eval_dataset_rows, local_dataset
 from duetune.jobs.measured_runs import measured_paces, ran_out_of_memory
 from duetune.jobs.preflight import Machine, Preflight, hub_repos, job_environment, preflight
 from duetune.jobs.quote import Quote, make_quote
@@ -45,7 +45,6 @@ from duetune.notebook import html_table
 from duetune.policies.select.hedge import Learner
 from duetune.settings import QueueSettings
 from duetune.store.store import Store
-from duetune.training.dataset_rows import TEXT_FIELD, check_dataset
 from duetune.training.task import write_task
 
 if TYPE_CHECKING:
@@ -148,7 +147,8 @@ def prepare(spec: JobSpec, submitter: Submitter, store: Store, *, seed: int = 0)
     wrong with a job is refused here, before anything is spent.
     """
     environ = job_environment(spec)  # refuses variables and secrets that are not set
-    _check_model(spec)
+    if submitter.machine.own:
+        _check_model(spec)
     summary = local_dataset(spec)
     repos = hub_repos(spec, environ)
     sizes = [each.rows for each in repos if each.name == spec.dataset]
@@ -165,7 +165,7 @@ def prepare(spec: JobSpec, submitter: Submitter, store: Store, *, seed: int = 0)
         source=lambda: submitter.knowledge(store),
         ran_out=ran_out_of_memory(earlier),
         tokens_per_row=None if summary is None else summary.tokens_per_row,
-        eval_rows=_eval_rows(spec),
+        eval_rows=eval_dataset_rows(spec),
     )
     task = None if spec.run is not None else training_task(spec, plan)
     checked = preflight(spec, plan, task, facts, summary, repos, submitter.machine, environ)
@@ -300,14 +300,6 @@ def _model_facts(spec: JobSpec, repos: Sequence[Repo]) -> ModelFacts | None:
         return None
     folders = [str(each.folder) for each in repos if each.name == spec.model and each.folder]
     return model_facts(folders[0] if folders else spec.model)
-
-
-def _eval_rows(spec: JobSpec) -> int | None:
-    """Return the size of the dataset for evaluation; None if it is not on this machine."""
-    place = spec.training.eval_dataset
-    if spec.run is not None or place is None or not is_path(place):
-        return None
-    return check_dataset(place, text_field=spec.training.dataset_text_field or TEXT_FIELD).rows
 
 
 def _chosen(
