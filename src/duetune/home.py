@@ -32,9 +32,10 @@ if TYPE_CHECKING:
     from duetune.jobs.spec.job_spec import JobSpec
     from duetune.jobs.status import JobStatus
     from duetune.jobs.submit import PreparedJob
+    from duetune.jobs.trainer_knowledge import Packing, TrainerKnowledge
     from duetune.knowledge.advice import Advice, Fit
     from duetune.knowledge.advisor import Advisor
-    from duetune.knowledge.configurations.configuration import Configuration
+    from duetune.knowledge.history import History
     from duetune.settings import Settings
     from duetune.store.rows import JobRow
     from duetune.store.store import Store
@@ -124,11 +125,13 @@ class Home:
         folder.
         """
         from duetune.jobs.spec.load import check_paths, load_checked
+        from duetune.wiring import runs_here
 
+        own = runs_here(self.settings)
         if isinstance(spec, str | Path):
-            return load_checked(spec)
+            return load_checked(spec, own=own)
         resolved = spec.resolved(Path.cwd())
-        check_paths(resolved)
+        check_paths(resolved, own=own)
         return resolved
 
     def plan(self, spec: JobSpec | str | Path, *, seed: int = 0) -> PreparedJob:
@@ -161,12 +164,14 @@ class Home:
             market=fleet.feed.now(),
         )
 
-    @staticmethod
-    def require_training(spec: JobSpec) -> None:
-        """Refuse a job for duetune's trainer where the trainer's packages are not installed."""
-        if spec.run is None and any(
-            importlib.util.find_spec(name) is None for name in TRAINING_PACKAGES
-        ):
+    def require_training(self, spec: JobSpec) -> None:
+        """Refuse a job for duetune's trainer that would run on this machine if the trainer's
+        packages are not installed here.
+        """
+        from duetune.wiring import runs_here
+
+        absent = any(importlib.util.find_spec(name) is None for name in TRAINING_PACKAGES)
+        if spec.run is None and absent and runs_here(self.settings):
             raise MissingExtra("training", "train")
 
     def status(self, job: str) -> JobStatus:
@@ -250,9 +255,20 @@ class Home:
 
     def advisor(self, source: str = "hybrid") -> tuple[Advisor, tuple[str, ...]]:
         """Return the advisor on duetune's trainer, and notes on what could not be read."""
-        from duetune.jobs.measured_runs import ran_out_of_memory
-        from duetune.jobs.trainer_facts import TrainerKnowledge, trainer_software
         from duetune.knowledge.advisor import Advisor
+
+        trainer, history, notes = self._knowledge(source)
+        return Advisor(trainer, history), notes
+
+    def _knowledge(
+        self, source: str = "hybrid", packing: Packing | None = None
+    ) -> tuple[TrainerKnowledge, History, tuple[str, ...]]:
+        """Return what is known about duetune's trainer and the runs behind it. ``packing`` says how
+        the rows of a job fill a microbatch.
+        """
+        from duetune.jobs.measured_runs import ran_out_of_memory
+        from duetune.jobs.trainer_facts import trainer_software
+        from duetune.jobs.trainer_knowledge import PLAIN, TrainerKnowledge
         from duetune.registry.sources import site_history, site_source
         from duetune.store.store import existing_store
 
@@ -263,21 +279,22 @@ class Home:
             history = site_history(None)
             notes = (f"only the runs that come with duetune are known: {error}",)
         known = site_source(self.settings, history, source)
-        trainer = TrainerKnowledge(known, trainer_software(), ran_out_of_memory(history))
-        return Advisor(trainer, history), notes
+        ran_out = ran_out_of_memory(history)
+        return (
+            TrainerKnowledge(known, trainer_software(), ran_out, packing or PLAIN),
+            history,
+            notes,
+        )
 
     def fits(self, question: FitQuestion) -> Fit:
         """Return whether one configuration fits on its GPU, with what takes the memory."""
         from duetune.jobs.fit_question import asked_configuration
+        from duetune.knowledge.advisor import Advisor
 
-        known = functools.cache(self.advisor)
-
-        def whole_fits(one: Configuration) -> bool:
-            return known()[0].fits(one)
-
-        configuration, assumed = asked_configuration(question, whole_fits)
-        advisor, notes = known()
-        fit = advisor.fit(configuration)
+        known = functools.cache(self._knowledge)
+        configuration, assumed = asked_configuration(question, lambda: known()[0])
+        trainer, history, notes = known()
+        fit = Advisor(trainer, history).fit(configuration)
         return msgspec.structs.replace(fit, assumptions=(*assumed, *fit.assumptions, *notes))
 
     def recommend(
@@ -285,18 +302,20 @@ class Home:
     ) -> Advice:
         """Return the best configurations for a job spec or a model, with the reasons."""
         from duetune.jobs.advice_request import request
+        from duetune.jobs.data_check import local_dataset
+        from duetune.jobs.trainer_knowledge import PLAIN, Packing
+        from duetune.knowledge.advisor import Advisor
 
         if spec is None and wanted.model is None:
             raise InvalidInput("model", None, "a model, or a job spec that names one")
         job = None if spec is None else self.spec(spec)
-        known = functools.cache(lambda: self.advisor(source))
-
-        def fits(one: Configuration) -> bool:
-            return known()[0].fits(one)
-
-        asked = request(wanted, job, *self._site(), fits)
-        advisor, notes = known()
-        advice = advisor.recommend(asked)
+        data = None if job is None else local_dataset(job)
+        length = None if data is None else data.tokens_per_row
+        packing = PLAIN if job is None else Packing.of(job, length)
+        known = functools.cache(lambda: self._knowledge(source, packing))
+        asked = request(wanted, job, *self._site(), data, lambda: known()[0])
+        trainer, history, notes = known()
+        advice = Advisor(trainer, history).recommend(asked)
         return msgspec.structs.replace(advice, assumptions=(*advice.assumptions, *notes))
 
     def _site(self) -> tuple[Site | None, float | None]:

@@ -96,9 +96,14 @@ def desk(settings: Settings) -> Submitter:
         policy_named=policy_named,
         learner=lambda arms: selector_named(settings.selector, arms, jobs=1000),
         knowledge=lambda store: live_knowledge(settings, store),
-        machine=Machine(settings.jobs, own=settings.site.fleet.strip() == EMBEDDED),
+        machine=Machine(settings.jobs, own=runs_here(settings)),
         queue=settings.queue,
     )
+
+
+def runs_here(settings: Settings) -> bool:
+    """Return whether jobs run on this machine, so that its files and packages matter to them."""
+    return settings.site.fleet.strip() == EMBEDDED
 
 
 def desk_site(settings: Settings) -> Site:

@@ -12,14 +12,16 @@ from duetune.errors import InvalidInput
 from duetune.jobs.advice_request import Wanted, request
 from duetune.jobs.configure import configure
 from duetune.jobs.fit_question import FitQuestion, asked_configuration
+from duetune.jobs.recipe import recipe_by_data_sheet
 from duetune.jobs.site import Site
 from duetune.jobs.spec.job_spec import JobSpec
 from duetune.jobs.trainer_facts import (
-    TrainerKnowledge,
     foreign_fields,
+    gpus_per_member,
     precision_kept,
     trainer_software,
 )
+from duetune.jobs.trainer_knowledge import TrainerKnowledge
 from duetune.knowledge.advice import Verdict
 from duetune.knowledge.advisor import Advisor
 from duetune.knowledge.configurations.configuration import Configurations
@@ -47,7 +49,9 @@ def source(name):
 @st.composite
 def cases(draw):
     gpus = draw(st.sampled_from([1, 2, 3, 4, 8]))
+    members = [None, *(size for size in (1, 2, 4) if gpus % size == 0)]
     return {
+        "member": draw(st.sampled_from(members)),
         "source": draw(st.sampled_from(["analytic", "hybrid"])),
         "model": draw(st.sampled_from(MODELS)),
         "gpu": draw(st.sampled_from(CARDS)),
@@ -78,6 +82,7 @@ def told(case):
         "lora_r": case["rank"],
         "lora_target_modules": ATTENTION if case["targets"] == "attention" else case["targets"],
         "fp16": case["fp16"] or None,
+        "precision": case.get("precision"),
         "max_steps": 10,
     }
     return JobSpec.model_validate(
@@ -86,8 +91,10 @@ def told(case):
             "dataset": "org/data",
             "deadline": "8h",
             "method": case["method"] or "auto",
-            # `fits` and `recommend` are asked about GPUs that hold the whole model.
-            "resources": {"accelerators": f"{case['gpu']}:{case['gpus']}", "gpus_per_member": 1},
+            "resources": {
+                "accelerators": f"{case['gpu']}:{case['gpus']}",
+                **({"gpus_per_member": case["member"]} if case["member"] else {}),
+            },
             "training": {
                 field: value
                 for field, value in training.items()
@@ -107,13 +114,14 @@ def site_of(case):
     )
 
 
-def fit_by_fits(case, advisor, method):
+def fit_by_fits(case, trainer, method):
     # An emulated GPU computes in 32 bits; `fits` is asked about real ones.
     computed = "fp16" if case["fp16"] else "fp32" if case["emulated"] else None
     wish = FitQuestion(
         model=case["model"],
         gpu=case["gpu"],
         gpus=case["gpus"],
+        gpus_per_member=case["member"],
         seq=case["length"],
         batch=case["microbatch"] * case["gpus"],
         method=case["method"],
@@ -123,13 +131,13 @@ def fit_by_fits(case, advisor, method):
         precision=precision_kept(method, computed).value if computed else None,
         memory_gb=case["memory_gb"] or 0.0,
     )
-    configuration, _ = asked_configuration(wish, advisor.fits)
-    return advisor.fit(configuration)
+    configuration, _ = asked_configuration(wish, lambda: trainer)
+    return Advisor(trainer, History.empty()).fit(configuration)
 
 
-def recommended(case, advisor):
-    asked = request(Wanted(top=1), told(case), site_of(case), 1.0, advisor.fits)
-    return advisor.recommend(asked)
+def recommended(case, trainer):
+    asked = request(Wanted(top=1), told(case), site_of(case), 1.0, None, lambda: trainer)
+    return Advisor(trainer, History.empty()).recommend(asked)
 
 
 def planned(case, known):
@@ -145,9 +153,9 @@ def planned(case, known):
 @given(case=cases())
 def test_fits_recommend_and_plan_say_the_same(case):
     known = source(case["source"])
-    advisor = Advisor(TrainerKnowledge(known, trainer_software()), History.empty())
-    advice = recommended(case, advisor)
-    fit = fit_by_fits(case, advisor, advice.fit.configuration.method)
+    trainer = TrainerKnowledge(known, trainer_software())
+    advice = recommended(case, trainer)
+    fit = fit_by_fits(case, trainer, advice.fit.configuration.method)
     assert not foreign_fields(fit.configuration)
     assert advice.fit.estimate.memory_gb == fit.estimate.memory_gb
     assert advice.fit.estimate.p_valid == fit.estimate.p_valid
@@ -161,41 +169,48 @@ def test_fits_recommend_and_plan_say_the_same(case):
         assert needs in refused or case["length"] is None  # shorter examples were tried as well
         return
     asked = fit.configuration
-    smaller = (plan.method, plan.precision) != (asked.method, asked.precision)
-    if smaller or plan.max_length < asked.tokens_per_sample:
-        # Weights in fewer bits come before shorter examples, where the job leaves them open.
-        assert fit.verdict is not Verdict.YES
-        assert plan.p_fits >= FITS
-        return
     assert fit.verdict is Verdict.YES
-    assert plan.method == fit.configuration.method
     assert plan.p_fits == fit.estimate.p_valid
     assert (plan.memory_gb_low, plan.memory_gb, plan.memory_gb_high) == (low, middle, high)
+    for one in (asked, advice.fit.configuration):
+        assert (plan.method, plan.precision) == (one.method, one.precision)
+        assert plan.max_length == one.tokens_per_sample
+        assert plan.gpus_per_member == gpus_per_member(Configurations.of([one]))[0]
+    if case["source"] == "analytic" and not case["emulated"] and case["memory_gb"] is None:
+        exported = recipe_by_data_sheet(told(case), case["gpu"], case["gpus"])
+        assert exported.gpus_per_member == plan.gpus_per_member
+        assert exported.estimate.memory_gb == fit.estimate.memory_gb
+        assert (exported.one.method, exported.one.precision) == (plan.method, plan.precision)
 
 
 @settings(max_examples=8, deadline=None)
 @given(case=cases())
 def test_what_recommend_chooses_can_be_launched_and_fits(case):
-    advisor = Advisor(TrainerKnowledge(source(case["source"]), trainer_software()), History.empty())
+    trainer = TrainerKnowledge(source(case["source"]), trainer_software())
     asked = request(
         Wanted(model=case["model"], gpus=f"{case['gpu']}:{case['gpus']}", top=20),
-        fits=advisor.fits,
+        knowledge=lambda: trainer,
     )
-    for each in advisor.recommend(asked).candidates:
+    for each in Advisor(trainer, History.empty()).recommend(asked).candidates:
         one = each.configuration
         assert not foreign_fields(one)
-        assert one.num_nodes == one.num_gpus
+        size = int(gpus_per_member(Configurations.of([one]))[0])
+        assert one.num_nodes * size == one.num_gpus
         assert one.batch_size * one.grad_accum >= 16 > one.batch_size * (one.grad_accum - 1)
         assert each.estimate.p_valid >= FITS
         wish = FitQuestion(
             model=case["model"],
             gpu=case["gpu"],
             gpus=one.num_gpus,
+            gpus_per_member=size,
+            method=one.method.value,
+            precision=one.precision.value,
+            seq=one.tokens_per_sample,
             batch=one.batch_size,
             checkpointing=one.grad_checkpoint,
         )
-        configuration, _ = asked_configuration(wish, advisor.fits)
-        again = advisor.source.query(Configurations.of([configuration]))[0]
+        configuration, _ = asked_configuration(wish, lambda: trainer)
+        again = trainer.query(Configurations.of([configuration]))[0]
         assert again.memory_gb == each.estimate.memory_gb
         assert again.p_valid == each.estimate.p_valid
 
@@ -216,17 +231,27 @@ def test_an_8b_full_fine_tune_does_not_fit_on_80_gb_whoever_is_asked(name):
         "fp16": False,
         "memory_gb": None,
         "emulated": False,
+        "member": 1,
     }
-    advisor = Advisor(TrainerKnowledge(source(name), trainer_software()), History.empty())
-    fit = fit_by_fits(case, advisor, "full")
+    trainer = TrainerKnowledge(source(name), trainer_software())
+    spec = told(case | {"precision": "bf16-mixed"})
+    asked = request(Wanted(), spec, site_of(case), 1.0, None, lambda: trainer)
+    advice = Advisor(trainer, History.empty()).recommend(asked)
     # Itself, its gradient and two moments, in 32 bits, and a copy to compute with.
-    assert fit.estimate.memory_gb.middle > 17.5 * 8.03
-    assert fit.verdict is Verdict.NO
-    assert "method lora" in {each.what.split(":")[0] for each in fit.changes}
-    assert recommended(case, advisor).chosen is None
-    # With weights, gradients and moments in 16 bits it does fit.
+    assert advice.fit.estimate.memory_gb.middle > 17.5 * 8.03
+    assert advice.fit.verdict is Verdict.NO
+    assert "method lora" in {each.what.split(":")[0] for each in advice.fit.changes}
+    with pytest.raises(InvalidInput, match="method"):
+        configure(spec, site_of(case), None, model_facts(case["model"]), source=lambda: source(name))
+    # With weights, gradients and moments in 16 bits it may fit, and all say so.
+    why = "precision bf16: weights in 32 bits do not fit in GPU memory"
     plan, _ = planned(case, source(name))
-    assert plan is None or plan.precision == "bf16"
+    fit = fit_by_fits(case, trainer, "full")
+    assert (fit.verdict is Verdict.YES) == (plan is not None)
+    if plan is not None:
+        assert plan.precision == fit.configuration.precision == "bf16"
+        assert why in recommended(case, trainer).assumptions
+        assert plan.reasons["precision"] == "weights in 32 bits do not fit in GPU memory"
 
 
 @pytest.mark.parametrize("gpu", ["V100", "T4"])
@@ -242,7 +267,7 @@ def test_plan_and_recommend_refuse_bfloat16_on_a_gpu_without_it_alike(gpu):
     )
     site = Site(accelerator=gpu, software=trainer_software())
     with pytest.raises(InvalidInput) as by_recommend:
-        request(Wanted(), spec, site, 1.0, lambda _: True)
+        request(Wanted(), spec, site, 1.0)
     with pytest.raises(InvalidInput) as by_plan:
         configure(spec, site, None, model_facts(MODELS[0]))
     assert str(by_plan.value) == str(by_recommend.value)

@@ -24,15 +24,18 @@ class Crowd(Adventure):
             chance.pick([None, 1, 2, 3, 4, 5]),
             chance.pick([{}, {"vision": 2}, {"vision": 1, "speech": 3}]),
         )
-        self.projects = {}
+        self.projects, self.members = {}, {}
         self.room.queue = self.queue
         self.room.restart()
         submit, apply = self.room.submit, self.room.fleet.apply
 
         def submitted(name, **terms):
             self.projects[name] = chance.pick(PROJECTS)
+            self.members[name] = gpus = chance.pick([1, 1, 2])
             priority = chance.pick([0, 0, 1, -3])
-            return submit(name, priority=priority, project=self.projects[name], **terms)
+            return submit(
+                name, priority=priority, project=self.projects[name], gpus=gpus, **terms
+            )
 
         def applied(commands):
             try:
@@ -46,7 +49,10 @@ class Crowd(Adventure):
         """After every single call: who makes room must be gone before the other comes."""
         if self.strangers or self.zombies or self.wire.held:
             return
-        alive = {each: len(self.room.fleet.alive(each)) for each in self.names}
+        alive = {
+            each: len(self.room.fleet.alive(each)) * self.members.get(each, 1)
+            for each in self.names
+        }
         if self.queue.gpus is not None:
             assert sum(alive.values()) <= self.queue.gpus
         for project, most in self.queue.quotas.items():

@@ -159,6 +159,7 @@ class Room:
         origin=None,
         priority=0,
         project="",
+        gpus=1,
         **terms,
     ):
         job = Job(
@@ -174,7 +175,7 @@ class Room:
             at=self.clock.now(),
             spec="{}",
             job=job,
-            task=Task(folder="folder", module="training"),
+            task=Task(folder="folder", module="training", gpus=gpus),
             policy=policy,
             origin=self.clock.now() if origin is None else origin,
             slot_s=SLOT_S,

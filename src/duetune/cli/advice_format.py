@@ -27,7 +27,9 @@ def shortly(configuration: Configuration, *, gpu: bool = True) -> str:
     words.append(f"batch {each.batch_size}")
     if each.grad_accum > 1:
         words[-1] += f" x {each.grad_accum}"
-    if each.num_gpus > 1:
+    if each.num_gpus > each.num_nodes > 1 and each.sharding.value == "hybrid":
+        words.append(f"members of {each.num_gpus // each.num_nodes}")
+    elif each.num_gpus > 1:
         words.append(str(each.sharding))
     if each.grad_checkpoint:
         words.append("checkpointing" if gpu else "ckpt")

@@ -10,6 +10,8 @@ from duetune.cli.context import Answer, json_option, print_answer
 from duetune.home import Home
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from duetune.jobs.explain import Explanation, SlotExplained
     from duetune.store.rows import JobRow
 
@@ -79,6 +81,7 @@ def _show_run(row: JobRow, explanation: Explanation) -> None:
             escape(each.why),
         )
     screen.print(table)
+    _say_members(screen, explanation.gpus_per_member)
     for slot, words in explanation.disturbances:
         screen.print(f"Slot {slot}: {escape(words)}.")
     if not explanation.whole_runs:
@@ -101,6 +104,12 @@ def _show_run(row: JobRow, explanation: Explanation) -> None:
     )
     if any(each.share is not None for each in explanation.slots):
         screen.print("[dim]They have the whole fleet, while this job had to share it.[/]")
+
+
+def _say_members(screen: Console, gpus: int) -> None:
+    """Say what the reasons of a policy count, if a member has several GPUs."""
+    if gpus > 1:
+        screen.print(f"[dim]Reasons count members of {gpus} GPUs.[/]")
 
 
 def _finished(row: JobRow) -> str:
@@ -134,6 +143,7 @@ def _show_slot(each: SlotExplained, policy: str) -> None:
         f"[yellow]{each.decided.on_demand} on demand[/] for {dollars(each.charge)}"
     )
     screen.print(f"  why       {escape(policy)}: {escape(each.why)}")
+    _say_members(screen, each.gpus_per_member)
     if each.others:
         screen.print()
         table = tables.new_table(

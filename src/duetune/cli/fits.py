@@ -27,7 +27,7 @@ class FitsAnswer(Answer, frozen=True, kw_only=True):
 @click.command()
 @click.argument("model", metavar="MODEL")
 @click.option(
-    "--gpu", required=True, metavar="NAME", help="The GPU, such as A100-80GB, H100 or L40S."
+    "--gpu", required=True, metavar="NAME", help="The GPU, such as A100-80GB, H100 or L40S:4."
 )
 @click.option("--seq", type=int, metavar="TOKENS", help="Tokens of each sequence.  [default: 1024]")
 @click.option(
@@ -42,11 +42,17 @@ class FitsAnswer(Answer, frozen=True, kw_only=True):
     help="full, lora, qlora, gptq-lora or pt (prompt tuning).  [default: full below 1B parameters "
     "if that fits, else lora]",
 )
-@click.option("--gpus", type=int, default=1, metavar="N", help="Number of GPUs.")
+@click.option("--gpus", type=int, metavar="N", help="Number of GPUs.  [default: 1]")
+@click.option(
+    "--gpus-per-member",
+    type=int,
+    metavar="N",
+    help="GPUs of one node that share one copy of the model.  [default: as few as it needs]",
+)
 @click.option(
     "--sharding",
     metavar="NAME",
-    help="How GPUs share the state: ddp, fsdp, ...  [default: ddp, as duetune's trainer]",
+    help="How GPUs share the state: ddp, fsdp, ...  [default: as duetune's trainer]",
 )
 @click.option(
     "--precision",
@@ -71,7 +77,11 @@ class FitsAnswer(Answer, frozen=True, kw_only=True):
     help="Layers with adapters: all-linear, attention, or such as q_proj+v_proj.  [default: "
     "all-linear]",
 )
-@click.option("--attention", metavar="NAME", default="sdpa", help="sdpa, flash or eager.")
+@click.option(
+    "--attention",
+    metavar="NAME",
+    help="varlen, sdpa, flash or eager.  [default: varlen, as duetune's trainer]",
+)
 @click.option(
     "--software",
     metavar="NAME",

@@ -60,7 +60,7 @@ class RecommendAnswer(Answer, frozen=True, kw_only=True):
 @click.option(
     "--sharding",
     metavar="NAME",
-    help="How GPUs share the state: any, ddp, fsdp.  [default: ddp, as duetune's trainer]",
+    help="How GPUs share the state: any, ddp, fsdp.  [default: as duetune's trainer]",
 )
 @click.option(
     "--software",

@@ -1,8 +1,9 @@
 """The step of a turn that shares a finite fleet among jobs.
 
-Every job is asked how many GPUs it would hold alone. The planner (through ``queue.shares``) divides
-the GPUs, and each job decides within its share. Launches are limited to GPUs that are really free:
-nodes that are still being released count as used.
+Every job is asked how many members it would hold alone. The planner (through ``queue.shares``)
+divides the GPUs, and each job decides within its share. Launches are limited to GPUs that are
+really free: nodes that are still being released count as used. A node is a member of a job, with
+one GPU or several; jobs count members, limits and the market count GPUs.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ ROUNDS = 3
 class Sharing:
     """Shares GPUs among jobs. Between turns it keeps only the last plan, to reuse it.
 
-    ``_hoped``: spot GPUs that each job is expected to take in this turn.
-    ``_most``: the most GPUs that each job can use of its share.
+    ``_hoped``: spot members that each job is expected to take in this turn.
+    ``_most``: the most members that each job can use of its share.
     ``_spot_words``: why a job sees less spot capacity than the market has.
     """
 
@@ -50,7 +51,7 @@ class Sharing:
         self._shares: dict[str, Share] = {}
 
     def begin(self, engines: Mapping[str, Engine], *, unread: int = 0) -> None:
-        """Begin a turn with all jobs; jobs whose journal cannot be read hold ``unread`` nodes."""
+        """Begin a turn with all jobs; jobs whose journal cannot be read hold ``unread`` GPUs."""
         self._engines, self._unread = dict(engines), unread
         self._hoped, self._most, self._spot_words = {}, {}, {}
 
@@ -101,11 +102,11 @@ class Sharing:
         jobs = [Contender(page.engine.state, _wish(page)) for page in pages if _competes(page)]
         asked = {page.stream for page in pages}
         taken = self._unread + sum(
-            max(len(engine.state.alive()), engine.state.wanted.total)
+            max(len(engine.state.alive()), engine.state.wanted.total) * _member(engine)
             for stream, engine in self._engines.items()
             if stream not in asked
         )
-        planned_for = (taken, [(job.state.stream, job.wish) for job in jobs])
+        planned_for = (taken, [(job.state.stream, job.members) for job in jobs])
         if planned_for != self._planned_for or any(page.observed for page in pages):
             now = max((page.market.at for page in pages), default=0.0)
             self._shares = shares(self.queue, jobs, now, taken=taken)
@@ -113,7 +114,7 @@ class Sharing:
         again = False
         for page in pages:
             if page.observed is not None and page.stream in self._shares:
-                most = _runnable(page, self._shares[page.stream].gpus)
+                most = _runnable(page, self._shares[page.stream].gpus // _member(page.engine))
                 again |= most < self._hoped[page.stream]
                 self._most[page.stream] = most
         return again
@@ -127,7 +128,8 @@ class Sharing:
         if not _competes(page):
             return
         state, share, wish = page.engine.state, self._shares.get(page.stream), _wish(page)
-        most = _runnable(page, wish if share is None else min(wish, share.gpus))
+        given = wish if share is None else min(wish, share.gpus // _member(page.engine))
+        most = _runnable(page, given)
         if page.observed is None:
             if most == min(wish, wish if state.share is None else state.share):
                 return
@@ -147,10 +149,11 @@ class Sharing:
         A job keeps the spot GPUs that it holds against jobs of the same priority. Jobs of lower
         priority must make room.
         """
-        own = engine.state
+        own, size = engine.state, _member(engine)
         priority = own.submitted.priority
         spot = {
-            other: self._hoped.get(other.stream, len(other.state.alive(NodeKind.SPOT)))
+            other: _member(other)
+            * self._hoped.get(other.stream, len(other.state.alive(NodeKind.SPOT)))
             for other in self._engines.values()
             if other is not engine and other.state.submitted.priority >= priority
         }
@@ -158,28 +161,31 @@ class Sharing:
             count for other, count in spot.items() if other.state.submitted.priority > priority
         )
         first = max(0, market.available - higher)
-        left = max(min(first, len(own.alive(NodeKind.SPOT))), market.available - sum(spot.values()))
+        left = max(min(first, _spot_gpus(engine)), market.available - sum(spot.values()))
         self._spot_words[engine.stream] = (
             ""
-            if left >= min(market.available, own.job.max_gpus)
+            if left >= min(market.available, own.job.max_gpus * size)
             else f"other jobs have {market.available - left} of {market.available} spot GPUs"
         )
         return msgspec.structs.replace(market, available=left)
 
     def room(self, engine: Engine, market: Slot) -> Room:
-        """Return what the job may launch beside all live nodes, those being released included."""
+        """Return how many nodes the job may launch beside all live ones, those being released
+        included.
+        """
         queue, project = self.queue, engine.state.submitted.project
         alive, alive_in_project, spot = self._unread, 0, 0
         for other in self._engines.values():
             nodes = [node for node in other.state.nodes.values() if node.state.alive]
-            alive += len(nodes)
-            alive_in_project += len(nodes) * (other.state.submitted.project == project)
-            spot += sum(node.kind is NodeKind.SPOT for node in nodes)
-        wanted = engine.state.wanted.total
-        nodes_left = wanted if queue.gpus is None else queue.gpus - alive
+            held = sum(node.gpus for node in nodes)
+            alive += held
+            alive_in_project += held * (other.state.submitted.project == project)
+            spot += sum(node.gpus for node in nodes if node.kind is NodeKind.SPOT)
+        size = _member(engine)
+        left = engine.state.wanted.total * size if queue.gpus is None else queue.gpus - alive
         if project in queue.quotas:
-            nodes_left = min(nodes_left, queue.quotas[project] - alive_in_project)
-        return Room(max(0, nodes_left), max(0, market.available - spot))
+            left = min(left, queue.quotas[project] - alive_in_project)
+        return Room(max(0, left // size), max(0, (market.available - spot) // size))
 
 
 def sharing_now(
@@ -215,12 +221,17 @@ def _competes(page: Page) -> bool:
     return state.ending is None and state.status is not Status.PAUSED
 
 
-def _runnable(page: Page, gpus: int) -> int:
-    return gpus if gpus >= page.engine.state.job.min_gpus else 0
+def _member(engine: Engine) -> int:
+    """Return the GPUs of one member of a job."""
+    return engine.state.submitted.task.gpus
+
+
+def _runnable(page: Page, members: int) -> int:
+    return members if members >= page.engine.state.job.min_gpus else 0
 
 
 def _wish(page: Page) -> int:
-    """Return how many GPUs the job would hold alone in this slot."""
+    """Return how many members the job would hold alone in this slot."""
     state = page.engine.state
     known = state.wish if page.observed is None else page.observed.wish
     return state.wanted.total if known is None else known

@@ -262,12 +262,12 @@ class Controller:
         )
 
     def _unread(self, streams: Sequence[str]) -> int:
-        """Return the number of nodes of jobs whose journal cannot be read."""
+        """Return the number of GPUs of jobs whose journal cannot be read."""
         count = 0
         for stream in set(streams) - set(self._engines):
             with self._contained(stream):
                 nodes = self.world.fleet.observe(stream).nodes
-                count += sum(node.state.alive for node in nodes)
+                count += sum(node.gpus for node in nodes if node.state.alive)
         return count
 
     # --- Safety of a tick

@@ -47,10 +47,20 @@ class Queue(msgspec.Struct, frozen=True):
 
 
 class Contender(NamedTuple):
-    """A job and how many GPUs it would hold if it were alone (``wish``)."""
+    """A job and how many members it would hold if it were alone."""
 
     state: JobState
-    wish: int
+    members: int
+
+    @property
+    def member(self) -> int:
+        """Return the GPUs of one member of the job."""
+        return self.state.submitted.task.gpus
+
+    @property
+    def wish(self) -> int:
+        """Return the GPUs of all these members."""
+        return self.members * self.member
 
     @property
     def project(self) -> str:
@@ -79,7 +89,7 @@ def shares(
     there = total if queue.gpus is None else max(0, queue.gpus - taken)
     if total <= there and not _over_quota(queue, jobs, wishes):
         return {}
-    there = min(there, max(total, sum(len(job.state.alive()) for job in jobs)))
+    there = min(there, max(total, sum(len(job.state.alive()) * job.member for job in jobs)))
     given, words = _given(queue, jobs, there, now) if there else ({}, {})
     answer = {}
     for job in jobs:
@@ -135,14 +145,16 @@ def _views(jobs: Sequence[Contender], stock: Stock, now: float) -> list[JobView]
     """Return the jobs as the planner sees them. All nodes are identical: number them in order."""
     views, first = [], 0
     there = len(stock.shapes)
-    for state, wish in jobs:
+    for contender in jobs:
+        state, size = contender.state, contender.member
         job, submitted = state.job, state.submitted
         pace = np.zeros(there)
-        fewest, most = job.min_gpus, min(job.max_gpus, wish, there)
+        # A job runs on whole members only: the other numbers of GPUs keep a pace of 0.
+        fewest, most = job.min_gpus, min(job.max_gpus, contender.members, there // size)
         if fewest <= most:
             curve = np.array(job.throughput[fewest : most + 1])
-            pace[fewest - 1 : most] = curve / submitted.slot_s
-        held = min(len(state.alive()), there - first)
+            pace[fewest * size - 1 : most * size : size] = curve / submitted.slot_s
+        held = min(len(state.alive()), (there - first) // size) * size
         nodes = tuple((node, 1) for node in range(first, first + held))
         first += held
         restart_s = (1 - job.reconfiguration.grow) * submitted.slot_s
@@ -156,7 +168,7 @@ def _views(jobs: Sequence[Contender], stock: Stock, now: float) -> list[JobView]
                 placement=Placement(0, nodes) if held else None,
                 rigid=job.min_gpus == job.max_gpus,
                 restarts=state.resizes,
-                most_gpus=max(state.pace, default=0),
+                most_gpus=max(state.pace, default=0) * size,
                 attained_gpu_s=_gpu_s(state, now),
                 start_s=restart_s,
                 restart_s=restart_s,
@@ -169,9 +181,9 @@ def _views(jobs: Sequence[Contender], stock: Stock, now: float) -> list[JobView]
 
 
 def _gpu_s(state: JobState, now: float) -> float:
-    """Return the seconds for which the job's nodes have run, all nodes together."""
+    """Return the seconds for which the job's GPUs have run, all of them together."""
     return sum(
-        (now if node.ended_at is None else node.ended_at) - node.started_at
+        node.gpus * ((now if node.ended_at is None else node.ended_at) - node.started_at)
         for node in state.nodes.values()
         if node.started_at is not None
     )

@@ -189,9 +189,9 @@ class Engine:
         if (target := late_target(state, observed, job_observed(state, observed))) is not None:
             notes.insert(0, f"late: finishing at the least cost, by slot {target}")
         if observed.share_reason:
-            share = observed.share
-            plural = "" if share == 1 else "s"
-            most = "" if share is None else f"at most {share} GPU{plural}: "
+            gpus = (observed.share or 0) * state.submitted.task.gpus
+            plural = "" if gpus == 1 else "s"
+            most = "" if observed.share is None else f"at most {gpus} GPU{plural}: "
             notes.append(f"{most}{observed.share_reason}")
         return msgspec.structs.replace(chosen, reason="; ".join(notes))
 
@@ -206,7 +206,8 @@ class Engine:
         estimated = not (state.pace or observed.pace)
         doubt = state.submitted.slowdown if estimated else MEASURED_DOUBT
         gpus = probe(view, state.submitted)
-        count = f"{gpus.total} GPU{'s' if gpus.total > 1 else ''}"
+        total = gpus.total * state.submitted.task.gpus
+        count = f"{total} GPU{'s' if total > 1 else ''}"
         if lost is None:
             if not (estimated and measure_early(view, gpus, doubt)):
                 return None

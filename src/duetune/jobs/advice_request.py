@@ -19,28 +19,32 @@ from duetune.jobs.inventory import (
     parsed_inventory,
     parsed_prices,
 )
+from duetune.jobs.prospects import Prospects
 from duetune.jobs.question import USUAL_GPUS, Question
+from duetune.jobs.recipe import choose_recipe
 from duetune.jobs.site import Site
 from duetune.jobs.spec.job_spec import JobSpec
-from duetune.jobs.spec.values import is_path
 from duetune.jobs.terms import seconds_until
 from duetune.jobs.trainer_facts import USUAL, placement, trainer_software
+from duetune.jobs.trainer_knowledge import TrainerKnowledge
 from duetune.knowledge.advice import GIVEN, Request, asked_gpu, asked_model
 from duetune.knowledge.configurations.configuration import Sharding
 from duetune.knowledge.configurations.space_files import default_space
 from duetune.knowledge.facts.gpus import prices_for
 from duetune.knowledge.facts.model_facts import model_facts
 from duetune.knowledge.listed_space import Listing
+from duetune.knowledge.sources.analytic import AnalyticSource
 from duetune.knowledge.sources.knowledge_source import Limits, Objective
-from duetune.training.dataset_rows import TEXT_FIELD, check_dataset
 from duetune.training.task import TrainingMethod
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from duetune.jobs.recipe import Chosen
     from duetune.knowledge.configurations.configuration import Configuration, Value
+    from duetune.training.dataset_rows import DatasetSummary
 
-    Fits = Callable[[Configuration], bool]
+    Knowledge = Callable[[], TrainerKnowledge]
 
 ANY = "any"
 _OWN = "duetune's trainer works this way"
@@ -79,19 +83,25 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(Question() if spec is None else Question.of(spec), **given)
 
 
+def _physics() -> TrainerKnowledge:
+    return TrainerKnowledge(AnalyticSource(), trainer_software())
+
+
 def request(
     wanted: Wanted,
     spec: JobSpec | None = None,
     site: Site | None = None,
     price: float | None = None,
-    fits: Fits | None = None,
+    data: DatasetSummary | None = None,
+    knowledge: Knowledge = _physics,
 ) -> Request:
     """Return the request to the advisor; wrong options are refused before anything is computed.
 
     ``site`` is where jobs run, if it names its GPU; ``price`` is its on-demand price in dollars per
-    GPU and hour. ``fits`` is called only to find out whether all weights of a small model fit.
+    GPU and hour. ``data`` is the dataset, if it is on this machine. ``knowledge`` is called after
+    the options were checked.
     """
-    return _Asking(wanted, spec, site, price, fits).request()
+    return _Asking(wanted, spec, site, price, data, knowledge).request()
 
 
 class _Asking:
@@ -103,7 +113,8 @@ class _Asking:
         spec: JobSpec | None,
         site: Site | None,
         price: float | None,
-        fits: Fits | None,
+        data: DatasetSummary | None,
+        knowledge: Knowledge,
     ) -> None:
         if spec is not None and spec.run is not None:
             allowed = "no value: recommend works for jobs of the built-in trainer only"
@@ -113,7 +124,7 @@ class _Asking:
                 raise InvalidInput(field, number, "a whole number, one or more")
         if wanted.sharding not in {None, ANY, *Sharding}:
             raise InvalidInput("sharding", wanted.sharding, f"any, or one of {', '.join(Sharding)}")
-        self.wanted, self.spec, self.fits = wanted, spec, fits
+        self.wanted, self.spec, self.data, self.knowledge = wanted, spec, data, knowledge
         self.asked = wanted.question(spec)
         self.site = None if site is None or site.gpu is None else site
         self.site_price = {} if price is None or site is None else {site.gpu_model: price}
@@ -127,7 +138,6 @@ class _Asking:
             raise InvalidInput("model", None, "a job spec or --model")
         self._set("model", asked_model(place))
         self.facts = model_facts(place)
-        self._set("tokens_per_sample", *self.asked.length(self.facts))
         inventory = self._inventory()
         sites = self._sites(inventory)
         deadline_s = self._deadline()
@@ -137,18 +147,17 @@ class _Asking:
         )
         if usual:
             self.assumptions.append("list prices on demand; set yours with --price")
+        tokens = self._typed_tokens()
         rows = self._rows()
         self.step = self.asked.step(max(inventory.values()), rows)
-        tokens = self._tokens(rows)
-        if self.wanted.deadline is not None and self.spec is None and tokens is None:
-            raise InvalidInput(
-                "deadline", self.wanted.deadline, "--tokens as well: the amount of work until then"
-            )
         counts = self._counts(inventory)
-        method, reason = self.asked.chosen_method(place, self.facts, sites.values(), self.fits)
-        self._set("method", method, reason)
-        self._say(method, sites)
-        points = self._points(method, sites, counts)
+        method = self.asked.chosen_method(place, self.facts, sites.values(), self._fits)
+        recipes = self._recipes(place, method, sites, (counts[0], inventory), rows)
+        self._set("method", *method)
+        self._set("tokens_per_sample", *self.asked.length(self.facts))
+        self._say(sites, next(iter(recipes.values()), None))
+        tokens = self._tokens(rows) if tokens is None else tokens
+        points = self._points(str(self.given["method"]), sites, counts, recipes)
         limits = Limits(
             tokens=tokens,
             deadline_s=deadline_s,
@@ -211,11 +220,45 @@ class _Asking:
         if len(inventory) == 1:
             self._set("gpu_model", next(iter(inventory)), why)
         if len(counts) == 1:
-            self._set("num_gpus", counts[0], why)
+            self.reasons["num_gpus"] = why
         return counts
 
+    def _fits(self, one: Configuration) -> bool:
+        return Prospects(self.knowledge()).fits(one)
+
+    def _recipes(
+        self,
+        model: str,
+        method: tuple[str, str],
+        sites: dict[str, Site],
+        gpus: tuple[int, dict[str, int]],
+        rows: int | None,
+    ) -> dict[str, Chosen]:
+        """Return what ``plan`` would choose on each GPU on which it fits with the fewest
+        concessions to memory; empty for other trainers.
+        """
+        (least, inventory), wanted, found = gpus, self.wanted, {}
+        if method[0] not in set(TrainingMethod) or wanted.software or wanted.sharding:
+            return {}
+        for gpu, site in sites.items():
+            range_ = (min(least, inventory[gpu]), inventory[gpu])
+            self.asked.member_sizes(method[0], *range_)
+            knowledge = self.knowledge()
+            try:
+                found[gpu] = choose_recipe(
+                    self.asked, model, self.facts, site, range_, rows, knowledge, method
+                )
+            except InvalidInput:
+                continue  # it does not fit on this GPU; the advisor says so
+        least = min((each.rank for each in found.values()), default=0)
+        return {gpu: each for gpu, each in found.items() if each.rank == least}
+
     def _points(
-        self, method: str, sites: dict[str, Site], counts: list[int]
+        self,
+        method: str,
+        sites: dict[str, Site],
+        counts: list[int],
+        recipes: dict[str, Chosen],
     ) -> list[Configuration]:
         """Return all configurations that the trainer can run, or those of another trainer if one
         was asked for.
@@ -227,7 +270,8 @@ class _Asking:
             ways = (Sharding.FSDP, Sharding.DDP)
         else:
             self.reasons["sharding"] = GIVEN if self.wanted.sharding else _OWN
-        given = self.asked.checkpointing
+        given, least = self.asked.checkpointing, self.asked.gpus_per_member or 1
+        sizes = {gpu: recipes[gpu].gpus_per_member if gpu in recipes else least for gpu in sites}
         points = [
             self.asked.configuration(
                 method,
@@ -238,9 +282,9 @@ class _Asking:
                 microbatch=microbatch,
                 accumulation=accumulation,
                 checkpointing=checkpointing,
-            ).replace(**placement(count, way))
-            for site in sites.values()
-            for count in counts
+            ).replace(**placement(count, way, sizes[gpu]))
+            for gpu, site in sites.items()
+            for count in sorted({-(-count // sizes[gpu]) * sizes[gpu] for count in counts})
             for microbatch, accumulation in self.step.cuts(count)
             for checkpointing in ((True, False) if given is None else (given,))
             for way in (ways if count > 1 else ways[:1])
@@ -250,8 +294,22 @@ class _Asking:
             raise InvalidInput("batch", self.step.batch, allowed)
         return points
 
-    def _say(self, method: str, sites: dict[str, Site]) -> None:
-        """Record the reasons for fields that are the same for all configurations."""
+    def _say(self, sites: dict[str, Site], recipe: Chosen | None) -> None:
+        """Record the reasons for fields that are the same for all configurations. What a recipe
+        concedes to memory holds for all of them.
+        """
+        conceded = {} if recipe is None else recipe.conceded
+        if recipe is not None:
+            self.assumptions += recipe.concessions
+            one = recipe.one
+            if "method" in conceded:
+                self._set("method", one.method.value, conceded["method"])
+            if "max_length" in conceded:
+                self._set("tokens_per_sample", one.tokens_per_sample, conceded["max_length"])
+                self.asked = msgspec.structs.replace(self.asked, max_length=one.tokens_per_sample)
+            if "precision" in conceded:
+                self.asked = msgspec.structs.replace(self.asked, precision=one.precision.value)
+        method = str(self.given["method"])
         step = self.step
         if self.asked.checkpointing is not None:
             self._set("grad_checkpoint", self.asked.checkpointing)
@@ -263,6 +321,8 @@ class _Asking:
             self._set("precision", *kept[0])
         else:
             self.reasons["precision"] = "bfloat16 if the GPU supports it, else float16"
+        if "precision" in conceded:
+            self.reasons["precision"] = conceded["precision"]
         self.reasons |= dict.fromkeys(("num_nodes", "interconnect"), _OWN)
         self.reasons["software"] = GIVEN if self.wanted.software else _OWN
         if step.exact and step.microbatch and step.batch % step.microbatch:
@@ -293,19 +353,22 @@ class _Asking:
 
     def _rows(self) -> int | None:
         """Return the number of training examples if the dataset is on this machine."""
-        self.tokens_per_row = 0.0
-        place = None if self.spec is None else self.spec.dataset
-        if self.spec is None or place is None or not is_path(place):
+        if self.spec is None or self.data is None:
             return None
-        text_field = self.spec.training.dataset_text_field or TEXT_FIELD
-        dataset = check_dataset(place, text_field=text_field)
-        self.tokens_per_row = dataset.tokens_per_row
-        return dataset.rows - held_out_rows(self.spec, dataset.rows)
+        return self.data.rows - held_out_rows(self.spec, self.data.rows)
+
+    def _typed_tokens(self) -> float | None:
+        """Return the tokens to train on as they were typed."""
+        if self.wanted.tokens is not None:
+            return parsed_amount("tokens", self.wanted.tokens)
+        if self.wanted.deadline is not None and self.spec is None:
+            raise InvalidInput(
+                "deadline", self.wanted.deadline, "--tokens as well: the amount of work until then"
+            )
+        return None
 
     def _tokens(self, rows: int | None) -> float | None:
         """Return the tokens to train on in total; None if unknown."""
-        if self.wanted.tokens is not None:
-            return parsed_amount("tokens", self.wanted.tokens)
         if self.spec is None:
             return None
         length, training = int(self.given["tokens_per_sample"]), self.spec.training
@@ -316,13 +379,13 @@ class _Asking:
                 f"{training.max_steps:,} steps of {batch} sequences of {length:,} tokens"
             )
             return float(training.max_steps * batch * length)
-        if rows is None:
+        if rows is None or self.data is None:
             self.assumptions.append(
                 f"the size of {self.spec.dataset} is unknown; set the work with --tokens"
             )
             return None
         epochs = training.num_train_epochs or USUAL.num_train_epochs
-        usual = min(float(length), self.tokens_per_row)
+        usual = min(float(length), self.data.tokens_per_row)
         self.assumptions.append(
             f"{epochs:g} epochs of {rows:,} examples of about {usual:,.0f} tokens each,"
             " estimated from their characters"

@@ -100,8 +100,9 @@ def _terms(state: JobState, request: Amend, submitter: Submitter) -> Terms:
     if request.deadline is not None and slots < needed:
         earliest = market.slot_began + needed * slot_s - market.at
         given = written_up(max(0.0, request.deadline - market.at))
-        gpus = "all GPUs need" if state.job.max_gpus > 1 else "the one GPU needs"
-        allowed = f"at least {written_up(earliest)}: {gpus} that long on demand for the rest"
+        gpus = state.job.max_gpus * submitted.task.gpus
+        group = f"all {gpus} GPUs need" if gpus > 1 else "the one GPU needs"
+        allowed = f"at least {written_up(earliest)}: {group} that long on demand for the rest"
         raise InvalidInput("deadline", given, allowed)
     budget = state.job.budget if request.budget is None else request.budget
     # A deadline that is lost and was not changed is no reason to refuse a budget.

@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from duetune.errors import InvalidInput
-from duetune.jobs.plan_reasons import length_reason, member_reason, other_reasons, pace_reason
-from duetune.jobs.prospects import Prospects, known
-from duetune.jobs.question import USUAL_GPUS
-from duetune.jobs.recipe import Chosen, choose_recipe
+from duetune.jobs.plan_reasons import length_reason, other_reasons, pace_reason
+from duetune.jobs.prospects import known
+from duetune.jobs.question import USUAL_GPUS, Question
+from duetune.jobs.recipe import choose_recipe
 from duetune.jobs.spec.values import written_deadline
 from duetune.jobs.step_time import Basis, step_seconds
-from duetune.jobs.trainer_facts import USUAL, TrainerKnowledge
+from duetune.jobs.trainer_facts import USUAL
+from duetune.jobs.trainer_knowledge import Packing, TrainerKnowledge
 from duetune.knowledge.advice import GIVEN
 from duetune.knowledge.configurations.configuration import Method
 from duetune.knowledge.configurations.configuration_table import UNKNOWN_PARAMETERS
@@ -28,6 +29,7 @@ from duetune.knowledge.estimate import Interval
 from duetune.knowledge.facts.model_facts import usual_model
 from duetune.knowledge.sources.analytic import AnalyticSource
 from duetune.knowledge.sources.estimating import known_gpu
+from duetune.training.task import EvalStrategy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -41,8 +43,6 @@ if TYPE_CHECKING:
 
 OWN_COMMAND = "own command"
 PERCENT = 100
-MEMBER_SIZES = (1, 2, 4, 8)
-"""Numbers of GPUs that may share one copy of the model, fewest first: those of one node."""
 ASSUMED_SHARE = 0.5
 """Share of the time to the deadline that a user's command is assumed to need."""
 
@@ -114,11 +114,13 @@ def configure(
     source: Callable[[], KnowledgeSource] = AnalyticSource,
     ran_out: Sequence[Configuration] = (),
     tokens_per_row: float | None = None,
+    eval_rows: int | None = None,
 ) -> TrainingPlan:
     """Return the training plan of ``spec`` on ``site``; refuse what cannot work. ``plan`` and
     ``launch`` call it before a job is quoted.
 
-    - ``rows`` is the number of examples in the dataset, ``tokens_per_row`` their mean length.
+    - ``rows`` is the number of examples in the dataset, ``tokens_per_row`` their mean length,
+      ``eval_rows`` the number of examples in a dataset for evaluation.
     - ``model`` is what ``model_facts`` returns.
     - ``measured`` are earlier runs of any kind; those of the same training are used.
     - ``now`` is the moment of submission. It is needed only if the deadline is a moment.
@@ -131,18 +133,14 @@ def configure(
         return _own_command(spec, site, now, measured)
     _, least, most = spec.gpus
     wanted = min(site.max_gpus, most or max(least, USUAL_GPUS))
-    given = spec.resources.gpus_per_member
-    if given is not None and given > wanted:
-        raise InvalidInput("resources.gpus_per_member", given, f"at most {wanted}, all its GPUs")
     trained = None if rows is None else rows - held_out_rows(spec, rows)
     asked = AnalyticSource() if site.gpu is None else source()
-    trainer = TrainerKnowledge(asked, site.software, ran_out)
-    sizes = [size for size in MEMBER_SIZES if size <= wanted] if given is None else [given]
-    found, prospects = _fewest_gpus(
-        spec, site, model, trained, wanted, sizes, trainer, tokens_per_row
-    )
-    (one, prospect, reasons), gpus = found, prospects.gpus_per_member
-    reasons["gpus_per_member"] = member_reason(given, gpus)
+    trainer = TrainerKnowledge(asked, site.software, ran_out, Packing.of(spec, tokens_per_row))
+    name = spec.model or ""
+    question, range_ = Question.of(spec), (least, wanted)
+    found = choose_recipe(question, name, model, site, range_, trained, trainer)
+    one, prospect, reasons, prospects = found.one, found.estimate, found.reasons, found.prospects
+    gpus = found.gpus_per_member
     microbatch, accumulation = one.batch_size, one.grad_accum
     if accumulation < least:
         raise InvalidInput(
@@ -156,7 +154,17 @@ def configure(
     most_gpus = max(gpus, min(wanted, accumulation) // gpus * gpus)
     length = prospects.usual_length(one)
     estimate = prospect if site.measurable else None
-    pace = step_seconds(site, facts, one, length, most_gpus, same_runs, estimate)
+    pace = step_seconds(
+        site,
+        facts,
+        one,
+        length,
+        most_gpus,
+        same_runs,
+        estimate,
+        evaluated=_evaluated(spec, rows, eval_rows, microbatch * accumulation),
+        reproducible=bool(spec.training.reproducible),
+    )
     # The smallest group with the shortest step: more GPUs would wait for each other.
     members = range(-(-least // gpus), most_gpus // gpus + 1)
     step_s = pace.step_s[::gpus]
@@ -205,38 +213,6 @@ def configure(
     )
 
 
-def _fewest_gpus(
-    spec: JobSpec,
-    site: Site,
-    model: ModelFacts | None,
-    trained: int | None,
-    wanted: int,
-    sizes: Sequence[int],
-    trainer: TrainerKnowledge,
-    tokens_per_row: float | None,
-) -> tuple[Chosen, Prospects]:
-    """Return the recipe for members of as few GPUs as the model needs, of one of ``sizes``."""
-    refusal: InvalidInput | None = None
-    for gpus in sizes:
-        prospects = Prospects(
-            trainer,
-            tokens_per_row,
-            gpus_per_member=gpus,
-            budget=spec.training.max_tokens_per_microbatch,
-            fused=spec.training.use_liger_kernel is not False,
-        )
-        try:
-            whole = wanted // gpus * gpus
-            return choose_recipe(spec, site, model, whole, trained, prospects), prospects
-        except InvalidInput as error:
-            refusal = refusal or error
-            # More GPUs per member help only if the model itself is too large for one.
-            if error.field not in {"model", "method"}:
-                break
-    assert refusal is not None
-    raise refusal
-
-
 def held_out_rows(spec: JobSpec, rows: int) -> int:
     """Return how many examples the trainer holds out for evaluation."""
     training = spec.training
@@ -244,6 +220,19 @@ def held_out_rows(spec: JobSpec, rows: int) -> int:
         return 0
     fraction = USUAL.eval_fraction if training.eval_fraction is None else training.eval_fraction
     return min(int(rows * fraction), USUAL.eval_rows, rows // 2)
+
+
+def _evaluated(spec: JobSpec, rows: int | None, eval_rows: int | None, batch: int) -> float:
+    """Return how many examples are evaluated during training, per step of ``batch`` examples."""
+    training = spec.training
+    if training.eval_strategy in {None, EvalStrategy.NO}:
+        return 0.0
+    held_out = None if rows is None else held_out_rows(spec, rows)
+    known = held_out if training.eval_dataset is None else eval_rows
+    count = USUAL.eval_rows if known is None else min(known, USUAL.eval_rows)
+    if training.eval_strategy == EvalStrategy.STEPS:
+        return count / (training.eval_steps or training.logging_steps or USUAL.logging_steps)
+    return 0.0 if rows is None else count * batch / max(batch, rows - (held_out or 0))
 
 
 def _check_accelerator(spec: JobSpec, site: Site) -> None:

@@ -1,18 +1,19 @@
-"""How the rows of a dataset fit into the ``max_length`` of a job, from a sample of them."""
+"""The dataset of a job: its size, and how its rows fit into ``max_length``, from a sample."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from duetune.training.dataset_rows import CHARACTERS_PER_TOKEN
+from duetune.jobs.spec.values import is_path
+from duetune.training.dataset_rows import CHARACTERS_PER_TOKEN, TEXT_FIELD, check_dataset
 from duetune.training.tokenizer_file import file_tokenizer
 from duetune.training.tokens import LossRules, tokenized
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
+    from duetune.jobs.spec.job_spec import JobSpec
     from duetune.training.dataset_rows import DataRow, DatasetSummary
     from duetune.training.task import TrainingTask
 
@@ -36,6 +37,23 @@ class DataCheck(msgspec.Struct, frozen=True, kw_only=True):
     dropped: int
     longest: int
     exact: bool
+
+
+def local_dataset(spec: JobSpec) -> DatasetSummary | None:
+    """Return a summary of the dataset; None if it is not on this machine or not ours to read."""
+    return None if spec.run is not None else _summary(spec, spec.dataset)
+
+
+def eval_dataset_rows(spec: JobSpec) -> int | None:
+    """Return the size of the dataset for evaluation; None if it is not on this machine."""
+    found = None if spec.run is not None else _summary(spec, spec.training.eval_dataset)
+    return None if found is None else found.rows
+
+
+def _summary(spec: JobSpec, place: str | None) -> DatasetSummary | None:
+    if place is None or not is_path(place) or not Path(place).exists():
+        return None
+    return check_dataset(place, text_field=spec.training.dataset_text_field or TEXT_FIELD)
 
 
 def check_rows(summary: DatasetSummary, folder: Path | None, task: TrainingTask) -> DataCheck:

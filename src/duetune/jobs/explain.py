@@ -30,7 +30,7 @@ SHOWN_AHEAD = 6
 
 
 class Alternative(msgspec.Struct, frozen=True):
-    """What another policy would have held in the same slot, and its cost for the slot."""
+    """The GPUs that another policy would have held in the same slot, and their cost for it."""
 
     policy: str
     allocation: Allocation
@@ -39,7 +39,8 @@ class Alternative(msgspec.Struct, frozen=True):
 
 
 class SlotExplained(msgspec.Struct, frozen=True):
-    """One decision. Prices are in dollars per GPU and hour.
+    """One decision. Prices are in dollars per GPU and hour, and all counts are GPUs. Only the
+    reason counts members of ``gpus_per_member`` GPUs, as the policy does.
 
     - ``expected`` are (price, available) of the next slots.
     - ``charge`` is what the decision costs if it is held for the whole slot.
@@ -70,6 +71,7 @@ class SlotExplained(msgspec.Struct, frozen=True):
     share_reason: str = ""
     given_up: GivenUp | None = None
     probing: bool = False
+    gpus_per_member: int = 1
 
     @property
     def why(self) -> str:
@@ -93,7 +95,8 @@ class WholeRun(msgspec.Struct, frozen=True):
 class Explanation(msgspec.Struct, frozen=True):
     """All explained slots of a job; ``cost`` is None while it runs.
 
-    ``disturbances`` are what went wrong around the job: the slot, and what happened.
+    ``disturbances`` are what went wrong around the job: the slot, and what happened. The job held
+    members of ``gpus_per_member`` GPUs.
     """
 
     job: str
@@ -103,6 +106,7 @@ class Explanation(msgspec.Struct, frozen=True):
     cost: float | None
     whole_runs: tuple[WholeRun, ...] = ()
     disturbances: tuple[tuple[int, str], ...] = ()
+    gpus_per_member: int = 1
 
     def _repr_html_(self) -> str:
         return html_table(
@@ -166,6 +170,7 @@ def explained(
             for each in story
             if isinstance(each.event, Disturbed)
         ),
+        gpus_per_member=submitted.task.gpus,
     )
 
 
@@ -187,31 +192,38 @@ def _explained(
 ) -> SlotExplained:
     """Return one decision with what was observed before it."""
     state, market = engine.state, seen.market
-    hours = state.submitted.slot_s / 3600
+    gpus = state.submitted.task.gpus
+    hours = state.submitted.slot_s / 3600 * gpus
     ahead = zip(seen.forecast_price, seen.forecast_available, strict=True)
     return SlotExplained(
         slot=decided.slot,
         at=seen.at,
         slot_s=state.submitted.slot_s,
         spot_price=market.spot_price / hours,
-        available=market.available,
+        available=market.available * gpus,
         on_demand_price=market.on_demand_price / hours,
-        expected=tuple((price / hours, count) for price, count in list(ahead)[:SHOWN_AHEAD]),
+        expected=tuple((price / hours, count * gpus) for price, count in list(ahead)[:SHOWN_AHEAD]),
         step=seen.progress,
         work=state.progress.total_steps or state.submitted.steps or state.job.work,
-        pace=dict(sorted(state.pace.items())),
+        pace={members * gpus: pace for members, pace in sorted(state.pace.items())},
         spent=seen.spent,
-        held=seen.held,
-        decided=decided.allocation,
+        held=_in_gpus(seen.held, gpus),
+        decided=_in_gpus(decided.allocation, gpus),
         reason=decided.reason,
         charge=_charge(decided.allocation, seen),
         others=others,
-        share=seen.share,
-        wish=seen.wish,
+        share=None if seen.share is None else seen.share * gpus,
+        wish=None if seen.wish is None else seen.wish * gpus,
         share_reason=seen.share_reason,
         given_up=decided.given_up,
         probing=decided.probing,
+        gpus_per_member=gpus,
     )
+
+
+def _in_gpus(members: Allocation, gpus: int) -> Allocation:
+    """Return the GPUs of an allocation of members with ``gpus`` GPUs each."""
+    return Allocation(members.spot * gpus, members.on_demand * gpus)
 
 
 def _others(
@@ -228,7 +240,8 @@ def _others(
             continue
         decision = decide(policy_named(name), view)
         cost = _charge(decision.allocation, seen)
-        rows.append(Alternative(name, decision.allocation, cost, decision.reason))
+        held = _in_gpus(decision.allocation, engine.state.submitted.task.gpus)
+        rows.append(Alternative(name, held, cost, decision.reason))
     return tuple(rows)
 
 

@@ -163,7 +163,7 @@ def draw_futures(
     return Futures(
         terms=terms,
         markets=tuple(_joined(past, start, future, highest) for future in drawn),
-        paces=_paces(terms.pace, count, seed),
+        paces=_paces(terms.pace or (1.0, 1.0), count, seed),
         start=start,
         history_slots=0 if past is None else past.slots,
         source=source,

@@ -8,7 +8,7 @@ import msgspec
 import yaml
 
 from duetune.files import output_file, write_whole
-from duetune.jobs.trainer_facts import packed_rows
+from duetune.jobs.trainer_knowledge import packed_rows
 from duetune.knowledge.configurations.configuration import Configurations
 
 if TYPE_CHECKING:

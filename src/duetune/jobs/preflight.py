@@ -63,7 +63,7 @@ class Finding(msgspec.Struct, frozen=True):
 class Machine(msgspec.Struct, frozen=True):
     """Where jobs are kept and run: ``jobs`` is the folder of all jobs.
 
-    ``own`` says that the nodes run on this machine, with its disk, cache and network.
+    ``own`` says that the nodes run on this machine, with its files, disk, cache and network.
     """
 
     jobs: Path
@@ -102,11 +102,14 @@ def preflight(
     if task is None:
         return Preflight(tuple(_ignored(spec)))
     folder = Path(task.model) if is_path(task.model) else repos[0].folder
+    if not machine.own and folder is not None and not folder.is_dir():
+        folder = None
     try:
         data = None if summary is None else check_rows(summary, folder, task)
     except InvalidInput as error:
         return Preflight((_refused("dataset", task.dataset, error.allowed),))
     findings = (
+        *_elsewhere(task, machine),
         *_access(repos, machine),
         *_packages(task, machine),
         *([] if folder is None else _model_files(folder, task, summary)),
@@ -139,6 +142,17 @@ def _ignored(spec: JobSpec) -> Iterator[Finding]:
             spec.document()["checkpoint"]["every"],  # type: ignore[index]
             "ignored: your own command (run) decides when it saves",
         )
+
+
+def _elsewhere(task: TrainingTask, machine: Machine) -> Iterator[Finding]:
+    """Say which files were not checked, because they are not on this machine."""
+    for field, place in (
+        ("model", task.model),
+        ("dataset", task.dataset),
+        ("training.eval_dataset", task.eval_dataset),
+    ):
+        if not machine.own and place is not None and is_path(place) and not Path(place).exists():
+            yield _warning(field, place, "not checked: it is not on this machine")
 
 
 def hub_repos(spec: JobSpec, environ: Mapping[str, str]) -> list[Repo]:

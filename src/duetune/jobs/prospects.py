@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from duetune.jobs.trainer_facts import sharded
+from duetune.jobs.trainer_facts import on_gpus
 from duetune.knowledge.configurations.configuration import Attention, Configurations
 from duetune.knowledge.estimate import FITS
 from duetune.knowledge.ranking import rank
@@ -20,16 +20,13 @@ from duetune.knowledge.sources.knowledge_source import Limits, Objective
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from duetune.jobs.trainer_facts import TrainerKnowledge
+    from duetune.jobs.trainer_knowledge import TrainerKnowledge
     from duetune.knowledge.configurations.configuration import Configuration
     from duetune.knowledge.estimate import Estimate, Estimates, Interval
 
 
 FILL = 0.5
 """Mean length of examples as a share of the longest allowed, if their length is unknown."""
-
-UNEVEN = 1.25
-"""A step's examples may have so many times the tokens of usual ones."""
 
 NEARLY = 0.02
 """Paces that differ by less than this share count as equal; the least memory then decides."""
@@ -40,39 +37,16 @@ _SMALLEST = 1e7
 
 class Prospects:
     """Asks ``source`` about configurations of one GPU, which holds the whole model, or a shard of
-    it if a member has ``gpus_per_member`` GPUs. ``tokens_per_row`` is the mean length of an
-    example, if known. ``budget`` is the most tokens of a microbatch, and ``fused`` whether fused
-    kernels may be used, if the spec says so.
+    it if a member has ``gpus_per_member`` GPUs.
     """
 
-    def __init__(
-        self,
-        source: TrainerKnowledge,
-        tokens_per_row: float | None = None,
-        *,
-        gpus_per_member: int = 1,
-        budget: int | None = None,
-        fused: bool = True,
-    ) -> None:
+    def __init__(self, source: TrainerKnowledge, gpus_per_member: int = 1) -> None:
         self.source = source
-        self.tokens_per_row = tokens_per_row
         self.gpus_per_member = gpus_per_member
-        self.budget = budget
-        self.fused = fused
 
     def tokens_per_microbatch(self, one: Configuration) -> int:
-        """Return the most tokens of one microbatch: all examples of it at their longest, or less
-        if the examples of a whole step have fewer.
-        """
-        if self.budget is not None:
-            return self.budget
-        most = one.batch_size * one.tokens_per_sample
-        if self.tokens_per_row is None:
-            return most
-        rows = one.batch_size * one.grad_accum
-        return max(
-            one.tokens_per_sample, min(most, math.ceil(UNEVEN * rows * self.usual_length(one)))
-        )
+        """Return the most tokens of one microbatch."""
+        return int(self.source.packing.tokens(Configurations.of([one]))[0])
 
     def _packed(self, one: Configuration) -> Configuration:
         """Return a configuration with its microbatch full of the longest examples."""
@@ -80,8 +54,12 @@ class Prospects:
             batch_size=1,
             tokens_per_microbatch=self.tokens_per_microbatch(one),
             attention=Attention.VARLEN,
-            fast_kernels=self.fused,
+            fast_kernels=self.source.packing.fused,
         )
+
+    def _member(self, one: Configuration) -> Configuration:
+        """Return a configuration of one GPU on all GPUs of a member."""
+        return on_gpus(one, self.gpus_per_member, self.gpus_per_member)
 
     def _usual(self, one: Configuration) -> Configuration:
         """Return a configuration with examples of the usual length in its microbatches."""
@@ -97,8 +75,8 @@ class Prospects:
 
     def usual_length(self, one: Configuration) -> int:
         """Return the expected tokens of an example, at most what the configuration allows."""
-        longest = one.tokens_per_sample
-        return round(min(self.tokens_per_row or 0.0, longest)) or max(1, round(FILL * longest))
+        longest, known = one.tokens_per_sample, self.source.packing.tokens_per_row
+        return round(min(known or 0.0, longest)) or max(1, round(FILL * longest))
 
     def of(self, tried: Sequence[Configuration]) -> Estimates:
         """Return estimates for the configurations: whether their longest examples fit, and the pace
@@ -106,7 +84,7 @@ class Prospects:
         """
         longest = [self._packed(each) for each in tried]
         usual = [self._usual(each) for each in tried]
-        whole = [sharded(each, self.gpus_per_member) for each in (*longest, *usual)]
+        whole = [self._member(each) for each in (*longest, *usual)]
         asked = self.source.query(Configurations.of(whole))
         count = len(tried)
         found, pace = asked.take(np.arange(count)), asked.take(np.arange(count, 2 * count))
@@ -140,14 +118,15 @@ class Prospects:
 
     def memory_terms(self, one: Configuration) -> dict[str, float]:
         """Return gigabytes by purpose; not all of them are needed at the same time."""
-        return {term.name: term.value for term in self.source.explain(self._packed(one)).memory}
+        whole = self._member(self._packed(one))
+        return {term.name: term.value for term in self.source.explain(whole).memory}
 
     def largest_model(self, one: Configuration, parameters: int) -> float:
         """Return about how many parameters would fit, up to ``parameters``, for a model of the
         usual shape; 0.0 if none do.
         """
         sizes = np.geomspace(_SMALLEST, max(parameters, 2 * _SMALLEST), _SIZES)
-        whole = self._packed(one)
+        whole = self._member(self._packed(one))
         asked = [whole.replace(model=f"model-{size / 1e9:.3f}b") for size in sizes.tolist()]
         fitting = sizes[self.source.query(Configurations.of(asked)).p_valid >= FITS]
         return float(fitting.max()) if len(fitting) else 0.0

@@ -22,9 +22,15 @@ from duetune.jobs.trainer_facts import (
     known_optimiser,
     on_gpus,
     precision_kept,
+    unshardable,
 )
 from duetune.knowledge.advice import GIVEN
-from duetune.knowledge.configurations.configuration import Configuration, Method, Precision
+from duetune.knowledge.configurations.configuration import (
+    Attention,
+    Configuration,
+    Method,
+    Precision,
+)
 from duetune.knowledge.facts.model_registry import model_name
 
 if TYPE_CHECKING:
@@ -39,6 +45,9 @@ LARGEST_USUAL_BATCH = 64
 SMALL_MODEL = 1e9
 USUAL_GPUS = 8
 """Most GPUs of a job that does not say how many it may use."""
+
+MEMBER_SIZES = (1, 2, 4, 8)
+"""Numbers of GPUs that may share one copy of the model, fewest first: those of one node."""
 
 
 class Step(msgspec.Struct, frozen=True):
@@ -92,6 +101,7 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     - ``precision`` is how weights are stored; ``bf16`` and ``fp16`` say what is computed in.
     - ``optim`` is the trainer's name of the optimiser.
     - ``adapters`` says that some LoRA setting was given.
+    - ``gpus_per_member`` is how many GPUs share one copy of the model.
     """
 
     method: str | None = None
@@ -107,6 +117,7 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     lora_targets: str | tuple[str, ...] | None = None
     adapters: bool = False
     optim: str | None = None
+    gpus_per_member: int | None = None
 
     @classmethod
     def of(cls, spec: JobSpec) -> Question:
@@ -125,6 +136,7 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
             lora_r=training.lora_r,
             lora_targets=training.lora_target_modules,
             adapters=any(getattr(training, name) not in {None, False} for name in LORA_SETTINGS),
+            gpus_per_member=spec.resources.gpus_per_member,
         )
 
     def length(self, model: ModelFacts | None) -> tuple[int, str]:
@@ -180,6 +192,23 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
             "the model has fewer than a billion parameters, so all weights are trained",
         )
 
+    def member_sizes(self, method: str, least: int, gpus: int) -> list[int]:
+        """Return how many GPUs a member may have, fewest first, in a job of ``least`` to ``gpus``
+        GPUs; refuse a given number that cannot be.
+        """
+        given, why = self.gpus_per_member, unshardable(method, self.optim)
+        whole = [size for size in range(1, gpus + 1) if gpus // size * size >= least]
+        if given is None:
+            return [size for size in MEMBER_SIZES if size in whole and (size == 1 or not why)]
+        if given > gpus:
+            raise InvalidInput("resources.gpus_per_member", given, f"at most {gpus}, all its GPUs")
+        if given not in whole:
+            allowed = f"one of {', '.join(map(str, whole))}: members share {gpus} GPUs evenly"
+            raise InvalidInput("resources.gpus_per_member", given, allowed)
+        if given > 1 and why:
+            raise InvalidInput("resources.gpus_per_member", given, f"1, because {why}")
+        return [given]
+
     def usable(self, sites: Sequence[Site]) -> list[Site]:
         """Return the sites whose GPU can compute in the precision that was asked for; refuse the
         question if there is none. ``plan`` and ``recommend`` call it before they choose.
@@ -229,6 +258,7 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
         site: Site,
         *,
         gpus: int = 1,
+        gpus_per_member: int = 1,
         microbatch: int = 1,
         accumulation: int = 1,
         checkpointing: bool = False,
@@ -249,10 +279,11 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
             optimiser=known_optimiser(self.optim),
             lora_rank=NO_RANK if whole else self.rank()[0],
             lora_targets=ATTENTION if whole else self.layers()[0],
+            attention=Attention.SDPA if site.gpu is None else Attention.VARLEN,
             memory_cap_gb=site.memory_cap_gb,
             software=site.software,
         )
-        return one if gpus == 1 else on_gpus(one, gpus)
+        return on_gpus(one, gpus, gpus_per_member)
 
     def step(self, gpus: int, rows: int | None = None) -> Step:
         """Return how a step on up to ``gpus`` GPUs can be divided, with ``rows`` examples."""

@@ -6,16 +6,19 @@ choice. ``prospects`` asks configuration knowledge whether a recipe fits and how
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from duetune.errors import InvalidInput
+from duetune.jobs.plan_reasons import member_reason
 from duetune.jobs.prospects import Prospects, known
 from duetune.jobs.question import Question
 from duetune.jobs.site import Site
-from duetune.jobs.trainer_facts import TrainerKnowledge, trainer_software
+from duetune.jobs.trainer_facts import trainer_software
+from duetune.jobs.trainer_knowledge import Packing, TrainerKnowledge
 from duetune.knowledge.advice import GIVEN
 from duetune.knowledge.configurations.configuration import (
     Method,
@@ -40,27 +43,71 @@ SHORTEST = 128
 class Chosen(NamedTuple):
     """A recipe as one GPU runs it with all microbatches of a step, the estimate for it, and the
     reason for each field.
+
+    ``prospects`` is for members of as many GPUs as the recipe needs. ``conceded`` are the fields
+    whose usual value does not fit, and why. ``rank`` says in which order such recipes are tried.
     """
 
     one: Configuration
     estimate: Estimate
     reasons: dict[str, str]
+    prospects: Prospects
+    conceded: dict[str, str]
+    rank: int
+
+    @property
+    def gpus_per_member(self) -> int:
+        """How many GPUs share one copy of the model."""
+        return self.prospects.gpus_per_member
+
+    @property
+    def concessions(self) -> list[str]:
+        """What was changed so that the recipe fits, in words."""
+        values = {
+            "method": f"method {self.one.method}",
+            "precision": f"precision {self.one.precision}",
+            "max_length": f"sequences of {self.one.tokens_per_sample:,} tokens",
+            "gpus_per_member": f"members of {self.gpus_per_member} GPUs",
+        }
+        return [f"{values[field]}: {why}" for field, why in self.conceded.items()]
 
 
 def choose_recipe(
-    spec: JobSpec,
+    asked: Question,
+    model: str,
+    facts: ModelFacts | None,
     site: Site,
-    model: ModelFacts | None,
-    gpus: int,
+    gpus: tuple[int, int],
     rows: int | None,
-    prospects: Prospects,
+    trainer: TrainerKnowledge,
+    method: tuple[str, str] | None = None,
 ) -> Chosen:
-    """Return the recipe for up to ``gpus`` GPUs and ``rows`` training examples (None: unknown).
+    """Return the recipe for the least to the most ``gpus`` and ``rows`` training examples (None:
+    unknown).
 
-    ``configure`` and exports call it. A model of unknown size is assumed to fit. Refuses a job that
-    fits in no way, and says which field to change.
+    ``fits``, ``recommend``, ``plan``, ``launch`` and exports all choose with it. A member gets as
+    few GPUs as the model needs. ``method`` is the training method and why, if it is decided
+    already. A model of unknown size is assumed to fit. Refuses a job that fits in no way, and says
+    which field to change.
     """
-    return _Choice(spec, site, model, gpus, rows, prospects).made()
+    asked.usable([site])
+    alone = Prospects(trainer)
+    limited = facts is not None and site.memory is not None
+    fits = alone.fits if limited else None
+    method = method or asked.chosen_method(model, facts, [site], fits)
+    refusal: InvalidInput | None = None
+    for size in asked.member_sizes(method[0], *gpus):
+        prospects = Prospects(trainer, size)
+        try:
+            whole = gpus[1] // size * size
+            return _Choice(asked, model, facts, site, whole, rows, prospects).made(*method)
+        except InvalidInput as error:
+            refusal = refusal or error
+            # More GPUs per member help only if the model itself is too large for one.
+            if error.field not in {"model", "method"}:
+                break
+    assert refusal is not None
+    raise refusal
 
 
 def recipe_by_data_sheet(
@@ -69,15 +116,17 @@ def recipe_by_data_sheet(
     gpus: int,
     rows: int | None = None,
     tokens_per_row: float | None = None,
-) -> Configuration:
+) -> Chosen:
     """Return the recipe for ``gpus`` GPUs of one kind, from data sheets and physics alone.
 
     Exports call it: they know no fleet and no measured runs. ``rows`` are the training examples.
     """
     site = Site(accelerator=accelerator, max_gpus=gpus, software=trainer_software())
-    prospects = Prospects(TrainerKnowledge(AnalyticSource(), site.software), tokens_per_row)
-    model = None if spec.model is None else model_facts(spec.model)
-    return choose_recipe(spec, site, model, gpus, rows, prospects).one
+    packing = Packing.of(spec, tokens_per_row)
+    trainer = TrainerKnowledge(AnalyticSource(), site.software, packing=packing)
+    name = spec.model or ""
+    asked, facts = Question.of(spec), model_facts(name)
+    return choose_recipe(asked, name, facts, site, (gpus, gpus), rows, trainer)
 
 
 class _Choice:
@@ -85,34 +134,33 @@ class _Choice:
 
     def __init__(
         self,
-        spec: JobSpec,
-        site: Site,
+        asked: Question,
+        name: str,
         model: ModelFacts | None,
+        site: Site,
         gpus: int,
         rows: int | None,
         prospects: Prospects,
     ) -> None:
-        self.spec, self.site, self.model = spec, site, model
-        self.asked = Question.of(spec)
-        self.step = self.asked.step(gpus, rows)
+        self.asked, self.name, self.model, self.site = asked, name, model, site
+        self.step = asked.step(gpus, rows)
         self.prospects = prospects
         self.limited = model is not None and site.memory is not None
         self.reasons: dict[str, str] = {}
 
-    def made(self) -> Chosen:
-        asked, reasons, name = self.asked, self.reasons, self.spec.model or ""
-        asked.usable([self.site])
+    def made(self, method: str, why: str) -> Chosen:
+        asked, reasons = self.asked, self.reasons
         _, reasons["precision"] = asked.computed_in(self.site)
         _, reasons["max_length"] = asked.length(self.model)
-        fits = self.prospects.fits if self.limited else None
-        method, reasons["method"] = asked.chosen_method(name, self.model, [self.site], fits)
+        reasons["method"] = why
+        reasons["gpus_per_member"] = member_reason(
+            asked.gpus_per_member, self.prospects.gpus_per_member
+        )
         if method != Method.FULL:
             _, reasons["lora_r"] = asked.rank()
-        one, estimate = self._first_that_fits(method)
-        self._say_accumulation()
-        return Chosen(one, estimate, reasons)
+        return self._first_that_fits(method)
 
-    def _first_that_fits(self, method: str) -> tuple[Configuration, Estimate]:
+    def _first_that_fits(self, method: str) -> Chosen:
         """Return the best recipe of the method, or else of one with smaller weights, as far as the
         spec leaves it open.
         """
@@ -128,16 +176,24 @@ class _Choice:
             changed = {"precision": "weights in 32 bits do not fit in GPU memory"}
         tried = [(first, {})] if smaller is None else [(first, {}), (smaller, changed)]
         # Examples are cut only if nothing else helps.
-        for shorter in (False, True):
-            for one, reasons in tried:
-                found = self._best(one, shorter=shorter)
-                if found is not None:
-                    self.reasons |= reasons
-                    return found
+        for place, (shorter, (one, reasons)) in enumerate(itertools.product((False, True), tried)):
+            found = self._best(one, shorter=shorter)
+            if found is not None:
+                self.reasons |= reasons
+                self._say_accumulation()
+                conceded = self._conceded(reasons, shorter=shorter)
+                return Chosen(*found, self.reasons, self.prospects, conceded, place)
         raise self._refusal(first)
 
+    def _conceded(self, changed: dict[str, str], *, shorter: bool) -> dict[str, str]:
+        """Return the fields that were changed so that the recipe fits, and why."""
+        found = [*changed, *(["max_length"] if shorter else [])]
+        if self.prospects.gpus_per_member > 1 and self.asked.gpus_per_member is None:
+            found.append("gpus_per_member")
+        return {field: self.reasons[field] for field in found}
+
     def _of(self, method: str) -> Configuration:
-        return self.asked.configuration(method, self.spec.model or "", self.model, self.site)
+        return self.asked.configuration(method, self.name, self.model, self.site)
 
     def _best(
         self, first: Configuration, *, shorter: bool
@@ -251,7 +307,7 @@ class _Choice:
         most = f"at most about {parameters / 1e9:.2g} billion parameters" if parameters else "none"
         return InvalidInput(
             "model",
-            self.spec.model,
+            self.name,
             f"{most} with {first.method} {where}; "
             f"this one has {model.parameters / 1e9:.3g} billion: {needs}",
         )

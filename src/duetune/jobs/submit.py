@@ -27,6 +27,7 @@ from duetune.errors import InvalidInput
 from duetune.files import OWNER, write_whole
 from duetune.fleets.embedded.node_assignment import SECRETS_FILE
 from duetune.jobs.configure import TrainingPlan, configure, held_out_rows
+from duetune.jobs.data_check import eval_dataset_rows, local_dataset
 from duetune.jobs.measured_runs import measured_paces, ran_out_of_memory
 from duetune.jobs.preflight import Machine, Preflight, hub_repos, job_environment, preflight
 from duetune.jobs.quote import Quote, make_quote
@@ -44,7 +45,6 @@ from duetune.notebook import html_table
 from duetune.policies.select.hedge import Learner
 from duetune.settings import QueueSettings
 from duetune.store.store import Store
-from duetune.training.dataset_rows import TEXT_FIELD, check_dataset
 from duetune.training.task import write_task
 
 if TYPE_CHECKING:
@@ -56,7 +56,6 @@ if TYPE_CHECKING:
     from duetune.jobs.hub import Repo
     from duetune.knowledge.facts.model_facts import ModelFacts
     from duetune.settings import Settings
-    from duetune.training.dataset_rows import DatasetSummary
 
 TRUST = 0.9
 """Weight of the quote's scenarios before any finished job was learnt from."""
@@ -135,9 +134,6 @@ class Submitter(msgspec.Struct, frozen=True):
 
         Terms, quote, outlook and past follow from it, so policies never see single GPUs.
         """
-        if gpus > 1 and (self.queue.gpus is not None or self.queue.quotas):
-            allowed = "1, because [queue] limits the GPUs and shares them one by one"
-            raise InvalidInput("resources.gpus_per_member", gpus, allowed)
         slot, history = self.market.slot.in_members(gpus), self.history
         return msgspec.structs.replace(
             self,
@@ -151,8 +147,9 @@ def prepare(spec: JobSpec, submitter: Submitter, store: Store, *, seed: int = 0)
     wrong with a job is refused here, before anything is spent.
     """
     environ = job_environment(spec)  # refuses variables and secrets that are not set
-    _check_model(spec)
-    summary = _dataset(spec)
+    if submitter.machine.own:
+        _check_model(spec)
+    summary = local_dataset(spec)
     repos = hub_repos(spec, environ)
     sizes = [each.rows for each in repos if each.name == spec.dataset]
     rows = summary.rows if summary is not None else next(iter(sizes), None)
@@ -168,11 +165,9 @@ def prepare(spec: JobSpec, submitter: Submitter, store: Store, *, seed: int = 0)
         source=lambda: submitter.knowledge(store),
         ran_out=ran_out_of_memory(earlier),
         tokens_per_row=None if summary is None else summary.tokens_per_row,
+        eval_rows=eval_dataset_rows(spec),
     )
     task = None if spec.run is not None else training_task(spec, plan)
-    if task is not None and plan.gpus_per_member > 1 and task.unshardable:
-        allowed = f"1, because {task.unshardable}"
-        raise InvalidInput("resources.gpus_per_member", plan.gpus_per_member, allowed)
     checked = preflight(spec, plan, task, facts, summary, repos, submitter.machine, environ)
     held_out = None if rows is None else held_out_rows(spec, rows)
     submitter = submitter.in_members(plan.gpus_per_member)
@@ -305,18 +300,6 @@ def _model_facts(spec: JobSpec, repos: Sequence[Repo]) -> ModelFacts | None:
         return None
     folders = [str(each.folder) for each in repos if each.name == spec.model and each.folder]
     return model_facts(folders[0] if folders else spec.model)
-
-
-def _dataset(spec: JobSpec) -> DatasetSummary | None:
-    """Return a summary of the dataset; None if it is not on this machine or not ours to read."""
-    if spec.run is not None:
-        return None
-    text_field = spec.training.dataset_text_field or TEXT_FIELD
-    if spec.training.eval_dataset is not None and is_path(spec.training.eval_dataset):
-        check_dataset(spec.training.eval_dataset, text_field=text_field)
-    if spec.dataset is None or not is_path(spec.dataset):
-        return None
-    return check_dataset(spec.dataset, text_field=text_field)
 
 
 def _chosen(

@@ -54,8 +54,8 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True):
     - ``gpus_per_member`` is the number of GPUs that the job buys together. All counts and prices in
       ``job`` are of such members.
     - ``soft`` says that the job goes on after its deadline, at the least cost.
-    - ``slowdown`` says how many times slower than estimated the job may be; 1 if it was measured.
-    - ``pace`` is between which multiples of its throughput the job trains with 90% probability.
+    - ``pace`` is between which multiples of its throughput the job trains with 90% probability;
+      None if the throughput is only a guess.
     - ``notes`` are remarks for the reader of the quote.
     """
 
@@ -70,9 +70,13 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True):
     policy: str | None = None
     policy_reason: str = ""
     soft: bool = False
-    slowdown: float = 1.0
-    pace: tuple[float, float] = (1.0, 1.0)
+    pace: tuple[float, float] | None = (1.0, 1.0)
     notes: tuple[str, ...] = ()
+
+    @property
+    def slowdown(self) -> float:
+        """How many times slower than estimated the job may be; 1 if it was measured."""
+        return GUESS_SLOWDOWN if self.pace is None else 1 / self.pace[0]
 
     def moment(self, slot: float) -> float:
         """Return the moment at which slot ``slot`` ends."""
@@ -154,8 +158,7 @@ def job_terms(
         policy=policy,
         policy_reason=policy_reason,
         soft=spec.value is None and not spec.hard_deadline,
-        slowdown=_slowdown(plan),
-        pace=(plan.step_s[-1] / plan.step_s_slow[-1], plan.step_s[-1] / plan.step_s_quick[-1]),
+        pace=_pace(plan),
         notes=tuple(notes),
     )
 
@@ -246,12 +249,17 @@ def _slow_note(plan: TrainingPlan, field: str) -> str:
     )
 
 
-def _slowdown(plan: TrainingPlan) -> float:
-    """Return how many times slower than estimated a step is at worst; 1 if it was measured."""
+def _pace(plan: TrainingPlan) -> tuple[float, float] | None:
+    """Return the slowest and the quickest likely pace, as multiples of the expected one; the widest
+    range over all numbers of GPUs. None if the pace is a guess.
+    """
     if plan.basis in {Basis.RULE, Basis.ASSUMED}:
-        return GUESS_SLOWDOWN
-    worst = zip(plan.step_s_slow[1:], plan.step_s[1:], strict=True)
-    return max(1.0, *(slow / usual for slow, usual in worst if usual > 0))
+        return None
+    steps = list(zip(plan.step_s, plan.step_s_slow, plan.step_s_quick, strict=True))[1:]
+    return (
+        min(usual / slow for usual, slow, _ in steps),
+        max(usual / quick for usual, _, quick in steps),
+    )
 
 
 def _limit_notes(spec: JobSpec, plan: TrainingPlan, site: Site) -> list[str]:

@@ -149,7 +149,8 @@ def world_source(name: str, world: ClusterWorld, *, seed: int = 0) -> KnowledgeS
     It knows the measurements of the world's past; an oracle knows the truth. Configurations of
     duetune's own trainer are answered as in ``fits`` and ``plan``.
     """
-    from duetune.jobs.trainer_facts import TrainerKnowledge, trainer_software
+    from duetune.jobs.trainer_facts import trainer_software
+    from duetune.jobs.trainer_knowledge import TrainerKnowledge
     from duetune.knowledge.sources.past_runs import OracleSource
 
     truth = world.truth

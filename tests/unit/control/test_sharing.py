@@ -395,3 +395,49 @@ def test_a_job_that_waits_for_its_quota_takes_no_spot_from_others():
     room.run(slots=4)
     assert [alive(room, name) for name in ("one", "two", "free")] == [2, 0, 2]
     assert not any("other jobs" in each.reason for each in room.decisions("free")[1:])
+
+
+def test_limits_count_the_gpus_of_members():
+    """Two jobs with members of 2 GPUs and one of single GPUs share 5 GPUs."""
+    room = room_of(5)
+    eager(room, "pairs", steps=60, gpus=2)
+    eager(room, "urgent", steps=12, gpus=2, throughput=TWO, priority=5)
+    eager(room, "single", steps=12)
+    held = []
+
+    def each():
+        gpus = {
+            name: sum(node.gpus for node in room.state(name).nodes.values() if node.state.alive)
+            for name in room.journal.streams()
+        }
+        assert sum(gpus.values()) <= 5
+        held.append((gpus["pairs"], gpus["urgent"], gpus["single"]))
+
+    room.run(slots=60, each=each)
+    for name in room.journal.streams():
+        assert room.status(name) is Status.SUCCEEDED
+    assert (0, 4, 1) in held
+    assert max(pairs for pairs, _, _ in held) == 4
+    words = " ".join(one.reason for one in room.decisions("pairs"))
+    assert "all jobs together may hold 5 GPUs, urgent has 4, single has 1" in words
+    explanation = explained("pairs", room.journal.read("pairs"), policy_named)
+    assert explanation.gpus_per_member == 2
+    one = max(explanation.slots, key=lambda each: each.decided.total)
+    assert (one.decided.total, one.gpus_per_member) == (4, 2)
+    assert one.spot_price == pytest.approx(PLENTY.slot(0).spot_price * 3600 / SLOT_S)
+    assert all(each.share in {None, 0, 2, 4} for each in explanation.slots)
+    assert "at most 0 GPU" not in words
+
+
+@pytest.mark.parametrize("name", ["fifo", "srt", "edf", "sia", "tutti"])
+def test_every_planner_gives_whole_members(name):
+    room = Room(PLENTY, queue=Queue(planner_named(name), 7, {}))
+    eager(room, "pairs", steps=30, gpus=2)
+    eager(room, "fours", steps=30, gpus=4, throughput=TWO)
+
+    def each():
+        alive_gpus = [len(room.fleet.alive("pairs")) * 2, len(room.fleet.alive("fours")) * 4]
+        assert sum(alive_gpus) <= 7
+
+    room.run(slots=90, each=each)
+    assert room.status("pairs") is room.status("fours") is Status.SUCCEEDED

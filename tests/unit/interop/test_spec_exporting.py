@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
 from datetime import timedelta
 
 import pytest
@@ -474,3 +476,62 @@ class TestPlannedRecipe:
         (note,) = [each for each in notes(spec, "sbatch") if each.startswith("training: ")]
         assert note.startswith("training: not planned, the job may not run: ")
         assert "24 GB of L4" in note
+
+
+class TestMembers:
+    LARGE = {"model": "meta-llama/Llama-3.1-70B", "method": "lora"}  # noqa: RUF012 - never changed
+
+    def test_a_model_too_large_for_one_gpu_gets_members(self):
+        spec = job(**self.LARGE, resources={"accelerators": "H100:8"})
+        site = Site(accelerator="H100", max_gpus=8, software=trainer_software())
+        plan = configure(spec, site, 1000, model_facts(spec.model))
+        exported = export_job(spec, Target.SBATCH)
+        assert plan.gpus_per_member > 1
+        assert f"\nexport DUETUNE_GPUS={plan.gpus_per_member}\n" in exported.text
+        why = plan.reasons["gpus_per_member"]
+        note = f"training: members of {plan.gpus_per_member} GPUs: {why}"
+        assert note in [str(each) for each in exported.notes]
+
+    @pytest.mark.parametrize(
+        ("member", "groups"), [(1, ["4", "5", "6", "7"]), (2, ["4,5", "6,7"]), (4, ["4,5,6,7"])]
+    )
+    def test_every_member_sees_its_own_gpus(self, member, groups, tmp_path):
+        resources = {"accelerators": "H100:4", "gpus_per_member": member}
+        (tmp_path / "job.sh").write_text(export_job(job(resources=resources), Target.SBATCH).text)
+        python = tmp_path / "python"
+        python.write_text(
+            '#!/bin/bash\nif [ "$2" = duetune.training.coordinator ]; then echo here > "$4"; '
+            'else echo "${DUETUNE_GPUS:-1} $CUDA_VISIBLE_DEVICES" >> "$SEEN"; fi\n'
+        )
+        python.chmod(0o700)
+        seen = tmp_path / "seen"
+        environment = {
+            "PATH": f"{tmp_path}:{os.environ['PATH']}",
+            "SEEN": str(seen),
+            "DUETUNE_JOB_DIR": str(tmp_path / "job"),
+            "CUDA_VISIBLE_DEVICES": "4,5,6,7",
+        }
+        script = str(tmp_path / "job.sh")
+        subprocess.run(["bash", script], env=environment, check=True, timeout=60)
+        assert sorted(seen.read_text().splitlines()) == [f"{member} {group}" for group in groups]
+
+
+def test_what_the_job_needs_is_installed():
+    assert "duetune[train,kernels]" in install_command(job())
+    assert "duetune[train]" in install_command(job(training={"use_liger_kernel": False}))
+    assert "duetune[train,kernels,quantised]" in install_command(job(method="qlora"))
+    # Where only weights in 4 bits fit, the exported job trains with them.
+    large = job(model="meta-llama/Llama-3.1-70B", resources={"accelerators": "H100:1"})
+    assert "duetune[train,kernels,quantised]" in export_job(large, Target.SBATCH).text
+
+
+def test_a_step_has_no_more_tokens_than_were_planned(tmp_path):
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text((json.dumps({"text": "x" * 40}) + "\n") * 100)
+    spec = job(dataset=str(rows), resources={"accelerators": "H100:1"})
+    exported = export_job(spec, Target.SBATCH).text
+    found = re.search(r'"max_tokens_per_microbatch": (\d+)', exported)
+    site = Site(accelerator="H100", max_gpus=1, software=trainer_software())
+    facts = model_facts(spec.model)
+    plan = configure(spec, site, 100, facts, tokens_per_row=10.0)
+    assert int(found[1]) == plan.tokens_per_microbatch

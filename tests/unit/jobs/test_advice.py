@@ -8,16 +8,23 @@ import pytest
 from duetune.errors import InvalidInput
 from duetune.interop.measurement_files import take_in
 from duetune.jobs.advice_request import Wanted, request
+from duetune.jobs.configure import configure
+from duetune.jobs.data_check import local_dataset
 from duetune.jobs.inventory import parsed_amount, parsed_inventory, parsed_prices
 from duetune.jobs.next_run_file import probe_text, write_probe
 from duetune.jobs.site import Site
 from duetune.jobs.spec.job_spec import JobSpec
+from duetune.jobs.trainer_facts import trainer_software
+from duetune.jobs.trainer_knowledge import Packing, TrainerKnowledge
+from duetune.knowledge.advisor import Advisor
 from duetune.knowledge.configurations.configuration import Configuration, Configurations
 from duetune.knowledge.configurations.space_files import read_space
+from duetune.knowledge.facts.model_facts import model_facts
 from duetune.knowledge.history import History
 from duetune.knowledge.measure.trials import unmeasurable
 from duetune.knowledge.model.learned_model import FORMAT, KnowledgeModel
 from duetune.knowledge.observation import Observation, RunOutcome
+from duetune.knowledge.sources.analytic import AnalyticSource
 from duetune.knowledge.sources.knowledge_source import Objective
 from duetune.knowledge.sources.learned import KEPT
 from duetune.knowledge.text_tables import ImportedRuns
@@ -59,16 +66,62 @@ def test_what_a_spec_says_is_given_and_the_rest_is_chosen(tmp_path):
     assert {"num_gpus", "batch_size", "gpu_model"} <= set(asked.space.free)
 
 
+def with_data(wanted, job):
+    return request(wanted, job, data=local_dataset(job))
+
+
 def test_the_work_is_that_of_the_dataset(tmp_path):
     training = {"max_length": 512, "num_train_epochs": 2.0, "eval_fraction": 0.1}
-    asked = request(Wanted(), spec(tmp_path, training=training))
+    asked = with_data(Wanted(), spec(tmp_path, training=training))
     assert asked.limits.tokens == 90 * 2 * 100
-    asked = request(Wanted(), spec(tmp_path, characters=10_000, training=training))
+    asked = with_data(Wanted(), spec(tmp_path, characters=10_000, training=training))
     assert asked.limits.tokens == 90 * 2 * 512
     steps = {"max_steps": 10, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 8}
-    asked = request(Wanted(seq=256), spec(tmp_path, training=steps))
+    asked = with_data(Wanted(seq=256), spec(tmp_path, training=steps))
     assert asked.limits.tokens == 10 * 16 * 256
     assert request(Wanted(tokens="1.5M"), spec(tmp_path)).limits.tokens == 1.5e6
+
+
+@pytest.mark.parametrize(
+    ("model", "method", "gpus", "field", "value"),
+    [
+        ("llama3.1-70b", "auto", 1, "method", "qlora"),
+        ("llama3.1-8b", "full", 1, "precision", "bf16"),
+        ("llama3.1-70b", "lora", 8, "gpus_per_member", 4),
+    ],
+)
+def test_what_does_not_fit_is_made_smaller_as_in_plan(tmp_path, model, method, gpus, field, value):
+    resources = {"accelerators": f"A100-80GB:{gpus}"}
+    job = spec(tmp_path, model=model, method=method, resources=resources)
+    site = Site(accelerator="A100-80GB", max_gpus=8, software=trainer_software())
+    plan = configure(job, site, 100, model_facts(model))
+    assert getattr(plan, field) == value
+    asked = request(Wanted(), job, site, 1.0)
+    assert f"{plan.reasons[field]}" in "; ".join(asked.assumptions)
+    points = list(asked.space.given(asked.given).points())
+    assert {each.method for each in points} == {plan.method}
+    assert {each.precision for each in points} == {plan.precision}
+    assert {each.num_gpus // each.num_nodes for each in points} == {plan.gpus_per_member}
+    assert field == "gpus_per_member" or asked.reasons[field] == plan.reasons[field]
+
+
+def test_memory_is_that_of_the_rows_of_the_job(tmp_path):
+    training = {"per_device_train_batch_size": 16, "max_length": 4096}
+    job = spec(tmp_path, training=training, resources={"accelerators": "H100:1"})
+    data = local_dataset(job)
+    site = Site(accelerator="H100", max_gpus=1, software=trainer_software())
+    packing = Packing.of(job, data.tokens_per_row)
+    trainer = TrainerKnowledge(AnalyticSource(), trainer_software(), packing=packing)
+    asked = request(Wanted(), job, site, 1.0, data, lambda: trainer)
+    advice = Advisor(trainer, History.empty()).recommend(asked)
+    length = data.tokens_per_row
+    plan = configure(job, site, data.rows, model_facts(job.model), tokens_per_row=length)
+    same = [
+        each.estimate.memory_gb.middle
+        for each in advice.candidates
+        if each.configuration.grad_checkpoint == plan.gradient_checkpointing
+    ]
+    assert same == [plan.memory_gb]
 
 
 def test_a_batch_that_is_given_is_kept_on_any_number_of_gpus(tmp_path):

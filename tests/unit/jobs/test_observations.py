@@ -17,7 +17,7 @@ from duetune.jobs.question import Question
 from duetune.jobs.site import Site
 from duetune.jobs.spec.job_spec import JobSpec
 from duetune.jobs.step_time import Basis
-from duetune.jobs.trainer_facts import packed_rows
+from duetune.jobs.trainer_knowledge import packed_rows
 from duetune.knowledge.configurations.configuration import (
     Configurations,
     Interconnect,

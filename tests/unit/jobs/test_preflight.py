@@ -5,14 +5,17 @@ from __future__ import annotations
 import importlib.util
 import json
 import shutil
+import subprocess
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
 import duetune
+from duetune import wiring
 from duetune.cli import main
 from duetune.errors import InvalidInput
+from duetune.home import Home
 from duetune.jobs import disk_space, hub, submit
 from duetune.jobs.configure import configure
 from duetune.jobs.hub import Access, RepoKind, look_up
@@ -411,3 +414,38 @@ class TestCommands:
         assert "num_samples is not imported" in (tmp_path / "job.yaml").read_text()
         assert main(["plan", job]) == 0
         assert "Would fail" not in capsys.readouterr().out
+
+
+def test_a_fleet_elsewhere_needs_nothing_of_this_machine(tmp_path, monkeypatch):
+    """Neither its files, nor its packages, nor its GPUs."""
+    (tmp_path / "config.toml").write_text('[site]\naccelerator = "H100"\nmax_gpus = 4\n')
+    (tmp_path / "job.yaml").write_text(
+        "model: /models/llama3.1-8b\ndataset: /data/rows.jsonl\ndeadline: 8h\nmethod: qlora\n"
+        "checkpoint: {dir: /scratch/job}\n"
+        "training: {max_steps: 100, eval_dataset: /data/held.jsonl, report_to: [wandb]}\n"
+    )
+
+    def never(*_, **__):
+        raise AssertionError
+
+    home = Home(tmp_path)
+    with pytest.raises(InvalidInput, match="no such file"):
+        home.plan(tmp_path / "job.yaml")
+    monkeypatch.setattr(wiring, "runs_here", lambda _: False)
+    monkeypatch.setattr(subprocess, "Popen", never)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    monkeypatch.setattr(shutil, "disk_usage", never)
+    monkeypatch.setattr(submit, "SCENARIOS", 20)
+    prepared = home.plan(tmp_path / "job.yaml")
+    assert prepared.plan.accelerator == "H100"
+    assert prepared.plan.parameters > 7e9
+    assert [str(each) for each in prepared.preflight.findings] == [
+        f"{field}: {place}: not checked: it is not on this machine"
+        for field, place in (
+            ("model", "/models/llama3.1-8b"),
+            ("dataset", "/data/rows.jsonl"),
+            ("training.eval_dataset", "/data/held.jsonl"),
+        )
+    ]
+    assert prepared.preflight.findings[0].severity is Severity.WARNING
+    home.require_training(prepared.spec)

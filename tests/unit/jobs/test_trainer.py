@@ -11,13 +11,13 @@ from duetune.jobs.question import USUAL_BATCH, Question
 from duetune.jobs.site import Site
 from duetune.jobs.trainer_facts import (
     USUAL,
-    TrainerKnowledge,
     adapted_layers,
     foreign_fields,
     nodes_of,
     precision_kept,
     trainer_software,
 )
+from duetune.jobs.trainer_knowledge import Packing, TrainerKnowledge
 from duetune.knowledge.configurations.configuration import Configuration, Configurations
 from duetune.knowledge.facts.model_facts import model_facts
 from duetune.knowledge.measure import worker_messages
@@ -132,7 +132,7 @@ def test_a_step_is_cut_so_that_every_gpu_has_a_share():
 
 def single(**fields):
     wish = FitQuestion(**({"model": "llama3.1-8b", "gpu": "A100-80GB"} | fields))
-    return asked_configuration(wish, lambda _: True)
+    return asked_configuration(wish, lambda: TrainerKnowledge(AnalyticSource(), trainer_software()))
 
 
 def test_where_nothing_is_said_it_is_what_the_trainer_does():
@@ -149,7 +149,8 @@ def test_where_nothing_is_said_it_is_what_the_trainer_does():
     [
         ({"method": "full", "precision": "fp16"}, "precision fp16"),
         ({"software": "trl 1"}, "software trl 1"),
-        ({"gpus": 2, "sharding": "fsdp"}, "sharding fsdp"),
+        ({"gpus": 12, "sharding": "fsdp"}, "sharding fsdp"),
+        ({"gpus": 2, "sharding": "fsdp", "method": "qlora"}, "sharding fsdp"),
     ],
 )
 def test_another_trainer_is_said_plainly(fields, words):
@@ -160,13 +161,69 @@ def test_another_trainer_is_said_plainly(fields, words):
 def test_a_field_that_cannot_be_is_refused():
     for fields in (
         {"gpus": 0},
-        {"targets": "v_proj+q_proj"},
+        {"gpu": "A100-80GB:2", "gpus": 2},
+        {"gpu": "A100-80GB:many"},
+        {"gpus": 2, "gpus_per_member": 4},
+        {"gpus": 6, "gpus_per_member": 4},
+        {"gpus": 2, "gpus_per_member": 2, "method": "qlora"},
+        {"targets": "v_proj+"},
         {"precision": "fp64"},
         {"memory_gb": -1.0},
     ):
         with pytest.raises(InvalidInput):
             single(**fields)
     assert isinstance(single()[0], Configuration)
+
+
+def test_layers_may_be_named_in_any_order():
+    assert single(targets="v_proj+q_proj")[0].lora_targets == "q_proj+v_proj"
+    assert single(targets="v_proj+q_proj") == single(targets="q_proj+v_proj")
+    assert single(targets="o_proj+v_proj+q_proj+k_proj")[0].lora_targets == "attention"
+
+
+def test_a_gpu_may_have_its_number_as_in_a_job_spec():
+    assert single(gpu="A100-80GB:12") == single(gpus=12)
+    one, _ = single(gpu="A100-80GB:12")
+    assert (one.num_gpus, one.num_nodes, one.sharding) == (12, 12, "ddp")
+
+
+def test_members_share_one_copy_of_the_model():
+    one, told = single(gpus=8, gpus_per_member=4)
+    assert (one.num_gpus, one.num_nodes, one.sharding) == (8, 2, "hybrid")
+    assert told == () == foreign_fields(one)
+    alone, _ = single(gpus=4, gpus_per_member=4)
+    assert (alone.num_nodes, alone.sharding) == (1, "fsdp")
+    known = TrainerKnowledge(AnalyticSource(), trainer_software())
+    whole, member, group = asked(known, single(gpus=8)[0], alone, one)
+    # A member needs the same memory in any group, and less than GPUs with the whole model.
+    assert member.memory_gb == group.memory_gb
+    assert member.memory_gb.middle < 0.6 * whole.memory_gb.middle
+    assert 1.5 < group.tokens_per_s.middle / member.tokens_per_s.middle <= 2.0
+
+
+def test_a_model_too_large_for_one_gpu_gets_members_and_says_so():
+    one, told = single(model="llama3.1-70b", gpus=8, method="lora")
+    assert one.sharding == "hybrid"
+    why = "the model needs the memory of so many GPUs"
+    assert told == (f"members of {one.num_gpus // one.num_nodes} GPUs: {why}",)
+    smaller, told = single(model="llama3.1-70b", gpus=8)
+    assert smaller.method == "qlora"
+    assert told == ("method qlora: adapters on weights in 16 bits do not fit in GPU memory",)
+
+
+def test_attention_is_that_of_the_trainer_unless_it_is_named():
+    assert single()[0].attention == "varlen"
+    assert single(attention="eager")[0].attention == "eager"
+
+
+def test_a_step_with_known_rows_needs_no_more_than_they_have():
+    short = Packing(tokens_per_row=10.0)
+    rows = Configurations.of([made(microbatch=8, accumulation=1)])
+    assert short.tokens(rows)[0] == USUAL.max_length
+    assert Packing().tokens(rows)[0] == 8 * USUAL.max_length
+    assert Packing(budget=3000).tokens(rows)[0] == 3000
+    known = TrainerKnowledge(AnalyticSource(), "torch 9", packing=short)
+    assert known.query(rows)[0].memory_gb.middle < KNOWN.query(rows)[0].memory_gb.middle
 
 
 def test_the_defaults_that_help_names_are_the_trainers():

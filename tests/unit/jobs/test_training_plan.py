@@ -4,17 +4,19 @@ import json
 import math
 
 import msgspec
+import numpy as np
 import pytest
 
 from duetune.errors import InvalidInput
 from duetune.jobs.configure import TrainingPlan, configure, held_out_rows
 from duetune.jobs.site import Site
 from duetune.jobs.spec.job_spec import JobSpec
-from duetune.jobs.step_time import Basis, MeasuredPace
+from duetune.jobs.step_time import Basis, MeasuredPace, busiest_share, usual_rows
 from duetune.jobs.training_settings import training_task
 from duetune.knowledge.facts.gpus import GPUS
 from duetune.knowledge.facts.model_facts import model_facts
 from duetune.training.batches import held_out
+from duetune.training.packed_rows import shares
 
 SMALL, LARGE, UNKNOWN = "org/model-0.5b", "org/model-7b", "org/model"
 A100 = Site(accelerator="A100-80GB", max_gpus=8)
@@ -133,7 +135,9 @@ def test_unknown_rows_need_the_number_of_steps():
 def test_a_tiny_dataset_gets_a_small_batch():
     plan = chosen(rows=6)
     assert plan.global_batch == 4
-    assert plan.accumulation == plan.max_gpus == 4
+    assert plan.accumulation == 4
+    # Examples differ in length: more GPUs would wait for the longest one.
+    assert plan.max_gpus == 2
 
 
 def test_the_microbatch_leaves_every_gpu_a_share_of_a_step():
@@ -257,6 +261,36 @@ def test_a_model_too_large_for_one_gpu_gets_members_of_as_few_as_it_needs():
     assert chosen(site=A100).gpus_per_member == 1
 
 
+def test_members_share_the_gpus_of_a_job_evenly():
+    asked = {"site": A100, "model": "org/model-70b", "method": "lora"}
+    with pytest.raises(InvalidInput, match=r"^resources\.gpus_per_member.*one of 1, 2, 3, 6"):
+        chosen(**asked, resources={"accelerators": "auto:6", "gpus_per_member": 4})
+    assert chosen(**asked, resources={"accelerators": "auto:1..6"}).gpus_per_member == 4
+    with pytest.raises(InvalidInput, match="weights in 4 bits cannot be sharded"):
+        chosen(method="qlora", resources={"gpus_per_member": 2})
+
+
+@pytest.mark.parametrize(
+    ("rows", "gpus", "longest"), [(16, 3, 1024), (16, 8, 1024), (64, 12, 4096), (10, 4, 512)]
+)
+def test_the_busiest_gpu_has_what_the_trainer_would_give_it(rows, gpus, longest):
+    lengths = usual_rows(rows, 512, longest)
+    given = shares(lengths.astype(np.int64), (1.0,) * gpus)
+    most = max(lengths[places].sum() for places in given) / lengths.sum()
+    assert busiest_share(lengths, gpus) <= most <= 1.08 * busiest_share(lengths, gpus)
+
+
+@pytest.mark.parametrize(("strategy", "every"), [("steps", 10), ("epoch", 3859 / 16)])
+def test_a_step_includes_its_share_of_the_evaluations(strategy, every):
+    evaluated = {"eval_strategy": strategy} | ({"eval_steps": 10} if strategy == "steps" else {})
+    usual, more = chosen(rows=4062), chosen(rows=4062, training=evaluated)
+    # A forward pass is half of the arithmetic of LoRA without recomputation.
+    kept = held_out_rows(spec_with(), 4062)
+    share = kept / every / usual.global_batch / (3 if more.gradient_checkpointing else 2)
+    assert more.step_s[1] / usual.step_s[1] == pytest.approx(1 + share, rel=0.02)
+    assert more.step_s[8] > usual.step_s[8]
+
+
 def test_a_member_has_no_more_gpus_than_the_job():
     with pytest.raises(InvalidInput, match=r"resources\.gpus_per_member"):
         chosen(site=A100, resources={"accelerators": "auto:4", "gpus_per_member": 8})
@@ -319,9 +353,12 @@ def test_an_emulated_gpu_takes_the_time_it_is_said_to():
     plan = chosen(site=site, model=UNKNOWN)
     assert plan.basis is Basis.EMULATED
     assert plan.emulated_microbatch_s == 2.0
-    rounds = [math.ceil(plan.accumulation / gpus) for gpus in range(1, 5)]
-    for gpus, count in enumerate(rounds, start=1):
-        assert plan.step_s[gpus] == pytest.approx(2.0 * count, rel=0.05)
+    # Examples are shared out one by one.
+    for gpus in range(1, 5):
+        busiest = math.ceil(plan.global_batch / gpus) / plan.microbatch
+        assert plan.step_s[gpus] == pytest.approx(2.0 * busiest, rel=0.05)
+    whole = chosen(site=site, model=UNKNOWN, training={"reproducible": True})
+    assert whole.step_s[3] == pytest.approx(2.0 * math.ceil(whole.accumulation / 3), rel=0.05)
 
 
 def measured(**fields) -> MeasuredPace:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from duetune.core.node_contract import GPUS
 from duetune.jobs.spec.conversion_notes import OWN_LINES
 from duetune.jobs.spec.method_choice import MethodChoice
 from duetune.jobs.training_settings import task_fields
@@ -33,8 +34,9 @@ node="$DUETUNE_NODE_ID"
 workers=()
 trap 'kill -TERM "${workers[@]}" 2>/dev/null' TERM INT
 IFS=, read -ra devices <<< "${CUDA_VISIBLE_DEVICES:-@DEVICES@}"
-for device in "${devices[@]}"; do
-  CUDA_VISIBLE_DEVICES="$device" DUETUNE_NODE_ID="$node-$device" python -m duetune.training &
+for ((first = 0; first + @MEMBER@ <= ${#devices[@]}; first += @MEMBER@)); do
+  CUDA_VISIBLE_DEVICES="$(IFS=,; echo "${devices[*]:first:@MEMBER@}")" \\
+    DUETUNE_NODE_ID="$node-${devices[first]}" python -m duetune.training &
   workers+=("$!")
 done
 status=0
@@ -51,7 +53,9 @@ exit "$status"
 def install_command(spec: JobSpec) -> str:
     """Return the command that installs this version of duetune with what the job needs."""
     quantised = spec.method is MethodChoice.QLORA or "bit" in (spec.training.optim or "")
-    package = f"duetune[train{',quantised' * quantised}]=={metadata.version('duetune')}"
+    fused = spec.training.use_liger_kernel is not False
+    extras = f"train{',kernels' * fused}{',quantised' * quantised}"
+    package = f"duetune[{extras}]=={metadata.version('duetune')}"
     return f"python -m pip install --quiet {shlex.quote(package)}"
 
 
@@ -86,7 +90,7 @@ def environment_lines(spec: JobSpec, folder: str = '"$HOME"/duetune') -> str:
 
 
 def run_script(spec: JobSpec, gpus: int, *, dataset: str | None = None) -> str:
-    """Return the user's own command, or one worker of the built-in trainer per GPU.
+    """Return the user's own command, or one worker of the built-in trainer per member.
 
     ``dataset`` is where the data is on that machine, if not where the spec says.
     """
@@ -97,9 +101,13 @@ def run_script(spec: JobSpec, gpus: int, *, dataset: str | None = None) -> str:
         environment_lines(spec)
         + f"cat > \"$DUETUNE_JOB_DIR/task.json\" <<'DUETUNE_TASK'\n{task}\nDUETUNE_TASK\n"
     )
-    if gpus == 1:
+    member = spec.resources.gpus_per_member or 1
+    if member > 1:
+        lines += f"export {GPUS}={member}\n"
+    if gpus == member:
         return lines + "exec python -m duetune.training\n"
-    return lines + _WORKERS.replace("@DEVICES@", ",".join(map(str, range(gpus))))
+    devices = ",".join(map(str, range(gpus)))
+    return lines + _WORKERS.replace("@DEVICES@", devices).replace("@MEMBER@", str(member))
 
 
 def shell_path(path: str) -> str:

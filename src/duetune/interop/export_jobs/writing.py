@@ -180,10 +180,11 @@ def _planned(
     rows = None if data is None else data.rows - held_out_rows(spec, data.rows)
     length = None if data is None else data.tokens_per_row
     try:
-        recipe = recipe_by_data_sheet(spec, accelerator, machines.total, rows, length)
+        chosen_recipe = recipe_by_data_sheet(spec, accelerator, machines.total, rows, length)
     except InvalidInput as error:
         notes.add("training", f"not planned, the job may not run: {error}")
         return spec
+    recipe, member = chosen_recipe.one, chosen_recipe.gpus_per_member
     precision = recipe.precision.removesuffix("-mixed")
     chosen: dict[str, object] = {
         "per_device_train_batch_size": recipe.batch_size,
@@ -191,6 +192,10 @@ def _planned(
         "gradient_checkpointing": recipe.grad_checkpoint,
         "max_length": recipe.tokens_per_sample,
     }
+    if accelerator != CPU:
+        # The memory is enough for so many tokens, and not for more.
+        tokens = chosen_recipe.prospects.tokens_per_microbatch(recipe)
+        chosen["max_tokens_per_microbatch"] = tokens
     given = spec.training.given
     if given.keys() & {"bf16", "fp16"}:
         chosen |= {"bf16": precision == "bf16", "fp16": precision == "fp16"}
@@ -204,9 +209,17 @@ def _planned(
         f"most {recipe.tokens_per_sample} tokens per step, planned for {gpu}, "
         "without measured runs",
     )
+    for concession in chosen_recipe.concessions:
+        notes.add("training", concession)
+    if machines.total % member:
+        used = machines.total // member * member
+        notes.add("resources.gpus_per_member", f"{used} of {machines.total} GPUs are used")
     if accelerator == CPU:
         notes.add("resources.accelerators", "name the GPU, so that precision and batch suit it")
     defaults = _defaults(given, recipe.method)
+    if member > 1:
+        resources = spec.resources.model_copy(update={"gpus_per_member": member})
+        spec = spec.model_copy(update={"resources": resources})
     return spec.amended(method=recipe.method.value, training=defaults | chosen | given)
 
 

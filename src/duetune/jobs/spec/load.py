@@ -29,12 +29,12 @@ def load_text(text: str, source: str = "standard input") -> JobSpec:
     return spec_of(parse_document(text, source))
 
 
-def load_checked(path: Path | str) -> JobSpec:
+def load_checked(path: Path | str, *, own: bool = True) -> JobSpec:
     """Return the spec in a file with absolute paths, all of which exist. ``plan``, ``launch`` and
     ``recommend`` call it.
     """
     spec = load_spec(Path(path)).resolved(Path(path).absolute().parent)
-    check_paths(spec)
+    check_paths(spec, own=own)
     return spec
 
 
@@ -49,16 +49,22 @@ def spec_of(document: Document) -> JobSpec:
         raise InvalidSpec(tuple(problems), document.where(problems[0].path)) from None
 
 
-def check_paths(spec: JobSpec) -> None:
-    """Refuse paths that do not exist. Names on the Hugging Face hub are not looked up."""
-    for field, place, allowed in (
+def check_paths(spec: JobSpec, *, own: bool = True) -> None:
+    """Refuse paths that do not exist. Names on the Hugging Face hub are not looked up.
+
+    Without ``own`` the job runs on other machines: only what is read here must be here.
+    """
+    template = ("training.chat_template_path", spec.training.chat_template_path, PATH)
+    places = [
         ("model", spec.model, MODEL),
         ("dataset", spec.dataset, DATASET),
         ("training.eval_dataset", spec.training.eval_dataset, DATASET),
-        ("training.chat_template_path", spec.training.chat_template_path, PATH),
-    ):
+    ]
+    for field, place, allowed in (*(places if own else ()), template):
         if place is not None and is_path(place) and not Path(place).exists():
             raise InvalidInput(field, place, f"{allowed}; there is no such file or folder")
+    if not own:
+        return
     if spec.model is not None and is_path(spec.model) and not Path(spec.model).is_dir():
         raise InvalidInput("model", spec.model, f"{MODEL}; this is a file")
     if spec.workdir is not None and not Path(spec.workdir).is_dir():

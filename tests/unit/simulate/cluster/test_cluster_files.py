@@ -5,7 +5,8 @@ import pytest
 
 from duetune.core.planning import Tenure
 from duetune.errors import InvalidInput
-from duetune.jobs.trainer_facts import TrainerKnowledge, trainer_software
+from duetune.jobs.trainer_facts import trainer_software
+from duetune.jobs.trainer_knowledge import TrainerKnowledge
 from duetune.knowledge.configurations.configuration import Configuration, Configurations
 from duetune.knowledge.sources.analytic import AnalyticSource
 from duetune.registry.clusters import (
