@@ -14,6 +14,7 @@ from duetune.errors import FleetError
 from duetune.fleets.driver import EngineState, NodeOrder
 from duetune.fleets.slurm import SlurmDriver, SlurmSettings
 from duetune.testing import DriverContract
+from support.more import FLEETS
 from support.patience import until
 from support.slurm_lab import SlurmLab, missing
 
@@ -28,7 +29,8 @@ NUMBERS = itertools.count()
 
 @pytest.fixture(scope="module")
 def cluster():
-    with SlurmLab() as lab:
+    # Where no machine is killed, none is to be taken for dead because this one is busy.
+    with SlurmLab(slurmd_timeout_s=10 if FLEETS else 300) as lab:
         yield lab
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import subprocess
 
 import pytest
@@ -188,10 +189,10 @@ def test_variables_that_change_commands_do_not_reach_them(slurm, tmp_path, monke
 
 
 def test_only_jobs_of_this_user_and_this_fleet_are_listed(slurm):
-    mine = driver()._user
-    rows = [("dt-a", mine), ("dt-b", "somebody"), ("other-c", mine), ("dt-d", mine)]
+    mine = os.geteuid()
+    rows = [("dt-a", mine), ("dt-b", mine + 1), ("other-c", mine), ("dt-d", mine)]
     jobs = ",".join(
-        f'{{"job_id": {number}, "name": "{name}", "user_name": "{user}", "job_state": "PENDING"}}'
+        f'{{"job_id": {number}, "name": "{name}", "user_id": {user}, "job_state": "PENDING"}}'
         for number, (name, user) in enumerate(rows)
     )
     slurm("squeue", f"""echo '{{"errors": [], "jobs": [{jobs}]}}'""")

@@ -14,7 +14,7 @@ def job(number=1, **changes):
     known = {
         "job_id": number,
         "name": "dt-a",
-        "user_name": "me",
+        "user_id": 1000,
         "job_state": "RUNNING",
         "state_reason": "None",
         "nodes": "n1",

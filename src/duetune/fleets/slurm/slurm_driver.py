@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import getpass
+import os
 import re
 import shlex
 from typing import TYPE_CHECKING
@@ -40,7 +40,6 @@ class SlurmDriver:
 
     def __init__(self, settings: SlurmSettings, *, prefix: str) -> None:
         self.settings, self.prefix = settings, prefix
-        self._user = getpass.getuser()
         self._commands = SlurmCommands(settings)
 
     def start(self, order: NodeOrder) -> None:
@@ -58,7 +57,7 @@ class SlurmDriver:
     def stop(self, name: str) -> None:
         """Cancel every job of that name; Slurm sends SIGTERM, and SIGKILL after its KillWait."""
         # scancel says nothing if there is no such job, and fails if the controller is away.
-        self._commands.run("scancel", f"--user={self._user}", f"--name={name}")
+        self._commands.run("scancel", "--me", f"--name={name}")
 
     def list(self) -> Sequence[EngineNode]:
         """Return the nodes of the fleet; ended ones for Slurm's MinJobAge, usually 300 s."""
@@ -68,7 +67,7 @@ class SlurmDriver:
             [
                 job
                 for job in read_jobs(printed)
-                if job.user_name == self._user and (job.name or "").startswith(self.prefix)
+                if job.user_id == os.geteuid() and (job.name or "").startswith(self.prefix)
             ]
         )
         if surplus:

@@ -52,8 +52,8 @@ class SlurmJob(msgspec.Struct):
     """A job in the words of Slurm; times are seconds since the epoch, 0 if unknown."""
 
     job_id: int
+    user_id: int
     name: str | None = ""
-    user_name: str | None = ""
     job_state: str | list[str] = ""
     state_reason: str | None = ""
     nodes: str | None = ""
