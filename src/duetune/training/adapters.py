@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-import peft
 import torch
 import transformers
 
@@ -16,6 +17,8 @@ from duetune.training.language_model import precision, refused, seeded, short_re
 from duetune.training.task import TrainingMethod
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from duetune.training.language_model import LanguageModel
     from duetune.training.task import TrainingTask
 
@@ -62,6 +65,33 @@ def load_base(task: TrainingTask, device: torch.device, *, choose: bool = True) 
 
 def with_adapter(task: TrainingTask, base: LanguageModel) -> LanguageModel:
     """Return the model with new adapters; only these, and ``lora_modules_to_save``, are trained."""
+    if getattr(base, "is_loaded_in_4bit", False) or getattr(base, "is_loaded_in_8bit", False):
+        return _adapted(task, base)
+    with without_bitsandbytes():
+        return _adapted(task, base)
+
+
+@contextlib.contextmanager
+def without_bitsandbytes() -> Iterator[None]:
+    """Let PEFT believe inside the block that bitsandbytes is not installed. PEFT would import it,
+    and with it torch's compiler, which takes a second or more, also where nothing is quantised.
+    """
+    if "bitsandbytes" in sys.modules:
+        yield
+        return
+    sys.modules["bitsandbytes"] = None  # type: ignore[assignment] # how Python marks absent ones
+    try:
+        yield
+    finally:
+        del sys.modules["bitsandbytes"]
+        if (asked := sys.modules.get("peft.import_utils")) is not None:
+            asked.is_bnb_available.cache_clear()
+            asked.is_bnb_4bit_available.cache_clear()
+
+
+def _adapted(task: TrainingTask, base: LanguageModel) -> LanguageModel:
+    import peft  # noqa: PLC0415 - full fine-tunes do not need it
+
     chosen = task.lora_target_modules
     try:
         config = peft.LoraConfig(

@@ -99,7 +99,7 @@ def choose_forward_pass(
     called as a whole, because only then are its shards put together.
     """
     register_attention()
-    causal = _causal(model)
+    causal = causal_model(model)
     trained = model.training
     model.eval()
     try:
@@ -118,7 +118,7 @@ def counted_loss(
     way = forward_pass_of(model)
     targets = torch.from_numpy(rows.targets).to(device, non_blocking=True)
     with _computing_in(model, device, dtype):
-        causal = _causal(model)
+        causal = causal_model(model)
         if not way.split:
             return summed(_logits(causal, way, rows, device), targets)
         head = cast("torch.nn.Module", causal.get_output_embeddings())
@@ -332,7 +332,7 @@ def _difference(one: torch.Tensor, other: torch.Tensor) -> float:
     return float(torch.linalg.vector_norm(one.float() - other.float()) / size.clamp(min=1e-9))
 
 
-def _causal(model: torch.nn.Module) -> CausalModel:
+def causal_model(model: torch.nn.Module) -> CausalModel:
     """Return the model of transformers, without PEFT around it."""
     causal = cast("CausalModel", model)
     return causal.get_base_model() if hasattr(model, "peft_config") else causal

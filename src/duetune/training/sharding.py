@@ -13,7 +13,6 @@ import uuid
 from datetime import timedelta
 from typing import TYPE_CHECKING, NamedTuple, cast
 
-import peft
 import torch
 from torch import distributed
 from torch._C._distributed_c10d import FileStore, HashStore
@@ -23,6 +22,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatt
 from torch.distributed.tensor import DTensor
 
 from duetune.training.flat_parameters import layout_of, trainable
+from duetune.training.forward_pass import causal_model
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -68,7 +68,7 @@ def shard(
     ``dtype`` is that of the computation; ``folder`` is one that only the job's owner may enter.
     """
     # PEFT calls the model's ``forward`` itself, so what FSDP adds must be on the model inside.
-    model = model.get_base_model() if isinstance(model, peft.PeftModel) else model
+    model = causal_model(model)
     mesh = _mesh(siblings, device, folder)
     policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
     for layer in _layers(model):
