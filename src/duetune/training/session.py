@@ -5,10 +5,8 @@ Importing this module imports torch and transformers; ``worker`` does so only wh
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import logging
-import threading
 import time
 from typing import TYPE_CHECKING, Self
 
@@ -26,6 +24,7 @@ from duetune.training.evaluation import Evaluation, stopped_words
 from duetune.training.follower import SiblingFollower
 from duetune.training.forward_pass import choose_forward_pass
 from duetune.training.group import GroupBroken
+from duetune.training.heartbeat_file import HeartbeatFile
 from duetune.training.hub_upload import upload
 from duetune.training.language_model import precision
 from duetune.training.metrics import MetricRow
@@ -40,7 +39,6 @@ from duetune.training.trained_model import load_model, load_tokenizer, save_mode
 from duetune.training.training_loop import ElasticTraining
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     from duetune.training.checkpoint import CheckpointStore
@@ -74,7 +72,7 @@ class Session:
         self._learner = learner
         self._evaluation = evaluation
         self._device = device
-        self._touch = _Heartbeat(contract.folder / "heartbeats" / contract.node)
+        self._touch = HeartbeatFile(contract)
 
     @classmethod
     def prepare(
@@ -289,41 +287,6 @@ class Session:
     def _wait(self) -> None:
         self._touch()
         time.sleep(_POLL_S)
-
-
-class _Heartbeat:
-    """A file that this member touches while it works; the node's agent watches it."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._next = 0.0
-
-    @contextlib.contextmanager
-    def kept_up(self) -> Iterator[None]:
-        """Touch the file in a thread, for long work that does not: measuring and writing."""
-        done = threading.Event()
-
-        def touch() -> None:
-            while not done.wait(_POLL_S):
-                self()
-
-        thread = threading.Thread(target=touch, name="heartbeat-file", daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            done.set()
-            thread.join()
-
-    def __call__(self) -> None:
-        if time.monotonic() < self._next:
-            return
-        self._next = time.monotonic() + _POLL_S
-        try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            self._path.touch()
-        except OSError as error:
-            _log.debug("cannot touch the heartbeat file: %s", error)
 
 
 def _model(
