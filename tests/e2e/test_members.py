@@ -126,6 +126,69 @@ def test_members_of_two_processes_end_at_the_loss_of_one_process(job, plain):
     alike(weights(rough), weights(plain))
 
 
+_LOGITS = """
+import json, os, sys
+from pathlib import Path
+import numpy as np
+import torch
+from duetune.training import kernels, session
+from duetune.training.siblings import born
+from duetune.training.task import read_task
+from duetune.training.tokens import tokenized_dataset, LossRules
+from duetune.training.trained_model import load_model, load_tokenizer, summed_loss
+from duetune.training.worker_contract import Contract
+
+torch.set_num_threads(1)
+contract = Contract.from_environment(os.environ)
+task, cpu = read_task(contract.folder), torch.device("cpu")
+data = tokenized_dataset(
+    task.dataset, load_tokenizer(task), task.max_length, contract.folder / "tokens",
+    rules=LossRules.of(task), text_field=task.dataset_text_field,
+)
+rows = np.arange(6)
+siblings = born(2)
+plain = load_model(task, cpu)
+wanted = summed_loss(plain, data, rows, cpu, None)
+wanted.backward()
+model = session._model(task, contract, siblings, cpu)
+seen = []
+head, forward = model.get_output_embeddings(), model.get_output_embeddings().forward
+head.forward = lambda hidden: (seen.append(len(hidden)), forward(hidden))[1]
+vocabulary = model.config.vocab_size
+kernels.MOST_LOGITS = 8 * vocabulary
+found = summed_loss(model, data, rows, cpu, None)
+found.backward()
+# Both processes have the same rows, so their sum is twice the gradient.
+norms = [
+    sum(float(each.grad.to_local().double().square().sum()) for each in model.parameters()) / 4
+]
+total = siblings.sums(*norms)[0]
+exact = sum(float(each.grad.double().square().sum()) for each in plain.parameters())
+if siblings.place == 0:
+    result = [float(found), float(wanted), total, exact, max(seen), sum(seen), data.targets(rows)]
+    (contract.folder / "found.json").write_text(json.dumps(result))
+sys.stdout.flush()
+os._exit(0)
+"""
+
+
+def test_logits_of_a_sharded_model_never_exist_at_once(nursery, task, tmp_path):
+    script = tmp_path / "logits.py"
+    script.write_text(_LOGITS)
+    job = ElasticJob(nursery, tmp_path / "job", task, command=[script])
+    job.launch("n1")
+    assert job.code("n1") == DONE, job.log("n1")
+    found, wanted, norm, exact, longest, computed, counted = json.loads(
+        (job.folder / "found.json").read_text()
+    )
+    job.close()
+    assert found == pytest.approx(wanted, rel=1e-5)
+    assert norm == pytest.approx(exact, rel=1e-4)
+    assert longest == 8
+    # Only tokens that count are computed, once forward and once more backward.
+    assert computed == 2 * counted
+
+
 @pytest.mark.more
 @pytest.mark.parametrize("method", [TrainingMethod.FULL, TrainingMethod.LORA])
 def test_any_number_of_processes_continues_a_checkpoint(job, plain, method):
