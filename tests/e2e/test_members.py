@@ -150,7 +150,11 @@ siblings = born(2)
 plain = load_model(task, cpu)
 wanted = summed_loss(plain, data, rows, cpu, None)
 wanted.backward()
+loads, load = [], session.load_model
+session.load_model = lambda *given, **options: (loads.append(1), load(*given, **options))[1]
 model = session._model(task, contract, siblings, cpu)
+# The memory that they shared is used for other things later.
+siblings.shared_memory(1 << 20)[:] = bytes([255]) * (1 << 20)
 seen = []
 head, forward = model.get_output_embeddings(), model.get_output_embeddings().forward
 head.forward = lambda hidden: (seen.append(len(hidden)), forward(hidden))[1]
@@ -162,23 +166,24 @@ found.backward()
 norms = [
     sum(float(each.grad.to_local().double().square().sum()) for each in model.parameters()) / 4
 ]
-total = siblings.sums(*norms)[0]
+total, loaded = siblings.sums(*norms, len(loads))
 exact = sum(float(each.grad.double().square().sum()) for each in plain.parameters())
 if siblings.place == 0:
-    result = [float(found), float(wanted), total, exact, max(seen), sum(seen), data.targets(rows)]
+    logits = [max(seen), sum(seen), data.targets(rows)]
+    result = [float(found), float(wanted), total, exact, *logits, loaded]
     (contract.folder / "found.json").write_text(json.dumps(result))
 sys.stdout.flush()
 os._exit(0)
 """
 
 
-def test_logits_of_a_sharded_model_never_exist_at_once(nursery, task, tmp_path):
+def test_a_sharded_model_is_read_once_and_its_logits_never_exist_at_once(nursery, task, tmp_path):
     script = tmp_path / "logits.py"
     script.write_text(_LOGITS)
     job = ElasticJob(nursery, tmp_path / "job", task, command=[script])
     job.launch("n1")
     assert job.code("n1") == DONE, job.log("n1")
-    found, wanted, norm, exact, longest, computed, counted = json.loads(
+    found, wanted, norm, exact, longest, computed, counted, loaded = json.loads(
         (job.folder / "found.json").read_text()
     )
     job.close()
@@ -187,6 +192,7 @@ def test_logits_of_a_sharded_model_never_exist_at_once(nursery, task, tmp_path):
     assert longest == 8
     # Only tokens that count are computed, once forward and once more backward.
     assert computed == 2 * counted
+    assert loaded == 1
 
 
 @pytest.mark.more
@@ -207,6 +213,7 @@ def test_any_number_of_processes_continues_a_checkpoint(job, plain, method):
         assert rough.code(name) == LEFT
     rough.launch("n4", "n5", "n6", gpus=3)
     assert [rough.code(name) for name in ("n4", "n5", "n6")] == [DONE] * 3
+    assert "loads the whole model" not in rough.log("n4")
     same(rough.result, calm.result)
     alike(weights(rough, file), weights(calm, file))
 

@@ -33,10 +33,7 @@ def load_base(task: TrainingTask, device: torch.device, *, choose: bool = True) 
     """
     bits = _quantisation(task) if task.method is TrainingMethod.QLORA else None
     folder = Path(task.model)
-    # Without a word about it transformers would ask on the terminal.
-    options: dict[str, object] = {"dtype": stored_type(task), "trust_remote_code": False}
-    if task.attn_implementation is not None:
-        options["attn_implementation"] = task.attn_implementation
+    options = _options(task)
     try:
         if folder.is_dir() and not any(any(folder.glob(pattern)) for pattern in _WEIGHTS):
             config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
@@ -61,6 +58,14 @@ def load_base(task: TrainingTask, device: torch.device, *, choose: bool = True) 
     if choose:
         choose_forward_pass(base, task, device, precision(task))
     return base
+
+
+def _options(task: TrainingTask) -> dict[str, object]:
+    # Without a word about it transformers would ask on the terminal.
+    options: dict[str, object] = {"dtype": stored_type(task), "trust_remote_code": False}
+    if task.attn_implementation is not None:
+        options["attn_implementation"] = task.attn_implementation
+    return options
 
 
 def with_adapter(task: TrainingTask, base: LanguageModel) -> LanguageModel:
@@ -119,13 +124,21 @@ def check_adapter(task: TrainingTask) -> None:
     """Refuse LoRA layers that the model does not have. No weights are loaded or made; plans call
     this where the names of the weights leave it open.
     """
+    with_adapter(task, base_outline(task))
+
+
+def base_outline(task: TrainingTask) -> LanguageModel:
+    """Return the base model on the meta device: all its layers, but no weights."""
     try:
-        config = transformers.AutoConfig.from_pretrained(task.model, trust_remote_code=False)
+        config = transformers.AutoConfig.from_pretrained(
+            task.model, revision=task.model_revision or "main", trust_remote_code=False
+        )
         with torch.device("meta"):
-            model = transformers.AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
+            model = transformers.AutoModelForCausalLM.from_config(config, **_options(task))  # type: ignore[no-untyped-call]
     except _PROBLEMS as error:
         raise refused(task, "a causal language model", error) from None
-    with_adapter(task, cast("LanguageModel", model))
+    model.config.use_cache = False
+    return cast("LanguageModel", model)
 
 
 def order_layers(model: LanguageModel) -> None:

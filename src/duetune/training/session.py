@@ -17,7 +17,7 @@ import transformers
 
 from duetune.core.node_contract import RENDEZVOUS
 from duetune.errors import InvalidInput, OutOfMemory
-from duetune.training.adapters import load_base
+from duetune.training.adapters import base_outline, load_base
 from duetune.training.batches import held_out
 from duetune.training.entry import checkpoint_store, follow, join, load_named, restore
 from duetune.training.evaluation import Evaluation, stopped_words
@@ -27,6 +27,7 @@ from duetune.training.group import GroupBroken
 from duetune.training.heartbeat_file import HeartbeatFile
 from duetune.training.hub_upload import upload
 from duetune.training.language_model import precision
+from duetune.training.member_model import loaded_once
 from duetune.training.metrics import MetricRow
 from duetune.training.publication import PublishedResult, only_publisher, publish, published
 from duetune.training.saver import Saver
@@ -35,7 +36,7 @@ from duetune.training.shared_state import OwnShard, SharedState, whole_model
 from duetune.training.siblings import EvaluateBase, Restore, Siblings
 from duetune.training.tokens import LossRules, tokenized_dataset
 from duetune.training.tracking import Tracking
-from duetune.training.trained_model import load_model, load_tokenizer, save_model
+from duetune.training.trained_model import load_model, load_tokenizer, prepared, save_model
 from duetune.training.training_loop import ElasticTraining
 
 if TYPE_CHECKING:
@@ -85,7 +86,7 @@ class Session:
     ) -> Self:
         """Load the model and the tokenized data; ``threads`` is for torch's operations.
 
-        The processes of a member load the model at the same time, and each keeps its shard.
+        The first process of a member loads the model for all, and each keeps its shard.
         """
         siblings = siblings or Siblings()
         torch.set_num_threads(threads)
@@ -304,8 +305,13 @@ def _model(
         raise InvalidInput("gpus_per_member", siblings.count, f"1, because {task.unshardable}")
     cpu, dtype = torch.device("cpu"), precision(task)
     load = load_base if base else load_model
-    model = load(task, cpu, choose=False)
-    shard(model, siblings, device, dtype, contract.folder / RENDEZVOUS)
+
+    def outline() -> LanguageModel:
+        found = base_outline(task)
+        return found if base else prepared(task, found, cpu)
+
+    with loaded_once(siblings, lambda: load(task, cpu, choose=False), outline) as model:
+        shard(model, siblings, device, dtype, contract.folder / RENDEZVOUS)
     choose_forward_pass(model, task, device, dtype, sharded=True)
     return model
 
