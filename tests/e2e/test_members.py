@@ -12,7 +12,7 @@ import pytest
 
 from duetune.core.node_contract import DONE, HOPELESS, LEFT
 from duetune.training.checkpoint import CheckpointStore
-from duetune.training.task import TrainingMethod, TrainingTask
+from duetune.training.task import OptimiserName, TrainingMethod, TrainingTask
 from support.elastic_job import ElasticJob
 from support.later import later
 from support.patience import slowness, until
@@ -201,6 +201,7 @@ def test_any_number_of_processes_continues_a_checkpoint(job, plain, method):
     calm, file, fields = plain, "model.safetensors", {"method": method}
     if method is TrainingMethod.LORA:
         fields |= {"gradient_checkpointing": True, "eval_strategy": "steps", "eval_steps": 4}
+        fields |= {"optim": OptimiserName.PAGED_ADAMW_32BIT}
         calm, file = job("calm", **fields), "adapter_model.safetensors"
         calm.launch("alone")
         assert calm.code("alone") == DONE

@@ -239,7 +239,7 @@ def _in_place_of_head(
     inputs, places = _inputs(rows, device, packed=packed)
     forward = head.forward
     known = vars(head).get("forward")
-    head.forward = lambda hidden: compute(forward, hidden.flatten(0, 1).index_select(0, places))  # type: ignore[assignment]
+    head.forward = lambda hidden: compute(forward, hidden.flatten(0, 1).index_select(0, places))
     try:
         return cast("Output", model(**inputs, use_cache=False)).logits
     finally:

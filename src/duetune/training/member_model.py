@@ -144,7 +144,7 @@ def _slots(model: torch.nn.Module) -> Iterator[_Slot]:
         for tensors in (module._parameters, module._buffers):  # noqa: SLF001 - ties need the places
             for key, tensor in tensors.items():
                 if tensor is not None:
-                    yield _Slot(f"{prefix}.{key}", tensors, key, tensor)  # type: ignore[arg-type]
+                    yield _Slot(f"{prefix}.{key}", tensors, key, tensor)
 
 
 def _view(memory: mmap.mmap, place: _Tensor, listed: int) -> torch.Tensor:
