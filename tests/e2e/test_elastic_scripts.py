@@ -96,6 +96,7 @@ def test_members_of_a_trl_script_join_leave_and_are_killed(job, method):
     assert rough.result.steps == rough.progress.step == STEPS
     assert rough.progress.phase is Phase.FINISHED
     assert rough.progress.checkpoint_step == STEPS
+    assert rough.result.tokens == calm.result.tokens > 0
     assert rough.result.loss == pytest.approx(calm.result.loss, rel=0.01)
     assert adapter(rough) == pytest.approx(adapter(calm), rel=0.01, abs=1e-4)
 

@@ -12,7 +12,7 @@ import pytest
 
 from duetune.core.node_contract import DONE, HOPELESS, LEFT
 from duetune.training.checkpoint import CheckpointStore
-from duetune.training.task import TrainingMethod, TrainingTask
+from duetune.training.task import OptimiserName, TrainingMethod, TrainingTask
 from support.elastic_job import ElasticJob
 from support.later import later
 from support.patience import slowness, until
@@ -126,12 +126,82 @@ def test_members_of_two_processes_end_at_the_loss_of_one_process(job, plain):
     alike(weights(rough), weights(plain))
 
 
+_LOGITS = """
+import json, os, sys
+from pathlib import Path
+import numpy as np
+import torch
+from duetune.training import kernels, session
+from duetune.training.siblings import born
+from duetune.training.task import read_task
+from duetune.training.tokens import tokenized_dataset, LossRules
+from duetune.training.trained_model import load_model, load_tokenizer, summed_loss
+from duetune.training.worker_contract import Contract
+
+torch.set_num_threads(1)
+contract = Contract.from_environment(os.environ)
+task, cpu = read_task(contract.folder), torch.device("cpu")
+data = tokenized_dataset(
+    task.dataset, load_tokenizer(task), task.max_length, contract.folder / "tokens",
+    rules=LossRules.of(task), text_field=task.dataset_text_field,
+)
+rows = np.arange(6)
+siblings = born(2)
+plain = load_model(task, cpu)
+wanted = summed_loss(plain, data, rows, cpu, None)
+wanted.backward()
+loads, load = [], session.load_model
+session.load_model = lambda *given, **options: (loads.append(1), load(*given, **options))[1]
+model = session._model(task, contract, siblings, cpu)
+# The memory that they shared is used for other things later.
+siblings.shared_memory(1 << 20)[:] = bytes([255]) * (1 << 20)
+seen = []
+head, forward = model.get_output_embeddings(), model.get_output_embeddings().forward
+head.forward = lambda hidden: (seen.append(len(hidden)), forward(hidden))[1]
+vocabulary = model.config.vocab_size
+kernels.MOST_LOGITS = 8 * vocabulary
+found = summed_loss(model, data, rows, cpu, None)
+found.backward()
+# Both processes have the same rows, so their sum is twice the gradient.
+norms = [
+    sum(float(each.grad.to_local().double().square().sum()) for each in model.parameters()) / 4
+]
+total, loaded = siblings.sums(*norms, len(loads))
+exact = sum(float(each.grad.double().square().sum()) for each in plain.parameters())
+if siblings.place == 0:
+    logits = [max(seen), sum(seen), data.targets(rows)]
+    result = [float(found), float(wanted), total, exact, *logits, loaded]
+    (contract.folder / "found.json").write_text(json.dumps(result))
+sys.stdout.flush()
+os._exit(0)
+"""
+
+
+def test_a_sharded_model_is_read_once_and_its_logits_never_exist_at_once(nursery, task, tmp_path):
+    script = tmp_path / "logits.py"
+    script.write_text(_LOGITS)
+    job = ElasticJob(nursery, tmp_path / "job", task, command=[script])
+    job.launch("n1")
+    assert job.code("n1") == DONE, job.log("n1")
+    found, wanted, norm, exact, longest, computed, counted, loaded = json.loads(
+        (job.folder / "found.json").read_text()
+    )
+    job.close()
+    assert found == pytest.approx(wanted, rel=1e-5)
+    assert norm == pytest.approx(exact, rel=1e-4)
+    assert longest == 8
+    # Only tokens that count are computed, once forward and once more backward.
+    assert computed == 2 * counted
+    assert loaded == 1
+
+
 @pytest.mark.more
 @pytest.mark.parametrize("method", [TrainingMethod.FULL, TrainingMethod.LORA])
 def test_any_number_of_processes_continues_a_checkpoint(job, plain, method):
     calm, file, fields = plain, "model.safetensors", {"method": method}
     if method is TrainingMethod.LORA:
         fields |= {"gradient_checkpointing": True, "eval_strategy": "steps", "eval_steps": 4}
+        fields |= {"optim": OptimiserName.PAGED_ADAMW_32BIT}
         calm, file = job("calm", **fields), "adapter_model.safetensors"
         calm.launch("alone")
         assert calm.code("alone") == DONE
@@ -144,6 +214,7 @@ def test_any_number_of_processes_continues_a_checkpoint(job, plain, method):
         assert rough.code(name) == LEFT
     rough.launch("n4", "n5", "n6", gpus=3)
     assert [rough.code(name) for name in ("n4", "n5", "n6")] == [DONE] * 3
+    assert "loads the whole model" not in rough.log("n4")
     same(rough.result, calm.result)
     alike(weights(rough, file), weights(calm, file))
 

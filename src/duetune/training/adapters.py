@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-import peft
 import torch
 import transformers
 
@@ -16,6 +17,8 @@ from duetune.training.language_model import precision, refused, seeded, short_re
 from duetune.training.task import TrainingMethod
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from duetune.training.language_model import LanguageModel
     from duetune.training.task import TrainingTask
 
@@ -30,10 +33,7 @@ def load_base(task: TrainingTask, device: torch.device, *, choose: bool = True) 
     """
     bits = _quantisation(task) if task.method is TrainingMethod.QLORA else None
     folder = Path(task.model)
-    # Without a word about it transformers would ask on the terminal.
-    options: dict[str, object] = {"dtype": stored_type(task), "trust_remote_code": False}
-    if task.attn_implementation is not None:
-        options["attn_implementation"] = task.attn_implementation
+    options = _options(task)
     try:
         if folder.is_dir() and not any(any(folder.glob(pattern)) for pattern in _WEIGHTS):
             config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
@@ -60,8 +60,43 @@ def load_base(task: TrainingTask, device: torch.device, *, choose: bool = True) 
     return base
 
 
+def _options(task: TrainingTask) -> dict[str, object]:
+    # Without a word about it transformers would ask on the terminal.
+    options: dict[str, object] = {"dtype": stored_type(task), "trust_remote_code": False}
+    if task.attn_implementation is not None:
+        options["attn_implementation"] = task.attn_implementation
+    return options
+
+
 def with_adapter(task: TrainingTask, base: LanguageModel) -> LanguageModel:
     """Return the model with new adapters; only these, and ``lora_modules_to_save``, are trained."""
+    if getattr(base, "is_loaded_in_4bit", False) or getattr(base, "is_loaded_in_8bit", False):
+        return _adapted(task, base)
+    with without_bitsandbytes():
+        return _adapted(task, base)
+
+
+@contextlib.contextmanager
+def without_bitsandbytes() -> Iterator[None]:
+    """Let PEFT believe inside the block that bitsandbytes is not installed. PEFT would import it,
+    and with it torch's compiler, which takes a second or more, also where nothing is quantised.
+    """
+    if "bitsandbytes" in sys.modules:
+        yield
+        return
+    sys.modules["bitsandbytes"] = None  # type: ignore[assignment] # how Python marks absent ones
+    try:
+        yield
+    finally:
+        del sys.modules["bitsandbytes"]
+        if (asked := sys.modules.get("peft.import_utils")) is not None:
+            asked.is_bnb_available.cache_clear()
+            asked.is_bnb_4bit_available.cache_clear()
+
+
+def _adapted(task: TrainingTask, base: LanguageModel) -> LanguageModel:
+    import peft  # noqa: PLC0415 - full fine-tunes do not need it
+
     chosen = task.lora_target_modules
     try:
         config = peft.LoraConfig(
@@ -89,13 +124,21 @@ def check_adapter(task: TrainingTask) -> None:
     """Refuse LoRA layers that the model does not have. No weights are loaded or made; plans call
     this where the names of the weights leave it open.
     """
+    with_adapter(task, base_outline(task))
+
+
+def base_outline(task: TrainingTask) -> LanguageModel:
+    """Return the base model on the meta device: all its layers, but no weights."""
     try:
-        config = transformers.AutoConfig.from_pretrained(task.model, trust_remote_code=False)
+        config = transformers.AutoConfig.from_pretrained(
+            task.model, revision=task.model_revision or "main", trust_remote_code=False
+        )
         with torch.device("meta"):
-            model = transformers.AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
+            model = transformers.AutoModelForCausalLM.from_config(config, **_options(task))  # type: ignore[no-untyped-call]
     except _PROBLEMS as error:
         raise refused(task, "a causal language model", error) from None
-    with_adapter(task, cast("LanguageModel", model))
+    model.config.use_cache = False
+    return cast("LanguageModel", model)
 
 
 def order_layers(model: LanguageModel) -> None:

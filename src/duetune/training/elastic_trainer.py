@@ -12,6 +12,7 @@ What it does depends on who has started the process:
 
 from __future__ import annotations
 
+import functools
 import gc
 import logging
 import os
@@ -108,10 +109,23 @@ def _make_elastic(trainer: Trainer, member: TrainerMember) -> None:
     handler.callbacks = [each for each in handler.callbacks if each not in shown]
     handler.callbacks += [LeaderOnly(shown, lambda: member.leads), _MemberCallback(member)]
     trainer.args.restore_callback_states_from_checkpoint = True
+    if (measure := trainer.compute_metrics) is not None:
+        # It is the user's code, and may take long.
+        trainer.compute_metrics = functools.partial(_measured, member, measure)
     kind = type(trainer)
     generates = hasattr(trainer, "_generate_and_score_completions")
     methods = GeneratingMethods if generates else MemberMethods
     trainer.__class__ = type(kind.__name__, (methods, kind), {"duetune_member": member})
+
+
+def _measured(
+    member: TrainerMember,
+    measure: Callable[..., dict[str, float]],
+    *given: object,
+    **options: object,
+) -> dict[str, float]:
+    with member.active():
+        return measure(*given, **options)
 
 
 class _MemberCallback(TrainerCallback):

@@ -24,6 +24,8 @@ from duetune.training.kernels import apply_liger, fused_loss, loss_in_pieces, su
 from duetune.training.packed_rows import PackedRows
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from numpy.typing import NDArray
 
     from duetune.training.kernels import Head
@@ -32,14 +34,12 @@ if TYPE_CHECKING:
     class Output(Protocol):
         """The part of a model's output that is used here."""
 
-        last_hidden_state: torch.Tensor
         logits: torch.Tensor
 
     class CausalModel(torch.nn.Module):
         """The part of a causal language model of transformers that is used here."""
 
         config: _Config
-        base_model: torch.nn.Module
 
         def get_base_model(self) -> CausalModel: ...
 
@@ -59,14 +59,15 @@ _KNOWN_LAYERS = frozenset({"full_attention", "sliding_attention"})
 # Lengths of the rows with which a way is tried, and by how much outputs may differ.
 _TRIED = (7, 3, 5)
 _TOLERANCE, _LOW_TOLERANCE = 1e-3, 0.1
+_PROBE = 1024.0
 
 
 class ForwardPass(msgspec.Struct, frozen=True):
     """The chosen way.
 
     - ``packed``: rows are laid end to end; otherwise they are padded.
-    - ``split``: hidden states and head are computed separately; otherwise the model's own head is
-      used, because it does more than a matrix product.
+    - ``split``: the loss is computed in place of the head, for the tokens that count; otherwise by
+      the model's own head, because the model does more with its output.
     - ``keeps``: the model's forward takes ``logits_to_keep``.
     - ``fused``: Liger computes the loss.
     - ``notes``: what was chosen and why, for the log and for ``status``.
@@ -95,11 +96,11 @@ def choose_forward_pass(
 ) -> ForwardPass:
     """Choose the way, prepare the model for it, and return it. Called once per loaded model.
 
-    Adapters may be added afterwards: the way is found through them. A ``sharded`` model is always
-    called as a whole, because only then are its shards put together.
+    Adapters may be added afterwards: the way is found through them. A ``sharded`` model gets no
+    fused loss: that was never tried.
     """
     register_attention()
-    causal = _causal(model)
+    causal = causal_model(model)
     trained = model.training
     model.eval()
     try:
@@ -118,14 +119,17 @@ def counted_loss(
     way = forward_pass_of(model)
     targets = torch.from_numpy(rows.targets).to(device, non_blocking=True)
     with _computing_in(model, device, dtype):
-        causal = _causal(model)
+        causal = causal_model(model)
         if not way.split:
             return summed(_logits(causal, way, rows, device), targets)
-        head = cast("torch.nn.Module", causal.get_output_embeddings())
-        hidden = hidden_states(causal, rows, device, packed=way.packed)
-        if way.fused and type(head) is torch.nn.Linear:
-            return fused_loss(head, hidden, targets)
-        return loss_in_pieces(cast("Head", head), hidden, targets, _vocabulary(causal))
+        head = causal.get_output_embeddings()
+
+        def loss(forward: Head, hidden: torch.Tensor) -> torch.Tensor:
+            if way.fused and type(head) is torch.nn.Linear:
+                return fused_loss(head, hidden, targets)
+            return loss_in_pieces(forward, hidden, targets, _vocabulary(causal))
+
+        return _in_place_of_head(causal, rows, device, loss, packed=way.packed)
 
 
 def _computing_in(
@@ -146,15 +150,14 @@ def _chosen(
 ) -> ForwardPass:
     rows = _sample(_vocabulary(model), seed=0)
     way = ForwardPass(
-        split=not sharded and _head_is_plain(model, rows, device),
+        split=_head_is_plain(model, rows, device),
         keeps="logits_to_keep" in inspect.signature(model.forward).parameters,
     )
     right = _outputs(model, way, rows, device)
     fused, note = _with_liger(model, task, device)
-    reason = "the model is sharded" if sharded else "it is not a plain matrix product"
-    own_head = f"loss: the model's own head, because {reason}"
+    own_head = "loss: the model's own head, because the model changes its output"
     others = tuple(words for words in ("" if way.split else own_head, note) if words)
-    way = msgspec.structs.replace(way, fused=fused and way.split)
+    way = msgspec.structs.replace(way, fused=fused and way.split and not sharded)
     usual = getattr(model.config, "_attn_implementation", None)
     packed, given = msgspec.structs.replace(way, packed=True), task.attn_implementation
     reason = _foreign_layers(model.config) or _failure(model, packed, rows, right, device, given)
@@ -216,9 +219,34 @@ def hidden_states(
     model: CausalModel, rows: PackedRows, device: torch.device, *, packed: bool
 ) -> torch.Tensor:
     """Return the hidden states of the tokens that predict one that counts."""
+    return _in_place_of_head(model, rows, device, lambda _, hidden: hidden, packed=packed)
+
+
+def _in_place_of_head(
+    model: CausalModel,
+    rows: PackedRows,
+    device: torch.device,
+    compute: Callable[[Head, torch.Tensor], torch.Tensor],
+    *,
+    packed: bool,
+) -> torch.Tensor:
+    """Call the model with ``compute`` in place of its head, and return what that returns.
+
+    ``compute`` is given the head and the hidden states of the tokens that predict one that counts.
+    It runs inside of the model's forward, where the weights of a sharded model are together.
+    """
+    head = cast("torch.nn.Module", model.get_output_embeddings())
     inputs, places = _inputs(rows, device, packed=packed)
-    output = cast("Output", model.base_model(**inputs, use_cache=False))
-    return output.last_hidden_state.flatten(0, 1).index_select(0, places)
+    forward = head.forward
+    known = vars(head).get("forward")
+    head.forward = lambda hidden: compute(forward, hidden.flatten(0, 1).index_select(0, places))
+    try:
+        return cast("Output", model(**inputs, use_cache=False)).logits
+    finally:
+        if known is None:
+            del head.forward
+        else:
+            head.forward = known
 
 
 def _logits(
@@ -256,22 +284,19 @@ def _inputs(
 
 
 def _head_is_plain(model: CausalModel, rows: PackedRows, device: torch.device) -> bool:
-    """Return whether the logits are the head's output and nothing else.
+    """Return whether the model returns what its head returns, and changes nothing about it.
 
-    The head's output is enlarged for this, so that a soft cap shows.
+    The head returns one large number for this, so that a soft cap or a scale shows.
     """
-    head = model.get_output_embeddings()
-    if head is None or model.base_model is model:
+    if model.get_output_embeddings() is None:
         return False
-    larger = head.register_forward_hook(lambda _module, _inputs, output: output * 1e3)
     try:
-        own = _logits(model, ForwardPass(), rows, device)
-        hidden = hidden_states(model, rows, device, packed=False)
-        return _difference(head(hidden), own) < _TOLERANCE
-    except (TypeError, ValueError, RuntimeError, AttributeError):
+        found = _in_place_of_head(
+            model, rows, device, lambda _, hidden: hidden.new_full((), _PROBE), packed=False
+        )
+        return found.ndim == 0 and float(found) == _PROBE
+    except (TypeError, ValueError, RuntimeError, AttributeError, IndexError):
         return False
-    finally:
-        larger.remove()
 
 
 def _with_liger(model: CausalModel, task: TrainingTask, device: torch.device) -> tuple[bool, str]:
@@ -332,7 +357,7 @@ def _difference(one: torch.Tensor, other: torch.Tensor) -> float:
     return float(torch.linalg.vector_norm(one.float() - other.float()) / size.clamp(min=1e-9))
 
 
-def _causal(model: torch.nn.Module) -> CausalModel:
+def causal_model(model: torch.nn.Module) -> CausalModel:
     """Return the model of transformers, without PEFT around it."""
     causal = cast("CausalModel", model)
     return causal.get_base_model() if hasattr(model, "peft_config") else causal

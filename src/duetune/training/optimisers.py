@@ -1,8 +1,9 @@
 """The optimiser of a task over the flat vector of trained parameters, and its state as arrays.
 
 Optimisers of torch and bitsandbytes see the vector in two long pieces, with and without weight
-decay. Adafactor factors matrices, so it sees one piece per parameter. Arrays of the state are named
-``PIECE.NAME``; there are none before the first update.
+decay, or more where bitsandbytes needs shorter ones. Adafactor factors matrices, so it sees one
+piece per parameter. Arrays of the state are named ``PIECE.NAME``; there are none before the first
+update. Checkpoints of sharded models have all pieces of a part in one array.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _STEP = "step"
 # Adafactor computes it anew in every update.
 _NOT_KEPT = frozenset((_STEP, "RMS"))
 # Kernels of bitsandbytes count the elements of a piece in 32 bits.
-_LONGEST = 2**30
+LONGEST = 2**30
 _BITS = {
     OptimiserName.ADAMW_8BIT: "AdamW8bit",
     OptimiserName.ADAMW_BNB_8BIT: "AdamW8bit",
@@ -94,11 +95,7 @@ class FlatOptimiser:
         if not updates:
             return
         for number, (name, piece) in enumerate(self._pieces.items()):
-            found = {
-                key.removeprefix(f"{name}."): array
-                for key, array in arrays.items()
-                if key.rpartition(".")[0] == name
-            }
+            found = self._of_piece(name, piece.numel(), arrays)
             state = self._optimiser.state[piece]
             if self._name in _BITS:
                 # Only bitsandbytes itself can allocate the memory of paged states.
@@ -116,6 +113,20 @@ class FlatOptimiser:
                 device = piece.device if self._optimiser.defaults["fused"] else "cpu"
                 state[_STEP] = torch.tensor(float(updates), device=device)
 
+    def _of_piece(
+        self, name: str, length: int, arrays: Mapping[str, torch.Tensor]
+    ) -> dict[str, torch.Tensor]:
+        """Return the arrays of one piece, by their own names."""
+        part, number = part_of(name) if self._name in _BITS else (name, 0)
+        found = {}
+        for key, array in arrays.items():
+            owner, _, own = key.rpartition(".")
+            if owner == part and "32bit" in self._name and array.numel() > length:
+                found[own] = array[number * LONGEST : number * LONGEST + length]
+            elif owner == name:
+                found[own] = array
+        return found
+
     def _split(self, vector: torch.Tensor) -> Iterator[tuple[str, torch.Tensor, bool]]:
         """Yield the pieces of a vector: name, part, whether it has weight decay."""
         if self._name is OptimiserName.ADAFACTOR:
@@ -124,10 +135,34 @@ class FlatOptimiser:
             return
         border = self._flat.decaying
         for name, part in (("decaying", vector[:border]), ("other", vector[border:])):
-            longest = _LONGEST if self._name in _BITS else max(1, part.numel())
+            longest = LONGEST if self._name in _BITS else max(1, part.numel())
             for number, piece in enumerate(torch.split(part, longest)):
                 if piece.numel():
                     yield f"{name}{number or ''}", piece, name == "decaying"
+
+
+def part_of(piece: str) -> tuple[str, int]:
+    """Return the part of the vector to which a piece belongs, and the number of the piece."""
+    part = piece.rstrip("0123456789")
+    return part, int(piece[len(part) :] or 0)
+
+
+def joined_name(name: str) -> str:
+    """Return the name of the array that has all pieces of the one with this name."""
+    piece, dot, own = name.partition(".")
+    return f"{part_of(piece)[0]}{dot}{own}"
+
+
+def joined(arrays: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return the state of an optimiser that treats every element by itself, one array per part."""
+    pieces: dict[str, dict[int, torch.Tensor]] = {}
+    for name, array in arrays.items():
+        number = part_of(name.partition(".")[0])[1]
+        pieces.setdefault(joined_name(name), {})[number] = array
+    return {
+        name: torch.cat([found[number] for number in sorted(found)]) if len(found) > 1 else found[0]
+        for name, found in pieces.items()
+    }
 
 
 def _made(task: TrainingTask, groups: _Groups, device: torch.device) -> torch.optim.Optimizer:

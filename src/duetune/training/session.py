@@ -5,10 +5,8 @@ Importing this module imports torch and transformers; ``worker`` does so only wh
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import logging
-import threading
 import time
 from typing import TYPE_CHECKING, Self
 
@@ -19,15 +17,17 @@ import transformers
 
 from duetune.core.node_contract import RENDEZVOUS
 from duetune.errors import InvalidInput, OutOfMemory
-from duetune.training.adapters import load_base
+from duetune.training.adapters import base_outline, load_base
 from duetune.training.batches import held_out
 from duetune.training.entry import checkpoint_store, follow, join, load_named, restore
 from duetune.training.evaluation import Evaluation, stopped_words
 from duetune.training.follower import SiblingFollower
 from duetune.training.forward_pass import choose_forward_pass
 from duetune.training.group import GroupBroken
+from duetune.training.heartbeat_file import HeartbeatFile
 from duetune.training.hub_upload import upload
 from duetune.training.language_model import precision
+from duetune.training.member_model import loaded_once
 from duetune.training.metrics import MetricRow
 from duetune.training.publication import PublishedResult, only_publisher, publish, published
 from duetune.training.saver import Saver
@@ -36,11 +36,10 @@ from duetune.training.shared_state import OwnShard, SharedState, whole_model
 from duetune.training.siblings import EvaluateBase, Restore, Siblings
 from duetune.training.tokens import LossRules, tokenized_dataset
 from duetune.training.tracking import Tracking
-from duetune.training.trained_model import load_model, load_tokenizer, save_model
+from duetune.training.trained_model import load_model, load_tokenizer, prepared, save_model
 from duetune.training.training_loop import ElasticTraining
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     from duetune.training.checkpoint import CheckpointStore
@@ -74,7 +73,7 @@ class Session:
         self._learner = learner
         self._evaluation = evaluation
         self._device = device
-        self._touch = _Heartbeat(contract.folder / "heartbeats" / contract.node)
+        self._touch = HeartbeatFile(contract)
 
     @classmethod
     def prepare(
@@ -87,7 +86,7 @@ class Session:
     ) -> Self:
         """Load the model and the tokenized data; ``threads`` is for torch's operations.
 
-        The processes of a member load the model at the same time, and each keeps its shard.
+        The first process of a member loads the model for all, and each keeps its shard.
         """
         siblings = siblings or Siblings()
         torch.set_num_threads(threads)
@@ -291,41 +290,6 @@ class Session:
         time.sleep(_POLL_S)
 
 
-class _Heartbeat:
-    """A file that this member touches while it works; the node's agent watches it."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._next = 0.0
-
-    @contextlib.contextmanager
-    def kept_up(self) -> Iterator[None]:
-        """Touch the file in a thread, for long work that does not: measuring and writing."""
-        done = threading.Event()
-
-        def touch() -> None:
-            while not done.wait(_POLL_S):
-                self()
-
-        thread = threading.Thread(target=touch, name="heartbeat-file", daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            done.set()
-            thread.join()
-
-    def __call__(self) -> None:
-        if time.monotonic() < self._next:
-            return
-        self._next = time.monotonic() + _POLL_S
-        try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            self._path.touch()
-        except OSError as error:
-            _log.debug("cannot touch the heartbeat file: %s", error)
-
-
 def _model(
     task: TrainingTask,
     contract: Contract,
@@ -341,8 +305,13 @@ def _model(
         raise InvalidInput("gpus_per_member", siblings.count, f"1, because {task.unshardable}")
     cpu, dtype = torch.device("cpu"), precision(task)
     load = load_base if base else load_model
-    model = load(task, cpu, choose=False)
-    shard(model, siblings, device, dtype, contract.folder / RENDEZVOUS)
+
+    def outline() -> LanguageModel:
+        found = base_outline(task)
+        return found if base else prepared(task, found, cpu)
+
+    with loaded_once(siblings, lambda: load(task, cpu, choose=False), outline) as model:
+        shard(model, siblings, device, dtype, contract.folder / RENDEZVOUS)
     choose_forward_pass(model, task, device, dtype, sharded=True)
     return model
 

@@ -13,7 +13,6 @@ import uuid
 from datetime import timedelta
 from typing import TYPE_CHECKING, NamedTuple, cast
 
-import peft
 import torch
 from torch import distributed
 from torch._C._distributed_c10d import FileStore, HashStore
@@ -23,6 +22,8 @@ from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatt
 from torch.distributed.tensor import DTensor
 
 from duetune.training.flat_parameters import layout_of, trainable
+from duetune.training.forward_pass import causal_model
+from duetune.training.optimisers import LONGEST, part_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -68,7 +69,7 @@ def shard(
     ``dtype`` is that of the computation; ``folder`` is one that only the job's owner may enter.
     """
     # PEFT calls the model's ``forward`` itself, so what FSDP adds must be on the model inside.
-    model = model.get_base_model() if isinstance(model, peft.PeftModel) else model
+    model = causal_model(model)
     mesh = _mesh(siblings, device, folder)
     policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
     for layer in _layers(model):
@@ -230,40 +231,48 @@ class ShardedParameters:
         """Do nothing: FSDP reads the vector itself before every layer."""
 
     def whole_length(self, name: str, array: torch.Tensor) -> int:
-        """Return the length of an array of the state for the whole model."""
-        _, _, own, whole = self._piece(name)
-        return whole if array.numel() == own else array.numel()
+        """Return the length of an array of the state for the whole model, given its first piece."""
+        _, _, own, whole = self._part(name)
+        return whole if array.numel() in {own, LONGEST} else array.numel()
 
     def put(self, name: str, array: torch.Tensor, whole: torch.Tensor) -> None:
-        """Copy this process's shard of an array into that of the whole model."""
-        for mine, there in self._slices(name, array.numel()):
+        """Copy this process's shard of an array into that of the whole model.
+
+        ``name`` may be that of a piece; ``whole`` has all pieces.
+        """
+        begin = LONGEST * part_of(name.partition(".")[0])[1]
+        if array.numel() not in {self._part(name)[2] - begin, LONGEST}:
+            # A number such as a count of steps, which is the same in every process.
+            whole.copy_(array.flatten())
+            return
+        for mine, there in self._slices(name, begin, array.numel()):
             whole[there].copy_(array.flatten()[mine])
 
     def take(self, name: str, whole: torch.Tensor) -> torch.Tensor:
         """Return this process's shard of an array of the whole model."""
-        _, _, own, total = self._piece(name)
+        _, _, own, total = self._part(name)
         if whole.numel() != total:
             return whole
         array = torch.zeros(own, dtype=whole.dtype)
-        for mine, there in self._slices(name, own):
+        for mine, there in self._slices(name, 0, own):
             array[mine] = whole[there]
         return array
 
-    def _slices(self, name: str, length: int) -> Iterator[tuple[slice, slice]]:
-        """Yield where the shards are in an array of this process, and in that of the whole."""
-        own, whole, size, _ = self._piece(name)
-        if length != size:
-            # A number such as a count of steps, which is the same in every process.
-            yield slice(None), slice(None)
-            return
+    def _slices(self, name: str, begin: int, length: int) -> Iterator[tuple[slice, slice]]:
+        """Yield where the shards are in ``length`` elements of this process's part from ``begin``
+        on, and where in that of the whole model.
+        """
+        own, whole, _, _ = self._part(name)
         for span in self.spans:
-            if own <= span.own < own + size and span.length:
-                mine, there = span.own - own, span.whole - whole
-                yield slice(mine, mine + span.length), slice(there, there + span.length)
+            first = max(span.own, own + begin)
+            count = min(span.own + span.length, own + begin + length) - first
+            if count > 0:
+                mine, there = first - own - begin, span.whole + first - span.own - whole
+                yield slice(mine, mine + count), slice(there, there + count)
 
-    def _piece(self, name: str) -> tuple[int, int, int, int]:
-        """Return where the vector of an array begins, and its lengths, here and in the whole."""
-        match name.partition(".")[0]:
+    def _part(self, name: str) -> tuple[int, int, int, int]:
+        """Return where the part of an array begins, and its lengths, here and in the whole."""
+        match part_of(name.partition(".")[0])[0]:
             case "decaying":
                 return 0, 0, self.decaying, self.whole_decaying
             case "other":

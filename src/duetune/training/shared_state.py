@@ -23,7 +23,7 @@ from duetune.training.flat_parameters import FlatParameters, loss_columns, loss_
 from duetune.training.forward_pass import forward_pass_of
 from duetune.training.language_model import precision, seeded
 from duetune.training.learner_state import FIRST_SCALE, MOST_SKIPPED, Diverged, LearnerState
-from duetune.training.optimisers import FlatOptimiser
+from duetune.training.optimisers import FlatOptimiser, joined, joined_name
 from duetune.training.pace import MemberPace
 from duetune.training.packed_rows import microbatches, shares
 from duetune.training.sharding import ShardedParameters
@@ -272,24 +272,27 @@ class SharedState:
         flat, own = self._flat, self.own_arrays()
         if not isinstance(flat, ShardedParameters):
             return own
-        lengths = {name: flat.whole_length(name, array) for name, array in own.items()}
-        sizes = [lengths[name] * own[name].itemsize for name in own]
+        first: dict[str, torch.Tensor] = {}
+        for name, array in own.items():
+            first.setdefault(joined_name(name), array)
+        lengths = {name: flat.whole_length(name, array) for name, array in first.items()}
+        sizes = [lengths[name] * array.itemsize for name, array in first.items()]
         # Every array begins at a multiple of 64 bytes.
         begins = [0, *itertools.accumulate(-(-size // 64) * 64 for size in sizes)]
         memory = self._siblings.shared_memory(begins.pop())
         whole = {
-            name: torch.frombuffer(memory, dtype=own[name].dtype, count=lengths[name], offset=begin)
-            for name, begin in zip(own, begins, strict=True)
+            name: torch.frombuffer(memory, dtype=array.dtype, count=lengths[name], offset=begin)
+            for (name, array), begin in zip(first.items(), begins, strict=True)
             if lengths[name]
         }
 
         def copy() -> None:
             for name, array in own.items():
                 if array.numel():
-                    flat.put(name, array, whole[name])
+                    flat.put(name, array, whole[joined_name(name)])
 
         self._siblings.together(Copy(), copy)
-        return {name: whole.get(name, array) for name, array in own.items()}
+        return {name: whole.get(name, array) for name, array in first.items()}
 
     def evaluated_share(
         self, evaluation: Evaluation, rank: int, paces: Sequence[float], touch: Callable[[], None]
@@ -324,7 +327,7 @@ class SharedState:
         """Replace the state by that of a checkpoint, which holds the whole model."""
         flat = self._flat
         if isinstance(flat, ShardedParameters):
-            arrays = {name: flat.take(name, array) for name, array in arrays.items()}
+            arrays = {name: flat.take(name, array) for name, array in joined(arrays).items()}
         self.load_own(arrays, document)
 
 

@@ -211,6 +211,12 @@ class Siblings:
             os.ftruncate(self._memory, size)
         return mmap.mmap(self._memory, size)
 
+    def free_memory(self) -> None:
+        """Give the shared memory back to the machine; what others still read there becomes 0."""
+        size = os.fstat(self._memory).st_size
+        if size and hasattr(mmap, "MADV_REMOVE"):
+            mmap.mmap(self._memory, size).madvise(mmap.MADV_REMOVE)
+
     def close(self) -> None:
         """Tell the followers to end and wait for them. Called by place 0 when its work is over."""
         self._ending = True

@@ -319,4 +319,13 @@ _NOT_NEGATIVE = (
     "emulated_microbatch_s",
     "early_stopping_threshold",
 )
-_SHARDABLE = (OptimiserName.ADAMW_TORCH, OptimiserName.ADAMW_TORCH_FUSED, OptimiserName.SGD)
+# Those that treat every element by itself. Others share numbers between the elements of a block
+# (8 bits) or of a row (Adafactor), which shards would cut.
+_SHARDABLE = (
+    OptimiserName.ADAMW_TORCH,
+    OptimiserName.ADAMW_TORCH_FUSED,
+    OptimiserName.SGD,
+    OptimiserName.PAGED_ADAMW_32BIT,
+    OptimiserName.LION_32BIT,
+    OptimiserName.PAGED_LION_32BIT,
+)

@@ -1,9 +1,8 @@
 """One member of a job whose script uses a transformers Trainer: its group, its share, its saves.
 
-Every member's Trainer goes through the same steps and reads the same global batch. A member
-computes its share of the microbatches; the gradients are summed over the members before the
-optimiser's step. ``elastic_trainer`` calls this from inside the Trainer; what is shared is in
-``trainer_state``.
+Every member's Trainer goes through the same steps and the same global batch. A member computes its
+share of the microbatches; the gradients are summed over the members before the optimiser's step.
+``elastic_trainer`` calls this from inside the Trainer; what is shared is in ``trainer_state``.
 """
 
 from __future__ import annotations
@@ -23,15 +22,17 @@ from duetune.core.progress import Phase, Progress
 from duetune.training.batches import dropout_seed
 from duetune.training.entry import checkpoint_store, join, restore
 from duetune.training.group import GroupBroken, Left
+from duetune.training.heartbeat_file import HeartbeatFile
 from duetune.training.language_model import seeded
 from duetune.training.publication import PublishedResult, only_publisher, publish, published
 from duetune.training.saver import Saver
+from duetune.training.trainer_metrics import TrainerMetrics
 from duetune.training.trainer_state import SharedTrainerState
 from duetune.training.training_loop import StepPace, members
 from duetune.training.worker_contract import Notice, ProgressReporter
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from transformers import Trainer
 
@@ -67,6 +68,8 @@ class TrainerMember:
         self._output = output
         self._scratch = Path(tempfile.mkdtemp(prefix="duetune-"))
         self.state = SharedTrainerState(trainer, self._scratch)
+        self._metrics = TrainerMetrics(trainer)
+        self._heartbeat = HeartbeatFile(contract)
         self._notice = Notice(contract.notice_file).install()
         self._reporter = ProgressReporter(contract)
         store = checkpoint_store(contract)
@@ -74,7 +77,7 @@ class TrainerMember:
         self._loads = self.state.loads
         self._device: torch.device = trainer.args.device
         self._group = join(
-            contract, store, restored, self.state, self._device, self._notice, lambda: None
+            contract, store, restored, self.state, self._device, self._notice, self._heartbeat
         )
         self._saver = Saver(
             store,
@@ -117,16 +120,22 @@ class TrainerMember:
             raise Finished
 
     def share(
-        self, count: int, compute: Callable[[int], torch.Tensor], *, together: int = 1
+        self,
+        count: int,
+        prepare: Callable[[Sequence[int]], None],
+        compute: Callable[[int], torch.Tensor],
+        *,
+        together: int = 1,
     ) -> torch.Tensor:
         """Compute this member's share of ``count`` microbatches and return the loss of them all.
 
+        ``prepare`` is given the numbers of this member's microbatches; it may call ``total``.
         ``compute`` does the forward and backward pass of one microbatch and returns its loss. So
         many microbatches in a row as ``together`` says go to the same member. Afterwards the
-        gradients are those of the whole batch. If a member is lost meanwhile, the work is shared
-        anew.
+        gradients and metrics are those of the whole batch. If a member is lost meanwhile, the work
+        is shared anew.
         """
-        seed = int(self._trainer.args.seed)
+        self._metrics.begin()
         while True:
             arrangement = self._arrangement
             if arrangement is None:
@@ -135,25 +144,43 @@ class TrainerMember:
                 parameter.grad = None
             loss = torch.zeros((), device=self._device)
             blocks = range(arrangement.rank, -(-count // together), arrangement.world)
-            for number in (
+            mine = [
                 block * together + place
                 for block in blocks
                 for place in range(together)
                 if block * together + place < count
-            ):
-                self.touch()
-                with seeded(dropout_seed(seed, self.state.step, number), self._device):
-                    loss = loss + compute(number).to(loss.device)
-            self._warn_of_idle(arrangement.world, -(-count // together))
+            ]
             try:
+                prepare(mine)
+                for number in mine:
+                    self.touch()
+                    with self.drawing(number):
+                        loss = loss + compute(number).to(loss.device)
+                self._warn_of_idle(arrangement.world, -(-count // together))
                 loss = self._summed(loss, arrangement.world)
+                if arrangement.world > 1:
+                    own = self._metrics.own().to(self._device)
+                    self._metrics.take(self._group.gather(own))
             except GroupBroken as broken:
+                self._metrics.undo()
                 self._pace.disturb()
                 _log.info("repeating step %d: %s", self.state.step + 1, broken)
                 self._form()
             else:
                 self._loss = float(loss)
                 return loss
+
+    def drawing(self, place: int) -> contextlib.AbstractContextManager[None]:
+        """Return a context whose random numbers depend on seed, step and place alone."""
+        seed = dropout_seed(int(self._trainer.args.seed), self.state.step, place)
+        return seeded(seed, self._device)
+
+    def total(self, numbers: Sequence[float]) -> list[float]:
+        """Return the sums of these numbers over all members of the step."""
+        if self._arrangement is None or self._arrangement.world == 1:
+            return list(numbers)
+        own = torch.tensor(numbers, dtype=torch.float64, device=self._device)
+        return [float(number) for number in self._group.add_up(own)]
 
     def stepped(self) -> None:
         """Record that the optimiser has made the step."""
@@ -173,7 +200,7 @@ class TrainerMember:
 
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
-        """Touch in a thread, for long work that does not: generating text."""
+        """Touch in a thread, for long work that does not: generating text, computing metrics."""
         done = threading.Event()
 
         def keep_up() -> None:
@@ -196,7 +223,7 @@ class TrainerMember:
         """Publish the result, unless another member has done so; ``write`` fills its folder."""
         # Stay a member while publishing, so that a new member waits instead of training alone.
         self._saver.save_now(self.state)
-        with only_publisher(self._output, self._wait):
+        with only_publisher(self._output, self._wait), self._heartbeat.kept_up():
             result = published(self._output)
             if result is None:
                 self.state.use_best()
@@ -220,6 +247,8 @@ class TrainerMember:
         """Leave the group. Called at the end, whatever it is."""
         self._group.close()
         self._saver.wait()
+        # What the script does afterwards touches nothing.
+        self._heartbeat.end()
         self._notice.restore()
         shutil.rmtree(self._scratch, ignore_errors=True)
 

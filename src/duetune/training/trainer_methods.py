@@ -8,6 +8,8 @@ here is the Trainer's: losses, clipping, schedules, logs, evaluation.
 
 from __future__ import annotations
 
+import functools
+import itertools
 import math
 from typing import TYPE_CHECKING
 
@@ -20,7 +22,7 @@ from duetune.training.trainer_member import Jumped
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from torch.utils.data import Dataset, Sampler
+    from torch.utils.data import DataLoader, Dataset, Sampler
     from transformers import TrainingArguments
     from transformers.trainer_utils import TrainOutput
 
@@ -29,11 +31,23 @@ if TYPE_CHECKING:
     Inputs = dict[str, torch.Tensor]
 
 
+class Uncollated:
+    """The rows of a microbatch before they are collated."""
+
+    def __init__(self, collate: Callable[[list[object]], Inputs], rows: list[object]) -> None:
+        self._collate = collate
+        self._rows = rows
+
+    def collated(self) -> Inputs:
+        """Return the microbatch. Only the member that computes it calls this."""
+        return self._collate(self._rows)
+
+
 class MemberMethods(Trainer):
     """What a member's Trainer does in its own way; everything else is the Trainer's."""
 
     duetune_member: TrainerMember
-    _batches: Sequence[Inputs] = ()
+    _batches: Sequence[Inputs | Uncollated] = ()
     _together = 1
 
     def _choose(self, number: int) -> None:
@@ -61,11 +75,42 @@ class MemberMethods(Trainer):
     def get_batch_samples(
         self, epoch_iterator: Iterator[Inputs], num_batches: int, device: torch.device
     ) -> tuple[list[Inputs], torch.Tensor | int | None]:
-        """Form the group, then read the microbatches of the whole step."""
+        """Form the group, then read the microbatches of the whole step.
+
+        Where rows are not collated yet, the Trainer's loop is given nothing, and counts nothing.
+        """
         self.duetune_member.begin()
-        batches, items = super().get_batch_samples(epoch_iterator, num_batches, device)
-        self._batches = batches
-        return batches, items
+        if not self._collates_later:
+            batches, items = super().get_batch_samples(epoch_iterator, num_batches, device)
+            self._batches = batches
+            return batches, items
+        self._batches = list(itertools.islice(epoch_iterator, num_batches))
+        return [{} for _ in self._batches], None
+
+    @property
+    def _collates_later(self) -> bool:
+        """Return whether a member collates only the microbatches that it computes.
+
+        Not where processes of a data loader collate ahead, or where the Trainer's class reads its
+        batches in its own way.
+        """
+        own, usual = super(), Trainer
+        return self.args.dataloader_num_workers == 0 and all(
+            getattr(own, name).__func__ is getattr(usual, name)
+            for name in ("get_batch_samples", "get_train_dataloader", "_get_dataloader")
+        )
+
+    def get_train_dataloader(self) -> DataLoader[object]:
+        """Return the Trainer's data loader; rows are collated where that is needed."""
+        loader = super().get_train_dataloader()
+        if self._collates_later:
+            found: DataLoader[object] = getattr(loader, "base_dataloader", loader)
+            found.collate_fn = functools.partial(Uncollated, found.collate_fn)
+        return loader
+
+    def _track_num_input_tokens(self, inputs: Inputs) -> None:
+        if inputs:
+            super()._track_num_input_tokens(inputs)  # type: ignore[no-untyped-call]
 
     def training_step(
         self,
@@ -82,11 +127,39 @@ class MemberMethods(Trainer):
             # A member without a share would leave the scaler uninitialised.
             scaler.scale(nothing)
 
+        own: dict[int, Inputs] = {}
+        items = num_items_in_batch
+
+        def prepare(numbers: Sequence[int]) -> None:
+            nonlocal items
+            own.clear()
+            if not self._collates_later:
+                return
+            for number in numbers:
+                # Collators may draw random numbers: not those of the model.
+                with self.duetune_member.drawing(len(batches) + number):
+                    own[number] = batches[number].collated()  # type: ignore[union-attr]
+            items = self._items_of_all(list(own.values()))
+
         def compute(number: int) -> torch.Tensor:
             self._choose(number)
-            return train(model, batches[number], num_items_in_batch)
+            batch = own.get(number)
+            if batch is None:
+                return train(model, batches[number], items)  # type: ignore[arg-type]
+            self.current_flos += self.floating_point_ops(batch)
+            self._track_num_input_tokens(batch)
+            return train(model, batch, items)
 
-        return self.duetune_member.share(len(batches), compute, together=self._together)
+        return self.duetune_member.share(len(batches), prepare, compute, together=self._together)
+
+    def _items_of_all(self, own: list[Inputs]) -> torch.Tensor | int | None:
+        """Return the items of the whole step by which the loss is divided; None if by none."""
+        device = self.args.device
+        counted = self._get_num_items_in_batch(own, device)
+        known, total = self.duetune_member.total(
+            (0.0, 0.0) if counted is None else (1.0, float(counted))
+        )
+        return torch.tensor(int(total), device=device) if known else None
 
     def _get_train_sampler(
         self, train_dataset: Dataset[object] | None = None

@@ -42,6 +42,7 @@ class _Document(msgspec.Struct, frozen=True):
 
     - ``trainer``: the content of the Trainer's own ``trainer_state.json``.
     - ``logged``: the loss since the last log, the loss before it, and the step of the last log.
+    - ``tokens``: TRL's count of tokens.
     """
 
     step: int
@@ -50,6 +51,7 @@ class _Document(msgspec.Struct, frozen=True):
     optimizer: _OptimizerDocument | None = None
     scheduler: dict[str, object] | None = None
     scaler: dict[str, object] | None = None
+    tokens: int = 0
 
 
 class SharedTrainerState:
@@ -138,6 +140,7 @@ class SharedTrainerState:
             optimizer=optimizer,
             scheduler=scheduler,
             scaler=None if scaler is None else scaler.state_dict(),
+            tokens=int(getattr(trainer, "_total_train_tokens", 0)),
         )
         try:
             found: dict[str, Json] = msgspec.to_builtins(document)
@@ -195,6 +198,8 @@ class SharedTrainerState:
             trainer._tr_loss += logged[0] - trainer._tr_loss  # noqa: SLF001 - it has no other door
             trainer._total_loss_scalar = logged[1]  # noqa: SLF001
             trainer._globalstep_last_logged = logged[2]  # noqa: SLF001
+            if hasattr(trainer, "_total_train_tokens"):
+                trainer._total_train_tokens = self._document.tokens  # noqa: SLF001
             self._document = None
 
     def _set_parameters(self, values: dict[str, torch.Tensor]) -> None:

@@ -24,6 +24,7 @@ def launch(folder, *, coordinated):
         command=() if coordinated else ("true",),
         environment={"MINE": "1", "DUETUNE_CHECKPOINT_DIR": "/elsewhere"},
         coordinated=coordinated,
+        gpus=2,
     )
     return Launch("n", "job", NodeKind.SPOT, 1, task)
 
@@ -48,7 +49,8 @@ def test_a_worker_gets_only_the_environment_it_needs(tmp_path, monkeypatch):
         assert (found["HF_TOKEN"], found["MINE"]) == ("for the hub", "1")
         assert found["KEY"] == "of the job"
         assert ("DUETUNE_JOB_SECRET" in found) is coordinated
-        assert found["DUETUNE_GPUS_PER_NODE"] == "1"
+        assert found["DUETUNE_GPUS"] == "2"
+        assert "DUETUNE_GPUS_PER_NODE" not in found
     found = coordinator_of(launch(tmp_path, coordinated=True), SECRETS)
     assert not {"AWS_SECRET_ACCESS_KEY", "KEY", "MINE"} & found.environment.keys()
     assert found.environment["DUETUNE_CHECKPOINT_DIR"] == "/elsewhere"

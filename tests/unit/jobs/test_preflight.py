@@ -390,15 +390,11 @@ class TestCommands:
         assert [each["field"] for each in found] == ["model", "dataset", "checkpoint.every"]
         assert all(each["says"].startswith("ignored: ") for each in found)
 
-    def test_an_own_command_is_refused_several_gpus_for_one_process(self, tmp_path, capsys):
+    def test_an_own_command_may_have_several_gpus_of_one_node(self, tmp_path, capsys):
         path = tmp_path / "job.yaml"
         path.write_text("run: echo x\ndeadline: 8h\nresources: {accelerators: 'auto:4'}\n")
-        assert main(["plan", str(path)]) == 2
-        assert capsys.readouterr().err == (
-            "duetune: resources.accelerators: 'auto:4' is not allowed; expected auto:1, or a range "
-            "such as auto:1..4 for a script that uses duetune.training.elastic, because your own "
-            "command (run) has one GPU per process\n"
-        )
+        assert main(["plan", str(path)]) == 0
+        assert "1 member of 4 GPUs" in capsys.readouterr().out
 
     def test_an_imported_job_passes_plan(self, tmp_path, capsys):
         """Its list of datasets is beside the file, and its rows are in the form of Alpaca."""

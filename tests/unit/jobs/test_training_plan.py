@@ -414,9 +414,18 @@ def test_an_own_command_is_as_fast_as_it_was():
     assert plan.step_s == (0.0, 3.0)
 
 
-def test_an_own_command_on_several_gpus_is_refused():
-    with pytest.raises(InvalidInput, match=r"^resources\.accelerators.*own command"):
-        configure(own_command(resources={"accelerators": "auto:2"}), Site())
+def test_an_own_command_with_an_exact_number_of_gpus_has_one_node():
+    spec = own_command(resources={"accelerators": "auto:4"})
+    plan = configure(spec, Site())
+    assert (plan.min_gpus, plan.max_gpus, plan.gpus_per_member) == (1, 1, 4)
+    assert not spec.has_members
+    ran = MeasuredPace(subject="python train.py", accelerator="CPU", gpus=1, step_s=6.0)
+    assert configure(spec, Site(), measured=[ran]).step_s == (0.0, 1.5)
+    with pytest.raises(InvalidInput, match=r"^resources\.accelerators.*at most 2"):
+        configure(spec, Site(max_gpus=2))
+    both = {"accelerators": "auto:1..4", "gpus_per_member": 2}
+    with pytest.raises(InvalidInput, match=r"^resources\.gpus_per_member.*once per GPU"):
+        configure(own_command(resources=both), Site())
 
 
 def test_an_own_command_with_a_range_of_gpus_has_members():

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import signal
+import types
 
 import pytest
 
@@ -26,6 +28,8 @@ elastic_trainer = later("duetune.training.elastic_trainer")
 callbacks = later("duetune.training.callback")
 trainer_limits = later("duetune.training.trainer_limits")
 trainer_state = later("duetune.training.trainer_state")
+trainer_methods = later("duetune.training.trainer_methods")
+trainer_metrics = later("duetune.training.trainer_metrics")
 epoch_order = later("duetune.training.epoch_order")
 
 # 22 rows in microbatches of 2, three to a step: the last step of an epoch has two of them.
@@ -136,6 +140,100 @@ def test_one_member_trains_as_the_trainer_alone(group, tmp_path):
     assert model.num_parameters() > 0
     progress = read_progress(tmp_path / "job" / "progress.json")
     assert (progress.phase, progress.step) == (Phase.FINISHED, STEPS)
+
+
+def test_the_agent_sees_a_heartbeat_while_a_script_trains(group, tmp_path):
+    beat = tmp_path / "job" / "heartbeats" / "node-1"
+    seen = []
+    look = at(3, lambda: seen.append(beat.exists()))
+    trainer = trainer_in(tmp_path / "member", look)
+    assert elastic_trainer.elastic(trainer, environ=group()) == DONE
+    assert seen == [True]
+    # Afterwards the script may do what it likes for as long as it likes.
+    assert not beat.exists()
+
+
+class OneOfTwo:
+    """A member that computes every other microbatch; the other member counts 100 items."""
+
+    def __init__(self):
+        self.computed = []
+
+    def begin(self):
+        pass
+
+    def drawing(self, _place):
+        return contextlib.nullcontext()
+
+    def total(self, numbers):
+        return [numbers[0] + 1, numbers[1] + 100]
+
+    def share(self, count, prepare, compute, *, together):
+        mine = range(0, count, 2 * together)
+        prepare(mine)
+        self.computed += mine
+        return sum(compute(number) for number in mine)
+
+
+def test_a_member_collates_only_what_it_computes(tmp_path):
+    collated = []
+
+    def collate(rows):
+        collated.append(len(rows))
+        return transformers.default_data_collator(rows)
+
+    trainer = trainer_in(tmp_path, max_steps=2)
+    trainer.data_collator = collate
+    given = []
+    compute_loss = trainer.compute_loss
+
+    def seen(model, inputs, *, num_items_in_batch, **options):
+        given.append(int(num_items_in_batch))
+        return compute_loss(model, inputs, num_items_in_batch=num_items_in_batch, **options)
+
+    trainer.compute_loss = seen
+    member = OneOfTwo()
+    kind = type(trainer)
+    methods = trainer_methods.MemberMethods
+    trainer.__class__ = type(kind.__name__, (methods, kind), {"duetune_member": member})
+    member.state = types.SimpleNamespace(resume_from=None)
+    trainer.train()
+    assert member.computed == [0, 2, 0, 2]
+    assert len(collated) == 4
+    # The loss is divided by the items of both members.
+    assert all(100 < items <= 100 + 4 * 5 for items in given)
+    assert trainer.state.total_flos > 0
+
+
+def test_metrics_are_those_of_all_members():
+    def trainer(**metrics):
+        found = types.SimpleNamespace(
+            _metrics={"train": {name: [0.5] for name in metrics}},
+            _total_train_tokens=70,
+            current_flos=0,
+            state=types.SimpleNamespace(num_input_tokens_seen=0),
+        )
+        mine = trainer_metrics.TrainerMetrics(found)
+        mine.begin()
+        for name, values in metrics.items():
+            found._metrics["train"][name] += values
+        found._total_train_tokens += 10
+        found._metrics["train"]["num_tokens"] = [80]
+        return found, mine
+
+    one, mine = trainer(margin=[1.0, 2.0], reward=[3.0, float("nan")])
+    other, theirs = trainer(margin=[6.0], entropy=[4.0])
+    parts = [mine.own(), theirs.own()]
+    mine.take(parts)
+    theirs.take(parts)
+    assert one._metrics["train"]["margin"] == [0.5, 3.0, 3.0, 3.0]
+    assert one._metrics["train"]["reward"] == [0.5, 3.0]
+    assert one._metrics["train"]["entropy"] == [4.0]
+    assert other._metrics["train"]["entropy"] == [0.5, 4.0]
+    assert one._metrics["train"]["num_tokens"] == other._metrics["train"]["num_tokens"] == [90]
+    mine.undo()
+    assert one._metrics["train"] == {"margin": [0.5], "reward": [0.5]}
+    assert one._total_train_tokens == 70
 
 
 def test_a_member_goes_on_where_another_has_left(group, tmp_path):

@@ -74,6 +74,59 @@ def test_a_loaded_state_gives_the_same_next_updates_to_the_last_bit(name, dtype)
     assert all(torch.equal(array, other.arrays()[key]) for key, array in optimiser.arrays().items())
 
 
+@pytest.mark.parametrize("name", ["lion_32bit", "paged_adamw_32bit"])
+def test_a_state_of_shards_is_the_same_with_any_pieces(name, monkeypatch):
+    """Two processes whose vectors are in pieces write what one process without pieces reads."""
+    sharding = later("duetune.training.sharding")
+    name = OptimiserName(name)
+    _, flat, optimiser = built(name)
+    for gradient in gradients(flat)[:3]:
+        optimiser.apply(gradient.clone(), 1e-2)
+    whole = {key: array.clone() for key, array in optimiser.arrays().items()}
+    shards = []
+    for place in range(2):
+        shard = sharding.ShardedParameters.__new__(sharding.ShardedParameters)
+        weight, small = 80 * 64 // 2, 64 // 2
+        shard.spans = [
+            sharding.Span(0, place * weight, weight),
+            *(
+                sharding.Span(weight + n * small, 80 * 64 + n * 64 + place * small, small)
+                for n in range(3)
+            ),
+        ]
+        shard.size, shard.decaying = weight + 3 * small, weight
+        shard.whole_size, shard.whole_decaying = flat.size, flat.decaying
+        shard.values = shard.take("parameters", flat.values)
+        shards.append(shard)
+    for module in ("optimisers", "sharding"):
+        monkeypatch.setattr(f"duetune.training.{module}.LONGEST", 1000)
+    own = [optimisers.FlatOptimiser(task(name, None), shard) for shard in shards]
+    for shard, each in zip(shards, own, strict=True):
+        each.load({key: shard.take(key, array) for key, array in whole.items()}, 3)
+    (decaying, other) = (key for key in whole if key.endswith("state1"))
+    assert {"decaying2.state1", "other.state1"} < own[0].arrays().keys()
+    found = {key: torch.full_like(array, 7) for key, array in whole.items()}
+    for shard, each in zip(shards, own, strict=True):
+        for key, array in each.arrays().items():
+            shard.put(key, array, found[optimisers.joined_name(key)])
+    assert all(torch.equal(found[key], whole[key]) for key in (decaying, other))
+    # The other way round: pieces of one process are read by processes with shards.
+    alone = optimisers.FlatOptimiser(task(name, None), flat)
+    alone.load(whole, 3)
+    assert "decaying5.state1" in alone.arrays()
+    again = optimisers.joined(alone.arrays())
+    assert all(torch.equal(again[key], whole[key]) for key in whole)
+
+
+def test_optimisers_whose_state_cannot_be_cut_are_refused_by_name():
+    refused = {name for name in OptimiserName if task(name, None).unshardable}
+    assert refused == {
+        *("adamw_8bit", "adamw_bnb_8bit", "paged_adamw_8bit"),
+        *("lion_8bit", "paged_lion_8bit", "adafactor"),
+    }
+    assert "adamw_8bit" in task(OptimiserName("adamw_8bit"), None).unshardable
+
+
 def theirs(name, made):
     groups = [
         {"params": [p for p in made.parameters() if p.ndim >= 2], "weight_decay": 0.1},

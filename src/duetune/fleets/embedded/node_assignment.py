@@ -136,7 +136,6 @@ def assignment_of(
         node_contract.EPOCH: str(launch.epoch),
         node_contract.GPUS: str(task.gpus),
         node_contract.JOB_DIR: str(folder),
-        node_contract.GPUS_PER_NODE: str(1 if device is None else len(device.split(","))),
         node_contract.NOTICE_FILE: str(notice_file(launch)),
         node_contract.NOTICE_URL: f"{url}/jobs/{launch.job}/notice/{launch.node}/{secrets.calls}",
     }
