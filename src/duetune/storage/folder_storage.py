@@ -25,12 +25,12 @@ class FolderStorage:
     """
 
     def __init__(self, root: Path) -> None:
-        self._root = root.absolute()
+        self.root = root.absolute()
 
     @property
     def url(self) -> str:
         """Return the folder's path."""
-        return str(self._root)
+        return str(self.root)
 
     def read(self, name: str) -> bytes | None:
         """Return the content of a small file; None if there is none."""
@@ -79,7 +79,7 @@ class FolderStorage:
 
     def sizes(self, folder: str = "") -> dict[str, int]:
         """Return the name and size in bytes of every file below a folder."""
-        top = self._path(folder) if folder else self._root
+        top = self._path(folder) if folder else self.root
         found: dict[str, int] = {}
         with self._errors():
             for place, folders, files in os.walk(top):
@@ -89,7 +89,7 @@ class FolderStorage:
                     # Another process may delete it now.
                     with contextlib.suppress(FileNotFoundError):
                         if not file.startswith("."):
-                            name = path.relative_to(self._root).as_posix()
+                            name = path.relative_to(self.root).as_posix()
                             found[name] = path.stat().st_size
         return found
 
@@ -112,7 +112,7 @@ class FolderStorage:
         return self._copied(source, path) if source.is_file() else None
 
     def _path(self, name: str) -> Path:
-        return self._root / checked_name(name)
+        return self.root / checked_name(name)
 
     def _ready(self, name: str) -> Path:
         path = self._path(name)
