@@ -13,7 +13,6 @@ import sys
 import tempfile
 import urllib.request
 import uuid
-from pathlib import Path
 
 import pytest
 

@@ -115,9 +115,7 @@ class JobMirror:
     - ``warning``: why the last upload failed; "" if it succeeded.
     """
 
-    def __init__(
-        self, storage: Storage, folder: Path, node: str, *, every_s: float = 5.0
-    ) -> None:
+    def __init__(self, storage: Storage, folder: Path, node: str, *, every_s: float = 5.0) -> None:
         self._storage = storage
         self._folder = folder
         self._node = node
@@ -233,15 +231,13 @@ class JobMirror:
             if path.is_file()
         }
         files = tuple(
-            OutputFile(
-                name, path.stat().st_size, self._storage.upload(path, f"{folder}/{name}")
-            )
+            OutputFile(name, path.stat().st_size, self._storage.upload(path, f"{folder}/{name}"))
             for name, path in names.items()
         )
         record = StoredOutput(folder, files)
-        if not self._storage.create(_WINNER, msgspec.json.encode(record)):
-            if _output(self._storage) != record:
-                self._storage.delete(f"{folder}/{name}" for name in names)
+        created = self._storage.create(_WINNER, msgspec.json.encode(record))
+        if not created and _output(self._storage) != record:
+            self._storage.delete(f"{folder}/{name}" for name in names)
 
 
 def _parts(name: str, content: bytes) -> Iterator[tuple[str, bytes]]:
@@ -252,4 +248,3 @@ def _parts(name: str, content: bytes) -> Iterator[tuple[str, bytes]]:
 def _output(storage: Storage) -> StoredOutput | None:
     content = storage.read(_WINNER)
     return None if content is None else msgspec.json.decode(content, type=StoredOutput)
-

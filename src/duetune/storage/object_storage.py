@@ -12,7 +12,7 @@ import itertools
 import json
 import re
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from duetune.errors import InvalidInput, MissingExtra, StorageError
 from duetune.files import OWNER, whole_file
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
 
+    from obstore.store import ClientConfig, S3Config
+
 _RETRY_S = 60
 _RETRIES = 6
 _TIMEOUT_S = 300
@@ -58,16 +60,19 @@ class ObjectStorage:
 
     def __init__(self, url: str, options: Mapping[str, str]) -> None:
         self._url = url
-        plain = options.get("endpoint", "").startswith("http://")
         try:
+            # The library lists its options by service; it refuses those that it does not know.
+            config = cast("S3Config", dict(options))
+            client: ClientConfig = {
+                "timeout": timedelta(seconds=_TIMEOUT_S),
+                "connect_timeout": timedelta(seconds=_CONNECT_S),
+            }
+            if options.get("endpoint", "").startswith("http://"):
+                client["allow_http"] = True
             self._store = from_url(
                 url,
-                config={**options},
-                client_options={
-                    "timeout": timedelta(seconds=_TIMEOUT_S),
-                    "connect_timeout": timedelta(seconds=_CONNECT_S),
-                    **({"allow_http": True} if plain else {}),
-                },
+                config=config,
+                client_options=client,
                 retry_config={
                     "max_retries": _RETRIES,
                     "retry_timeout": timedelta(seconds=_RETRY_S),
@@ -166,7 +171,7 @@ class ObjectStorage:
         return digest.hexdigest()
 
     def download(self, name: str, path: Path) -> str | None:
-        """Receive a file of any size, and return the SHA-256 of its bytes; None if there is none."""
+        """Receive a file of any size and return the SHA-256 of its bytes; None if there is none."""
         pieces = self._pieces(checked_name(name))
         if (first := next(pieces, None)) is None:
             return None

@@ -15,7 +15,9 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import shutil
 import tempfile
+import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -87,8 +89,8 @@ class CheckpointStore:
             self._backend = FolderCheckpoints(storage.root, epoch)
         else:
             if scratch is None:
-                self._temporary = tempfile.TemporaryDirectory(prefix="duetune-")
-                scratch = Path(self._temporary.name)
+                scratch = Path(tempfile.mkdtemp(prefix="duetune-"))
+                weakref.finalize(self, shutil.rmtree, scratch, ignore_errors=True)
             self._backend = ObjectCheckpoints(storage, epoch, scratch)
         self.pinned: frozenset[int] = frozenset()
 

@@ -149,7 +149,5 @@ def _written(draft: Path, files: Iterable[CheckpointFile]) -> Iterator[ManifestE
         if file.content is None:
             (draft / file.path).mkdir(mode=PRIVATE_FOLDER)
         else:
-            content = (
-                pieces(file.content) if isinstance(file.content, Path) else (file.content,)
-            )
+            content = pieces(file.content) if isinstance(file.content, Path) else (file.content,)
             yield write_entry(draft, file.path, content)

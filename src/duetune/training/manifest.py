@@ -95,7 +95,7 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def decoded_manifest(checkpoint: str, content: bytes) -> Manifest:
-    """Return the manifest of a checkpoint; ``Damaged`` if it is not valid or names a file outside."""
+    """Return the manifest that ``content`` is; otherwise like ``read_manifest``."""
     try:
         manifest = msgspec.json.decode(content, type=Manifest)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:

@@ -36,7 +36,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import msgspec
 
 from duetune.errors import StorageError
-from duetune.files import make_folder, remove_tree, write_whole
+from duetune.files import PRIVATE_FOLDER, remove_tree, write_whole
 from duetune.training import manifest as manifests
 from duetune.training.checkpoint_backend import (
     Checkpoint,
@@ -130,10 +130,10 @@ class ObjectCheckpoints:
         """Download the files that are not here and compare every byte with the manifest."""
         manifest = self._manifest(checkpoint)
         folder = checkpoint.path
-        for path in (folder, *(folder / name for name in manifest.folders)):
-            make_folder(path)
-        for entry in manifest.files:
-            make_folder((folder / entry.path).parent)
+        self._scratch.mkdir(parents=True, exist_ok=True, mode=PRIVATE_FOLDER)
+        parents = ((folder / entry.path).parent for entry in manifest.files)
+        for path in (*parents, *(folder / name for name in manifest.folders)):
+            path.mkdir(parents=True, exist_ok=True)
         with ThreadPoolExecutor(_DOWNLOADS) as pool:
             list(pool.map(lambda entry: self._receive(folder, entry), manifest.files))
         write_whole(folder / manifests.NAME, msgspec.json.encode(manifest))
@@ -183,7 +183,7 @@ class ObjectCheckpoints:
             self._own_head()
             raise StorageError(self._storage.url, "the head did not change", retry=True)
         with contextlib.suppress(StorageError):
-            self._sweep(stored, {checkpoint.path.name: found for checkpoint, found in listed.items()})
+            self._sweep(stored, listed)
         return name
 
     def _head(self) -> tuple[Head, str | None]:
@@ -192,8 +192,9 @@ class ObjectCheckpoints:
         if found is not None:
             with contextlib.suppress(msgspec.MsgspecError):
                 return msgspec.json.decode(found.content, type=Head), found.version
-        names = [each[1] for each in map(_MANIFEST.fullmatch, self._storage.sizes("manifests")) if each]
-        return Head(checkpoints=tuple(names)), None if found is None else found.version
+        manifests_there = map(_MANIFEST.fullmatch, self._storage.sizes("manifests"))
+        names = tuple(name[1] for name in manifests_there if name)
+        return Head(checkpoints=names), None if found is None else found.version
 
     def _own_head(self) -> tuple[Head, str | None]:
         """Return the head if this process holds the claim; ``StaleEpoch`` if not."""
@@ -283,10 +284,10 @@ class ObjectCheckpoints:
                 return
             self._storage.delete([name])
 
-    def _sweep(self, stored: Iterable[str], listed: Mapping[str, Manifest | None]) -> None:
+    def _sweep(self, stored: Iterable[str], listed: Mapping[Checkpoint, Manifest | None]) -> None:
         """Delete files of this claim and earlier ones that no listed checkpoint needs."""
         needed = {entry.blob for found in listed.values() if found for entry in found.files}
-        needed |= {f"manifests/{name}.json" for name in listed}
+        needed |= {f"manifests/{checkpoint.path.name}.json" for checkpoint in listed}
         garbage = [
             name
             for name in sorted(stored, reverse=True)
@@ -310,11 +311,8 @@ class ObjectCheckpoints:
     def _tidy(self) -> None:
         """Remove local copies of checkpoints that are no longer published."""
         with contextlib.suppress(OSError):
-            self._remove_copies({checkpoint.path.name for checkpoint in self.all()})
-
-    def _remove_copies(self, there: set[str]) -> None:
-        for copy in named_checkpoints([path.name for path in self._scratch.iterdir()], self._scratch):
-            if copy.path.name not in there:
+            names = [path.name for path in self._scratch.iterdir()]
+            for copy in set(named_checkpoints(names, self._scratch)) - set(self.all()):
                 remove_tree(copy.path)
 
 
