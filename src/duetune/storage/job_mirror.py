@@ -96,7 +96,7 @@ def reported(storage: Storage, name: str) -> dict[str, bytes]:
     found: dict[str, bytes] = {}
     for stored in sorted(storage.sizes(_NODES)):
         _, node, rest = stored.split("/", 2)
-        if rest == name or PurePosixPath(rest).parent == PurePosixPath(name):
+        if _of(rest, name):
             found[node] = found.get(node, b"") + (storage.read(stored) or b"")
     return found
 
@@ -173,11 +173,7 @@ class JobMirror:
             except FileNotFoundError:
                 continue
             name = f"{_NODES}/{self._node}/{path.relative_to(self._folder).as_posix()}"
-            for part, piece in _parts(name, content) if grows else ((name, content),):
-                digest = hashlib.sha256(piece).hexdigest()
-                if self._sent.get(part) != digest:
-                    self._storage.write(part, piece)
-                    self._sent[part] = digest
+            self._send(name, dict(_parts(name, content) if grows else ((name, content),)))
             self._seen[path] = state
         self._fetch_result()
 
@@ -194,6 +190,18 @@ class JobMirror:
                 self.warning = ""
             # A slow storage is not asked more often than it can answer.
             self._stopped.wait(time.monotonic() - began)
+
+    def _send(self, name: str, parts: Mapping[str, bytes]) -> None:
+        """Write the parts of a file that have changed, and delete those that it no longer has."""
+        for part, piece in parts.items():
+            digest = hashlib.sha256(piece).hexdigest()
+            if self._sent.get(part) != digest:
+                self._storage.write(part, piece)
+                self._sent[part] = digest
+        if gone := [part for part in self._sent if _of(part, name) and part not in parts]:
+            self._storage.delete(gone)
+            for part in gone:
+                del self._sent[part]
 
     def _reports(self) -> Iterator[tuple[Path, bool]]:
         """Yield the files that a node reports, and whether they grow."""
@@ -243,6 +251,11 @@ class JobMirror:
 def _parts(name: str, content: bytes) -> Iterator[tuple[str, bytes]]:
     for number, begin in enumerate(range(0, len(content), PART_BYTES)):
         yield f"{name}/{number:06d}", content[begin : begin + PART_BYTES]
+
+
+def _of(stored: str, name: str) -> bool:
+    """Return whether a stored name is that of a file or of one of its parts."""
+    return stored == name or PurePosixPath(stored).parent == PurePosixPath(name)
 
 
 def _output(storage: Storage) -> StoredOutput | None:

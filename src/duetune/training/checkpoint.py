@@ -12,12 +12,12 @@ tensors.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import json
 import logging
 import shutil
 import tempfile
-import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -90,7 +90,8 @@ class CheckpointStore:
         else:
             if scratch is None:
                 scratch = Path(tempfile.mkdtemp(prefix="duetune-"))
-                weakref.finalize(self, shutil.rmtree, scratch, ignore_errors=True)
+                # Checkpoints that were found there may outlive this object.
+                atexit.register(shutil.rmtree, scratch, ignore_errors=True)
             self._backend = ObjectCheckpoints(storage, epoch, scratch)
         self.pinned: frozenset[int] = frozenset()
 
