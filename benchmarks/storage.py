@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from duetune.storage import open_storage
+from duetune.storage import open_storage, place_below
 from duetune.training.checkpoint import CheckpointStore
 from reporting import arguments, finish, markdown_table, publish
 from support.pretended_s3 import BUCKET, CREDENTIALS, pretended_s3
@@ -56,7 +56,7 @@ def seconds(action: Callable[[int], object], repeats: int) -> float:
 
 def measured(place: str, folder: Path, size_mb: int, repeats: int) -> Figures:
     """Measure the storage and the checkpoints at a path or URL."""
-    storage = open_storage(joined(place, "files"))
+    storage = open_storage(place_below(place, "files"))
     file, copy = folder / "file", folder / "copy"
     file.write_bytes(os.urandom(size_mb << 20))
     sent = seconds(lambda n: storage.upload(file, f"large/{n}"), repeats)
@@ -65,7 +65,7 @@ def measured(place: str, folder: Path, size_mb: int, repeats: int) -> Figures:
     read = seconds(lambda n: storage.read(f"small/{n}"), 10 * repeats)
     storage.delete(storage.sizes())
 
-    at = joined(place, "checkpoints")
+    at = place_below(place, "checkpoints")
     store = CheckpointStore(at, 1, scratch=folder / "scratch")
     claim = seconds(lambda _: store.claim(), 4 * repeats)
 
@@ -91,7 +91,7 @@ def measured(place: str, folder: Path, size_mb: int, repeats: int) -> Figures:
 
 def calls_of_a_save(url: str, folder: Path) -> int:
     """Return the number of calls of the storage in a save of one file that removes an old one."""
-    counting = FaultyStorage(open_storage(joined(url, "calls")))
+    counting = FaultyStorage(open_storage(place_below(url, "calls")))
     store = CheckpointStore(counting, 1, scratch=folder / "calls")
     for step in range(1, 4):
         (folder / "content").write_text(str(step))
@@ -100,12 +100,6 @@ def calls_of_a_save(url: str, folder: Path) -> int:
     (folder / "content").write_text("4")
     store.publish(4, folder / "content")
     return counting.calls - before
-
-
-def joined(place: str, name: str) -> str:
-    """Return a place below a path or URL."""
-    bare, mark, query = place.partition("?")
-    return f"{bare}/{name}{mark}{query}"
 
 
 @contextlib.contextmanager

@@ -6,6 +6,6 @@ What a checkpoint is, and how it is published, is in ``duetune.training.checkpoi
 
 from duetune.storage.job_mirror import JobMirror
 from duetune.storage.storage_port import Storage, VersionedContent
-from duetune.storage.storage_url import is_url, open_storage
+from duetune.storage.storage_url import is_url, open_storage, place_below
 
-__all__ = ["JobMirror", "Storage", "VersionedContent", "is_url", "open_storage"]
+__all__ = ["JobMirror", "Storage", "VersionedContent", "is_url", "open_storage", "place_below"]

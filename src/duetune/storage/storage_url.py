@@ -24,6 +24,12 @@ def is_url(place: str) -> bool:
     return _URL.match(place) is not None
 
 
+def place_below(place: str, name: str) -> str:
+    """Return the path or URL of a folder below ``place``; the options of a URL stay."""
+    bare, mark, options = place.partition("?") if is_url(place) else (place, "", "")
+    return f"{bare.rstrip('/')}/{name}{mark}{options}"
+
+
 def open_storage(place: str | Path) -> Storage:
     """Return the storage at a path or URL. Nothing is read or written yet.
 

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from duetune.errors import DuetuneError, InvalidInput, StorageError
-from duetune.storage import is_url, open_storage
+from duetune.storage import is_url, open_storage, place_below
 from duetune.storage.folder_storage import FolderStorage
 
 
@@ -46,6 +46,19 @@ def test_what_is_a_url():
     assert is_url("s3://bucket")
     assert not is_url("C:/windows")
     assert not is_url("/a/path://odd")
+
+
+@pytest.mark.parametrize(
+    ("place", "below"),
+    [
+        ("/data", "/data/job"),
+        ("/odd?name", "/odd?name/job"),
+        ("s3://bucket", "s3://bucket/job"),
+        ("s3://bucket/a/?region=x", "s3://bucket/a/job?region=x"),
+    ],
+)
+def test_a_folder_below_keeps_the_options(place, below):
+    assert place_below(place, "job") == below
 
 
 def test_an_unknown_option_is_refused():

@@ -8,12 +8,14 @@ import threading
 
 import pytest
 
+from duetune.core.node_contract import HOPELESS
 from duetune.errors import StorageError
 from duetune.storage import open_storage
 from duetune.testing import MemoryStorage
+from duetune.training import worker
 from duetune.training.checkpoint import CheckpointStore, StaleEpoch, job_checkpoints
 from duetune.training.entry import checkpoint_store
-from duetune.training.worker_contract import Contract
+from duetune.training.worker_contract import Contract, read_progress
 from support.checkpoint_places import ObjectPlace
 from support.storage_faults import FaultyStorage, Killed, every_call
 
@@ -200,6 +202,21 @@ def test_a_pretended_s3_keeps_the_promises(tmp_path, s3_url, source):
     assert place.left_over() == []
     place.harm("step-00000003.epoch-000002", "files/weights", lambda _: b"other")
     assert text(place.store(0)) == "3"
+
+
+@pytest.mark.parametrize(("retry", "code"), [(True, StorageError.exit_code), (False, HOPELESS)])
+def test_a_job_outlives_a_bucket_that_is_away(tmp_path, monkeypatch, retry, code):
+    """The node starts the worker again. If that cannot help, the job fails and says why."""
+
+    def run(*_):
+        raise StorageError("s3://bucket", "no network", retry=retry)
+
+    monkeypatch.setattr(worker, "_run", run)
+    monkeypatch.setattr(worker, "_set_up_log", lambda: None)
+    for name, value in {"JOB_ID": "job", "NODE_ID": "n", "EPOCH": "1", "JOB_DIR": tmp_path}.items():
+        monkeypatch.setenv(f"DUETUNE_{name}", str(value))
+    assert worker.main() == code
+    assert (read_progress(tmp_path / "progress.json") is None) == retry
 
 
 # Kills, failures and pauses at every call
