@@ -19,6 +19,8 @@ from duetune.training.worker_contract import Contract, read_progress
 from support.checkpoint_places import ObjectPlace
 from support.storage_faults import FaultyStorage, Killed, every_call
 
+pytestmark = pytest.mark.torch  # `entry` imports it
+
 
 @pytest.fixture
 def place(tmp_path):
