@@ -96,6 +96,7 @@ bench: venv
 	$(BIN)/python benchmarks/real_markets.py
 	$(BIN)/python benchmarks/cluster.py
 	$(BIN)/python benchmarks/decision.py
+	PYTHONPATH=tests $(BIN)/python benchmarks/storage.py
 
 bench-quick: venv
 	$(BIN)/python benchmarks/optimum.py --quick
@@ -110,6 +111,7 @@ bench-quick: venv
 	$(BIN)/python benchmarks/real_markets.py --quick
 	$(BIN)/python benchmarks/cluster.py --quick
 	$(BIN)/python benchmarks/decision.py --quick
+	PYTHONPATH=tests $(BIN)/python benchmarks/storage.py --quick
 
 clean:
 	rm -rf .venv out dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

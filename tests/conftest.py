@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, settings
 
 from support.more import FLEETS, MORE
 
-pytest_plugins = ["support.postgres"]
+pytest_plugins = ["support.postgres", "support.pretended_s3"]
 
 # Tests run side by side: threads of a library would wait for each other, and for them.
 os.environ.setdefault("OMP_NUM_THREADS", "1")

@@ -9,6 +9,7 @@
     ├── FleetError        a call of the fleet failed; says whether a retry helps
     ├── StoreError        a call of the database failed
     │   └── StoreLost     the database was deleted or replaced while jobs exist
+    ├── StorageError      a call of the storage of files failed; says whether a retry helps
     ├── StaleController   another controller has written to the journal; this one stops
     └── Bug               an event that is illegal now; lists the events before it
 
@@ -122,6 +123,23 @@ class StoreLost(StoreError):
     """The database was deleted or replaced, although its jobs exist. Only the user can help."""
 
     code = "store_lost"
+
+
+class StorageError(DuetuneError, OSError):
+    """A call of the storage of a job's files failed; it is unknown whether it had an effect.
+
+    ``retry`` says whether the same call may succeed later. It is an ``OSError``, because a bucket
+    that is away is treated like a disk that is full.
+    """
+
+    code = "storage"
+    exit_code = 4
+
+    def __init__(self, url: str, reason: str, *, retry: bool) -> None:
+        self.url = url
+        self.reason = reason
+        self.retry = retry
+        super().__init__(f"the storage {url} cannot be used: {reason}")
 
 
 class StaleController(DuetuneError):

@@ -30,6 +30,7 @@ from duetune.training.task import (
 from support.elastic_job import ElasticJob
 from support.later import later
 from support.patience import slowness, until
+from support.pretended_s3 import CREDENTIALS
 
 for name in ("torch", "torchft", "peft"):
     later(name)
@@ -399,3 +400,25 @@ def test_members_of_other_methods_join_and_are_lost_without_a_trace(job, fields)
     for file in (calm.folder / "output").glob("*.safetensors"):
         assert file.read_bytes() == (rough.folder / "output" / file.name).read_bytes()
     assert calm.result.eval_loss < calm.result.base_eval_loss
+
+
+def test_a_job_moves_to_a_machine_that_shares_no_disk(job, s3_url, monkeypatch):
+    """Each machine has a job's folder of its own; only the checkpoints are in a bucket."""
+    calm = job("calm", emulated_microbatch_s=None, max_steps=12)
+    calm.launch("alone")
+    assert calm.code("alone") == DONE
+    monkeypatch.setenv("DUETUNE_CHECKPOINT_URL", s3_url)
+    first, second = job("first", max_steps=12), job("second", max_steps=12)
+    first.coordinate()
+    bucket = {"DUETUNE_CHECKPOINT_URL": s3_url, **CREDENTIALS}
+    first.launch("n1", **bucket)
+    first.reach(4)
+    first.signal(signal.SIGTERM, "n1")
+    assert first.code("n1") == LEFT
+    assert not (first.folder / "checkpoints").exists()
+    step = CheckpointStore(s3_url, 0).latest().step
+    second.coordinate()
+    second.launch("n2", "n3", **bucket)
+    assert [second.code(name) for name in ("n2", "n3")] == [DONE, DONE]
+    assert f"continuing from step {step}" in second.log("n2") + second.log("n3")
+    assert second.adapter == calm.adapter

@@ -19,12 +19,14 @@ from duetune.testing.journal_contract import JournalContract
 from duetune.testing.market_feed_contract import MarketFeedContract
 from duetune.testing.memory_driver import DriverFault, MemoryDriver
 from duetune.testing.memory_fleet import ManualClock, MemoryFleet
+from duetune.testing.memory_storage import MemoryStorage
 from duetune.testing.planner_contract import PlannerContract
 from duetune.testing.policy_contract import PolicyContract
 from duetune.testing.sample_policies import FixedPlan, Idle, Restless
 from duetune.testing.selector_contract import SelectorContract
 from duetune.testing.small_markets import constant_market, market_of, random_market, view_of
 from duetune.testing.source_contract import SourceContract
+from duetune.testing.storage_contract import StorageContract
 
 __all__ = [
     "CausalForecasterContract",
@@ -40,11 +42,13 @@ __all__ = [
     "MarketFeedContract",
     "MemoryDriver",
     "MemoryFleet",
+    "MemoryStorage",
     "PlannerContract",
     "PolicyContract",
     "Restless",
     "SelectorContract",
     "SourceContract",
+    "StorageContract",
     "constant_market",
     "market_of",
     "random_market",

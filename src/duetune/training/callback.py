@@ -34,7 +34,7 @@ except ImportError as error:
 from duetune.core.node_contract import DONE, LEFT
 from duetune.core.progress import Phase, Progress
 from duetune.training import ranks
-from duetune.training.checkpoint import CheckpointStore, StaleEpoch
+from duetune.training.checkpoint import StaleEpoch, job_checkpoints
 from duetune.training.hazard import checkpoint_interval, read_hazard
 from duetune.training.worker_contract import Contract, Notice, ProgressReporter
 
@@ -42,6 +42,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from transformers import Trainer, TrainerControl, TrainerState, TrainingArguments
+
+    from duetune.training.checkpoint import CheckpointStore
 
 _log = logging.getLogger(__name__)
 
@@ -72,7 +74,8 @@ class DuetuneCallback(TrainerCallback):
             if contract.coordinator_file is not None:
                 allowed = "duetune.training.elastic(trainer), because this job has several members"
                 raise InvalidInput("callbacks", "DuetuneCallback", allowed)
-            self._run = _Run(contract, save_every_s=save_every_s, keep=keep)
+            store = job_checkpoints(contract, environ, keep)
+            self._run = _Run(contract, store, save_every_s=save_every_s)
 
     def resume_from(self) -> str | None:
         """Return the folder for ``resume_from_checkpoint``; None to start from the beginning.
@@ -156,12 +159,14 @@ class DuetuneCallback(TrainerCallback):
 class _Run:
     """The callback's state and work in a process that duetune has started."""
 
-    def __init__(self, contract: Contract, *, save_every_s: float | None, keep: int) -> None:
+    def __init__(
+        self, contract: Contract, store: CheckpointStore, *, save_every_s: float | None
+    ) -> None:
         self.contract = contract
         self.left = False
         self._superseded = False
         self._save_every_s = save_every_s
-        self._store = CheckpointStore(contract.checkpoints, contract.epoch, keep)
+        self._store = store
         self._notice = Notice(contract.notice_file).install()
         self._reporter = ProgressReporter(contract)
         self._progress = Progress()

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from duetune.core.node_contract import DONE, LEFT
 from duetune.errors import DuetuneError
-from duetune.training.checkpoint import CheckpointStore, StaleEpoch
+from duetune.training.checkpoint import StaleEpoch, job_checkpoints
 from duetune.training.worker_contract import Contract
 
 if TYPE_CHECKING:
@@ -38,11 +38,11 @@ def main(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
     try:
         contract = Contract.from_environment(environ)
         if options.verb == "latest":
-            found = CheckpointStore(contract.checkpoints, contract.epoch).latest()
+            found = job_checkpoints(contract, environ, keep=2).latest()
             if found is not None:
                 print(found.files)  # noqa: T201 - the command's output
         else:
-            store = CheckpointStore(contract.checkpoints, contract.epoch, options.keep)
+            store = job_checkpoints(contract, environ, options.keep)
             store.publish(options.step, options.source)
     except StaleEpoch as error:
         return _failed(error, LEFT)

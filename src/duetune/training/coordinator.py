@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from duetune.core.node_contract import CHECKPOINT_DIR, CHECKPOINTS, JOB_DIR
+from duetune.core.node_contract import CHECKPOINT_DIR, CHECKPOINT_URL, CHECKPOINTS, JOB_DIR
 from duetune.errors import DuetuneError, InvalidInput
 from duetune.files import OWNER, write_whole
 from duetune.training.authentication import (
@@ -53,13 +53,13 @@ _MESSAGES = msgspec.json.Decoder(Ask | Beat)
 class Coordinator:
     """The coordinator's door. It listens as soon as it is created.
 
-    ``checkpoints`` is the folder of the job's checkpoints.
+    ``checkpoints`` is the folder or URL of the job's checkpoints.
     """
 
     def __init__(
         self,
         secret: bytes,
-        checkpoints: Path,
+        checkpoints: Path | str,
         *,
         interface: Interface | None = None,
         port: int = 0,
@@ -112,8 +112,7 @@ class Coordinator:
         """Return the member without the checkpoint it names, unless there is such a checkpoint."""
         if not member.fresh or not member.restored:
             return member
-        found = self._store.named(member.restored)
-        if found is not None and found.step == member.step:
+        if self._store.holds(member.restored, member.step):
             return member
         _log.warning("%s names a checkpoint that is not there: %s", member.id, member.restored)
         return msgspec.structs.replace(member, restored="")
@@ -194,7 +193,9 @@ def _interface(bind: str | None, environ: Mapping[str, str]) -> tuple[Interface,
     return msgspec.structs.replace(found, bind=host.strip("[]")), int(port)
 
 
-def _checkpoints(environ: Mapping[str, str]) -> Path:
+def _checkpoints(environ: Mapping[str, str]) -> Path | str:
+    if url := environ.get(CHECKPOINT_URL):
+        return url
     if given := environ.get(CHECKPOINT_DIR):
         return Path(given)
     if folder := environ.get(JOB_DIR):

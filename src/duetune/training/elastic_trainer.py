@@ -23,7 +23,7 @@ import msgspec
 
 from duetune.core.node_contract import DONE, HOPELESS, LEFT
 from duetune.core.progress import Phase, Progress
-from duetune.errors import DuetuneError, MissingExtra
+from duetune.errors import DuetuneError, MissingExtra, StorageError
 
 try:
     from transformers import TrainerCallback
@@ -70,6 +70,8 @@ def elastic(
         return _as_member(trainer, contract, folder)
     except DuetuneError as error:
         _log.error("%s", error)
+        if isinstance(error, StorageError) and error.retry:
+            return error.exit_code  # A crash: the node starts this process again.
         last = read_progress(contract.progress_file) if contract.progress_file else None
         ProgressReporter(contract).report(
             msgspec.structs.replace(

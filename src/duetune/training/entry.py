@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from duetune.core.node_contract import CHECKPOINT_KEEP
 from duetune.errors import InvalidInput
 from duetune.training.authentication import job_secret
-from duetune.training.checkpoint import CheckpointStore, Damaged
+from duetune.training.checkpoint import Damaged, job_checkpoints
 from duetune.training.group import (
     ElasticGroup,
     GroupBroken,
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from duetune.training.checkpoint import Checkpoint
+    from duetune.training.checkpoint import Checkpoint, CheckpointStore
     from duetune.training.group import Group
     from duetune.training.transfer import State
     from duetune.training.worker_contract import Contract, Notice
@@ -41,10 +41,13 @@ _log = logging.getLogger(__name__)
 def checkpoint_store(
     contract: Contract, environ: Mapping[str, str] = os.environ
 ) -> CheckpointStore:
-    """Return the job's checkpoints; ``DUETUNE_CHECKPOINT_KEEP`` of them are kept, by default 2."""
+    """Return the job's checkpoints; ``DUETUNE_CHECKPOINT_KEEP`` of them are kept, by default 2.
+
+    They are at ``DUETUNE_CHECKPOINT_URL`` if that is set, or else in the contract's folder.
+    """
     text = environ.get(CHECKPOINT_KEEP, "")
     keep = int(text) if text.isdigit() and int(text) > 0 else 2
-    return CheckpointStore(contract.checkpoints, contract.epoch, keep=keep)
+    return job_checkpoints(contract, environ, keep)
 
 
 def restore(

@@ -39,18 +39,23 @@ class Damaged(DuetuneError):
     exit_code = 4
 
 
-class ManifestEntry(msgspec.Struct, frozen=True):
-    """One file; ``path`` is relative to the checkpoint's folder, with '/' as separator."""
+class ManifestEntry(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One file; ``path`` is relative to the checkpoint's folder, with '/' as separator.
+
+    ``blob`` is the name of its content in object storage; "" in a folder.
+    """
 
     path: str
     size: int
     sha256: str
+    blob: str = ""
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """The list of a checkpoint's files.
 
     ``created`` is in wall seconds since the epoch; ``software`` holds the versions that wrote it.
+    ``folders`` are named in object storage only, where an empty folder leaves no other trace.
     """
 
     schema: int = SCHEMA
@@ -59,6 +64,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     files: tuple[ManifestEntry, ...]
     created: float
     software: dict[str, str] = {}
+    folders: tuple[str, ...] = ()
 
 
 def write_entry(folder: Path, name: str, content: Iterable[bytes]) -> ManifestEntry:
@@ -83,15 +89,21 @@ def read_manifest(folder: Path) -> Manifest:
         _regular(path)
         with path.open("rb") as file:
             content = file.read(_MOST_BYTES)
-        manifest = msgspec.json.decode(content, type=Manifest)
     except OSError as error:
         raise Damaged(f"{folder.name}: cannot read {NAME}: {error.strerror}") from error
+    return decoded_manifest(folder.name, content)
+
+
+def decoded_manifest(checkpoint: str, content: bytes) -> Manifest:
+    """Return the manifest that ``content`` is; otherwise like ``read_manifest``."""
+    try:
+        manifest = msgspec.json.decode(content, type=Manifest)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise Damaged(f"{folder.name}: {NAME} is not a manifest: {error}") from error
+        raise Damaged(f"{checkpoint}: {NAME} is not a manifest: {error}") from error
     if manifest.schema != SCHEMA:
-        raise Damaged(f"{folder.name}: manifest schema is {manifest.schema}, expected {SCHEMA}")
-    for entry in manifest.files:
-        _check_name(folder, entry)
+        raise Damaged(f"{checkpoint}: manifest schema is {manifest.schema}, expected {SCHEMA}")
+    for path in (*(entry.path for entry in manifest.files), *manifest.folders):
+        _check_name(checkpoint, path)
     return manifest
 
 
@@ -146,19 +158,19 @@ def _regular(path: Path) -> int:
     return found.st_size
 
 
-def _check_name(folder: Path, entry: ManifestEntry) -> None:
-    name = PurePosixPath(entry.path)
+def _check_name(checkpoint: str, path: str) -> None:
+    name = PurePosixPath(path)
     plain = (
         name.parts
         and not name.is_absolute()
-        and str(name) == entry.path
+        and str(name) == path
         and ".." not in name.parts
-        and "\\" not in entry.path
-        and "\0" not in entry.path
-        and entry.path != NAME
+        and "\\" not in path
+        and "\0" not in path
+        and path != NAME
     )
     if not plain:
-        raise Damaged(f"{folder.name}: the manifest names {entry.path!r}, which is not allowed")
+        raise Damaged(f"{checkpoint}: the manifest names {path!r}, which is not allowed")
 
 
 def encoded(arrays: Mapping[str, torch.Tensor], shard_bytes: int = SHARD_BYTES) -> Iterator[bytes]:

@@ -18,7 +18,7 @@ import msgspec
 
 from duetune.core.node_contract import DONE, HOPELESS, LEFT
 from duetune.core.progress import Phase, Progress
-from duetune.errors import DuetuneError, InvalidInput, MissingExtra, OutOfMemory
+from duetune.errors import DuetuneError, InvalidInput, MissingExtra, OutOfMemory, StorageError
 from duetune.training.publication import published
 from duetune.training.task import read_task
 from duetune.training.torch_environment import set_environment
@@ -48,6 +48,8 @@ def main() -> int:
             return _run(contract, notice, reporter)
         except DuetuneError as error:
             _log.error("%s", error)
+            if isinstance(error, StorageError) and error.retry:
+                return error.exit_code  # A crash: the node starts this process again.
             reporter.report(_failed(contract, error))
             return HOPELESS
 

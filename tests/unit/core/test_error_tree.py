@@ -23,6 +23,7 @@ def test_codes_for_programs_and_shells_are_stable():
         "OutOfMemory": ("out_of_memory", 2),
         "SolverStopped": ("solver_stopped", 4),
         "StaleController": ("stale_controller", 4),
+        "StorageError": ("storage", 4),
         "StoreError": ("store", 4),
         "StoreLost": ("store_lost", 4),
     }

@@ -14,12 +14,19 @@ import pytest
 from duetune.errors import InvalidInput
 from duetune.training.checkpoint import CheckpointStore, Damaged, StaleEpoch
 from duetune.training.fence import Fence
+from support.checkpoint_places import FolderPlace, ObjectPlace
 from support.later import later
 
 pytestmark = pytest.mark.torch
 
 torch = later("torch")
 tensors = later("duetune.training.manifest")
+
+
+@pytest.fixture(params=[FolderPlace, ObjectPlace], ids=["folder", "objects"])
+def place(request, tmp_path):
+    """A place for checkpoints. What they promise is the same in a folder and in a bucket."""
+    return request.param(tmp_path)
 
 
 def state(number):
@@ -46,7 +53,7 @@ def content(store):
     return document["step"]
 
 
-def test_what_is_saved_is_loaded(tmp_path):
+def test_what_is_saved_is_loaded(place):
     base = torch.arange(12.0).reshape(3, 4)
     arrays = {
         "plain": base,
@@ -60,10 +67,10 @@ def test_what_is_saved_is_loaded(tmp_path):
         "flags": torch.tensor([True, False]),
     }
     document = {"seed": 2**100, "loss": math.inf, "history": [1, 2.5, None], "name": "naïve"}
-    path = CheckpointStore(tmp_path, epoch=4).save(120, arrays, document)
-    assert path == tmp_path / "step-00000120.epoch-000004"
-    checkpoint = CheckpointStore(tmp_path, epoch=9).latest()
-    assert (checkpoint.step, checkpoint.epoch, checkpoint.path) == (120, 4, path)
+    name = place.store(epoch=4).save(120, arrays, document)
+    assert name == "step-00000120.epoch-000004"
+    checkpoint = place.store(epoch=9).latest()
+    assert (checkpoint.step, checkpoint.epoch, checkpoint.path.name) == (120, 4, name)
     loaded, found = checkpoint.load()
     assert found == document
     assert loaded.keys() == arrays.keys()
@@ -72,44 +79,45 @@ def test_what_is_saved_is_loaded(tmp_path):
         assert torch.equal(loaded[name], array.detach())
 
 
-def test_a_document_may_be_a_struct_and_may_hold_what_json_cannot(tmp_path):
+def test_a_document_may_be_a_struct_and_may_hold_what_json_cannot(place):
     class Sampler(msgspec.Struct):
         epoch: int
         loss: float
 
-    CheckpointStore(tmp_path, 1).save(1, {}, Sampler(epoch=3, loss=math.nan))
-    document = CheckpointStore(tmp_path, 1).latest().document()
+    place.store(1).save(1, {}, Sampler(epoch=3, loss=math.nan))
+    document = place.store(1).latest().document()
     assert document["epoch"] == 3
     assert math.isnan(document["loss"])
 
 
-def test_much_is_written_as_several_files(tmp_path, monkeypatch):
+def test_much_is_written_as_several_files(place, monkeypatch):
     monkeypatch.setattr(tensors.encoded, "__defaults__", (100,))
     arrays = {str(number): torch.full((10,), float(number)) for number in range(7)}
     arrays["large"] = torch.ones(1000)
-    path = CheckpointStore(tmp_path, 1).save(1, arrays, {})
-    assert len(list(path.glob("*.safetensors"))) == 5
-    loaded, _ = CheckpointStore(tmp_path, 1).latest().load()
+    place.store(1).save(1, arrays, {})
+    checkpoint = place.store(1).latest()
+    assert len(list(checkpoint.path.glob("*.safetensors"))) == 5
+    loaded, _ = checkpoint.load()
     assert all(torch.equal(loaded[name], array) for name, array in arrays.items())
 
 
-def test_no_pickle_is_written(tmp_path):
-    path = CheckpointStore(tmp_path, 1).save(1, state(1), {"x": 1})
-    assert {one.suffix for one in path.iterdir()} == {".safetensors", ".json"}
+def test_no_pickle_is_written(place):
+    store = saved(place.store(1), 1)
+    assert {one.suffix for one in store.latest().path.iterdir()} == {".safetensors", ".json"}
 
 
-def test_a_folder_is_published_as_it_is(tmp_path):
+def test_a_folder_is_published_as_it_is(place, tmp_path):
     source = tmp_path / "trainer" / "checkpoint-5"
     (source / "deep" / "empty").mkdir(parents=True)
     (source / "a.bin").write_bytes(bytes(range(256)) * 9000)
     (source / "manifest.json").write_text("a file of the user's own")
     (source / "deep" / "b.txt").write_text("b")
-    store = CheckpointStore(tmp_path / "kept", 1)
-    path = store.publish(5, source, {"by": "trainer"})
+    store = place.store(1)
+    name = store.publish(5, source, {"by": "trainer"})
     for file in (source / "a.bin", source / "deep" / "b.txt"):
         file.write_text("written over in place")
     checkpoint = store.latest()
-    assert checkpoint.path == path
+    assert checkpoint.path.name == name
     assert checkpoint.document() == {"by": "trainer"}
     assert (checkpoint.files / "a.bin").read_bytes() == bytes(range(256)) * 9000
     assert (checkpoint.files / "manifest.json").read_text() == "a file of the user's own"
@@ -117,26 +125,34 @@ def test_a_folder_is_published_as_it_is(tmp_path):
     assert (checkpoint.files / "deep" / "empty").is_dir()
 
 
-def test_a_single_file_is_published(tmp_path):
+def test_a_single_file_is_published(place, tmp_path):
     (tmp_path / "weights").write_bytes(b"w")
-    store = CheckpointStore(tmp_path / "kept", 1)
+    store = place.store(1)
     store.publish(1, tmp_path / "weights")
     assert (store.latest().files / "weights").read_bytes() == b"w"
 
 
-def test_nothing_to_publish_is_an_error_and_leaves_nothing(tmp_path):
-    store = CheckpointStore(tmp_path / "kept", 1)
+def test_nothing_to_publish_is_an_error_and_leaves_nothing(place, tmp_path):
+    store = place.store(1)
     with pytest.raises(FileNotFoundError):
         store.publish(1, tmp_path / "absent")
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(InvalidInput, match="pipe"):
         store.publish(1, tmp_path / "pipe")
     assert store.latest() is None
-    assert names(tmp_path / "kept") == []
-    assert drafts(tmp_path / "kept") == []
+    assert place.names() == []
+    assert place.left_over() == []
 
 
-def test_no_folder_is_no_checkpoint(tmp_path):
+def test_an_empty_place_has_no_checkpoint(place):
+    store = place.store(1)
+    assert store.latest() is None
+    assert store.at(1) is None
+    assert store.named("step-00000001.epoch-000001") is None
+    assert not store.holds("step-00000001.epoch-000001", 1)
+
+
+def test_asking_makes_no_folder(tmp_path):
     assert CheckpointStore(tmp_path / "none", 1).latest() is None
     assert not (tmp_path / "none").exists()
 
@@ -148,67 +164,77 @@ def test_reading_writes_nothing(tmp_path):
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_only_the_newest_are_kept(tmp_path):
-    saved(CheckpointStore(tmp_path, 1, keep=3), *range(1, 7))
-    assert names(tmp_path) == [f"step-0000000{step}.epoch-000001" for step in (4, 5, 6)]
-    assert drafts(tmp_path) == []
+def test_only_the_newest_are_kept(place):
+    saved(place.store(1, keep=3), *range(1, 7))
+    assert place.names() == [f"step-0000000{step}.epoch-000001" for step in (4, 5, 6)]
+    assert place.left_over() == []
 
 
-def test_a_damaged_one_does_not_count_as_kept(tmp_path):
-    store = saved(CheckpointStore(tmp_path, 1, keep=2), 1, 2)
-    (tmp_path / "step-00000002.epoch-000001" / "manifest.json").unlink()
+@pytest.mark.parametrize("file", ["manifest.json", "document.json"])
+def test_a_damaged_one_does_not_count_as_kept(place, file):
+    store = saved(place.store(1, keep=2), 1, 2)
+    place.harm("step-00000002.epoch-000001", file, removed)
     saved(store, 3)
-    assert [name[:13] for name in names(tmp_path)] == [f"step-0000000{n}" for n in (1, 2, 3)]
+    assert [name[:13] for name in place.names()] == [f"step-0000000{n}" for n in (1, 2, 3)]
 
 
-def test_one_step_is_published_once_per_epoch(tmp_path):
-    store = CheckpointStore(tmp_path, 1)
-    path = store.save(5, state(5), {"step": 5})
-    assert store.save(5, state(5), {"step": 5}) == path
+def test_one_step_is_published_once_per_epoch(place):
+    store = place.store(1)
+    name = store.save(5, state(5), {"step": 5})
+    assert store.save(5, state(6), {"step": 6}) == name
     assert content(store) == 5
-    assert drafts(tmp_path) == []
+    assert place.left_over() == []
 
 
-def test_a_damaged_one_of_the_same_step_is_written_anew(tmp_path):
-    store = CheckpointStore(tmp_path, 1)
-    path = store.save(5, state(5), {"step": 5})
-    (path / "document.json").write_text("{}")
+@pytest.mark.parametrize("file", ["manifest.json", "document.json", "arrays-00001.safetensors"])
+def test_a_damaged_one_of_the_same_step_is_written_anew(place, file):
+    store = place.store(1)
+    name = store.save(5, state(5), {"step": 5})
+    place.harm(name, file, flipped)
     assert store.latest() is None
-    assert store.save(5, state(5), {"step": 5}) == path
+    assert store.save(5, state(5), {"step": 5}) == name
     assert content(store) == 5
+
+
+def test_a_name_is_held_with_its_step_only(place):
+    name = place.store(1).save(5, {}, {})
+    assert place.store(0).holds(name, 5)
+    assert not place.store(0).holds(name, 6)
+    assert not place.store(0).holds("step-00000006.epoch-000001", 6)
+    place.harm(name, "manifest.json", removed)
+    assert not place.store(0).holds(name, 5)
 
 
 @pytest.mark.parametrize("bad", [{"keep": 0}, {"epoch": -1}])
-def test_nonsense_is_refused(tmp_path, bad):
+def test_nonsense_is_refused(place, bad):
     with pytest.raises(InvalidInput):
-        CheckpointStore(tmp_path, **({"epoch": 1} | bad))
+        place.store(**({"epoch": 1} | bad))
     with pytest.raises(InvalidInput):
-        CheckpointStore(tmp_path, 1).save(-1, {}, {})
+        place.store(1).save(-1, {}, {})
 
 
 # Damage
 
 
-def truncated(path):
-    path.write_bytes(path.read_bytes()[:-1])
+def truncated(content):
+    return content[:-1]
 
 
-def flipped(path):
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
+def flipped(content):
+    middle = len(content) // 2
+    return content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :]
 
 
-def removed(path):
-    path.unlink()
+def removed(_):
+    return None
 
 
-def emptied(path):
-    path.write_bytes(b"")
+def emptied(_):
+    return b""
 
 
-def longer(path):
-    path.write_bytes(path.read_bytes() + b"\0")
+def longer(content):
+    return content + b"\0"
 
 
 def linked(path):
@@ -222,13 +248,16 @@ def made_a_folder(path):
     path.mkdir()
 
 
-@pytest.mark.parametrize("file", ["arrays-00001.safetensors", "document.json", "manifest.json"])
-@pytest.mark.parametrize(
-    "harm", [truncated, flipped, removed, emptied, longer, linked, made_a_folder]
+PARTS = pytest.mark.parametrize(
+    "file", ["arrays-00001.safetensors", "document.json", "manifest.json"]
 )
-def test_a_damaged_checkpoint_is_passed_over(tmp_path, file, harm, caplog):
-    store = saved(CheckpointStore(tmp_path, 1), 1, 2)
-    harm(tmp_path / "step-00000002.epoch-000001" / file)
+
+
+@PARTS
+@pytest.mark.parametrize("harm", [truncated, flipped, removed, emptied, longer])
+def test_a_damaged_checkpoint_is_passed_over(place, file, harm, caplog):
+    store = saved(place.store(1), 1, 2)
+    place.harm("step-00000002.epoch-000001", file, harm)
     with caplog.at_level(logging.WARNING):
         found = content(store)
     if (harm, file) in {(flipped, "manifest.json"), (longer, "manifest.json")}:
@@ -239,22 +268,31 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path, file, harm, caplog):
         assert "step-00000002.epoch-000001" in caplog.text
 
 
-def test_with_all_damaged_there_is_none(tmp_path):
+@PARTS
+@pytest.mark.parametrize("harm", [linked, made_a_folder])
+def test_something_else_in_place_of_a_file_is_damage(tmp_path, file, harm):
     store = saved(CheckpointStore(tmp_path, 1), 1, 2)
-    for path in tmp_path.glob("step-*/document.json"):
-        flipped(path)
+    harm(tmp_path / "step-00000002.epoch-000001" / file)
+    assert content(store) == 1
+
+
+def test_with_all_damaged_there_is_none(place):
+    store = saved(place.store(1), 1, 2)
+    for name in place.names():
+        place.harm(name, "document.json", flipped)
     assert store.latest() is None
 
 
-def test_a_checkpoint_under_another_name_is_passed_over(tmp_path):
-    store = saved(CheckpointStore(tmp_path, 1), 1)
-    (tmp_path / "step-00000001.epoch-000001").rename(tmp_path / "step-00000009.epoch-000009")
+def test_a_checkpoint_under_another_name_is_passed_over(place):
+    store = saved(place.store(1), 1)
+    place.rename("step-00000001.epoch-000001", "step-00000009.epoch-000009")
     assert store.latest() is None
 
 
-def test_loading_one_that_was_damaged_since_is_an_error(tmp_path):
-    checkpoint = saved(CheckpointStore(tmp_path, 1), 1).latest()
-    flipped(checkpoint.path / "arrays-00001.safetensors")
+def test_loading_one_that_was_damaged_since_is_an_error(place):
+    checkpoint = saved(place.store(1), 1).latest()
+    file = checkpoint.path / "arrays-00001.safetensors"
+    file.write_bytes(flipped(file.read_bytes()))
     with pytest.raises(Damaged, match="arrays-00001"):
         checkpoint.load()
 
@@ -274,16 +312,18 @@ def test_loading_one_that_was_damaged_since_is_an_error(tmp_path):
         "files//x",
     ],
 )
-def test_a_manifest_cannot_point_elsewhere(tmp_path, name):
+def test_a_manifest_cannot_point_elsewhere(place, tmp_path, name, caplog):
     (tmp_path / "secret").write_text("s")
-    store = saved(CheckpointStore(tmp_path / "kept", 1), 1)
-    path = store.latest().path / "manifest.json"
-    manifest = json.loads(path.read_text())
-    manifest["files"].append({"path": name, "size": 1, "sha256": "0" * 64})
-    path.write_text(json.dumps(manifest))
-    with pytest.raises(Damaged, match="which is not allowed"):
-        next(iter(store._all())).verify()
+    store = saved(place.store(1), 1)
+
+    def pointing_elsewhere(content):
+        manifest = json.loads(content)
+        manifest["files"].append({"path": name, "size": 1, "sha256": "0" * 64})
+        return json.dumps(manifest).encode()
+
+    place.harm("step-00000001.epoch-000001", "manifest.json", pointing_elsewhere)
     assert store.latest() is None
+    assert "which is not allowed" in caplog.text
 
 
 def test_a_link_out_of_the_folder_is_not_followed(tmp_path):
@@ -300,10 +340,13 @@ def test_a_link_out_of_the_folder_is_not_followed(tmp_path):
     assert store.latest() is None
 
 
-def test_a_manifest_of_another_schema_is_passed_over(tmp_path):
-    store = saved(CheckpointStore(tmp_path, 1), 1)
-    path = store.latest().path / "manifest.json"
-    path.write_text(path.read_text().replace('"schema":1', '"schema":2'))
+def test_a_manifest_of_another_schema_is_passed_over(place):
+    store = saved(place.store(1), 1)
+    place.harm(
+        "step-00000001.epoch-000001",
+        "manifest.json",
+        lambda content: content.replace(b'"schema":1', b'"schema":2'),
+    )
     assert store.latest() is None
 
 
@@ -320,8 +363,8 @@ def test_other_things_in_the_folder_are_let_alone(tmp_path):
 # Who may write
 
 
-def test_a_later_launch_takes_over(tmp_path):
-    old, new = CheckpointStore(tmp_path, 3), CheckpointStore(tmp_path, 4)
+def test_a_later_launch_takes_over(place):
+    old, new = place.store(3), place.store(4)
     saved(old, 10)
     new.claim(alone=True)
     with pytest.raises(StaleEpoch):
@@ -330,20 +373,20 @@ def test_a_later_launch_takes_over(tmp_path):
     with pytest.raises(StaleEpoch):
         old.claim(alone=True)
     with pytest.raises(StaleEpoch):
-        CheckpointStore(tmp_path, 3).save(12, state(12), {"step": 12})
+        place.store(3).save(12, state(12), {"step": 12})
     assert content(saved(new, 11)) == 11
 
 
-def test_a_restart_of_the_same_launch_takes_over(tmp_path):
-    old, new = CheckpointStore(tmp_path, 3), CheckpointStore(tmp_path, 3)
+def test_a_restart_of_the_same_launch_takes_over(place):
+    old, new = place.store(3), place.store(3)
     assert old.claim(alone=True) < new.claim(alone=True)
     with pytest.raises(StaleEpoch):
         saved(old, 1)
     assert content(saved(new, 1)) == 1
 
 
-def test_a_leader_of_a_lower_launch_can_claim_and_its_step_may_be_lower(tmp_path):
-    first, second = CheckpointStore(tmp_path, 5), CheckpointStore(tmp_path, 3)
+def test_a_leader_of_a_lower_launch_can_claim_and_its_step_may_be_lower(place):
+    first, second = place.store(5), place.store(3)
     first.claim()
     saved(first, 100)
     assert second.claim() > 5
@@ -355,16 +398,16 @@ def test_a_leader_of_a_lower_launch_can_claim_and_its_step_may_be_lower(tmp_path
     assert content(saved(first, 101)) == 101
     # Who works alone and is of an older launch than one that took part stays out, even so.
     with pytest.raises(StaleEpoch):
-        CheckpointStore(tmp_path, 4).claim(alone=True)
+        place.store(4).claim(alone=True)
 
 
 def test_a_superseded_writer_removes_nothing(tmp_path):
     old, new = CheckpointStore(tmp_path, 1, keep=1), CheckpointStore(tmp_path, 2)
     saved(old, 1)
     new.claim()
-    old._prune(old._claim)
+    old._backend._prune(old._backend._claim, 1, frozenset())
     saved(new, 2)
-    old._prune(old._claim)
+    old._backend._prune(old._backend._claim, 1, frozenset())
     assert len(names(tmp_path)) == 2
 
 
@@ -407,7 +450,7 @@ def test_a_claimant_that_looked_long_ago_does_not_get_an_old_number(tmp_path):
 def test_the_remains_of_a_dead_writer_are_swept_by_the_next(tmp_path):
     dead = CheckpointStore(tmp_path, 1)
     dead.claim()
-    draft = dead._claim.place / "step-00000001.epoch-000001"
+    draft = dead._backend._claim.place / "step-00000001.epoch-000001"
     draft.mkdir()
     (draft / "arrays-00001.safetensors").write_bytes(b"half")
     away = tmp_path / "writers" / ".gone-000001-aa"
@@ -421,11 +464,17 @@ def test_the_remains_of_a_dead_writer_are_swept_by_the_next(tmp_path):
     assert left == [".new-1-aa", "000002"], "one that may be at work is let alone"
 
 
-def test_claims_do_not_pile_up(tmp_path):
+def test_nothing_piles_up(place):
     for launch in range(1, 30):
-        saved(CheckpointStore(tmp_path, launch), launch)
+        saved(place.store(launch), launch)
+    assert len(place.names()) == 2
+    assert place.left_over() == []
+
+
+def test_claims_do_not_pile_up(tmp_path):
+    for launch in range(1, 5):
+        CheckpointStore(tmp_path, launch).claim()
     assert len(list((tmp_path / "writers").iterdir())) == 1
-    assert len(names(tmp_path)) == 2
 
 
 # A disk that is full
@@ -507,20 +556,20 @@ def test_only_the_owner_may_read_checkpoints(tmp_path):
     assert {mode for path, mode in modes.items() if path.is_file()} == {0o600}
 
 
-def test_a_pinned_step_is_never_pruned_but_only_its_newest_copy_is_kept(tmp_path):
-    store = CheckpointStore(tmp_path, epoch=1, keep=1)
+def test_a_pinned_step_is_never_pruned_but_only_its_newest_copy_is_kept(place):
+    store = place.store(epoch=1, keep=1)
     store.pinned = frozenset({2})
     for step in (1, 2, 3, 4):
         store.save(step, {}, {"step": step})
-    assert names(tmp_path) == ["step-00000002.epoch-000001", "step-00000004.epoch-000001"]
-    later = CheckpointStore(tmp_path, epoch=2, keep=1)
+    assert place.names() == ["step-00000002.epoch-000001", "step-00000004.epoch-000001"]
+    later = place.store(epoch=2, keep=1)
     later.pinned = frozenset({2})
     later.save(2, {}, {"step": 2})
     later.save(5, {}, {"step": 5})
-    assert names(tmp_path) == ["step-00000002.epoch-000002", "step-00000005.epoch-000002"]
+    assert place.names() == ["step-00000002.epoch-000002", "step-00000005.epoch-000002"]
     assert later.at(2).document() == {"step": 2}
-    (later.at(2).path / "document.json").write_text("damaged")
+    place.harm("step-00000002.epoch-000002", "document.json", lambda _: b"damaged")
     assert later.at(2) is None
     later.pinned = frozenset()
     later.save(6, {}, {"step": 6})
-    assert names(tmp_path) == ["step-00000006.epoch-000002"]
+    assert place.names() == ["step-00000006.epoch-000002"]

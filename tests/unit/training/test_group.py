@@ -247,7 +247,7 @@ def test_a_newcomer_that_says_it_is_ahead_is_given_the_state_of_the_group(lighth
 def test_a_checkpoint_that_is_ahead_is_read_by_everyone_from_the_disk(tmp_path):
     checkpoints = tmp_path / "checkpoints"
     (tmp_path / "file").touch()
-    name = CheckpointStore(checkpoints, epoch=1).publish(4000, tmp_path / "file").name
+    name = CheckpointStore(checkpoints, epoch=1).publish(4000, tmp_path / "file")
     coordinator = Coordinator(SECRET, checkpoints, times=times())
     asleep = Member(coordinator.address, "a", 10**9)
     until(lambda: asleep.worlds)
