@@ -221,6 +221,14 @@ def test_an_own_command_with_a_range_of_gpus_is_started_once_per_gpu(calm):
 
 
 @pytest.mark.more
+def test_an_own_command_has_all_gpus_of_its_node(calm):
+    run = json.dumps('echo $DUETUNE_GPUS > "$DUETUNE_JOB_DIR/gpus"')
+    job = calm.launch(calm.spec(run=run, resources="{accelerators: 'auto:2'}"))
+    assert calm.until_over(job).status == "SUCCEEDED"
+    assert (calm.path / "jobs" / job / "gpus").read_text() == "2\n"
+
+
+@pytest.mark.more
 @pytest.mark.torch
 def test_a_trl_script_trains_with_the_members_that_the_fleet_gives_it(home):
     # Slots in which the libraries can be imported, or the job seems to stand still.
