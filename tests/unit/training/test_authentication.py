@@ -174,7 +174,7 @@ def test_answers_cannot_be_passed_on_to_another_interface(open_door):
         thread = threading.Thread(target=relay, args=(listener, door.address))
         thread.start()
         with pytest.raises(ConnectionError):
-            ask(elsewhere(door.address, "127.0.0.2"))
+            dial(elsewhere(door.address, "127.0.0.2"), SECRET, PATIENCE_S)
         thread.join()
 
 
@@ -262,7 +262,7 @@ def test_a_stranger_who_decrypts_in_the_middle_is_refused(open_door, monkeypatch
         thread = threading.Thread(target=decrypt, args=(listener,))
         thread.start()
         with pytest.raises(ConnectionError):
-            ask(elsewhere(door.address, "127.0.0.2"))
+            dial(elsewhere(door.address, "127.0.0.2"), SECRET, PATIENCE_S)
         thread.join()
 
 
