@@ -8,6 +8,7 @@ A suite is a plain class with ``test_`` methods and plain asserts, so every runn
 classes can run it. Importing this package does not need pytest.
 """
 
+from duetune.testing.driver_contract import DriverContract
 from duetune.testing.fleet_contract import FleetContract
 from duetune.testing.forecaster_contract import (
     CausalForecasterContract,
@@ -16,6 +17,7 @@ from duetune.testing.forecaster_contract import (
 )
 from duetune.testing.journal_contract import JournalContract
 from duetune.testing.market_feed_contract import MarketFeedContract
+from duetune.testing.memory_driver import DriverFault, MemoryDriver
 from duetune.testing.memory_fleet import ManualClock, MemoryFleet
 from duetune.testing.planner_contract import PlannerContract
 from duetune.testing.policy_contract import PolicyContract
@@ -27,6 +29,8 @@ from duetune.testing.source_contract import SourceContract
 __all__ = [
     "CausalForecasterContract",
     "DistributionForecasterContract",
+    "DriverContract",
+    "DriverFault",
     "FixedPlan",
     "FleetContract",
     "ForecasterContract",
@@ -34,6 +38,7 @@ __all__ = [
     "JournalContract",
     "ManualClock",
     "MarketFeedContract",
+    "MemoryDriver",
     "MemoryFleet",
     "PlannerContract",
     "PolicyContract",
