@@ -21,7 +21,7 @@ from pathlib import Path
 
 import pytest
 
-from duetune.fleets.embedded.processes import send
+from duetune.fleets.embedded.processes import running, send
 from support.patience import until
 
 MARK = "DUETUNE_RAY_LAB"
@@ -47,7 +47,9 @@ class RayLab:
             "RAY_gcs_storage": "rocksdb",
             "RAY_gcs_storage_path": str(self.folder / "tables"),
         }  # fmt: skip
-        self._gcs: tuple[list[str], dict[str, str]] | None = None
+        self._markets: dict[str, str] = {}
+        self._gcs: list[str] = []
+        self._head: subprocess.Popen[bytes] | None = None
 
     def start(self, *markets: str) -> None:
         port = self.address.partition(":")[2]
@@ -61,13 +63,42 @@ class RayLab:
         """Start one node for each market, one after another since all use one folder; return
         their ids.
         """
-        before = set(self._raylets())
+        added = []
         for market in markets:
+            before = set(self._raylets())
             self._ray(
                 "start", f"--address={self.address}", "--num-cpus=1", "--num-gpus=1",
                 f"--labels=ray.io/market-type={market}", *COMMON,
             )  # fmt: skip
-        return sorted(set(self._raylets()) - before)
+            (machine,) = set(self._raylets()) - before
+            self._markets[machine] = market
+            added.append(machine)
+        return added
+
+    def heal(self) -> None:
+        """Replace the nodes that are gone."""
+        for machine in set(self._markets) - set(self._raylets()):
+            self.add(self._markets.pop(machine))
+
+    def machine_of(self, log: str) -> str:
+        """Return the id of the machine where the command with this log runs."""
+        (guard,) = self.processes("duetune.fleets.ray.node_guard", log)
+        variables = dict(word.partition("=")[::2] for word in _words(guard, "environ"))
+        by_pid = {str(pid): machine for machine, pid in self._raylets().items()}
+        return by_pid[variables["RAY_RAYLET_PID"]]
+
+    def actors(self) -> list[int]:
+        """Return the processes of Ray that are nodes of fleets."""
+        raylets = set(self._raylets().values())
+        return [
+            process.pid
+            for process in running()
+            if process.parent in raylets and "NodeActor" in _words(process.pid, "cmdline")[0]
+        ]
+
+    def processes(self, *words: str) -> list[int]:
+        """Return the processes of this lab that have all these words in their command lines."""
+        return [pid for pid in _marked(self.folder) if set(words) <= set(_words(pid, "cmdline"))]
 
     def drain(self, node: str, seconds: float) -> None:
         """Say that the market will take a node; Ray leaves it to the cloud to do so."""
@@ -78,23 +109,23 @@ class RayLab:
         )  # fmt: skip
 
     def kill(self, node: str) -> None:
-        """Kill the raylet of a node, as a failing machine would; its other processes are left."""
+        """Kill the raylet of a node, and nothing else of it."""
         send(self._raylets()[node], signal.SIGKILL)
+        until(lambda: node not in self._raylets(), "the raylet to be gone")
 
     def kill_head(self) -> None:
         """Kill the server of the cluster's tables."""
         pid = self._gcs_server()
-        self._gcs = (_words(pid, "cmdline"), self._environment)
+        self._gcs = _words(pid, "cmdline")
         send(pid, signal.SIGKILL)
         until(lambda: not Path(f"/proc/{pid}").exists() or _zombie(pid), "the head to be gone")
 
     def restart_head(self) -> None:
         """Start the server of the tables again, on what it has on disk."""
-        assert self._gcs is not None
-        command, environment = self._gcs
         with (self.folder / "gcs.log").open("ab") as log:
-            subprocess.Popen(  # its parent does not matter to it, and `stop` ends it
-                command, env=environment, stdout=log, stderr=log, start_new_session=True
+            # Its parent does not matter to it, and ``stop`` ends it.
+            self._head = subprocess.Popen(
+                self._gcs, env=self._environment, stdout=log, stderr=log, start_new_session=True
             )
         until(self._answers, "the head to listen")
 
@@ -110,6 +141,8 @@ class RayLab:
             return found
 
         until(lambda: not left(), "the lab to end")
+        if self._head is not None:
+            self._head.wait()
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _ray(self, *words: str) -> None:

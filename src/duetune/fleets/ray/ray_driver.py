@@ -108,6 +108,8 @@ class RayDriver:
         try:
             socket.create_connection((host.strip("[]"), int(port)), limit_s).close()
         except OSError as error:
+            # A session that has joined the cluster may not find back to a restarted head.
+            self._discard()
             raise FleetError(f"{self._named()} cannot be reached: {error}", retry=True) from None
 
     def _discard(self) -> None:

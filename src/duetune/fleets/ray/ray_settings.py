@@ -46,8 +46,9 @@ class RaySettings(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if not _ADDRESS.fullmatch(self.address):
             raise InvalidInput("address", self.address, "host:port of the head, without ray://")
-        if not self.namespace:
-            raise InvalidInput("namespace", self.namespace, "a name")
+        for field, name in (("namespace", self.namespace), ("label", self.label), ("gpu", self.gpu)):
+            if not name:
+                raise InvalidInput(field, name, "a name")
         for field, value in (("cpus", self.cpus), ("grace_s", self.grace_s)):
             if not 0 <= value < float("inf"):
                 raise InvalidInput(field, value, "a number that is not negative")
