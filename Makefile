@@ -4,7 +4,7 @@ BIN := .venv/bin
 # Byte code is kept: the tests start many processes.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: venv hooks postgres demo test test-more check warm wheel snapshots soak bench bench-quick clean
+.PHONY: venv hooks postgres slurm packages demo test test-more test-fleets check warm wheel snapshots soak bench bench-quick clean
 
 venv: .venv/.ready
 
@@ -23,6 +23,17 @@ postgres:
 	@command -v pg_ctl >/dev/null 2>&1 || ls /usr/lib/postgresql/*/bin/pg_ctl >/dev/null 2>&1 \
 		|| { apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends postgresql; } >/dev/null 2>&1 \
 		|| echo "PostgreSQL is not here and cannot be installed; its tests will skip"
+
+# Tests start a cluster of their own; where Slurm cannot be installed they skip, and say so.
+slurm:
+	@{ command -v sbatch && command -v munged && command -v slurmctld && command -v slurmd; } >/dev/null 2>&1 \
+		|| { apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends slurm-wlm munge; } >/dev/null 2>&1 \
+		|| echo "Slurm is not here and cannot be installed (apt-get install slurm-wlm munge); its tests will skip"
+
+# One after the other: apt works for one at a time.
+packages:
+	@$(MAKE) --no-print-directory postgres
+	@$(MAKE) --no-print-directory slurm
 
 demo: venv
 	@examples/demo/run.sh $(BIN)
@@ -44,7 +55,7 @@ warm: venv
 # put them into compiled functions too: their modules are left out. What runs in processes that the
 # tests start does not count.
 test: venv
-	@$(MAKE) --no-print-directory -j 2 check warm postgres
+	@$(MAKE) --no-print-directory -j 2 check warm packages
 	@mkdir -p out
 	@$(BIN)/python -m slipcover --source src/duetune --json --out out/coverage.json \
 		--omit "$$(grep -rlE '^@compiled|import compiled|import numba' --include='*.py' src/duetune | paste -sd,)" \
@@ -54,6 +65,10 @@ test: venv
 
 test-more: venv
 	@DUETUNE_TEST_MORE=1 $(BIN)/pytest
+
+# The drivers on real engines, which are started on this machine; some minutes of waiting.
+test-fleets: venv slurm
+	@DUETUNE_TEST_FLEETS=1 $(BIN)/pytest -m fleets
 
 # Built, installed where the source is not, and tried; `make test` does the same.
 wheel: venv

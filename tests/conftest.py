@@ -6,7 +6,7 @@ import sys
 
 from hypothesis import HealthCheck, settings
 
-from support.more import MORE
+from support.more import FLEETS, MORE
 
 pytest_plugins = ["support.postgres"]
 
@@ -34,9 +34,8 @@ def pytest_collection_modifyitems(config, items):
     would be left with a row of them when all others are done. One of these has all tests that need
     torch, so that no other imports it, and a third as many of the other live ones.
     """
-    if not MORE:
-        config.hook.pytest_deselected(items=[each for each in items if _is_more(each)])
-        items[:] = [each for each in items if not _is_more(each)]
+    config.hook.pytest_deselected(items=[each for each in items if not _wanted(each)])
+    items[:] = [each for each in items if _wanted(each)]
     workers = getattr(config, "workerinput", {}).get("workercount", 1)
     lanes, share = max(1, workers - 1), len(items) // workers
     deal = itertools.cycle([*range(lanes), *range(lanes - 1), *range(lanes - 1)])
@@ -58,5 +57,6 @@ def pytest_collection_modifyitems(config, items):
     items[:] = ordered + rest
 
 
-def _is_more(item):
-    return item.get_closest_marker("more") is not None
+def _wanted(item):
+    more, fleets = item.get_closest_marker("more"), item.get_closest_marker("fleets")
+    return (MORE or more is None) and (FLEETS or fleets is None)

@@ -1,8 +1,16 @@
 from __future__ import annotations
 
+import duetune.fleets
 from duetune.core.fleet import NodeKind
 from duetune.fleets.driver import EngineState, NodeOrder
 from duetune.testing import DriverContract, MemoryDriver
+from support.discovery import classes_with
+
+
+def test_every_driver_of_the_package_runs_through_the_suite():
+    # test_slurm_driver.py has that of Slurm.
+    found = {each.__name__ for each in classes_with(duetune.fleets, "start", "stop", "list")}
+    assert found == {"SlurmDriver"}
 
 
 class TestMemoryDriver(DriverContract):

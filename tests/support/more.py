@@ -1,4 +1,4 @@
-"""Whether the longer tests were asked for."""
+"""Which of the longer tests were asked for."""
 
 from __future__ import annotations
 
@@ -6,3 +6,6 @@ import os
 
 MORE = "DUETUNE_TEST_MORE" in os.environ
 """True under `make test-more`, which looks further and for longer."""
+
+FLEETS = "DUETUNE_TEST_FLEETS" in os.environ
+"""True under `make test-fleets`, which tests the drivers on real engines."""

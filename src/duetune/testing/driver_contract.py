@@ -25,7 +25,7 @@ SIGNALLED = "the command got SIGTERM"
 _SLEEPER = f"""
 trap 'echo {SIGNALLED}' TERM
 echo "$0 $1 $GREETING"
-while :; do sleep 0.1; done
+for each in $(seq 6000); do sleep 0.1; done
 """
 
 
