@@ -65,31 +65,31 @@ class RayLab:
         """
         added = []
         for market in markets:
-            before = set(self._raylets())
+            before = set(self.raylets())
             self._ray(
                 "start", f"--address={self.address}", "--num-cpus=1", "--num-gpus=1",
                 f"--labels=ray.io/market-type={market}", *COMMON,
             )  # fmt: skip
-            (machine,) = set(self._raylets()) - before
+            (machine,) = set(self.raylets()) - before
             self._markets[machine] = market
             added.append(machine)
         return added
 
     def heal(self) -> None:
         """Replace the nodes that are gone."""
-        for machine in set(self._markets) - set(self._raylets()):
+        for machine in set(self._markets) - set(self.raylets()):
             self.add(self._markets.pop(machine))
 
     def machine_of(self, log: str) -> str:
         """Return the id of the machine where the command with this log runs."""
         (guard,) = self.processes("duetune.fleets.ray.node_guard", log)
         variables = dict(word.partition("=")[::2] for word in _words(guard, "environ"))
-        by_pid = {str(pid): machine for machine, pid in self._raylets().items()}
+        by_pid = {str(pid): machine for machine, pid in self.raylets().items()}
         return by_pid[variables["RAY_RAYLET_PID"]]
 
     def actors(self) -> list[int]:
         """Return the processes of Ray that are nodes of fleets."""
-        raylets = set(self._raylets().values())
+        raylets = set(self.raylets().values())
         return [
             process.pid
             for process in running()
@@ -110,8 +110,8 @@ class RayLab:
 
     def kill(self, node: str) -> None:
         """Kill the raylet of a node, and nothing else of it."""
-        send(self._raylets()[node], signal.SIGKILL)
-        until(lambda: node not in self._raylets(), "the raylet to be gone")
+        send(self.raylets()[node], signal.SIGKILL)
+        until(lambda: node not in self.raylets(), "the raylet to be gone")
 
     def kill_head(self) -> None:
         """Kill the server of the cluster's tables."""
@@ -172,7 +172,8 @@ class RayLab:
         )
         return pid
 
-    def _raylets(self) -> dict[str, int]:
+    def raylets(self) -> dict[str, int]:
+        """Return the processes of the machines that live, by the machines' ids."""
         found = {}
         for pid in _marked(self.folder):
             words = _words(pid, "cmdline")

@@ -24,7 +24,7 @@ def listener():
 
 
 def driver_of(server):
-    return RayDriver(RaySettings(address=f"127.0.0.1:{server.getsockname()[1]}"))
+    return RayDriver(RaySettings(address=f"127.0.0.1:{server.getsockname()[1]}"), prefix="")
 
 
 def test_it_tells_its_capacity_and_checks_itself(listener):
@@ -36,7 +36,8 @@ def test_it_tells_its_capacity_and_checks_itself(listener):
 def test_a_head_that_is_away_is_an_error_that_a_retry_may_mend(listener):
     driver = driver_of(listener)
     listener.close()
-    for call in (driver.list, driver.capacity, lambda: driver.stop("a"), lambda: driver.start(ORDER)):
+    changes = (lambda: driver.stop("a"), lambda: driver.start(ORDER))
+    for call in (driver.list, driver.capacity, *changes):
         with pytest.raises(FleetError, match="cannot be reached") as caught:
             call()
         assert caught.value.retry

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import msgspec
 import pytest
 
 from duetune.core.fleet import NodeKind
@@ -20,6 +19,7 @@ from duetune.fleets.ray.ray_settings import RaySettings
         ("runtime_env", "pip: duetune"),
         ("runtime_env", "[1]"),
         ("gpu", ""),
+        ("resources", "nvlink"),
     ],
 )
 def test_what_cannot_work_is_refused(field, value):
@@ -29,8 +29,8 @@ def test_what_cannot_work_is_refused(field, value):
 
 
 def test_resources_are_per_gpu():
-    settings = RaySettings(address="head:6379", cpus=4, resources={"nvlink": 0.5})
-    assert settings.needs(2) == {"CPU": 8.0, "GPU": 2.0, "nvlink": 1.0}
+    settings = RaySettings(address="head:6379", cpus=4, resources="nvlink=0.5, fast=1")
+    assert settings.needs(2) == {"CPU": 8.0, "GPU": 2.0, "nvlink": 1.0, "fast": 2.0}
 
 
 def test_cpus_can_stand_for_gpus():
@@ -46,6 +46,8 @@ def test_a_kind_is_a_label_of_machines():
 def test_settings_can_come_from_text():
     """As they do from the command line."""
     given = {"address": "[::1]:6379", "cpus": "2", "runtime_env": '{"pip": ["duetune"]}'}
-    settings = msgspec.convert(given, RaySettings, strict=False)
+    settings = RaySettings.of(given)
     assert settings.cpus == 2.0
     assert settings.runtime_environment() == {"pip": ["duetune"]}
+    with pytest.raises(InvalidInput, match="adress"):
+        RaySettings.of({"adress": "head:6379"})

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 import ray
 
-import duetune
+from duetune import __version__
 from duetune.core.fleet import NodeKind
 from duetune.fleets.driver import Finding
 
@@ -47,33 +48,38 @@ def findings(
         where = " ".join(f"{key}={value}" for key, value in selector.items()) or "any machine"
         what = f"{len(machines)} machines for {kind} nodes ({where}, {_shown(needs)})"
         if machines:
-            found += [Finding(what), _installed(settings, selector)]
+            found += [Finding(what), _prepared(settings, selector)]
         else:
             found.append(Finding(what, "there are none now; only an autoscaler could add some"))
     return tuple(found)
 
 
-def _installed(settings: RaySettings, selector: dict[str, str]) -> Finding:
-    """Return whether a machine has the same duetune as the controller."""
-    what = "duetune on " + (" ".join(selector.values()) or "any") + " machines"
-    wanted = settings.runtime_environment()
-    task = ray.remote(version).options(
-        num_cpus=0, max_retries=0, label_selector=selector or None, runtime_env=wanted
+def _prepared(settings: RaySettings, selector: dict[str, str]) -> Finding:
+    """Return whether a machine has the same duetune as the controller, and sees the storage."""
+    what = f"duetune {__version__} on {' '.join(selector.values()) or 'any'} machines"
+    if settings.storage:
+        what += f", and storage {settings.storage}"
+    task = ray.remote(wrong_here).options(
+        num_cpus=0,
+        max_retries=0,
+        label_selector=selector or None,
+        runtime_env=settings.runtime_environment(),
     )
-    answer = task.remote()
+    answer = task.remote(__version__, settings.storage)
     try:
-        there = ray.get(answer, timeout=PROBE_S)
+        return Finding(what, ray.get(answer, timeout=PROBE_S))
     except Exception as error:  # noqa: BLE001 - Ray raises whatever its parts raise
         ray.cancel(answer, force=True)
-        return Finding(what, str(error).strip().rpartition("\n")[2])
-    if there != version():
-        return Finding(what, f"version {there} there, {version()} here")
-    return Finding(what)
+        return Finding(what, str(error).strip().rpartition("\n")[2] or type(error).__name__)
 
 
-def version() -> str:
-    """Return the version of duetune that is installed here."""
-    return f"{duetune.__version__}"
+def wrong_here(version: str, storage: str) -> str:
+    """Return what a machine lacks to run nodes; empty if nothing. Called there, as a task."""
+    if version != __version__:
+        return f"it has duetune {__version__}"
+    if storage and not os.access(storage, os.R_OK | os.W_OK | os.X_OK):
+        return f"it cannot write to {storage}"
+    return ""
 
 
 def _shown(needs: dict[str, float]) -> str:

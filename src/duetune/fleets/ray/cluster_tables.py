@@ -22,16 +22,14 @@ if TYPE_CHECKING:
 
 _STATES = gcs_pb2.ActorTableData.ActorState
 _REASONS = common_pb2.ActorDiedErrorContext
-_PREEMPTED = common_pb2.NodeDeathInfo.AUTOSCALER_DRAIN_PREEMPTED
 _EXIT = re.compile(r"exits with an exit code (\d+)")
 
 
 class Machine(msgspec.Struct, frozen=True):
-    """A machine of the cluster; ``preempted`` if it is gone because the market took it."""
+    """A machine of the cluster, and all its resources by Ray's names."""
 
     address: str
     alive: bool
-    preempted: bool
     labels: dict[str, str]
     total: dict[str, float]
 
@@ -50,14 +48,9 @@ class ClusterTables:
 
     def nodes(self, namespace: str) -> list[EngineNode]:
         """Return the nodes of a namespace, ended ones too: the head remembers the last 100,000."""
-        machines = self.machines()
         draining = self.draining()
         rows = map(gcs_pb2.ActorTableData.FromString, self._accessor.get_actor_table(None, None))
-        return [
-            _node(row, machines, draining)
-            for row in rows
-            if row.ray_namespace == namespace and row.name
-        ]
+        return [_node(row, draining) for row in rows if row.ray_namespace == namespace and row.name]
 
     def machines(self) -> dict[str, Machine]:
         """Return the machines by id, those that are gone too."""
@@ -65,7 +58,6 @@ class ClusterTables:
             row["NodeID"]: Machine(
                 address=row["NodeManagerAddress"],
                 alive=row["Alive"],
-                preempted=row["DeathReason"] == _PREEMPTED,
                 labels=dict(row["Labels"]),
                 total=dict(row["Resources"]),
             )
@@ -85,19 +77,19 @@ class ClusterTables:
         return {row.node_id.hex(): dict(row.resources_available) for row in rows}
 
 
-def _node(
-    row: gcs_pb2.ActorTableData,
-    machines: Mapping[str, Machine],
-    draining: Mapping[str, float | None],
-) -> EngineNode:
-    machine = row.node_id.hex()
+def _node(row: gcs_pb2.ActorTableData, draining: Mapping[str, float | None]) -> EngineNode:
     started_at = row.start_time / 1000 or None
+    if row.state == _STATES.ALIVE:
+        return EngineNode(
+            name=row.name,
+            state=EngineState.RUNNING,
+            started_at=started_at,
+            notice_at=draining.get(row.node_id.hex()),
+        )
     if row.state != _STATES.DEAD:
-        state = EngineState.RUNNING if row.state == _STATES.ALIVE else EngineState.WAITING
-        notice_at = draining.get(machine) if state is EngineState.RUNNING else None
-        return EngineNode(name=row.name, state=state, started_at=started_at, notice_at=notice_at)
-    taken = machine in draining or (machine in machines and machines[machine].preempted)
-    end, reason = _end(row.death_cause, taken=taken or row.preempted)
+        return EngineNode(name=row.name, state=EngineState.WAITING)
+    # Ray marks an actor when the market is about to take its machine.
+    end, reason = _end(row.death_cause, taken=row.preempted)
     return EngineNode(
         name=row.name,
         state=EngineState.ENDED,
@@ -109,9 +101,9 @@ def _node(
 
 
 def _end(cause: common_pb2.ActorDeathCause, *, taken: bool) -> tuple[NodeEnd | None, str]:
-    """Return why an actor ended; ``taken`` if its machine is drained or was preempted."""
+    """Return why an actor ended; ``taken`` if the market took its machine, or was about to."""
     died = cause.actor_died_error_context
-    said = died.error_message.removeprefix("The actor is dead because ")
+    said = re.sub(r"^The actor (is dead|died) because ", "", died.error_message)
     if exited := _EXIT.search(said):
         reason = f"the command exited with status {exited.group(1)}"
         return (NodeEnd.CAPACITY if taken else None), reason

@@ -1,4 +1,4 @@
-"""The actor that is a node: it holds the node's resources in Ray, and its guard runs the command."""
+"""The actor that is a node: it holds the node's resources in Ray; its guard runs the command."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def guard(actor: socket.socket, command: list[str], log: str, grace_s: float) ->
                 stdout=file,
                 stderr=file,
                 process_group=0,
-                preexec_fn=_die_with_guard,
+                preexec_fn=_die_with_guard,  # noqa: PLW1509 - the guard has no threads
             )
         except OSError as error:
             file.write(f"cannot run {command[0]}: {error}\n".encode())
@@ -92,7 +92,7 @@ def main(arguments: list[str]) -> None:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda _number, _frame: None)
     with socket.socket(fileno=int(descriptor)) as actor:
-        os.set_inheritable(actor.fileno(), False)  # noqa: FBT003 - has no name
+        os.set_inheritable(actor.fileno(), False)
         code = guard(actor, command, log, float(grace))
         with contextlib.suppress(OSError):
             actor.sendall(str(code).encode())

@@ -46,18 +46,21 @@ REACH_S = 3.0
 
 
 class RayDriver:
-    """The driver of a fleet on Ray; see ``RaySettings``.
+    """Starts, stops and lists the nodes of one fleet: actors whose names begin with ``prefix``.
 
     Ray has no priorities, prices or deadlines of requests: they are left to ``engine_fleet``.
     """
 
-    def __init__(self, settings: RaySettings) -> None:
+    def __init__(self, settings: RaySettings, *, prefix: str) -> None:
         self._settings = settings
+        self._prefix = prefix
         self._session: _Session | None = None
         self._turn = threading.Lock()
 
     def start(self, order: NodeOrder) -> None:
         """Make the actor of a node. It waits in Ray until a machine has room for it."""
+        if not order.name.startswith(self._prefix):
+            raise FleetError(f"{order.name} does not begin with {self._prefix}", retry=False)
         self._ask(Start(order))
 
     def stop(self, name: str) -> None:
@@ -65,8 +68,8 @@ class RayDriver:
         self._ask(Stop(name))
 
     def list(self) -> Sequence[EngineNode]:
-        """Return the nodes of the namespace; Ray remembers the last 100,000 that have ended."""
-        return self._ask(List()).nodes
+        """Return the nodes of the fleet; Ray remembers the last 100,000 that have ended."""
+        return [node for node in self._ask(List()).nodes if node.name.startswith(self._prefix)]
 
     def capacity(self) -> Capacity:
         """Return the GPUs that are free on machines of each kind."""
