@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
+from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 import ray
 
-from duetune import __version__
 from duetune.core.fleet import NodeKind
 from duetune.fleets.driver import Finding
 
@@ -56,7 +56,8 @@ def findings(
 
 def _prepared(settings: RaySettings, selector: dict[str, str]) -> Finding:
     """Return whether a machine has the same duetune as the controller, and sees the storage."""
-    what = f"duetune {__version__} on {' '.join(selector.values()) or 'any'} machines"
+    here = version("duetune")
+    what = f"duetune {here} on {' '.join(selector.values()) or 'any'} machines"
     if settings.storage:
         what += f", and storage {settings.storage}"
     task = ray.remote(wrong_here).options(
@@ -65,7 +66,7 @@ def _prepared(settings: RaySettings, selector: dict[str, str]) -> Finding:
         label_selector=selector or None,
         runtime_env=settings.runtime_environment(),
     )
-    answer = task.remote(__version__, settings.storage)
+    answer = task.remote(here, settings.storage)
     try:
         return Finding(what, ray.get(answer, timeout=PROBE_S))
     except Exception as error:  # noqa: BLE001 - Ray raises whatever its parts raise
@@ -73,10 +74,10 @@ def _prepared(settings: RaySettings, selector: dict[str, str]) -> Finding:
         return Finding(what, str(error).strip().rpartition("\n")[2] or type(error).__name__)
 
 
-def wrong_here(version: str, storage: str) -> str:
+def wrong_here(wanted: str, storage: str) -> str:
     """Return what a machine lacks to run nodes; empty if nothing. Called there, as a task."""
-    if version != __version__:
-        return f"it has duetune {__version__}"
+    if version("duetune") != wanted:
+        return f"it has duetune {version('duetune')}"
     if storage and not os.access(storage, os.R_OK | os.W_OK | os.X_OK):
         return f"it cannot write to {storage}"
     return ""
