@@ -120,6 +120,14 @@ class TestRayDriver(DriverContract):
         (node,) = driver.list()
         assert node.state is EngineState.RUNNING
 
+    def test_a_driver_that_nobody_has_leaves_no_session(self):
+        driver = self.make()
+        driver.list()
+        session = driver._session._process
+        self.drivers.clear()
+        del driver
+        self.until(lambda: session.poll() is not None)
+
     def test_a_head_that_hangs_is_an_error_in_time(self):
         """It accepts connections, and Ray would wait for it without a limit."""
         order = self.order()

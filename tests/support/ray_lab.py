@@ -211,7 +211,7 @@ def _free_port() -> int:
 def ray_lab():
     """A cluster with two spot nodes and one on-demand node."""
     if find_spec("ray") is None:
-        pytest.skip("Ray is not installed: 'make test-fleets' installs it")
+        pytest.skip("Ray is not installed: 'make ray' installs it")
     lab = RayLab()
     try:
         lab.start("spot", "spot", "on-demand")

@@ -9,13 +9,13 @@ and the next call starts another: that takes about a second, and then a listing 
 
 from __future__ import annotations
 
-import contextlib
 import socket
 import subprocess
 import sys
 import threading
+import weakref
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 
 import msgspec
 
@@ -141,6 +141,8 @@ class _Session:
                 start_new_session=True,
             )
         self._received = self._socket.makefile("rb")
+        # Called at the latest when nobody has the driver any more, or when this process exits.
+        self.end = weakref.finalize(self, _end, self._process, self._received, self._socket)
         try:
             self._exchange(msgspec.json.encode(settings), START_S)
         except BaseException:
@@ -151,17 +153,17 @@ class _Session:
         """Return the answer to a request; raise OSError if there is none in time."""
         return self._exchange(msgspec.json.encode(request), limit_s)
 
-    def end(self) -> None:
-        """Kill the process; it has nothing to lose."""
-        with contextlib.suppress(OSError):
-            self._process.kill()
-        self._process.wait()
-        self._received.close()
-        self._socket.close()
-
     def _exchange(self, line: bytes, limit_s: float) -> Reply:
         self._socket.settimeout(limit_s)
         self._socket.sendall(line + b"\n")
         if not (answer := self._received.readline()):
             raise ConnectionError("the session process has ended")
         return msgspec.json.decode(answer, type=Reply)
+
+
+def _end(process: subprocess.Popen[bytes], received: BinaryIO, channel: socket.socket) -> None:
+    """Kill a session; it has nothing to lose."""
+    process.kill()
+    process.wait()
+    received.close()
+    channel.close()
