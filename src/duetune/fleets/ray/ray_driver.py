@@ -144,7 +144,9 @@ class _Session:
         # Called at the latest when nobody has the driver any more, or when this process exits.
         self.end = weakref.finalize(self, _end, self._process, self._received, self._socket)
         try:
-            self._exchange(msgspec.json.encode(settings), START_S)
+            reply = self._exchange(msgspec.json.encode(settings), START_S)
+            if reply.error:
+                raise ConnectionError(reply.error)  # noqa: TRY301 - the session ends with it
         except BaseException:
             self.end()
             raise

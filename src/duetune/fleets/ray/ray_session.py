@@ -185,11 +185,19 @@ def main(descriptor: int) -> None:
 
     settings = msgspec.json.decode(received.readline(), type=RaySettings)
     threading.Thread(target=receive, daemon=True).start()
-    session = RaySession(settings)
-    connection.sendall(msgspec.json.encode(Reply()) + b"\n")
+    try:
+        session = RaySession(settings)
+    except Exception as error:  # noqa: BLE001 - Ray raises whatever its parts raise
+        connection.sendall(_encoded(Reply(error=_line(error))))
+        return
+    connection.sendall(_encoded(Reply()))
     while True:
         request = msgspec.json.decode(lines.get(), type=Request)
-        connection.sendall(msgspec.json.encode(session.carry_out(request)) + b"\n")
+        connection.sendall(_encoded(session.carry_out(request)))
+
+
+def _encoded(reply: Reply) -> bytes:
+    return msgspec.json.encode(reply) + b"\n"
 
 
 if __name__ == "__main__":
