@@ -2,10 +2,13 @@
 
 It needs neither root nor anything of the machine's own Slurm. The daemons are children of the test
 and end with it. Every node claims one GPU, which is /dev/null.
+
+    PYTHONPATH=tests python -m support.slurm_lab    # a cluster to try things on, until Ctrl-C
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import getpass
 import os
@@ -213,3 +216,20 @@ def free_ports(count):
         for each in found:
             each.bind(("127.0.0.1", 0))
         return [each.getsockname()[1] for each in found]
+
+
+def main():
+    parser = argparse.ArgumentParser(description="Run a small Slurm cluster until Ctrl-C.")
+    parser.add_argument("--nodes", type=int, default=3)
+    parser.add_argument("--grace-s", type=int, default=30)
+    options = parser.parse_args()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.default_int_handler)
+    with SlurmLab(options.nodes, grace_s=options.grace_s) as lab:
+        print(f"export SLURM_CONF={lab.conf}", flush=True)  # noqa: T201 - it is a program
+        with contextlib.suppress(KeyboardInterrupt):
+            signal.pause()
+
+
+if __name__ == "__main__":
+    main()

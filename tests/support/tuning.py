@@ -8,20 +8,20 @@ from duetune.core.events import Reported
 from support.live_home import DISTANT
 
 ROWS = [{"prompt": f"Say {n}.", "completion": f" {n}, as you wish."} for n in range(48)]
+TRAINING = {
+    "max_steps": 30,
+    "per_device_train_batch_size": 2,
+    "gradient_accumulation_steps": 4,
+    "reproducible": True,
+    "learning_rate": 0.01,
+    "max_length": 64,
+    "eval_fraction": 0.2,
+}
 
 
 def spec(home, model, *, rows=ROWS, **fields):
     dataset = home.folder / "rows.jsonl"
     dataset.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    training = {
-        "max_steps": 30,
-        "per_device_train_batch_size": 2,
-        "gradient_accumulation_steps": 4,
-        "reproducible": True,
-        "learning_rate": 0.01,
-        "max_length": 64,
-        "eval_fraction": 0.2,
-    }
     path = home.folder / "job.yaml"
     lines = {
         "name": "tune",
@@ -29,7 +29,7 @@ def spec(home, model, *, rows=ROWS, **fields):
         "dataset": dataset,
         "deadline": DISTANT,
         "policy": "maximal_spot",
-        "training": json.dumps(training),
+        "training": json.dumps(TRAINING),
         **fields,
     }
     path.write_text("".join(f"{name}: {value}\n" for name, value in lines.items()))

@@ -37,7 +37,8 @@ COMMANDS = {
     "resume": ("duetune.cli.job_requests:resume", "Continue a paused job."),
     "amend": ("duetune.cli.job_requests:amend", "Change the deadline, budget or value of a job."),
     "merge": ("duetune.cli.merge:merge", "Merge the adapter of a job into its base model."),
-    "fleet": ("duetune.cli.fleet:fleet", "Start, show or stop the emulated fleet."),
+    "fleet": ("duetune.cli.fleet:fleet", "Connect, check, start, show or stop fleets."),
+    "node": ("duetune.cli.node:node", "Run the work of one node; engines call it."),
     "controller": (
         "duetune.cli.controller:controller",
         "Start or show the process that runs the jobs.",

@@ -1,4 +1,4 @@
-"""``duetune fleet``: start, show and stop the embedded fleet of this machine."""
+"""``duetune fleet``: start, show and stop the embedded fleet; ``fleet_files`` has the others."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import click
 import msgspec
 
 from duetune.cli.context import Answer, json_option, print_answer
+from duetune.cli.fleet_files import add, check, list_, remove
 from duetune.home import Home
 
 if TYPE_CHECKING:
@@ -32,11 +33,17 @@ class FleetAnswer(Answer, frozen=True, kw_only=True):
 
 @click.group()
 def fleet() -> None:
-    """Start, show or stop the embedded fleet: emulated spot and on-demand GPUs on this machine.
+    """Connect fleets that others run, or start the embedded one on this machine.
 
-    It replays a recorded or synthetic market, if wanted faster than real time. It grants, preempts
-    and bills nodes as a cloud would; a node is a group of processes. `launch` starts it if needed.
+    `add`, `list`, `check` and `remove` are for fleets that others run, such as a Slurm cluster.
+    The embedded fleet emulates spot and on-demand GPUs. It replays a recorded or synthetic market,
+    if wanted faster than real time. It grants, preempts and bills nodes as a cloud would; a node is
+    a group of processes. `launch` starts it if needed.
     """
+
+
+for command in (add, list_, check, remove):
+    fleet.add_command(command)
 
 
 @fleet.command()

@@ -181,3 +181,16 @@ class MarketReport(msgspec.Struct, frozen=True):
     slot_began: float
     slot_s: float
     slot: Slot
+
+
+class LedgerPage(msgspec.Struct, frozen=True, kw_only=True):
+    """A text that a fleet keeps about one of its nodes, or about a job (then ``node`` is empty).
+
+    ``version``: how often it was written. ``open``: whether the node has not ended.
+    """
+
+    job: str
+    node: str
+    body: str
+    version: int = 0
+    open: bool = True

@@ -17,9 +17,11 @@ from duetune.errors import FleetError, InvalidInput
 from duetune.files import write_whole
 from duetune.fleets.embedded.client import EmbeddedFleet, running_provider, start_provider
 from duetune.fleets.embedded.cloud_settings import DEFAULT_PRELOAD, FleetSettings
+from duetune.fleets.fleet_file import fleet_files
 from duetune.fleets.host import ANSWER_S, AlwaysOn, Connected, FleetHost
 from duetune.market.forecast.simple import WEEK_HOURS
 from duetune.market.resample import slice_slots
+from duetune.registry.engines import EngineHost
 from duetune.registry.markets import SYNTHETIC_SLOTS, market_named, markets_from_file
 from duetune.registry.plugins import Kind, Listed
 from duetune.settings import SiteSettings
@@ -53,6 +55,8 @@ def fleet_named(settings: Settings, site: SiteSettings | None = None) -> FleetHo
     name = settings.site.fleet.strip()
     if name == EMBEDDED:
         return EmbeddedHost(settings, site)
+    if (file := fleet_files(settings).get(name)) is not None:
+        return EngineHost(settings, file)
     found = KIND.plugged(name, (settings,))
     return AlwaysOn(settings, found) if isinstance(found, Connected) else found
 

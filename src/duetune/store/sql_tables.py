@@ -1,7 +1,7 @@
 """The tables, the same on SQLite and PostgreSQL. A change here needs a migration.
 
-``journal``, ``wishes`` (user requests), ``selector_states`` and ``measurements`` hold original
-data. ``jobs`` and ``charges`` are read models, computed from the journal.
+``journal``, ``wishes`` (user requests), ``selector_states``, ``measurements`` and ``fleet_nodes``
+hold original data. ``jobs`` and ``charges`` are read models, computed from the journal.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from sqlalchemy import (
     UniqueConstraint,
 )
 
-REVISIONS = ("0001", "0002", "0003", "0004", "0005")
+REVISIONS = ("0001", "0002", "0003", "0004", "0005", "0006")
 """Every schema that this code can migrate from, oldest first; it uses the last one."""
 
 VERSION_TABLE = "duetune_schema"
@@ -132,4 +132,18 @@ measurements = Table(
     Column("document", Text, nullable=False),
     Index("measurements_by_model", "model"),
     Index("measurements_by_provenance", "provenance"),
+)
+
+fleet_nodes = Table(
+    "fleet_nodes",
+    metadata,
+    Column("fleet", Text, primary_key=True),
+    Column("job", Text, primary_key=True),
+    # Empty for what concerns the whole job, such as its limit.
+    Column("node", Text, primary_key=True),
+    Column("version", BigInteger, nullable=False),
+    Column("open", Integer, nullable=False),
+    Column("body", Text, nullable=False),
+    Index("fleet_nodes_by_job", "fleet", "job"),
+    Index("fleet_nodes_open", "fleet", "open"),
 )

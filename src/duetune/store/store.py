@@ -20,6 +20,7 @@ from duetune.store.database import memory_database, postgres_database, sqlite_da
 from duetune.store.database_journal import DatabaseJournal, rebuild
 from duetune.store.database_schema import migrate
 from duetune.store.inbox import Inbox
+from duetune.store.ledger_pages import LedgerPages
 from duetune.store.measured_runs_table import Observations
 from duetune.store.queries import Queries
 from duetune.store.selector import SelectorStates
@@ -68,6 +69,10 @@ class Store(Queries):
     def observations(self) -> Observations:
         """Measured runs."""
         return Observations(self._database)
+
+    def ledger(self, fleet: str) -> LedgerPages:
+        """Return the ledger pages of a fleet that others run."""
+        return LedgerPages(self._database, fleet)
 
     def rebuild(self) -> int:
         """Compute the read models again from the journal; return the number of jobs."""

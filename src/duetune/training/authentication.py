@@ -4,8 +4,9 @@ Every listening socket of a training group is a ``Door``. Both sides of a new co
 random number, and each answers with an HMAC of both numbers, its role and the address of the door.
 The secret itself is never sent, so a stranger who listens on the port of a dead process learns
 nothing, and a stranger in the middle cannot pass the answers on to another door. After that the
-connection carries plain frames: nobody but root can read or change them on one machine. A network
-that is not private needs TLS or a VPN around them.
+connection carries plain frames: nobody but root can read or change them on one machine. On a
+network that is not private a door encrypts (``encryption``); the proofs then cover its certificate,
+so that a stranger who decrypts in the middle is refused.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from typing import TYPE_CHECKING
 
 from duetune.core.node_contract import JOB_SECRET
 from duetune.errors import InvalidInput
+from duetune.training.encryption import DoorCertificate, dialled
+from duetune.training.network_address import Endpoint, Interface, plain_host
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -40,6 +43,9 @@ _HANDSHAKE_S = 5.0
 # a stranger can neither use up the descriptors nor keep members out for long.
 _MOST_STRANGERS = 32
 _ACCEPT_PAUSE_S = 0.05
+# A machine that dies without a word is noticed on an idle connection after 9 s.
+_KEEPALIVE = {"TCP_KEEPIDLE": 3, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 3}
+_SILENCE_S = 10.0
 
 
 class Refused(ConnectionError):
@@ -56,38 +62,72 @@ def job_secret(environ: Mapping[str, str]) -> bytes:
 
 
 def dial(address: str, secret: bytes, timeout_s: float) -> socket.socket:
-    """Connect to the door at ``address`` (``tcp://host:port``) and return the connection.
+    """Connect to the door at ``address`` and return the connection.
 
     ``Refused`` is raised if the door does not know the secret; ``OSError`` if nobody listens. The
     timeout stays set for the connection.
     """
-    host, _, port = address.removeprefix("tcp://").rpartition(":")
-    if not host or not port.isdigit():
-        raise Refused(f"{address!r} is not an address of a door")
-    connection = socket.create_connection((host, int(port)), timeout_s)
     try:
-        _introduce(connection, secret)
+        host, port, tls = Endpoint.of(address)
+    except ValueError as error:
+        raise Refused(str(error)) from None
+    connection = socket.create_connection((host, port), timeout_s)
+    certificate = b""
+    try:
+        _check_other_end(connection)
+        if tls:
+            connection, certificate = dialled(connection)
+        _introduce(connection, secret, certificate)
     except BaseException:
         connection.close()
         raise
     return connection
 
 
-def _introduce(connection: socket.socket, secret: bytes) -> None:
-    """Prove the knowledge of the secret to a door, and ask the same of it."""
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    peer = connection.getpeername()
-    if connection.getsockname() == peer:
+def _check_other_end(connection: socket.socket) -> None:
+    if connection.getsockname() == connection.getpeername():
         # Nobody listens, and the kernel has connected the socket to itself.
         raise ConnectionRefusedError("nobody listens there")
+
+
+def _introduce(connection: socket.socket, secret: bytes, certificate: bytes) -> None:
+    """Prove the knowledge of the secret to a door, and ask the same of it."""
+    _prepare(connection)
+    peer = connection.getpeername()
     greeting = _exactly(connection, len(_GREETING) + _BYTES)
     if not greeting.startswith(_GREETING):
         raise Refused("this is not a door of a job")
     theirs, ours = greeting[len(_GREETING) :], secrets.token_bytes(_BYTES)
-    connection.sendall(ours + _proof(secret, b"client", peer, theirs, ours))
+    connection.sendall(ours + _proof(secret, b"client", peer, theirs, ours, certificate))
     answer = _exactly(connection, _BYTES)
-    if not hmac.compare_digest(answer, _proof(secret, b"server", peer, theirs, ours)):
+    if not hmac.compare_digest(answer, _proof(secret, b"server", peer, theirs, ours, certificate)):
         raise Refused("the door does not know the job's secret")
+
+
+def _prepare(connection: socket.socket) -> None:
+    """Send small frames at once, and notice a machine that dies without a word."""
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in _KEEPALIVE.items():
+        if (option := getattr(socket, name, None)) is not None:
+            connection.setsockopt(socket.IPPROTO_TCP, option, value)
+
+
+def expect_reader(connection: socket.socket) -> None:
+    """End the connection if the other side takes nothing for 10 s.
+
+    It is for short messages, which the other side reads at once. A link whose peer computes must
+    not have it: the kernel also counts the time in which the peer's buffer is full.
+    """
+    if (option := getattr(socket, "TCP_USER_TIMEOUT", None)) is not None:
+        connection.setsockopt(socket.IPPROTO_TCP, option, int(_SILENCE_S * 1000))
+
+
+def cut(connection: socket.socket) -> None:
+    """End a connection that another thread may be using; that thread gets an error."""
+    # ``SSLSocket.shutdown`` would let that thread send its next bytes unencrypted.
+    with contextlib.suppress(OSError):
+        socket.socket.shutdown(connection, socket.SHUT_RDWR)
 
 
 def send(connection: socket.socket, content: bytes) -> None:
@@ -114,30 +154,35 @@ def fill(connection: socket.socket, place: memoryview) -> None:
 
 
 class Door:
-    """Listens on one address and hands every connection that shows the secret to ``serve``.
+    """Listens on one interface and hands every connection that shows the secret to ``serve``.
 
     ``serve`` runs in a thread of its own. It returns true if it keeps the connection open.
     ``address`` is what others ``dial``.
     """
 
     def __init__(
-        self, bind: str, port: int, secret: bytes, serve: Callable[[socket.socket], bool]
+        self,
+        interface: Interface,
+        secret: bytes,
+        serve: Callable[[socket.socket], bool],
+        *,
+        port: int = 0,
     ) -> None:
         self._secret = secret
+        self._certificate = DoorCertificate() if interface.tls else None
         self._serve = serve
         self._strangers: OrderedDict[socket.socket, None] = OrderedDict()
         self._lock = threading.Lock()
         self._open = True
-        self._listener = socket.create_server((bind, port), backlog=256)
-        host, found = self._listener.getsockname()[:2]
-        self.address = f"tcp://{host}:{found}"
+        self._listener = interface.listener(port)
+        found = self._listener.getsockname()[1]
+        self.address = str(Endpoint(interface.host, found, interface.tls))
         threading.Thread(target=self._accept, name="door", daemon=True).start()
 
     def close(self) -> None:
         """Stop listening. Connections that ``serve`` holds stay open."""
         self._open = False
-        with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
+        cut(self._listener)
         self._listener.close()
 
     def _accept(self) -> None:
@@ -148,12 +193,13 @@ class Door:
                 # Too many open files, or the door was closed.
                 time.sleep(_ACCEPT_PAUSE_S)
                 continue
+            if self._certificate is not None:
+                connection = self._certificate.around(connection)
             with self._lock:
                 self._strangers[connection] = None
                 if len(self._strangers) > _MOST_STRANGERS:
                     oldest, _ = self._strangers.popitem(last=False)
-                    with contextlib.suppress(OSError):
-                        oldest.shutdown(socket.SHUT_RDWR)
+                    cut(oldest)
             threading.Thread(
                 target=self._meet, args=(connection,), name="door-connection", daemon=True
             ).start()
@@ -177,20 +223,34 @@ class Door:
     def _welcome(self, connection: socket.socket) -> bool:
         """Return whether the other side knows the secret; it learns the same about this one."""
         connection.settimeout(_HANDSHAKE_S)
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        _prepare(connection)
+        certificate = b""
+        if self._certificate is not None:
+            certificate = self._certificate.shown(connection)
         own, ours = connection.getsockname(), secrets.token_bytes(_BYTES)
         connection.sendall(_GREETING + ours)
         answer = _exactly(connection, 2 * _BYTES)
         theirs, proof = answer[:_BYTES], answer[_BYTES:]
-        if not hmac.compare_digest(proof, _proof(self._secret, b"client", own, ours, theirs)):
+        expected = _proof(self._secret, b"client", own, ours, theirs, certificate)
+        if not hmac.compare_digest(proof, expected):
             return False
-        connection.sendall(_proof(self._secret, b"server", own, ours, theirs))
+        connection.sendall(_proof(self._secret, b"server", own, ours, theirs, certificate))
         return True
 
 
-def _proof(secret: bytes, role: bytes, address: tuple[object, ...], *numbers: bytes) -> bytes:
-    place = f"{address[0]}:{address[1]}".encode()
-    return hmac.digest(secret, b"\0".join((role, place, *numbers)), "sha256")
+def _proof(
+    secret: bytes,
+    role: bytes,
+    address: tuple[str, int],
+    door_number: bytes,
+    caller_number: bytes,
+    certificate: bytes,
+) -> bytes:
+    # The door's end of this very connection, so a door that listens on all interfaces and its
+    # caller mean the same address.
+    place = f"{plain_host(address[0])}:{address[1]}".encode()
+    fields = (role, place, door_number, caller_number, certificate)
+    return hmac.digest(secret, b"\0".join(fields), "sha256")
 
 
 def _exactly(connection: socket.socket, length: int) -> bytes:

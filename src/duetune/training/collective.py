@@ -7,24 +7,29 @@ made under another name, which takes about 10 ms. Who the members are is decided
 
 from __future__ import annotations
 
-import contextlib
 import os
 import selectors
-import socket
+import ssl
 import threading
 from datetime import timedelta
 from typing import TYPE_CHECKING, Protocol
 
 import torch
-from torch._C._distributed_c10d import AllgatherOptions, AllreduceOptions, FileStore
+from torch._C._distributed_c10d import AllgatherOptions, AllreduceOptions
 
+from duetune.training.authentication import cut
 from duetune.training.transfer import bytes_of
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Mapping
-    from pathlib import Path
+
+    from duetune.training.group_store import GroupStore
 
 _MARK_BYTES = 16
+# An encrypted link must be given the same bytes again if it could not send them.
+_CHUNK_BYTES = 1 << 20
+_NOT_YET = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
 class Collective(Protocol):
@@ -90,8 +95,7 @@ class LinkedCollective:
     def abort(self) -> None:
         """Close the links; an operation that is running in another thread fails."""
         for link in self._links.values():
-            with contextlib.suppress(OSError):
-                link.shutdown(socket.SHUT_RDWR)
+            cut(link)
         # A link that is closed under a waiting selector would never wake it.
         with self._running:
             for link in self._links.values():
@@ -109,28 +113,21 @@ class LinkedCollective:
         incoming = {
             rank: [memoryview(marks[rank]), bytes_of(received[rank])] for rank in self._links
         }
-        both = selectors.EVENT_READ | selectors.EVENT_WRITE
         with self._running, selectors.DefaultSelector() as waiting:
-            for rank, link in self._links.items():
-                waiting.register(link, both, rank)
-            while waiting.get_map():
-                ready = waiting.select(self._stall_s)
+            # An encrypted link may hold bytes already, of which the selector would not know.
+            ready = list(self._links)
+            while True:
+                for rank in ready:
+                    link = self._links[rank]
+                    _advance(outgoing[rank], link.send)
+                    _advance(incoming[rank], link.recv_into)
+                    self._check(marks[rank], incoming[rank], received[rank])
+                    _await(waiting, link, rank, outgoing=outgoing[rank], incoming=incoming[rank])
+                if not waiting.get_map():
+                    return
+                ready = [key.data for key, _ in waiting.select(self._stall_s)]
                 if not ready:
                     raise TimeoutError(f"no member has sent anything for {self._stall_s:g} s")
-                for key, events in ready:
-                    link = self._links[key.data]
-                    if events & selectors.EVENT_WRITE:
-                        _advance(outgoing[key.data], link.send)
-                    if events & selectors.EVENT_READ:
-                        _advance(incoming[key.data], link.recv_into)
-                        self._check(marks[key.data], incoming[key.data], received[key.data])
-                    left = (selectors.EVENT_READ if incoming[key.data] else 0) | (
-                        selectors.EVENT_WRITE if outgoing[key.data] else 0
-                    )
-                    if not left:
-                        waiting.unregister(link)
-                    elif left != key.events:
-                        waiting.modify(link, left, key.data)
 
     def _check(self, mark: bytearray, left: list[memoryview], tensor: torch.Tensor) -> None:
         """Raise if the mark has come and is that of another operation."""
@@ -145,40 +142,58 @@ class _Move(Protocol):
     def __call__(self, place: memoryview, /) -> int: ...
 
 
+def _await(
+    waiting: selectors.BaseSelector,
+    link: socket.socket,
+    rank: int,
+    *,
+    outgoing: list[memoryview],
+    incoming: list[memoryview],
+) -> None:
+    """Wait for what the link still has to do."""
+    left = (selectors.EVENT_READ if incoming else 0) | (selectors.EVENT_WRITE if outgoing else 0)
+    known = waiting.get_map().get(link)
+    if known is None:
+        if left:
+            waiting.register(link, left, rank)
+    elif not left:
+        waiting.unregister(link)
+    elif left != known.events:
+        waiting.modify(link, left, rank)
+
+
 def _advance(pieces: list[memoryview], move: _Move) -> None:
-    """Send or fill as much of the first piece as the socket takes now."""
-    while pieces and not len(pieces[0]):
-        pieces.pop(0)
-    if not pieces:
-        return
-    try:
-        count = move(pieces[0])
-    except BlockingIOError:
-        return
-    if not count:
-        raise ConnectionError("a member has closed its connection")
-    pieces[0] = pieces[0][count:]
-    while pieces and not len(pieces[0]):
-        pieces.pop(0)
+    """Send or fill as much of the pieces as the link takes now."""
+    while pieces:
+        if len(pieces[0]):
+            try:
+                count = move(pieces[0][:_CHUNK_BYTES])
+            except _NOT_YET:
+                return
+            except ssl.SSLEOFError:
+                count = 0
+            if not count:
+                raise ConnectionError("a member has closed its connection")
+            pieces[0] = pieces[0][count:]
+        else:
+            pieces.pop(0)
 
 
 class NcclCollective:
     """Operations over NCCL, by torchft's group, which can abort an operation that hangs.
 
-    Members meet through ``file``, in a folder that only the job's owner may enter. NCCL's own
-    connections are guarded by the random number that rank 0 writes there.
+    Members meet through ``store``. NCCL's own connections are not encrypted; they are guarded by
+    the random number that rank 0 hands out there.
     """
 
-    def __init__(self, file: Path, rank: int, world: int, operation_s: float) -> None:
+    def __init__(self, store: GroupStore, rank: int, world: int, operation_s: float) -> None:
         from torchft.process_group import ProcessGroupNCCL  # noqa: PLC0415
 
         os.environ.setdefault("TORCH_NCCL_NONBLOCKING_TIMEOUT", str(operation_s))
-        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._world = world
-        self._file = file
+        self._store = store
         self._group = ProcessGroupNCCL(timeout=timedelta(seconds=operation_s))
-        # ``configure`` would connect to a TCP store, which anyone on the machine can use.
-        store = FileStore(str(file), world)
+        # ``configure`` would connect to a TCP store, which anyone on the network can use.
         self._group._pg = self._group._create_pg(store, rank, world)  # noqa: SLF001
 
     def gather(self, part: torch.Tensor) -> list[torch.Tensor]:
@@ -201,4 +216,4 @@ class NcclCollective:
     def abort(self) -> None:
         """Abort the running operation and close the connections."""
         self._group.abort()
-        self._file.unlink(missing_ok=True)
+        self._store.close()

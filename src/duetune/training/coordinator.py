@@ -1,8 +1,10 @@
 """``python -m duetune.training.coordinator``: decides who is in a job's elastic group.
 
 It writes the address of its door to a file and ends when its parent process ends. It may be
-restarted at any time: members wait for it and read the file again. Torch is not imported. The
-members' side is in ``coordinator_client``; who is in a quorum is decided in ``quorum``.
+restarted at any time: members wait for it and read the file again. With ``--seats`` every node runs
+it, but only the one that has the newest seat serves (``coordinator_seat``); the others write that
+one's address. Torch is not imported. The members' side is in ``coordinator_client``; who is in a
+quorum is decided in ``quorum``.
 """
 
 from __future__ import annotations
@@ -21,14 +23,24 @@ import msgspec
 from duetune.core.node_contract import CHECKPOINT_DIR, CHECKPOINTS, JOB_DIR
 from duetune.errors import DuetuneError, InvalidInput
 from duetune.files import OWNER, write_whole
-from duetune.training.authentication import Door, job_secret, receive, send
+from duetune.training.authentication import (
+    Door,
+    cut,
+    expect_reader,
+    job_secret,
+    receive,
+    send,
+)
 from duetune.training.checkpoint import CheckpointStore
 from duetune.training.coordinator_client import Ask, Beat
-from duetune.training.quorum import Quorum, QuorumTimes
+from duetune.training.coordinator_seat import CoordinatorSeat, FolderSeats, answers
+from duetune.training.group_times import QuorumTimes, SeatTimes
+from duetune.training.network_address import Interface
+from duetune.training.quorum import Quorum
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from duetune.training.membership import Member
 
@@ -49,13 +61,16 @@ class Coordinator:
         secret: bytes,
         checkpoints: Path,
         *,
-        bind: str = "127.0.0.1",
+        interface: Interface | None = None,
         port: int = 0,
         times: QuorumTimes | None = None,
     ) -> None:
         self._store = CheckpointStore(checkpoints, epoch=0)
         self._quorum = Quorum(times or QuorumTimes(), self._vouch)
-        self._door = Door(bind, port, secret, self._serve)
+        self._connections: set[socket.socket] = set()
+        self._lock = threading.Lock()
+        self._open = True
+        self._door = Door(interface or Interface(), secret, self._serve, port=port)
 
     @property
     def address(self) -> str:
@@ -63,14 +78,22 @@ class Coordinator:
         return self._door.address
 
     def close(self) -> None:
-        """Stop listening."""
+        """Stop listening and end all connections, so that members look for another coordinator."""
         self._door.close()
+        with self._lock:
+            self._open = False
+            for connection in self._connections:
+                cut(connection)
+        self._quorum.close()
 
     def _serve(self, connection: socket.socket) -> bool:
         connection.settimeout(None)
+        expect_reader(connection)
         beating = None
+        with self._lock:
+            self._connections.add(connection)
         try:
-            while True:
+            while self._open:
                 message = _MESSAGES.decode(receive(connection))
                 match message:
                     case Beat():
@@ -79,8 +102,11 @@ class Coordinator:
                     case Ask():
                         send(connection, msgspec.json.encode(self._quorum.ask(message.member)))
         finally:
+            with self._lock:
+                self._connections.discard(connection)
             if beating is not None:
                 self._quorum.gone(beating)
+        return False
 
     def _vouch(self, member: Member) -> Member:
         """Return the member without the checkpoint it names, unless there is such a checkpoint."""
@@ -102,27 +128,70 @@ def main(arguments: list[str] | None = None) -> int:
         signal.signal(number, lambda *_: stopped.set())
     logging.basicConfig(stream=sys.stdout, level=logging.WARNING, format="%(asctime)s %(message)s")
     try:
-        coordinator = _listening(options.bind, os.environ)
+        secret, checkpoints = job_secret(os.environ), _checkpoints(os.environ)
+        interface, port = _interface(options.bind, os.environ)
+        times = QuorumTimes.from_environment(interface, os.environ)
+
+        def start() -> Coordinator:
+            return Coordinator(secret, checkpoints, interface=interface, port=port, times=times)
+
+        def ended(pause_s: float) -> bool:
+            return stopped.wait(pause_s) or os.getppid() != parent
+
+        if options.seats is None:
+            _serve_alone(start(), options.address_file, ended)
+        else:
+            looks = SeatTimes.from_environment(interface, os.environ)
+            seat = CoordinatorSeat(
+                FolderSeats(options.seats),
+                start,
+                lambda address: answers(address, secret, looks.dial_s),
+                looks,
+            )
+            stand_by(seat, options.address_file, lambda: ended(looks.look_s))
     except DuetuneError as error:
         print(error, file=sys.stderr)  # noqa: T201
         return error.exit_code
-    write_whole(options.address_file, coordinator.address, mode=OWNER)
-    while not stopped.wait(_WATCH_S):
-        if os.getppid() != parent:
-            break
-    coordinator.close()
     return 0
 
 
-def _listening(bind: str, environ: Mapping[str, str]) -> Coordinator:
-    secret = job_secret(environ)
+def _serve_alone(coordinator: Coordinator, file: Path, ended: Callable[[float], bool]) -> None:
+    write_whole(file, coordinator.address, mode=OWNER)
+    while not ended(_WATCH_S):
+        pass
+    coordinator.close()
+
+
+def stand_by(seat: CoordinatorSeat, file: Path, ended: Callable[[], bool]) -> None:
+    """Keep the newest coordinator's address in ``file`` and serve if this node has the seat.
+
+    A node's agent calls this in a thread or runs this module. ``ended`` waits between two looks and
+    returns true once the node leaves the job.
+    """
+    written = None
+    while True:
+        try:
+            address = seat.tick()
+            if address is not None and address != written:
+                write_whole(file, address, mode=OWNER)
+                written = address
+        except OSError as error:
+            # The list or the disk is away for a while. Members keep the coordinator they have.
+            _log.warning("cannot look for the coordinator: %s", error)
+        if ended():
+            break
+    seat.close()
+
+
+def _interface(bind: str | None, environ: Mapping[str, str]) -> tuple[Interface, int]:
+    """Return the interface and port of ``--bind``, or the interface of the environment."""
+    found = Interface.from_environment(environ)
+    if bind is None:
+        return found, 0
     host, _, port = bind.rpartition(":")
     if not host or not port.isdigit():
         raise InvalidInput("--bind", bind, "ADDRESS:PORT")
-    try:
-        return Coordinator(secret, _checkpoints(environ), bind=host, port=int(port))
-    except OSError as error:
-        raise InvalidInput("--bind", bind, f"a free address ({error})") from None
+    return msgspec.structs.replace(found, bind=host.strip("[]")), int(port)
 
 
 def _checkpoints(environ: Mapping[str, str]) -> Path:
@@ -138,7 +207,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--address-file", type=Path, required=True, help="where to write the address"
     )
-    parser.add_argument("--bind", default="127.0.0.1:0", metavar="ADDRESS:PORT")
+    parser.add_argument(
+        "--bind", metavar="ADDRESS:PORT", help="where to listen; by default DUETUNE_BIND"
+    )
+    parser.add_argument(
+        "--seats", type=Path, metavar="FOLDER", help="a list shared by all nodes of the job"
+    )
     return parser
 
 

@@ -1,19 +1,22 @@
 """A member's connection to the coordinator of its group.
 
-If the coordinator does not answer, members wait for it. A restarted one has no memory of the group;
-``membership`` explains why that does no harm. The coordinator's own side is in ``coordinator``.
+If the coordinator does not answer, members wait for it. While they wait for an answer they look for
+its address again and again, and leave a coordinator that was replaced. A new one has no memory of
+the group; ``membership`` explains why that does no harm. The coordinator's own side is in
+``coordinator``.
 """
 
 from __future__ import annotations
 
 import logging
+import select
 import threading
 import time
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from duetune.training.authentication import dial, receive, send
+from duetune.training.authentication import cut, dial, expect_reader, receive, send
 from duetune.training.membership import Member
 
 if TYPE_CHECKING:
@@ -27,6 +30,7 @@ _log = logging.getLogger(__name__)
 _QUORUM_S = 120.0
 _CONNECT_S = 5.0
 _PAUSE_S = 0.1
+_LOOK_S = 1.0
 
 
 class Beat(msgspec.Struct, frozen=True, tag="beat"):
@@ -62,6 +66,7 @@ class CoordinatorClient:
         self._alive = alive
         self._heartbeat_s = heartbeat_s
         self._connection: socket.socket | None = None
+        self._dialled = ""
         self._hushed = threading.Event()
         self._beating = False
 
@@ -72,13 +77,7 @@ class CoordinatorClient:
         self._beat()
         while True:
             try:
-                if self._connection is None:
-                    self._connection = dial(self._address(), self._secret, _CONNECT_S)
-                    self._connection.settimeout(_QUORUM_S)
-                send(self._connection, msgspec.json.encode(Ask(own)))
-                members = msgspec.json.decode(receive(self._connection), type=list[Member])
-                if any(member.id == own.id for member in members):
-                    return members
+                members = self._asked(own)
             except (OSError, msgspec.MsgspecError) as error:
                 self._disconnect()
                 if self._hushed.is_set():
@@ -87,6 +86,9 @@ class CoordinatorClient:
                     _log.warning("the coordinator does not answer (%s); waiting", error)
                     warned = True
                 time.sleep(_PAUSE_S)
+            else:
+                if any(member.id == own.id for member in members):
+                    return members
 
     def hush(self) -> None:
         """Stop the heartbeats; the coordinator then counts this member as gone at once."""
@@ -97,9 +99,39 @@ class CoordinatorClient:
         self.hush()
         self._disconnect()
 
+    def _asked(self, own: Member) -> Sequence[Member]:
+        """Ask once and return the answer; connect first if there is no connection."""
+        if self._connection is None:
+            self._connection, self._dialled = self._connected()
+            self._connection.settimeout(_QUORUM_S)
+        send(self._connection, msgspec.json.encode(Ask(own)))
+        until = time.monotonic() + _QUORUM_S
+        # One question has one answer, so no part of it waits inside the connection already.
+        while not select.select([self._connection], [], [], _LOOK_S)[0]:
+            self._keep(self._dialled)
+            if time.monotonic() > until:
+                raise TimeoutError(f"no answer for {_QUORUM_S:g} s")
+        return msgspec.json.decode(receive(self._connection), type=list[Member])
+
+    def _connected(self) -> tuple[socket.socket, str]:
+        address = self._address()
+        connection = dial(address, self._secret, _CONNECT_S)
+        expect_reader(connection)
+        return connection, address
+
+    def _keep(self, dialled: str) -> None:
+        """Raise ``ConnectionError`` if the coordinator has another address now."""
+        try:
+            present = self._address()
+        except OSError:
+            return
+        if present != dialled:
+            raise ConnectionError(f"the coordinator is at {present} now")
+
     def _disconnect(self) -> None:
         connection, self._connection = self._connection, None
         if connection is not None:
+            cut(connection)
             connection.close()
 
     def _beat(self) -> None:
@@ -109,11 +141,15 @@ class CoordinatorClient:
 
     def _send_beats(self) -> None:
         connection: socket.socket | None = None
-        beat = msgspec.json.encode(Beat(self._id))
+        beat, dialled, look_at = msgspec.json.encode(Beat(self._id)), "", 0.0
         while True:
             if self._alive():
                 try:
-                    connection = connection or dial(self._address(), self._secret, _CONNECT_S)
+                    if connection is None:
+                        connection, dialled = self._connected()
+                    elif time.monotonic() >= look_at:
+                        self._keep(dialled)
+                        look_at = time.monotonic() + _LOOK_S
                     send(connection, beat)
                 except OSError:
                     if connection is not None:

@@ -10,7 +10,7 @@ import logging
 import os
 from typing import TYPE_CHECKING
 
-from duetune.core.node_contract import CHECKPOINT_KEEP, RENDEZVOUS
+from duetune.core.node_contract import CHECKPOINT_KEEP
 from duetune.errors import InvalidInput
 from duetune.training.authentication import job_secret
 from duetune.training.checkpoint import CheckpointStore, Damaged
@@ -88,7 +88,7 @@ def join(
     if file is None:
         return SoloGroup(name, state, touched)
     return ElasticGroup(
-        _place(contract, file),
+        _place(file),
         name,
         shard or state,
         device,
@@ -114,7 +114,7 @@ def follow(
     if (file := contract.coordinator_file) is None:
         return None
     return PeerLinks(
-        _place(contract, file),
+        _place(file),
         shard,
         restore=lambda checkpoint: load_named(store, state, checkpoint),
         touched=touched,
@@ -123,11 +123,9 @@ def follow(
     )
 
 
-def _place(contract: Contract, file: Path) -> GroupPlace:
+def _place(file: Path) -> GroupPlace:
     return GroupPlace(
-        coordinator=lambda: file.read_text("utf-8").strip(),
-        secret=job_secret(os.environ),
-        folder=contract.folder / RENDEZVOUS,
+        coordinator=lambda: file.read_text("utf-8").strip(), secret=job_secret(os.environ)
     )
 
 

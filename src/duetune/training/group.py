@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from duetune.training.collective import device_name
 from duetune.training.coordinator_client import CoordinatorClient
+from duetune.training.group_times import GroupSettings
 from duetune.training.membership import Arrangement, GroupBroken, Member, arrange
-from duetune.training.peer_links import GroupPlace, GroupSettings, PeerLinks, in_background
+from duetune.training.peer_links import GroupPlace, PeerLinks, in_background
 from duetune.training.siblings import AddUp, Join, Meet, Siblings
 
 if TYPE_CHECKING:

@@ -12,15 +12,14 @@ import time
 from concurrent.futures import Future, wait
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-import msgspec
-
 from duetune.training.collective import LinkedCollective, NcclCollective
+from duetune.training.group_store import GroupStore
+from duetune.training.group_times import GroupSettings
 from duetune.training.membership import GroupBroken
 from duetune.training.transfer import MemberDoor, TransferFailed, alive, fetch_state
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from pathlib import Path
+    from collections.abc import Callable
 
     import torch
 
@@ -30,50 +29,16 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 
-BIND = "DUETUNE_BIND"
-"""Environment variable: the address of the network interface for all traffic of the group."""
-
-
-class GroupSettings(msgspec.Struct, frozen=True):
-    """The network interface of a group (``bind``) and its times in seconds.
-
-    - ``heartbeat_s``: time between two heartbeats to the coordinator.
-
-    - ``connect_s``: limit for connecting to all members.
-    - ``operation_s``: limit for a sum or gather; dead peers are noticed much earlier, by pings.
-    - ``hang_s``: a member whose main thread is inactive for this long counts as dead.
-    - ``patience_s``: how long an operation runs before the other members are pinged.
-    - ``ping_s``, ``ping_pause_s``, ``missed_pings``: timeout of a ping, time between pings, and the
-      number of unanswered pings after which a member counts as dead.
-    """
-
-    bind: str = "127.0.0.1"
-    heartbeat_s: float = 0.1
-    connect_s: float = 15.0
-    operation_s: float = 600.0
-    hang_s: float = 300.0
-    patience_s: float = 1.0
-    ping_s: float = 0.5
-    ping_pause_s: float = 0.25
-    missed_pings: int = 3
-
-    @classmethod
-    def from_environment(cls, environ: Mapping[str, str]) -> GroupSettings:
-        """Return the defaults with the network interface of ``DUETUNE_BIND``."""
-        return cls(bind=environ.get(BIND) or "127.0.0.1")
-
 
 class GroupPlace(NamedTuple):
     """Where a group meets.
 
-    - ``coordinator``: returns the coordinator's present address.
+    - ``coordinator``: returns the coordinator's present address; ``OSError`` if there is none.
     - ``secret``: the job's secret, which every door of the group asks for.
-    - ``folder``: a folder for files through which NCCL's members meet.
     """
 
     coordinator: Callable[[], str]
     secret: bytes
-    folder: Path
 
 
 class PeerLinks:
@@ -103,7 +68,7 @@ class PeerLinks:
         self._touched = touched
         self._number = number
         self._alive_at = time.monotonic()
-        self._door = MemberDoor(self.settings.bind, place.secret, state, self.active)
+        self._door = MemberDoor(self.settings.interface, place.secret, state, self.active)
         self._collective: Collective | None = None
         self.arrangement: Arrangement | None = None
 
@@ -154,12 +119,14 @@ class PeerLinks:
     def _connected(self, arrangement: Arrangement) -> Collective:
         """Connect to the other members; raise if one is missing after ``connect_s``."""
         rank, limit_s = arrangement.rank, self.settings.operation_s
-        if arrangement.accelerators_differ:
-            file = self._place.folder / f"{arrangement.group}.{self._number}"
-            return NcclCollective(file, rank, arrangement.world, limit_s)
         addresses = [member.door(self._number) for member in arrangement.members]
-        connect_s = self.settings.connect_s
-        links = self._door.links(arrangement.group, rank, addresses, connect_s)
+        # NCCL cannot encrypt, and all members must choose the same.
+        nccl = arrangement.accelerators_differ and not any(map(_encrypted, addresses))
+        links = self._door.links(
+            arrangement.group, rank, addresses, self.settings.connect_s, first_only=nccl
+        )
+        if nccl:
+            return NcclCollective(GroupStore(links, limit_s), rank, arrangement.world, limit_s)
         return LinkedCollective(rank, links, limit_s)
 
     def _together(self, work: Callable[[Collective], _T], alone: _T) -> _T:
@@ -222,6 +189,10 @@ def in_background(work: Callable[[], _T]) -> Future[_T]:
     # A pool would wait for its threads when the process exits; a daemon thread does not.
     threading.Thread(target=run, name="group-call", daemon=True).start()
     return call
+
+
+def _encrypted(address: str) -> bool:
+    return address.startswith("tls:")
 
 
 def _short_reason(error: BaseException) -> str:

@@ -10,26 +10,13 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-import msgspec
-
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from duetune.training.group_times import QuorumTimes
     from duetune.training.membership import Member
 
 _TICK_S = 0.02
-
-
-class QuorumTimes(msgspec.Struct, frozen=True):
-    """The limits of a quorum in seconds.
-
-    - ``heartbeat_s``: a member without a heartbeat for this long counts as gone.
-    - ``join_s``: a member that sends heartbeats but does not ask is waited for up to this long, if
-      more than half of the living have asked.
-    """
-
-    heartbeat_s: float = 0.6
-    join_s: float = 10.0
 
 
 class _Question:
@@ -53,6 +40,15 @@ class Quorum:
         self._living: dict[str, float] = {}
         self._asked: dict[str, _Question] = {}
         self._first_at = 0.0
+        self._open = True
+
+    def close(self) -> None:
+        """Answer all questions, also later ones, with nothing."""
+        with self._changed:
+            self._open = False
+            for question in self._asked.values():
+                question.answer = ()
+            self._changed.notify_all()
 
     def beat(self, member: str) -> None:
         """Record a heartbeat."""
@@ -68,7 +64,7 @@ class Quorum:
     def ask(self, member: Member) -> tuple[Member, ...]:
         """Wait for the next quorum with this member and return its members.
 
-        It returns nothing if the same member has asked again meanwhile.
+        It returns nothing if the same member has asked again meanwhile, or after ``close``.
         """
         question = _Question(member)
         with self._changed:
@@ -81,11 +77,11 @@ class Quorum:
                 replaced.answer = ()
             self._asked[member.id] = question
             self._changed.notify_all()
-            while question.answer is None:
+            while self._open and question.answer is None:
                 self._answer_if_ready()
                 if question.answer is None:
                     self._changed.wait(_TICK_S)
-            return question.answer
+            return question.answer or ()
 
     def _answer_if_ready(self) -> None:
         now = time.monotonic()

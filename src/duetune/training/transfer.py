@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from duetune.training.checkpoint import Json
+    from duetune.training.network_address import Interface
 
 # A transfer fails if the peer sends or reads nothing for this long.
 _STALL_S = 10.0
@@ -85,13 +86,15 @@ _REQUESTS = msgspec.json.Decoder(Ping | Fetch | Link)
 class MemberDoor:
     """Serves the state, pings (``alive`` is asked) and links of one member."""
 
-    def __init__(self, bind: str, secret: bytes, state: State, alive: Callable[[], bool]) -> None:
+    def __init__(
+        self, interface: Interface, secret: bytes, state: State, alive: Callable[[], bool]
+    ) -> None:
         self._state = state
         self._alive = alive
         self._secret = secret
         self._links: dict[Link, socket.socket] = {}
         self._linked = threading.Condition()
-        self._door = Door(bind, 0, secret, self._serve)
+        self._door = Door(interface, secret, self._serve)
 
     @property
     def address(self) -> str:
@@ -99,19 +102,29 @@ class MemberDoor:
         return self._door.address
 
     def links(
-        self, group: str, rank: int, addresses: list[str], limit_s: float
+        self,
+        group: str,
+        rank: int,
+        addresses: list[str],
+        limit_s: float,
+        *,
+        first_only: bool = False,
     ) -> dict[int, socket.socket]:
         """Return a connection to every other member of ``group``, by rank.
 
-        Members dial those of lower rank. ``OSError`` is raised if one is missing after ``limit_s``.
+        Members dial those of lower rank. With ``first_only`` rank 0 has a connection to every other
+        member, and they have one to rank 0. ``OSError`` is raised if one is missing after
+        ``limit_s``.
         """
         until = time.monotonic() + limit_s
         found: dict[int, socket.socket] = {}
+        lower = addresses[: min(rank, 1) if first_only else rank]
+        higher = range(rank + 1, 0 if first_only and rank else len(addresses))
         try:
-            for other, address in enumerate(addresses[:rank]):
+            for other, address in enumerate(lower):
                 found[other] = dial(address, self._secret, limit_s)
                 send(found[other], msgspec.json.encode(Link(group, rank)))
-            for other in range(rank + 1, len(addresses)):
+            for other in higher:
                 found[other] = self._link(Link(group, other), until)
         except BaseException:
             for connection in found.values():

@@ -13,6 +13,7 @@ from sqlalchemy import inspect
 import duetune.store
 from duetune.core.events import Status
 from duetune.errors import StoreError
+from duetune.fleets.node_ledger import NodeLedger
 from duetune.knowledge.configurations.configuration import Method, Precision, Sharding
 from duetune.knowledge.observation import Origin, RunOutcome
 from duetune.store import database_schema
@@ -84,6 +85,8 @@ def test_a_database_of_every_schema_there_was_still_opens(revision, tmp_path):
         assert (measured.configuration.num_gpus, measured.tokens_per_s) == (3, 49152.0)
         assert measured.step_rows == 12
         assert store.observations.record_all([measured]) == 0
+        nodes = [entry.node.id for entry in NodeLedger(store.ledger("cluster")).of_job("tuning")]
+        assert nodes == (["tuning-n1"] if revision >= "0006" else [])
 
 
 OLD = {

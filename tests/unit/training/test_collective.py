@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from duetune.training.encryption import DoorCertificate, dialled
 from support.later import later
 from support.patience import PATIENCE_S
 
@@ -17,14 +18,24 @@ torch = later("torch")
 collective = later("duetune.training.collective")
 
 
-@pytest.fixture
-def mesh():
+def encrypted():
+    """A pair of connections as a door and who dials it have them."""
+    certificate = DoorCertificate()
+    with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor(1) as pool:
+        client = pool.submit(lambda: dialled(socket.create_connection(listener.getsockname()))[0])
+        server = certificate.around(listener.accept()[0])
+        certificate.shown(server)
+        return server, client.result(PATIENCE_S)
+
+
+@pytest.fixture(params=[socket.socketpair, encrypted], ids=["plain", "encrypted"])
+def mesh(request):
     made = []
 
     def make(world, stall_s=PATIENCE_S):
         links = [{} for _ in range(world)]
         for one, other in itertools.combinations(range(world), 2):
-            links[one][other], links[other][one] = socket.socketpair()
+            links[one][other], links[other][one] = request.param()
         made.extend(
             collective.LinkedCollective(rank, links[rank], stall_s) for rank in range(world)
         )
@@ -58,6 +69,18 @@ def test_parts_are_gathered_and_added_in_the_order_of_ranks(mesh, world, shape):
     for gathered, total in together(mesh(world), work):
         assert all(torch.equal(one, other) for one, other in zip(gathered, parts, strict=True))
         assert torch.equal(total, expected)
+
+
+def test_a_member_that_is_an_operation_ahead_loses_nothing(mesh):
+    """Its next parts come while the other one has not begun to wait for them."""
+    one, other = mesh(2)
+    with ThreadPoolExecutor(1) as pool:
+        for number in range(200):
+            parts = [torch.tensor([number]), torch.tensor([7])]
+            ahead = pool.submit(lambda sent: [one.gather(part) for part in sent], parts)
+            assert other.gather(torch.tensor([-1]))[0].tolist() == [number]
+            assert other.gather(torch.tensor([-2]))[0].tolist() == [7]
+            assert [part.tolist() for _, part in ahead.result(PATIENCE_S)] == [[-1], [-2]]
 
 
 def test_members_in_different_operations_notice(mesh):

@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from duetune.training.authentication import Door
 from duetune.training.checkpoint import CheckpointStore
 from duetune.training.coordinator import Coordinator
-from duetune.training.quorum import QuorumTimes
+from duetune.training.group_times import QuorumTimes
+from duetune.training.network_address import Interface
 from support.later import later
 from support.patience import PATIENCE_S, slowness, until
 
@@ -70,7 +72,17 @@ def lighthouse(tmp_path):
 
 
 class Member(threading.Thread):
-    def __init__(self, lighthouse, name, steps, step=0, until=None, secret=SECRET, restored=""):
+    def __init__(
+        self,
+        lighthouse,
+        name,
+        steps,
+        step=0,
+        until=None,
+        secret=SECRET,
+        restored="",
+        interface=Interface(),  # noqa: B008 - a frozen value
+    ):
         super().__init__(daemon=True)
         self.restored = []
         self.state = Counter(step)
@@ -83,7 +95,8 @@ class Member(threading.Thread):
         self._until = until or (lambda _member: False)
         self.group = elastic.ElasticGroup(
             elastic.GroupPlace(
-                coordinator=lambda: lighthouse, secret=secret, folder=Path("/nonexistent")
+                coordinator=lighthouse if callable(lighthouse) else lambda: lighthouse,
+                secret=secret,
             ),
             name,
             self.state,
@@ -91,7 +104,7 @@ class Member(threading.Thread):
             restored=restored,
             restore=self.restore,
             leaving=self.leave.is_set,
-            settings=elastic.GroupSettings(**QUICK),
+            settings=elastic.GroupSettings(interface, **QUICK),
         )
         self.start()
 
@@ -179,7 +192,7 @@ def test_everything_listens_on_the_chosen_interface_only(lighthouse):
 
 def test_a_state_is_handed_over_whole_or_not_at_all():
     state = Counter(7)
-    server = transfer.MemberDoor("127.0.0.1", SECRET, state, lambda: True)
+    server = transfer.MemberDoor(Interface(), SECRET, state, lambda: True)
     arrays, document = transfer.fetch_state(server.address, SECRET, 7)
     assert torch.equal(arrays["sum"], state.sum)
     assert document["step"] == 7
@@ -192,7 +205,7 @@ def test_a_state_is_handed_over_whole_or_not_at_all():
 
 def test_a_member_whose_main_thread_hangs_says_so():
     lively = True
-    server = transfer.MemberDoor("127.0.0.1", SECRET, Counter(), lambda: lively)
+    server = transfer.MemberDoor(Interface(), SECRET, Counter(), lambda: lively)
     assert transfer.alive(server.address, SECRET, PATIENCE_S) is True
     assert transfer.alive(server.address, b"another secret", PATIENCE_S) is False
     lively = False
@@ -246,3 +259,56 @@ def test_a_checkpoint_that_is_ahead_is_read_by_everyone_from_the_disk(tmp_path):
         each._until = lambda _member: True
     finish(asleep, new)
     coordinator.close()
+
+
+def test_members_of_several_addresses_train_over_encrypted_connections(tmp_path):
+    """As on two machines: each listens everywhere and is dialled by an address of its own."""
+    interfaces = [Interface("0.0.0.0", f"127.0.0.{number}", tls=True) for number in (1, 2, 3)]
+    coordinator = Coordinator(
+        SECRET, tmp_path / "checkpoints", interface=interfaces[0], times=times()
+    )
+    assert coordinator.address.startswith("tls://127.0.0.1:")
+    first = Member(coordinator.address, "a", 10**9, interface=interfaces[1])
+    until(lambda: first.worlds)
+    # It is behind, so it copies the state, and then sums over links.
+    second = Member(coordinator.address, "b", 10**9, interface=interfaces[2])
+    until(lambda: 2 in second.worlds[:-3])
+    assert second.group._links.address.startswith("tls://127.0.0.3:")
+    for each in (first, second):
+        each._until = lambda _member: True
+    finish(first, second)
+    coordinator.close()
+
+
+def test_members_follow_the_coordinator_to_its_new_address(tmp_path):
+    old, new = (Coordinator(SECRET, tmp_path / "checkpoints", times=times()) for _ in range(2))
+    place = [old.address]
+    members = [Member(lambda: place[0], name, 10**9) for name in "ab"]
+    until(lambda: all(2 in member.worlds for member in members))
+    place[0] = new.address
+    old.close()
+    seen = [len(member.worlds) for member in members]
+    until(
+        lambda: all(2 in one.worlds[count + 2 :] for one, count in zip(members, seen, strict=True))
+    )
+    for each in members:
+        each._until = lambda _member: True
+    finish(*members)
+    new.close()
+
+
+def test_a_member_leaves_a_coordinator_that_hangs_once_another_one_serves(tmp_path):
+    held = []
+    hanging = Door(Interface(), SECRET, lambda connection: held.append(connection) or True)
+    new = Coordinator(SECRET, tmp_path / "checkpoints", times=times())
+    place = [hanging.address]
+    member = Member(lambda: place[0], "a", 10**9)
+    until(lambda: member.group._coordinator._dialled == hanging.address)
+    place[0] = new.address
+    until(lambda: member.worlds)
+    member._until = lambda _member: True
+    finish(member)
+    hanging.close()
+    for connection in held:
+        connection.close()
+    new.close()

@@ -7,8 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from duetune.training.group_times import QuorumTimes
 from duetune.training.membership import Member
-from duetune.training.quorum import Quorum, QuorumTimes
+from duetune.training.quorum import Quorum
 from support.patience import PATIENCE_S, until
 
 

@@ -166,9 +166,16 @@ def _own_secrets(folder: Path) -> dict[str, str]:
         return {}
 
 
-def coordinator_of(launch: Launch, secrets: JobSecrets) -> Assignment:
-    """Return the assignment of the job's coordinator, which is always restarted."""
+def coordinator_of(
+    launch: Launch, secrets: JobSecrets, *, file: Path | None = None, seats: Path | None = None
+) -> Assignment:
+    """Return the assignment of the job's coordinator, which is always restarted.
+
+    Its address is written to ``file``, by default in the job's folder. With ``seats``, the list in
+    that folder says on which node it serves.
+    """
     folder = Path(launch.task.folder)
+    place = folder / node_contract.COORDINATOR if file is None else file
     checkpoints = launch.task.environment.get(node_contract.CHECKPOINT_DIR)
     return Assignment(
         name="coordinator",
@@ -182,7 +189,10 @@ def coordinator_of(launch: Launch, secrets: JobSecrets) -> Assignment:
             node_contract.JOB_SECRET: secrets.group,
         },
         module=COORDINATOR,
-        arguments=("--address-file", str(folder / node_contract.COORDINATOR)),
+        arguments=(
+            *("--address-file", str(place)),
+            *(() if seats is None else ("--seats", str(seats))),
+        ),
         tireless=True,
     )
 

@@ -39,7 +39,7 @@ class Timing:
 
     def enough(self, steps: Sequence[float]) -> bool:
         """Return whether these seconds of steps say how long a step takes."""
-        agreed = len(steps) == 2 and max(steps) <= (1.0 + self.agreement) * min(steps)  # noqa: PLR2004
+        agreed = len(steps) == 2 and max(steps) <= (1.0 + self.agreement) * min(steps)
         return agreed or len(steps) >= self.min_steps
 
 

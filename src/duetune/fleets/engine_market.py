@@ -1,0 +1,84 @@
+"""The market of an engine: prices of its file, and the GPUs that are free in the engine."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from duetune.core.fleet import MarketReport, NodeKind, NodeState
+from duetune.core.market import Slot
+from duetune.fleets.driver import CapacityDriver
+
+if TYPE_CHECKING:
+    from duetune.core.market import MarketTrace
+    from duetune.core.ports import Clock, MarketFeed
+    from duetune.fleets.driver import Driver
+    from duetune.fleets.fleet_file import FleetFile
+    from duetune.fleets.node_ledger import NodeLedger
+
+
+class EngineMarket:
+    """The ``MarketFeed`` of an engine.
+
+    Slots begin at multiples of their length since the epoch. Spot GPUs are counted once a slot:
+    those that the engine has free, and those that jobs of this fleet hold.
+    """
+
+    def __init__(
+        self, file: FleetFile, driver: Driver, ledger: NodeLedger | None, clock: Clock
+    ) -> None:
+        self._file = file
+        self._driver = driver
+        self._ledger = ledger
+        self._clock = clock
+        self._counted: tuple[int, int] | None = None
+
+    def now(self) -> MarketReport:
+        """Return the present slot; ``FleetError`` if the engine does not answer."""
+        at, slot_s = self._clock.now(), 60 * self._file.slot_minutes
+        index = math.floor(at / slot_s)
+        if self._counted is None or self._counted[0] != index:
+            self._counted = (index, self._available())
+        hours = slot_s / 3600
+        slot = Slot(
+            self._file.spot_usd_h * hours, self._counted[1], self._file.on_demand_usd_h * hours
+        )
+        return MarketReport(at, index, index * slot_s, slot_s, slot)
+
+    def history(self, slots: int) -> MarketTrace | None:  # noqa: ARG002 - nothing is kept
+        """Return None: the engine keeps no history."""
+        return None
+
+    def _available(self) -> int:
+        held = 0
+        if self._ledger is not None:
+            nodes = [entry.node for entry in self._ledger.open()]
+            held = sum(
+                node.gpus
+                for node in nodes
+                if node.kind is NodeKind.SPOT and node.state is NodeState.RUNNING
+            )
+        free = None
+        if isinstance(self._driver, CapacityDriver):
+            free = self._driver.capacity().spot
+        if free is not None:
+            return free + held
+        return self._file.max_gpus if self._file.spot_gpus is None else self._file.spot_gpus
+
+
+class MarketPrices:
+    """The ``Prices`` of a market feed: what a GPU costs in the present slot."""
+
+    def __init__(self, feed: MarketFeed) -> None:
+        self._feed = feed
+
+    def dollars(self, kind: NodeKind, since: float, until: float) -> float:
+        """Return the dollars for one GPU; slots before the present one count as it is priced."""
+        return self.rate(kind) * max(0.0, until - since)
+
+    def rate(self, kind: NodeKind) -> float:
+        """Return the dollars for one GPU in a second, as of now."""
+        report = self._feed.now()
+        spot = kind is NodeKind.SPOT
+        price = report.slot.spot_price if spot else report.slot.on_demand_price
+        return price / report.slot_s

@@ -1,0 +1,138 @@
+"""Fleets that others run: the driver of each engine by name, and the host of a fleet's file."""
+
+from __future__ import annotations
+
+import shlex
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from duetune.fleets.driver import Driver
+from duetune.fleets.engine_fleet import EngineFleet, EngineTimes
+from duetune.fleets.engine_market import EngineMarket, MarketPrices
+from duetune.fleets.fleet_file import prefix_of, read_fleet, token_of
+from duetune.fleets.host import Connected
+from duetune.fleets.node_files import FolderFiles
+from duetune.fleets.node_ledger import NodeLedger
+from duetune.fleets.real_time import RealClock
+from duetune.registry.plugins import Kind, Listed
+from duetune.store.store import has_store, opened_store
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from duetune.core.ports import MarketFeed
+    from duetune.fleets.fleet_file import FleetFile
+    from duetune.settings import Settings, SiteSettings
+    from duetune.store.store import Store
+
+DRIVER_GROUP = "duetune.fleets"
+"""The entry point group of engines. An entry names a factory that takes a ``FleetFile`` and the
+prefix of the nodes' names, and returns a ``Driver``.
+"""
+
+_LOOKS = 20
+"""The least number of looks at an engine in a slot."""
+
+SLURM = "slurm"
+
+ENGINES = (Listed(SLURM, "a Slurm cluster, by its command line"),)
+
+
+def driver_of(file: FleetFile, prefix: str) -> Driver:
+    """Return the driver of a fleet's engine; ``prefix`` begins the names of its nodes."""
+    if file.engine == SLURM:
+        from duetune.fleets.slurm.slurm_driver import SlurmDriver
+        from duetune.fleets.slurm.slurm_settings import SlurmSettings
+
+        return SlurmDriver(SlurmSettings.of(file.options), prefix=prefix)
+    return KIND.plugged(file.engine, (file, prefix))
+
+
+def engines_listed() -> tuple[Listed, ...]:
+    """Return every engine that can be named, plug-ins included."""
+    return KIND.listed()
+
+
+KIND: Kind[Driver] = Kind(
+    "engine",
+    DRIVER_GROUP,
+    ENGINES,
+    lambda found: found if isinstance(found, Driver) else None,
+    "a driver of duetune.fleets.driver",
+)
+
+
+class EngineHost:
+    """The ``FleetHost`` of a fleet that others run, by its file. There is nothing to start."""
+
+    def __init__(self, settings: Settings, path: Path) -> None:
+        self.name, self.path = path.stem, path
+        self.file = read_fleet(path)
+        self._settings = settings
+        self._token = token_of(path)
+        self._clock = RealClock()
+
+    @cached_property
+    def driver(self) -> Driver:
+        """Return the driver of the engine."""
+        return driver_of(self.file, prefix_of(self._token))
+
+    def running(self) -> Connected | None:
+        """Return the fleet; None if the home has no database, so that no job ever ran."""
+        return self._connected(opened_store(self._settings)) if has_store(self._settings) else None
+
+    def start(self) -> Connected:
+        """Return the fleet; the engine runs already."""
+        return self._connected(opened_store(self._settings))
+
+    def revive(self) -> None:
+        """Do nothing: only the engine's owner can repair it."""
+
+    def feed(self) -> MarketFeed:
+        """Return the market of the engine."""
+        found = self.running()
+        if found is None:
+            return EngineMarket(self.file, self.driver, None, self._clock)
+        return found.feed
+
+    def site(self) -> SiteSettings:
+        """Return the description of the fleet's GPUs and slots."""
+        return msgspec.structs.replace(
+            self._settings.site,
+            accelerator=self.file.accelerator,
+            memory_gb=self.file.memory_gb,
+            max_gpus=self.file.max_gpus,
+            startup_s=self.file.startup_s,
+            resize_s=self.file.resize_s,
+            speed=1.0,
+        )
+
+    def _connected(self, store: Store) -> Connected:
+        file = self.file
+        ledger = NodeLedger(store.ledger(self.name))
+        market = EngineMarket(file, self.driver, ledger, self._clock)
+        fleet = EngineFleet(
+            self.driver,
+            ledger,
+            FolderFiles(node_command(file), self._token),
+            MarketPrices(market),
+            self._clock,
+            prefix=prefix_of(self._token),
+            times=EngineTimes(
+                look_s=min(EngineTimes().look_s, 60 * file.slot_minutes / _LOOKS),
+                withdraw_s=60 * file.withdraw_minutes,
+                lease_s=60 * file.lease_minutes,
+            ),
+        )
+        return Connected(fleet, market, self._clock, 1.0, self._clock.interrupt)
+
+
+def node_command(file: FleetFile) -> tuple[str, ...]:
+    """Return the command that runs a node; the path of its order is added to it."""
+    command = (file.python, "-m", "duetune.cli", "node")
+    if not file.setup:
+        return command
+    # "$@" is what follows: the path of the order.
+    return ("sh", "-c", f'{file.setup}\nexec {shlex.join(command)} "$@"', "duetune")

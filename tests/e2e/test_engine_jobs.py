@@ -1,0 +1,114 @@
+"""Jobs on an engine that others run, with real processes as its nodes."""
+
+from __future__ import annotations
+
+import json
+import os
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from duetune.core.events import Status
+from duetune.core.fleet import NodeEnd, NodeState
+from duetune.fleets.embedded.processes import family
+from duetune.fleets.fleet_file import fleet_files, prefix_of, token_of
+from duetune.fleets.node_ledger import NodeLedger
+from duetune.settings import load_settings
+from duetune.training.tiny import build_tiny_model
+from support.live_home import LEFT_RUNNING, LiveHome
+from support.process_driver import ProcessDriver, register
+from support.tuning import progress, spec
+
+pytestmark = [pytest.mark.live, pytest.mark.filterwarnings(LEFT_RUNNING)]
+
+TESTS = Path(__file__).parent.parent
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    """A home whose jobs run on the engine ``processes``, with slots of seconds."""
+    plugin = register(tmp_path / "plugin")
+    monkeypatch.syspath_prepend(plugin)
+    found = LiveHome(tmp_path)
+    found.environment["PYTHONPATH"] = os.pathsep.join(
+        [plugin, str(TESTS), found.environment.get("PYTHONPATH", "")]
+    )
+    found.run(
+        *("fleet", "add", "lab", "--engine", "processes"),
+        *("--set", f"folder={tmp_path / 'engine'}", "--set", "spot=3"),
+        *("--set", f"slot_minutes={found.slowness * 0.05}", "--set", "startup_s=0.5"),
+        *("--set", "resize_s=0.5"),
+    )
+    emulated = f"emulated_microbatch_s = {0.1 * found.slowness}"
+    (found.path / "config.toml").write_text(f'[site]\nfleet = "lab"\n{emulated}\n')
+    found.settings = load_settings(found.environment)
+    yield found
+    found.close()
+
+
+def driver(home):
+    file = fleet_files(home.settings)["lab"]
+    return ProcessDriver(home.folder / "engine", prefix_of(token_of(file)))
+
+
+def held(home, job):
+    """Return the names in the engine of the nodes that run and should."""
+    with home.store() as store:
+        entries = NodeLedger(store.ledger("lab")).of_job(job)
+    return [entry.name for entry in entries if entry.node.state is NodeState.RUNNING]
+
+
+def running_nodes(engine):
+    return [node.name for node in engine.list() if node.state == "running"]
+
+
+def test_a_job_on_an_engine_survives_a_preemption_and_a_dead_machine(home):
+    assert "ok  the folder is there" in home.run("fleet", "check", "lab").stdout
+    job = home.launch(home.spec(steps=60, step_s=0.2, deadline="1h"))
+    engine = driver(home)
+    for step, end in ((3, engine.preempt), (12, engine.kill)):
+        home.until_step(job, step)
+        end(home.until(lambda: held(home, job), "a running node")[0])
+    assert home.until_over(job).status is Status.SUCCEEDED
+    nodes = home.fleet().fleet.observe(job).nodes
+    assert {NodeEnd.CAPACITY, NodeEnd.DIED} <= {node.end for node in nodes}
+    spent = sum((node.ended_at - node.started_at) / 3600 for node in nodes if node.started_at)
+    assert sum(node.billed for node in nodes) == pytest.approx(spent, rel=1e-6)
+    home.until(lambda: not running_nodes(engine), "the end of all nodes")
+
+
+@pytest.mark.torch
+def test_the_members_of_a_group_find_another_coordinator_when_its_node_dies(home, tmp_path):
+    """Three nodes train together; that of the coordinator fails, and the others go on."""
+    model = build_tiny_model(tmp_path / "model", hidden=32, layers=1, heads=2, seed=3)
+    job = home.launch(spec(home, model, deadline="1h"))
+    engine, folder = driver(home), home.settings.folder(job)
+    home.until(lambda: any(each.world == 3 for each in progress(home, job)), "three members")
+    seats = folder / "coordinators"
+    address = (seats / "000001").read_text()
+    files = [path for path in folder.glob("nodes/*.coordinator") if path.read_text() == address]
+    assert len(files) >= 3
+    engine.kill(next(name for name in held(home, job) if leads(home, name, address)))
+    assert home.until_over(job).status is Status.SUCCEEDED
+    assert max(path.name for path in seats.iterdir()) > "000001"
+    assert progress(home, job)[-1].step == 30
+    home.until(lambda: not running_nodes(engine), "the end of all nodes")
+
+
+def leads(home, name, address):
+    """Return whether the process that listens at ``address`` belongs to the node of this name."""
+    port = int(address.rpartition(":")[2])
+    root = json.loads((home.folder / "engine" / name).read_text())["pid"]
+    inodes = {
+        line.split()[9]
+        for table in ("tcp", "tcp6")
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]
+        if int(line.split()[1].rpartition(":")[2], 16) == port and line.split()[3] == "0A"
+    }
+    for pid in family(root):
+        with suppress(OSError):
+            for link in Path(f"/proc/{pid}/fd").iterdir():
+                if str(link.readlink()).removeprefix("socket:[").rstrip("]") in inodes:
+                    return True
+    return False

@@ -1,0 +1,132 @@
+"""Jobs on a Slurm cluster of the test's own, from the command line to the result."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from duetune.core.events import Status
+from duetune.core.fleet import NodeEnd, NodeState
+from duetune.fleets.node_ledger import NodeLedger
+from duetune.settings import load_settings
+from duetune.training.tiny import build_tiny_model
+from support.live_home import LEFT_RUNNING, LiveHome
+from support.slurm_lab import SlurmLab, missing
+from support.tuning import TRAINING, progress, spec
+
+pytestmark = [
+    pytest.mark.live,
+    pytest.mark.torch,
+    pytest.mark.fleets,
+    pytest.mark.filterwarnings(LEFT_RUNNING),
+    pytest.mark.skipif(
+        bool(missing()), reason="no Slurm on this machine: 'make slurm' installs it"
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+def lab():
+    with SlurmLab(nodes=4, grace_s=10) as found:
+        yield found
+
+
+@pytest.fixture
+def home(tmp_path, lab):
+    found = LiveHome(tmp_path)
+    found.run(
+        *("fleet", "add", "cluster", "--engine", "slurm", "--set", f"conf={lab.conf}"),
+        *("--set", "spot=spot", "--set", "on_demand=guaranteed", "--set", "max_gpus=3"),
+        *("--set", f"slot_minutes={0.2 * found.slowness}", "--set", "startup_s=2"),
+        *("--set", "resize_s=2", "--set", "timeout_s=60"),
+    )
+    emulated = f"emulated_microbatch_s = {0.15 * found.slowness}"
+    (found.path / "config.toml").write_text(f'[site]\nfleet = "cluster"\n{emulated}\n')
+    found.settings = load_settings(found.environment)
+    yield found
+    found.close()
+    lab.clear()
+
+
+def entries(home, job):
+    with home.store() as store:
+        return NodeLedger(store.ledger("cluster")).of_job(job)
+
+
+def members(home, job, count):
+    home.until(lambda: [each for each in progress(home, job) if each.world == count], "members")
+
+
+def place(lab, name):
+    """Return the machine on which Slurm runs the node of this name."""
+    return (lab.run("squeue", "-h", f"--name={name}", "-o", "%N") or "").strip()
+
+
+def fail(lab, machine):
+    """Let a whole machine fail: its daemon and all that it has started."""
+    mark = f"SLURMD_NODENAME={machine}".encode()
+    steps = lab.folder / f"spool-{machine}"
+    lab.kill(machine)
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            with suppress(OSError):
+                words = (entry / "cmdline").read_bytes().replace(b"\0", b" ")
+                ours = mark in (entry / "environ").read_bytes().split(b"\0")
+                if ours or (b"slurmstepd" in words and str(steps).encode() in words):
+                    os.kill(int(entry.name), signal.SIGKILL)
+
+
+def test_a_fine_tune_on_slurm_survives_all_that_can_happen_to_it(home, lab, tmp_path):
+    """A preemption with notice, a machine that fails, and restarts of both controllers."""
+    assert home.run("fleet", "check", "cluster").returncode == 0
+    model = build_tiny_model(tmp_path / "model", hidden=32, layers=1, heads=2, seed=3)
+    training = {**TRAINING, "max_steps": 80, "gradient_accumulation_steps": 6}
+    fields = {"deadline": "2h", "training": json.dumps(training)}
+    calm = home.launch(spec(home, model, **fields))
+    assert home.until_over(calm).status is Status.SUCCEEDED, home.logs()
+    job = home.launch(spec(home, model, **fields))
+    members(home, job, 3)
+
+    lab.submit("urgent-1", "guaranteed", "sleep 600")
+    lab.submit("urgent-2", "guaranteed", "sleep 600")
+    home.until(
+        lambda: any(each.node.end is NodeEnd.CAPACITY for each in entries(home, job)),
+        "a preemption",
+    )
+    lab.run("scancel", "--name=urgent-1,urgent-2")
+
+    def running():
+        alive = [each for each in entries(home, job) if each.node.state is NodeState.RUNNING]
+        return [each for each in alive if place(lab, each.name)]
+
+    victim = home.until(running, "a running node")[0]
+    machine = place(lab, victim.name)
+    fail(lab, machine)
+    lab.kill("slurmctld")
+    home.kill_controller()
+    home.run_program("controller", "start")
+    lab.start_controller()
+    lab.start_node(machine)
+
+    row = home.until_over(job)
+    assert row.status is Status.SUCCEEDED, home.logs()
+    found = entries(home, job)
+    ends = {each.node.id: each.node.end for each in found}
+    assert NodeEnd.CAPACITY in ends.values()
+    assert ends[victim.node.id] in {NodeEnd.DIED, NodeEnd.CRASHED}
+    prices = {"spot": 1.0, "on_demand": 3.0}
+    bill = sum(
+        prices[each.node.kind] * (each.node.ended_at - each.node.started_at) / 3600
+        for each in found
+        if each.node.started_at
+    )
+    assert sum(each.node.billed for each in found) == pytest.approx(bill, rel=1e-6)
+    assert row.spent == pytest.approx(bill, rel=1e-6)
+    home.until(lambda: not (lab.run("squeue", "-h") or "?").strip(), "an empty queue")
+    losses = [progress(home, each)[-1].eval_loss for each in (calm, job)]
+    assert losses[1] == pytest.approx(losses[0], rel=0.01)

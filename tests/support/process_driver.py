@@ -1,0 +1,133 @@
+"""A driver whose nodes are processes of this machine: the smallest engine that runs something.
+
+It keeps its nodes in a folder, so a second driver on the same folder is the same engine.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+from duetune.core.fleet import NodeEnd, NodeKind
+from duetune.fleets.driver import Capacity, EngineNode, EngineState, Finding
+from duetune.fleets.embedded.processes import end_family
+
+
+class ProcessDriver:
+    """Starts a node as a process at once, as long as its kind has room."""
+
+    def __init__(self, folder, prefix, spot=2, on_demand=4):
+        self.folder = Path(folder)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._prefix = prefix
+        self._room = {NodeKind.SPOT: spot, NodeKind.ON_DEMAND: on_demand}
+
+    def start(self, order):
+        file = self.folder / order.name
+        if file.exists() or self._free(order.kind) < order.gpus:
+            return
+        with Path(order.log).open("ab") as log:
+            process = subprocess.Popen(
+                order.command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env={**os.environ, **order.environment},
+                start_new_session=True,
+            )
+        row = {"pid": process.pid, "kind": order.kind, "gpus": order.gpus, "at": time.time()}
+        file.write_text(json.dumps(row))
+
+    def stop(self, name):
+        self._signal(name, signal.SIGTERM)
+
+    def list(self):
+        nodes = []
+        for file in sorted(self.folder.glob(f"{self._prefix}*")):
+            if file.suffix:
+                continue
+            row = json.loads(file.read_text())
+            over = _is_over(row["pid"])
+            ended = file.with_suffix(".end")
+            if over and not ended.exists():
+                ended.write_text(json.dumps({"at": time.time(), "end": None}))
+            last = json.loads(ended.read_text()) if over else {"at": None, "end": None}
+            nodes.append(
+                EngineNode(
+                    name=file.name,
+                    state=EngineState.ENDED if over else EngineState.RUNNING,
+                    started_at=row["at"],
+                    ended_at=last["at"],
+                    end=None if last["end"] is None else NodeEnd(last["end"]),
+                )
+            )
+        return nodes
+
+    def capacity(self):
+        return Capacity(self._free(NodeKind.SPOT), self._free(NodeKind.ON_DEMAND))
+
+    def check(self):
+        return [Finding("the folder is there", "" if self.folder.is_dir() else "it is not")]
+
+    def preempt(self, name):
+        """Take a node with notice: SIGTERM now; its end counts as a preemption."""
+        self.folder.joinpath(f"{name}.end").write_text(
+            json.dumps({"at": time.time(), "end": NodeEnd.CAPACITY})
+        )
+        self._signal(name, signal.SIGTERM)
+
+    def kill(self, name):
+        """Let the whole machine of a node fail."""
+        row = json.loads((self.folder / name).read_text())
+        self.folder.joinpath(f"{name}.end").write_text(
+            json.dumps({"at": time.time(), "end": NodeEnd.DIED})
+        )
+        end_family(row["pid"])
+
+    def _free(self, kind):
+        held = 0
+        for file in self.folder.glob(f"{self._prefix}*"):
+            if not file.suffix:
+                row = json.loads(file.read_text())
+                held += row["gpus"] * (row["kind"] == kind and not _is_over(row["pid"]))
+        return max(0, self._room[kind] - held)
+
+    def _signal(self, name, number):
+        file = self.folder / name
+        if file.exists():
+            _send(json.loads(file.read_text())["pid"], number)
+
+
+def _is_over(pid):
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return True
+    return text.rpartition(")")[2].split()[0] in "ZX"
+
+
+def _send(pid, number):
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)
+
+
+def processes(file, prefix):
+    """Return the driver of a fleet's file; tests register it as the engine ``processes``."""
+    options = {name: file.options[name] for name in ("spot", "on_demand") if name in file.options}
+    return ProcessDriver(file.options["folder"], prefix, **options)
+
+
+def register(folder):
+    """Make a distribution that registers the engine, and return the folder for ``sys.path``."""
+    info = Path(folder) / "process_engine-1.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: process-engine\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(
+        "[duetune.fleets]\nprocesses = support.process_driver:processes\n"
+    )
+    return str(folder)
