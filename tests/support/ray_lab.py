@@ -80,12 +80,14 @@ class RayLab:
         for machine in set(self._markets) - set(self.raylets()):
             self.add(self._markets.pop(machine))
 
-    def machine_of(self, log: str) -> str:
-        """Return the id of the machine where the command with this log runs."""
-        (guard,) = self.processes("duetune.fleets.ray.node_guard", log)
-        variables = dict(word.partition("=")[::2] for word in _words(guard, "environ"))
+    def machine_of(self, word: str) -> str | None:
+        """Return the machine that runs the command with this in its words or its log's name."""
         by_pid = {str(pid): machine for machine, pid in self.raylets().items()}
-        return by_pid[variables["RAY_RAYLET_PID"]]
+        for guard in self.processes("duetune.fleets.ray.node_guard"):
+            if any(word in each for each in _words(guard, "cmdline")):
+                variables = dict(each.partition("=")[::2] for each in _words(guard, "environ"))
+                return by_pid.get(variables.get("RAY_RAYLET_PID", ""))
+        return None
 
     def actors(self) -> list[int]:
         """Return the processes of Ray that are nodes of fleets."""
