@@ -4,7 +4,7 @@ BIN := .venv/bin
 # Byte code is kept: the tests start many processes.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: venv hooks postgres slurm packages demo test test-more test-fleets check warm wheel snapshots soak bench bench-quick clean
+.PHONY: venv hooks postgres slurm ray packages demo test test-more test-fleets check warm wheel snapshots soak bench bench-quick clean
 
 venv: .venv/.ready
 
@@ -29,6 +29,12 @@ slurm:
 	@{ command -v sbatch && command -v munged && command -v slurmctld && command -v slurmd; } >/dev/null 2>&1 \
 		|| { apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends slurm-wlm munge; } >/dev/null 2>&1 \
 		|| echo "Slurm is not here and cannot be installed (apt-get install slurm-wlm munge); its tests will skip"
+
+# Tests start a cluster of their own; where Ray cannot be installed they skip, and say so.
+ray: venv
+	@$(BIN)/python -c 'import ray' 2>/dev/null \
+		|| $(BIN)/python -m pip install -q --disable-pip-version-check -e '.[ray]' \
+		|| echo "Ray is not here and cannot be installed; its tests will skip"
 
 # One after the other: apt works for one at a time.
 packages:
@@ -67,7 +73,7 @@ test-more: venv
 	@DUETUNE_TEST_MORE=1 $(BIN)/pytest
 
 # The drivers on real engines, which are started on this machine; some minutes of waiting.
-test-fleets: venv slurm
+test-fleets: venv slurm ray
 	@DUETUNE_TEST_FLEETS=1 $(BIN)/pytest -m fleets
 
 # Built, installed where the source is not, and tried; `make test` does the same.

@@ -37,7 +37,12 @@ _LOOKS = 20
 
 SLURM = "slurm"
 
-ENGINES = (Listed(SLURM, "a Slurm cluster, by its command line"),)
+RAY = "ray"
+
+ENGINES = (
+    Listed(SLURM, "a Slurm cluster, by its command line"),
+    Listed(RAY, "a Ray cluster, by named actors"),
+)
 
 
 def driver_of(file: FleetFile, prefix: str) -> Driver:
@@ -47,6 +52,11 @@ def driver_of(file: FleetFile, prefix: str) -> Driver:
         from duetune.fleets.slurm.slurm_settings import SlurmSettings
 
         return SlurmDriver(SlurmSettings.of(file.options), prefix=prefix)
+    if file.engine == RAY:
+        from duetune.fleets.ray.ray_driver import RayDriver
+        from duetune.fleets.ray.ray_settings import RaySettings
+
+        return RayDriver(RaySettings.of(file.options), prefix=prefix)
     return KIND.plugged(file.engine, (file, prefix))
 
 
