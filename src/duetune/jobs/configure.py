@@ -230,7 +230,7 @@ def _evaluated(spec: JobSpec, rows: int | None, eval_rows: int | None, batch: in
     held_out = None if rows is None else held_out_rows(spec, rows)
     known = held_out if training.eval_dataset is None else eval_rows
     count = USUAL.eval_rows if known is None else min(known, USUAL.eval_rows)
-    if training.eval_strategy == EvalStrategy.STEPS:
+    if training.eval_strategy == EvalStrategy.STEPS.value:
         return count / (training.eval_steps or training.logging_steps or USUAL.logging_steps)
     return 0.0 if rows is None else count * batch / max(batch, rows - (held_out or 0))
 
