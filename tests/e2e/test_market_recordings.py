@@ -94,6 +94,7 @@ class TestShow:
         out = called(capsys, "show", "--market", "outage", "--plot", "a.png")[1]
         assert "1970" not in out
 
+    @pytest.mark.usefixtures("gappy")
     @pytest.mark.parametrize(
         ("arguments", "words"),
         [
@@ -104,7 +105,7 @@ class TestShow:
             (("gappy.csv", "--plot", "a.gif"), "--plot: 'a.gif'"),
         ],
     )
-    def test_what_cannot_be_shown_is_one_line(self, capsys, gappy, arguments, words):
+    def test_what_cannot_be_shown_is_one_line(self, capsys, arguments, words):
         status, out, err = called(capsys, "show", *arguments)
         assert (status, out, err.count("\n")) == (2, "", 1)
         assert words in err
@@ -163,6 +164,7 @@ class TestImport:
         assert 0 < grid.at_least.sum() < grid.counted.sum()
         assert "0 slots added or changed" in called(capsys, "import", "--from-jobs")[1]
 
+    @pytest.mark.usefixtures("gappy")
     @pytest.mark.parametrize(
         ("arguments", "words"),
         [
@@ -174,7 +176,7 @@ class TestImport:
             (("gappy.csv", "--market", "outage"), "a synthetic market is not imported"),
         ],
     )
-    def test_what_cannot_be_imported_is_one_line(self, capsys, gappy, arguments, words):
+    def test_what_cannot_be_imported_is_one_line(self, capsys, arguments, words):
         status, out, err = called(capsys, "import", *arguments)
         assert (status, out, err.count("\n")) == (2, "", 1)
         assert words in err

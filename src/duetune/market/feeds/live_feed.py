@@ -138,7 +138,7 @@ class LiveFeed:
         return self._known(int(self._clock() // self._slot_s), slots)
 
     def _known(self, index: int, slots: int) -> list[Quote | None]:
-        """Return what is known of the slots before slot ``index``; the source is asked if needed."""
+        """Return what is known of the slots before ``index``; the source is asked if needed."""
         wanted = range(index - max(0, slots), index)
         if any(each not in self._seen and each not in self._asked for each in wanted):
             try:

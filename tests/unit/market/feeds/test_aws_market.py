@@ -139,7 +139,7 @@ def test_a_retry_helps_where_aws_is_away_only():
 def test_a_type_without_a_price_and_a_wrong_region_are_refused():
     with pytest.raises(InvalidInput, match="sells as spot in us-east-1"):
         market(Ec2(describe_spot_price_history={"SpotPriceHistory": []})).quote(TEN)
-    with pytest.raises(InvalidInput, match="'us-esat-1'.*us-east-1"):
+    with pytest.raises(InvalidInput, match=r"'us-esat-1'.*us-east-1"):
         ec2_client("us-esat-1")
     strange = {"SpotPriceHistory": [{"AvailabilityZone": 1}]}
     with pytest.raises(FleetError, match="a form that is not known"):

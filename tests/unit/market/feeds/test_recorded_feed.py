@@ -118,7 +118,7 @@ def test_a_file_that_becomes_unreadable_stays_as_it_was(path, caplog):
     assert feed.now().slot.available == 3
 
 
-def test_what_is_missing_is_said(path, tmp_path):
+def test_what_is_missing_is_said(path):
     with pytest.raises(InvalidInput, match="`duetune market record` writes one"):
         RecordedFeed(path, None, BELIEVED)
     recorded(path, {0: RecordedSlot(1.0, 9.0, 3)})
