@@ -242,7 +242,9 @@ def test_an_8b_full_fine_tune_does_not_fit_on_80_gb_whoever_is_asked(name):
     assert advice.fit.verdict is Verdict.NO
     assert "method lora" in {each.what.split(":")[0] for each in advice.fit.changes}
     with pytest.raises(InvalidInput, match="method"):
-        configure(spec, site_of(case), None, model_facts(case["model"]), source=lambda: source(name))
+        configure(
+            spec, site_of(case), None, model_facts(case["model"]), source=lambda: source(name)
+        )
     # With weights, gradients and moments in 16 bits it may fit, and all say so.
     why = "precision bf16: weights in 32 bits do not fit in GPU memory"
     plan, _ = planned(case, source(name))

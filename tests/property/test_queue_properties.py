@@ -33,9 +33,7 @@ class Crowd(Adventure):
             self.projects[name] = chance.pick(PROJECTS)
             self.members[name] = gpus = chance.pick([1, 1, 2])
             priority = chance.pick([0, 0, 1, -3])
-            return submit(
-                name, priority=priority, project=self.projects[name], gpus=gpus, **terms
-            )
+            return submit(name, priority=priority, project=self.projects[name], gpus=gpus, **terms)
 
         def applied(commands):
             try:

@@ -29,7 +29,6 @@ from duetune.knowledge.estimate import Interval
 from duetune.knowledge.facts.model_facts import usual_model
 from duetune.knowledge.sources.analytic import AnalyticSource
 from duetune.knowledge.sources.estimating import known_gpu
-from duetune.training.task import EvalStrategy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -225,12 +224,12 @@ def held_out_rows(spec: JobSpec, rows: int) -> int:
 def _evaluated(spec: JobSpec, rows: int | None, eval_rows: int | None, batch: int) -> float:
     """Return how many examples are evaluated during training, per step of ``batch`` examples."""
     training = spec.training
-    if training.eval_strategy in {None, EvalStrategy.NO}:
+    if training.eval_strategy is None or training.eval_strategy == "no":
         return 0.0
     held_out = None if rows is None else held_out_rows(spec, rows)
     known = held_out if training.eval_dataset is None else eval_rows
     count = USUAL.eval_rows if known is None else min(known, USUAL.eval_rows)
-    if training.eval_strategy == EvalStrategy.STEPS:
+    if training.eval_strategy == "steps":
         return count / (training.eval_steps or training.logging_steps or USUAL.logging_steps)
     return 0.0 if rows is None else count * batch / max(batch, rows - (held_out or 0))
 

@@ -122,7 +122,9 @@ class TestAmended:
 
     def test_a_deadline_that_cannot_be_met_is_refused_with_the_earliest(self, row, store):
         request = Amend(deadline=ORIGIN + 2 * HOUR)
-        with pytest.raises(InvalidInput, match=r"deadline: '2h' .* at least 5h30m: all \d GPUs need"):
+        with pytest.raises(
+            InvalidInput, match=r"deadline: '2h' .* at least 5h30m: all \d GPUs need"
+        ):
             amendment(row, request, submitter(), store)
         assert amendment(row, request, submitter(), store, force=True).quote is None
 
