@@ -112,7 +112,8 @@ def fits(
     model: str,
     *,
     gpu: str,
-    gpus: int = 1,
+    gpus: int | None = None,
+    gpus_per_member: int | None = None,
     seq: int | None = None,
     batch: int | None = None,
     method: str | None = None,
@@ -122,14 +123,15 @@ def fits(
     checkpointing: bool = True,
     rank: int | None = None,
     targets: str | None = None,
-    attention: str = "sdpa",
+    attention: str | None = None,
     software: str | None = None,
     memory_gb: float = 0.0,
     home: Folder = None,
 ) -> Fit:
     """Return whether fine-tuning ``model`` fits on ``gpu``, and what takes the memory.
 
-    What is left open is as duetune's trainer does it. ``batch`` counts the sequences of all GPUs.
+    What is left open is as duetune's trainer does it. ``batch`` counts the sequences of all GPUs;
+    ``gpus_per_member`` of them share one copy of the model.
 
         >>> duetune.fits("meta-llama/Llama-3.1-8B", gpu="A100-80GB", seq=4096, batch=4).verdict
         <Verdict.YES: 'yes'>
@@ -140,6 +142,7 @@ def fits(
         model=model,
         gpu=gpu,
         gpus=gpus,
+        gpus_per_member=gpus_per_member,
         seq=seq,
         batch=batch,
         method=method,

@@ -28,7 +28,7 @@ from duetune.jobs.terms import seconds_until
 from duetune.jobs.trainer_facts import USUAL, placement, trainer_software
 from duetune.jobs.trainer_knowledge import TrainerKnowledge
 from duetune.knowledge.advice import GIVEN, Request, asked_gpu, asked_model
-from duetune.knowledge.configurations.configuration import Sharding
+from duetune.knowledge.configurations.configuration import Attention, Sharding
 from duetune.knowledge.configurations.space_files import default_space
 from duetune.knowledge.facts.gpus import prices_for
 from duetune.knowledge.facts.model_facts import model_facts
@@ -269,9 +269,11 @@ class _Asking:
         if sharding == ANY:
             ways = (Sharding.FSDP, Sharding.DDP)
         else:
-            self.reasons["sharding"] = GIVEN if self.wanted.sharding else _OWN
+            why = next((each.conceded.get("gpus_per_member") for each in recipes.values()), None)
+            self.reasons["sharding"] = GIVEN if self.wanted.sharding else why or _OWN
         given, least = self.asked.checkpointing, self.asked.gpus_per_member or 1
         sizes = {gpu: recipes[gpu].gpus_per_member if gpu in recipes else least for gpu in sites}
+        kernel = {"attention": Attention.SDPA} if self.wanted.software else {}
         points = [
             self.asked.configuration(
                 method,
@@ -282,7 +284,7 @@ class _Asking:
                 microbatch=microbatch,
                 accumulation=accumulation,
                 checkpointing=checkpointing,
-            ).replace(**placement(count, way, sizes[gpu]))
+            ).replace(**placement(count, way, sizes[gpu]), **kernel)
             for gpu, site in sites.items()
             for count in sorted({-(-count // sizes[gpu]) * sizes[gpu] for count in counts})
             for microbatch, accumulation in self.step.cuts(count)

@@ -29,7 +29,6 @@ from duetune.knowledge.estimate import Interval
 from duetune.knowledge.facts.model_facts import usual_model
 from duetune.knowledge.sources.analytic import AnalyticSource
 from duetune.knowledge.sources.estimating import known_gpu
-from duetune.training.task import EvalStrategy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -225,24 +224,31 @@ def held_out_rows(spec: JobSpec, rows: int) -> int:
 def _evaluated(spec: JobSpec, rows: int | None, eval_rows: int | None, batch: int) -> float:
     """Return how many examples are evaluated during training, per step of ``batch`` examples."""
     training = spec.training
-    if training.eval_strategy in {None, EvalStrategy.NO}:
+    if training.eval_strategy is None or training.eval_strategy == "no":
         return 0.0
     held_out = None if rows is None else held_out_rows(spec, rows)
     known = held_out if training.eval_dataset is None else eval_rows
     count = USUAL.eval_rows if known is None else min(known, USUAL.eval_rows)
-    if training.eval_strategy == EvalStrategy.STEPS.value:
+    if training.eval_strategy == "steps":
         return count / (training.eval_steps or training.logging_steps or USUAL.logging_steps)
     return 0.0 if rows is None else count * batch / max(batch, rows - (held_out or 0))
 
 
 def _check_accelerator(spec: JobSpec, site: Site) -> None:
     """Refuse GPUs that the site does not have, or more than it has."""
-    name, least, _ = spec.gpus
+    name, least, asked = spec.gpus
     given = str(spec.resources.accelerators)
     if name is not None and not site.sells(name):
         allowed = (
             f"auto or {site.accelerator}, the only GPU of the fleet; for {name}, set "
             "site.accelerator in config.toml or start a fleet with --accelerator"
+        )
+        raise InvalidInput("resources.accelerators", given, allowed)
+    if spec.run is not None and (asked or least) > 1 and not spec.has_members:
+        kind = name or "auto"
+        allowed = (
+            f"{kind}:1, or a range such as {kind}:1..{asked or least} for a script that uses "
+            "duetune.training.elastic, because your own command (run) has one GPU per process"
         )
         raise InvalidInput("resources.accelerators", given, allowed)
     most = site.max_gpus
@@ -292,43 +298,35 @@ def _own_command(
     spec: JobSpec, site: Site, now: float | None, measured: Sequence[MeasuredPace]
 ) -> TrainingPlan:
     """Return the plan of a user's command. Progress is what the command reports, in steps of
-    ``max_steps`` or in percent. With a range of GPUs each GPU has one member; an exact number of
-    GPUs is one node.
+    ``max_steps`` or in percent. With a range of GPUs each GPU has one member.
     """
     given = spec.training.max_steps
     total_steps = PERCENT if given is None else given
     runs = [
         run for run in measured if run.subject == spec.run and run.accelerator == site.accelerator
     ]
-    name, least, asked = spec.gpus
-    own = 1 if spec.has_members else least
-    given_own = spec.resources.gpus_per_member
-    if given_own not in {None, own}:
-        why = "a range of GPUs starts the command once per GPU; give their exact number instead"
-        allowed = f"{own}: {why}" if spec.has_members else f"{own}, all its GPUs"
-        raise InvalidInput("resources.gpus_per_member", given_own, allowed)
     if runs:
-        basis, step = Basis.MEASURED, median(run.step_s * run.gpus / own for run in runs)
+        basis, step = Basis.MEASURED, median(run.step_s * run.gpus for run in runs)
         pace = f"{len(runs)} earlier runs of this command"
     else:
         time_s = _time_left(spec, now) / site.speed
         basis, step = Basis.ASSUMED, ASSUMED_SHARE * time_s / total_steps
         pace = "nothing was measured: assumed to need half of the time to the deadline"
+    name, least, asked = spec.gpus
     least, most = (
         (least, min(asked or site.max_gpus, site.max_gpus)) if spec.has_members else (1, 1)
     )
     step_s = [0.0]
     for gpus in range(1, most + 1):
-        same = [run.step_s for run in runs if run.gpus == gpus * own]
+        same = [run.step_s for run in runs if run.gpus == gpus]
         step_s.append(median(same) if same else step / gpus)
     if most > 1:
         pace += "; members are assumed to share the work evenly until that is measured"
-    one = "your own command runs on one GPU" if own == 1 else "your own command has one node"
+    one = "your own command runs on one GPU"
     return TrainingPlan(
         accelerator=site.accelerator,
         min_gpus=least,
         max_gpus=most,
-        gpus_per_member=own,
         method=OWN_COMMAND,
         total_steps=total_steps,
         step_s=tuple(step_s),

@@ -19,7 +19,7 @@ from duetune.jobs.trainer_facts import (
     trainer_software,
 )
 from duetune.knowledge.advice import asked_gpu, asked_model
-from duetune.knowledge.configurations.configuration import Sharding
+from duetune.knowledge.configurations.configuration import Attention, Sharding
 from duetune.knowledge.configurations.lora_targets import (
     LORA_TARGETS,
     is_lora_targets,
@@ -102,8 +102,8 @@ def asked_configuration(
         checkpointing=question.checkpointing,
     )
     changes: dict[str, object] = {"lora_rank": asked.rank()[0], "lora_targets": asked.layers()[0]}
-    if question.attention is not None:
-        changes["attention"] = question.attention
+    if question.attention is not None or question.software is not None:
+        changes["attention"] = question.attention or Attention.SDPA
     one = one.replace(**{field: field_value(field, each) for field, each in changes.items()})
     assumed = []
     own = not foreign_fields(one) and question.software is None

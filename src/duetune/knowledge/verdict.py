@@ -137,9 +137,11 @@ class Fitting:
             )
         if least.method is Method.LORA:
             least = least.replace(method=Method.QLORA)
+        nodes = -(-least.num_gpus // GPUS_OF_A_NODE)
         most = least.replace(
-            num_gpus=max(GPUS_OF_A_NODE, least.num_gpus),
-            batch_size=max(GPUS_OF_A_NODE, least.num_gpus),
+            num_gpus=nodes * GPUS_OF_A_NODE,
+            num_nodes=nodes,
+            batch_size=nodes * GPUS_OF_A_NODE,
             sharding=Sharding.FSDP,
         )
         largest = max(GPUS, key=lambda name: GPUS[name].memory_gb)

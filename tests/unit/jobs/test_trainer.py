@@ -18,8 +18,10 @@ from duetune.jobs.trainer_facts import (
     trainer_software,
 )
 from duetune.jobs.trainer_knowledge import Packing, TrainerKnowledge
+from duetune.knowledge.advisor import Advisor
 from duetune.knowledge.configurations.configuration import Configuration, Configurations
 from duetune.knowledge.facts.model_facts import model_facts
+from duetune.knowledge.history import History
 from duetune.knowledge.measure import worker_messages
 from duetune.knowledge.sources.analytic import AnalyticSource
 from duetune.training.task import TrainingMethod
@@ -209,6 +211,13 @@ def test_a_model_too_large_for_one_gpu_gets_members_and_says_so():
     smaller, told = single(model="llama3.1-70b", gpus=8)
     assert smaller.method == "qlora"
     assert told == ("method qlora: adapters on weights in 16 bits do not fit in GPU memory",)
+
+
+def test_the_nearest_miss_is_on_whole_nodes():
+    known = TrainerKnowledge(AnalyticSource(), trainer_software())
+    one, _ = single(model="org/model-2000b", gpus=12)
+    near = Advisor(known, History.empty()).fit(one).nearest
+    assert (near.configuration.num_gpus, near.configuration.num_nodes) == (16, 2)
 
 
 def test_attention_is_that_of_the_trainer_unless_it_is_named():
