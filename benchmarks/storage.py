@@ -144,7 +144,8 @@ def main() -> None:
         [(what, ours, theirs, theirs / ours) for what, ours, theirs in rows],
     )
     note = (
-        f"Medians of {repeats} or more, on {os.cpu_count()} cores. The bucket is that of a moto "
+        f"Medians of {repeats} or more, on {os.cpu_count()} cores with a load average of "
+        f"{os.getloadavg()[0]:.0f}. The bucket is that of a moto "
         "server on the same machine: one Python process that keeps all in memory, without a "
         "network. So the figures show what our side costs, not the speed of a real store, and "
         "nothing was measured on S3, Google Cloud or Azure. `--url` measures a real bucket. The "
