@@ -101,17 +101,21 @@ class CoordinatorClient:
 
     def _asked(self, own: Member) -> Sequence[Member]:
         """Ask once and return the answer; connect first if there is no connection."""
-        if self._connection is None:
-            self._connection, self._dialled = self._connected()
-            self._connection.settimeout(_QUORUM_S)
-        send(self._connection, msgspec.json.encode(Ask(own)))
+        connection = self._connection
+        if connection is None:
+            connection, self._dialled = self._connected()
+            connection.settimeout(_QUORUM_S)
+            self._connection = connection
+        send(connection, msgspec.json.encode(Ask(own)))
         until = time.monotonic() + _QUORUM_S
         # One question has one answer, so no part of it waits inside the connection already.
-        while not select.select([self._connection], [], [], _LOOK_S)[0]:
+        waiting = select.poll()
+        waiting.register(connection, select.POLLIN)
+        while not waiting.poll(_LOOK_S * 1000):
             self._keep(self._dialled)
             if time.monotonic() > until:
                 raise TimeoutError(f"no answer for {_QUORUM_S:g} s")
-        return msgspec.json.decode(receive(self._connection), type=list[Member])
+        return msgspec.json.decode(receive(connection), type=list[Member])
 
     def _connected(self) -> tuple[socket.socket, str]:
         address = self._address()
