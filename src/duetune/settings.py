@@ -7,7 +7,7 @@
     selector = "adahedge"
 
     [site]
-    fleet = "embedded"                      # or the name of a plug-in
+    fleet = "embedded"                      # or one of `duetune fleet list`, or a plug-in
     market = "diurnal"                      # or trace = "market.csv"
     speed = 1
 
