@@ -53,7 +53,8 @@ _MESSAGES = msgspec.json.Decoder(Ask | Beat)
 class Coordinator:
     """The coordinator's door. It listens as soon as it is created.
 
-    ``checkpoints`` is the folder or URL of the job's checkpoints.
+    - ``checkpoints``: the folder or URL of the job's checkpoints.
+    - ``again``: the job had a coordinator before, so members may be looking for this one.
     """
 
     def __init__(
@@ -64,9 +65,11 @@ class Coordinator:
         interface: Interface | None = None,
         port: int = 0,
         times: QuorumTimes | None = None,
+        again: bool = False,
     ) -> None:
         self._store = CheckpointStore(checkpoints, epoch=0)
-        self._quorum = Quorum(times or QuorumTimes(), self._vouch)
+        limits = times or QuorumTimes()
+        self._quorum = Quorum(limits, self._vouch, limits.settle_s if again else 0.0)
         self._connections: set[socket.socket] = set()
         self._lock = threading.Lock()
         self._open = True
@@ -131,18 +134,28 @@ def main(arguments: list[str] | None = None) -> int:
         interface, port = _interface(options.bind, os.environ)
         times = QuorumTimes.from_environment(interface, os.environ)
 
+        seats = None if options.seats is None else FolderSeats(options.seats)
+
         def start() -> Coordinator:
-            return Coordinator(secret, checkpoints, interface=interface, port=port, times=times)
+            before = options.address_file.exists() if seats is None else seats.newest()
+            return Coordinator(
+                secret,
+                checkpoints,
+                interface=interface,
+                port=port,
+                times=times,
+                again=bool(before),
+            )
 
         def ended(pause_s: float) -> bool:
             return stopped.wait(pause_s) or os.getppid() != parent
 
-        if options.seats is None:
+        if seats is None:
             _serve_alone(start(), options.address_file, ended)
         else:
             looks = SeatTimes.from_environment(interface, os.environ)
             seat = CoordinatorSeat(
-                FolderSeats(options.seats),
+                seats,
                 start,
                 lambda address: answers(address, secret, looks.dial_s),
                 looks,

@@ -57,10 +57,13 @@ class QuorumTimes(msgspec.Struct, frozen=True):
     - ``heartbeat_s``: a member without a heartbeat for this long counts as gone.
     - ``join_s``: a member that sends heartbeats but does not ask is waited for up to this long, if
       more than half of the living have asked.
+    - ``settle_s``: a coordinator that replaces another answers nobody for this long, so that all
+      members find it.
     """
 
     heartbeat_s: float = 0.6
     join_s: float = 10.0
+    settle_s: float = 1.0
 
     @classmethod
     def from_environment(cls, interface: Interface, environ: Mapping[str, str]) -> QuorumTimes:
@@ -94,7 +97,7 @@ class SeatTimes(msgspec.Struct, frozen=True):
 _MEMBER_ON_NETWORK = GroupSettings(
     heartbeat_s=1.0, connect_s=30.0, patience_s=2.0, ping_s=3.0, ping_pause_s=1.0
 )
-_QUORUM_ON_NETWORK = QuorumTimes(heartbeat_s=5.0, join_s=20.0)
+_QUORUM_ON_NETWORK = QuorumTimes(heartbeat_s=5.0, join_s=20.0, settle_s=3.0)
 _SEAT_ON_NETWORK = SeatTimes(look_s=1.0, dial_s=3.0, over_s=5.0)
 
 

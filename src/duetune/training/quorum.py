@@ -30,16 +30,21 @@ class _Question:
 class Quorum:
     """The living members of one job and their questions. Any thread may call.
 
-    ``vouch`` is given every member of a quorum and returns it as the others may believe it.
+    - ``vouch``: is given every member of a quorum and returns it as the others may believe it.
+    - ``settle_s``: no question is answered for this long, because members of a former coordinator
+      must find this one first.
     """
 
-    def __init__(self, times: QuorumTimes, vouch: Callable[[Member], Member]) -> None:
+    def __init__(
+        self, times: QuorumTimes, vouch: Callable[[Member], Member], settle_s: float = 0.0
+    ) -> None:
         self._times = times
         self._vouch = vouch
         self._changed = threading.Condition()
         self._living: dict[str, float] = {}
         self._asked: dict[str, _Question] = {}
         self._first_at = 0.0
+        self._opens_at = time.monotonic() + settle_s
         self._open = True
 
     def close(self) -> None:
@@ -88,7 +93,7 @@ class Quorum:
         living = {name for name, at in self._living.items() if now - at < self._times.heartbeat_s}
         present = living & self._asked.keys()
         waited = now - self._first_at >= self._times.join_s and 2 * len(present) > len(living)
-        if not present or (present != living and not waited):
+        if not present or now < self._opens_at or (present != living and not waited):
             return
         self._living = {name: at for name, at in self._living.items() if name in living}
         questions, self._asked = self._asked, {}

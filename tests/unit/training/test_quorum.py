@@ -80,3 +80,14 @@ def test_a_question_that_is_asked_again_is_answered_once(background):
     again = background(one.ask, member("a", step=1))
     assert lost.result(PATIENCE_S) == ()
     assert names(one.ask(member("b"))) == names(again.result()) == ["a", "b"]
+
+
+def test_a_coordinator_that_replaces_another_waits_for_members_to_find_it(background):
+    one = Quorum(QuorumTimes(), lambda each: each, settle_s=PATIENCE_S)
+    first = background(one.ask, member("newcomer"))
+    until(lambda: "newcomer" in one._asked)
+    second = background(one.ask, member("veteran"))
+    until(lambda: "veteran" in one._asked)
+    assert not first.done()
+    one._opens_at = 0.0
+    assert names(first.result()) == names(second.result()) == ["newcomer", "veteran"]
