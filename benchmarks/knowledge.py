@@ -24,7 +24,8 @@ from knowledge_baselines import (
     RAW,
     RULES,
 )
-from knowledge_campaigns import campaign_coverages
+from knowledge_campaigns import ALL as ALL_CAMPAIGNS
+from knowledge_campaigns import PACKED, campaign_lines, coverage_of, elsewhere_lines
 from knowledge_choices import choices, speed
 from knowledge_data import absent, anomalies, groups, plausible_rows, table, valid_rows
 from knowledge_details import details
@@ -54,7 +55,7 @@ from knowledge_learning import (
     stream,
     transfers,
 )
-from knowledge_report import QUESTION, Findings, page
+from knowledge_report import QUESTION, Findings, other_days_part, page, replace_section
 from knowledge_scoring import random_splits
 from knowledge_trials import ALL_LABEL as ALL
 from knowledge_trials import OWN as OWN_SCALE
@@ -62,7 +63,7 @@ from knowledge_trials import OWN_LABEL as OWN
 from knowledge_trials import PLAUSIBLE_LABEL as PLAUSIBLE
 from knowledge_trials import PUBLIC as PUBLIC_SCALE
 from knowledge_trials import QUICK, Population, Said, Workers, populations
-from reporting import arguments, finish, publish, save_pictures
+from reporting import RESULTS, arguments, finish, publish, save_pictures
 
 if TYPE_CHECKING:
     import argparse
@@ -83,10 +84,17 @@ class Kept(msgspec.Struct):
 def main() -> None:
     parser = arguments("Configuration knowledge against peers, on measured tables.")
     parser.add_argument("--no-peers", action="store_true", help="do not install or ask any peer")
+    parser.add_argument(
+        "--campaigns", action="store_true", help="only runs of another day; replaces their section"
+    )
     options = parser.parse_args()
     found, kept = Findings(), Kept()
     workers = Workers()
     try:
+        if options.campaigns:
+            measure_other_days(found, workers)
+            publish_other_days(found, write=not options.no_write)
+            return
         measure(found, kept, workers, options)
     finally:
         workers.close()
@@ -104,11 +112,30 @@ def main() -> None:
     finish(figures)
 
 
+def measure_other_days(found: Findings, workers: Workers) -> None:
+    """Hold out whole campaigns of our own table, and judge the public ones by it."""
+    found.skipped += [reason for name in TABLES if (reason := absent(name))]
+    for population in populations(public=False, own=absent("own") is None, quick=False):
+        found.campaigns += campaign_lines(population, workers)
+    public = tuple(name for name in TABLES if name != "own" and absent(name) is None)
+    if found.campaigns and public:
+        found.elsewhere += elsewhere_lines(public, workers)
+
+
+def publish_other_days(found: Findings, *, write: bool) -> None:
+    """Print the section on runs of another day and, if ``write``, replace it in the page."""
+    pictures = draw(found, Kept()) if write else []
+    parts = [*other_days_part(found, pictures), "The other sections are of the last full run."]
+    print("\n\n".join(parts))
+    if write and found.campaigns:
+        replace_section(RESULTS / "knowledge.md", parts)
+    finish({"other_days": _other_days(found), "skipped": found.skipped})
+
+
 def measure(found: Findings, kept: Kept, workers: Workers, options: argparse.Namespace) -> None:
     """Run every experiment and fill ``found`` and ``kept``."""
     quick, peers = options.quick, not options.no_peers
     install = peers and not quick
-    found.skipped += [reason for name in TABLES if (reason := absent(name))]
     public = not any(absent(name) for name in TABLES if name != "own")
     own = absent("own") is None
     everyone = populations(public=public, own=own, quick=quick)
@@ -137,6 +164,8 @@ def measure(found: Findings, kept: Kept, workers: Workers, options: argparse.Nam
     for population in everyone:
         choose(found, population, workers)
     lap("E1, E6, intervals")
+    measure_other_days(found, workers)
+    lap("other days")
     if public and peers:
         scale = QUICK if quick else PUBLIC_SCALE
         found.pace += peer_pace_lines(everyone[0], found.notes, install=install)
@@ -177,7 +206,6 @@ def learn(found: Findings, population: Population, workers: Workers) -> None:
 def choose(found: Findings, population: Population, workers: Workers) -> None:
     """Run coverage, E1 and E6 on one population."""
     found.coverage += coverages(population, workers)
-    found.coverage += campaign_coverages(population, workers)
     if population.subject != OURS:
         return
     found.spreads += spreads(population.table)
@@ -212,6 +240,7 @@ def headline_figures(found: Findings) -> dict[str, object]:
             for each in found.coverage
             if each.table == main_coverage or (each.table == OWN and each.group != "total")
         },
+        "other_days": _other_days(found),
         "top1_regret": float(np.average([each.median_regret for each in chosen], weights=weight))
         if chosen
         else None,
@@ -244,6 +273,14 @@ def active_costs(found: Findings) -> dict[str, float]:
         if random and active:
             shares[f"{target:.0%}"] = active / random
     return shares
+
+
+def _other_days(found: Findings) -> dict[str, float]:
+    """Return coverage and wrong verdicts where whole campaigns of this trainer were held out."""
+    for line in found.campaigns:
+        if (line.kind, line.campaign) == (PACKED, ALL_CAMPAIGNS):
+            return {"pace": line.pace, "memory": line.memory, "validity_error": line.wrong}
+    return {}
 
 
 def _pace(found: Findings, label: str, subject: str) -> object:
@@ -286,6 +323,8 @@ def draw(found: Findings, kept: Kept) -> list[str]:
         drawn["knowledge-validity.png"] = frontier_figure(frontiers)
     if found.coverage:
         drawn["knowledge-coverage.png"] = coverage_figure(found.coverage)
+    if found.campaigns:
+        drawn["knowledge-campaigns.png"] = coverage_figure(coverage_of(found.campaigns))
     if found.stream:
         drawn["knowledge-stream.png"] = stream_figure(found.stream)
     return save_pictures(drawn)

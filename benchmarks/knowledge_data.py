@@ -78,6 +78,14 @@ def plausible_rows(history: History) -> NDArray[np.int64]:
     return np.array([row for row in rows if history[row].key not in odd], np.int64)
 
 
+def tried_rows(history: History) -> NDArray[np.int64]:
+    """Return the plausible rows including those that ran out of memory."""
+    odd = {each.observation.key for each in history.quarantined}
+    ran_out = np.flatnonzero(history.outcome == RunOutcome.OOM).tolist()
+    kept = [row for row in ran_out if history[row].key not in odd]
+    return np.union1d(plausible_rows(history), np.array(kept, np.int64))
+
+
 def labelled_rows(history: History) -> NDArray[np.int64]:
     """Return the rows that say whether the configuration works."""
     labels = (RunOutcome.VALID, RunOutcome.OOM, RunOutcome.REJECTED)

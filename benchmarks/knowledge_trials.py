@@ -17,7 +17,7 @@ from duetune.knowledge.configurations.configuration_table import Described
 from duetune.knowledge.history import History
 from duetune.knowledge.observation import RunOutcome
 from knowledge_baselines import OURS, OURS_UNFILTERED, SUBJECTS
-from knowledge_data import plausible_rows, table, valid_rows
+from knowledge_data import plausible_rows, table, tried_rows, valid_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -104,7 +104,7 @@ class Population(msgspec.Struct, frozen=True):
     @property
     def tried(self) -> NDArray[np.int64]:
         """Return the rows including those that ran out of memory."""
-        return np.union1d(self.rows, np.flatnonzero(table(self.table).outcome == RunOutcome.OOM))
+        return np.union1d(self.rows, tried_rows(table(self.table)))
 
 
 ALL_LABEL, PLAUSIBLE_LABEL, OWN_LABEL = "ibm, all rows", "ibm, plausible rows", "own H200"
@@ -182,7 +182,9 @@ def run_trial(trial: Trial) -> dict[str, Said]:
             valid=np.array(test.outcome == RunOutcome.VALID),
             measured=np.array(test.tokens_per_s),
             memory_gb=np.array(found.memory_gb),
-            used_gb=np.array([each.needed_memory_gb or np.nan for each in test]),
+            used_gb=np.array(
+                [each.needed_memory_gb or each.peak_memory_gb or np.nan for each in test]
+            ),
             flagged=found.extrapolated.any(axis=1),
             seconds_to_fit=seconds,
         )

@@ -59,7 +59,7 @@ class MemoryConstants(msgspec.Struct, frozen=True, kw_only=True):
     one_by_one: float = 16.0
     adapter: float = 4.0
     cast: float = 1.0
-    quantised: float = 0.55
+    quantised: float = 0.52
     shard: float = 3.5
     context: float = 2.0e9
 
@@ -101,13 +101,18 @@ def memory_terms(
     experts = np.where(it.expert_parallel > 0, 1.0 / np.maximum(it.expert_parallel, 1.0), share)
     held = (it.parameters - it.expert_parameters) * share + it.expert_parameters * experts
     wide = it.mixed | it.single
-    # Sharded full training keeps weights in 32 bits, in every precision.
-    upcast = it.full & it.fsdp
+    # Other software keeps weights in 32 bits in sharded full training, in every precision. Our own
+    # stores them as the configuration says.
+    upcast = it.full & it.fsdp & ~it.packed
     weight = np.where(wide | upcast, 4.0, 2.0)
-    weight = np.where(it.quantised, constants.quantised, weight)
+    # Embeddings and head are not quantised.
+    plain = np.minimum(it.embeddings / np.maximum(it.parameters, 1.0), 1.0)
+    weight = np.where(it.quantised, constants.quantised * (1.0 - plain) + 2.0 * plain, weight)
     trained = np.where(it.full, held, it.trained * share)
     gradient = np.where(wide | upcast | ~it.full, 4.0, 2.0)
-    state = it.optimiser_bytes * np.where(wide | upcast | ~it.full, 1.0, 0.5)
+    # State in 8 bits is no smaller for weights in 16 bits.
+    same = wide | upcast | ~it.full | it.small_state
+    state = it.optimiser_bytes * np.where(same, 1.0, 0.5)
     slack = np.where(upcast, constants.upcast, np.where(it.full, constants.slack, 0.0))
     slack = slack * (it.optimiser_bytes > 0)
     adapter = np.where(it.full, 0.0, constants.adapter * trained)
@@ -121,7 +126,15 @@ def memory_terms(
     within = width * (6 * it.hidden + 2 * it.key_values + 4 * it.intermediate * it.active_experts)
     layer = constants.block * (within + 16 * it.hidden)
     layer += np.where(it.eager, constants.scores * it.heads * it.sequence, 0.0)
-    frozen = np.where(it.full, 1.0, constants.frozen)
+    # Our trainer keeps what each kernel of a layer needs: with Liger, the inputs of the norms, of
+    # attention and of the gate; inputs of the feed-forward part only if its weights are trained.
+    # Without Liger, also the norms in 32 bits, and the gate after its activation.
+    gate = it.intermediate * it.active_experts
+    lean = width * (5 * it.hidden + 2 * it.key_values + 2 * gate)
+    lean += np.where(it.deep, width * (it.hidden + gate), 0.0)
+    lean += np.where(it.fast > 0, 0.0, width * (2 * it.hidden + gate))
+    layer = np.where(it.packed, lean, layer)
+    frozen = np.where(it.full | it.packed, 1.0, constants.frozen)
     inputs = constants.input * it.hidden * np.where(it.single, 2.0, 1.0)
     kept = np.where(it.checkpointing > 0, it.layers * inputs + layer, it.layers * layer * frozen)
     logits = np.where(it.fast > 0, constants.fused_logits, constants.logits)
@@ -138,7 +151,11 @@ def memory_terms(
         constants.one_by_one * np.minimum(largest, trained),
         constants.scratch * trained * (it.optimiser_bytes > 0),
     )
-    gathered = constants.shard * 2.0 * it.parameters / it.layers
+    # Layers are gathered one by one, embeddings and head together. Gradients of a unit exist whole,
+    # in 32 bits, until they are summed over the GPUs.
+    blocks = np.maximum(it.parameters - it.embeddings, 0.0) / it.layers
+    gathered = 2.0 * (constants.shard * blocks + it.embeddings)
+    gathered += np.where(it.full, 4.0 * np.maximum(blocks, it.embeddings), 0.0)
     return {
         "weights": held * weight + adapter,
         "optimiser": trained * (state + slack),

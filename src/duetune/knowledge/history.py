@@ -18,6 +18,7 @@ from duetune.knowledge.model.quality import (
     EMULATED,
     IMPLAUSIBLE,
     MFU_BOUND,
+    MISDESCRIBED,
     TOO_LIGHT,
     implied_mfu,
     lighter_than_weights,
@@ -169,6 +170,8 @@ class History:
             return "there was no GPU"
         if self._mfu[row] > MFU_BOUND:
             return f"{IMPLAUSIBLE}: {self._mfu[row]:.0%} of the GPU's peak"
+        if MISDESCRIBED in self[row].flags:
+            return f"{MISDESCRIBED}: something else was run than the configuration says"
         if self._too_light[row]:
             return f"{TOO_LIGHT}: {self.peak_memory_gb[row]:.3g} GB"
         return IMPLAUSIBLE
@@ -179,7 +182,8 @@ class History:
 
     @functools.cached_property
     def _implausible(self) -> NDArray[np.bool_]:
-        flagged = np.array([IMPLAUSIBLE in each.flags for each in self], np.bool_)
+        odd = {IMPLAUSIBLE, MISDESCRIBED}
+        flagged = np.array([not odd.isdisjoint(each.flags) for each in self], np.bool_)
         no_gpu = self.configurations.is_("gpu_model", EMULATED, CPU)
         return flagged | no_gpu | (self._mfu > MFU_BOUND) | self._too_light
 

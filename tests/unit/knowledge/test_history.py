@@ -88,9 +88,12 @@ def test_implausible_rows_are_kept_apart_with_the_reason():
     assert odd.reason == "implausible: 105% of the GPU's peak"
 
 
-def test_what_was_flagged_before_stays_out():
-    flagged = msgspec.structs.replace(seen(), flags=("implausible",))
-    assert len(History([flagged]).plausible) == 0
+@pytest.mark.parametrize("flag", ["implausible", "misdescribed"])
+def test_what_was_flagged_before_stays_out(flag):
+    flagged = msgspec.structs.replace(seen(), flags=("few-steps", flag))
+    history = History([flagged])
+    assert len(history.plausible) == 0
+    assert history.quarantined[0].reason.startswith(flag)
 
 
 def test_what_ran_on_no_real_gpu_is_not_learnt_from():

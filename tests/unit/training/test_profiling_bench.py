@@ -291,6 +291,17 @@ def test_the_worker_ends_at_once_when_the_gpu_is_lost(batch, monkeypatch):
     assert [each["id"] for each in events(places) if each["event"] == "started"] == ["a"]
 
 
+def test_no_model_without_fused_kernels_is_built_after_one_with_them():
+    """Liger replaces the layers of a model's family for the rest of the process."""
+    trials = [
+        trial(id=f"{method} {fused}", method=method, precision=precision, fast_kernels=fused)
+        for method, precision in (("qlora", "bf16"), ("full", "bf16-mixed"), ("lora", "bf16"))
+        for fused in (True, False)
+    ]
+    fused = [each.fast_kernels for each in ordered(trials)]
+    assert fused == sorted(fused)
+
+
 def test_trials_that_need_the_same_model_follow_each_other():
     trials = [
         trial(id="b", lora_rank=8),
@@ -299,4 +310,4 @@ def test_trials_that_need_the_same_model_follow_each_other():
         trial(id="fused", fast_kernels=True),
         trial(id="d"),
     ]
-    assert [each.id for each in ordered(trials)] == ["d", "c", "b", "fused", "full"]
+    assert [each.id for each in ordered(trials)] == ["d", "c", "b", "full", "fused"]

@@ -18,6 +18,7 @@ from duetune.knowledge.configurations.configuration import (
     Precision,
     Sharding,
 )
+from duetune.knowledge.configurations.lora_targets import reaches_feed_forward
 from duetune.knowledge.facts.gpus import MIB, gpu_named
 from duetune.knowledge.facts.model_facts import ModelFacts, model_facts, usual_model
 
@@ -60,6 +61,8 @@ class Described:
     """Columns for a table of configurations, in bytes, FLOP/s and bytes/s.
 
     - ``trained``: parameters that are trained.
+    - ``embeddings``: parameters of the embeddings and of the head.
+    - ``deep``: True if layers of the feed-forward part are trained.
     - ``capacity``: memory of one GPU, or the cap if that is less.
     - ``batch``, ``tokens``: sequences and tokens of one GPU in one micro-step.
     - ``blind``: True if the model is unknown, or if the memory of the GPU is unknown.
@@ -89,6 +92,7 @@ class Described:
         # In a mixture of experts, nearly all other parameters are those of the experts.
         self.expert_parameters = of_model(_expert_parameters)
         self.active_experts = of_model(_active_experts)
+        self.embeddings = self.vocabulary * self.hidden * of_model(lambda it: 2 - it.tied)
         self.bigcode = of_model(lambda it: it.family == "gpt_bigcode")
 
         gpus = {word: gpu_named(word) for word in each.labels["gpu_model"]}
@@ -121,6 +125,8 @@ class Described:
         self.accumulation = each.number("grad_accum")
         self.checkpointing = each.number("grad_checkpoint")
         self.full = each.is_("method", Method.FULL)
+        deep = each.gather("lora_targets", reaches_feed_forward) > 0
+        self.deep = self.full | deep
         self.quantised = each.is_("method", Method.QLORA, Method.GPTQ_LORA)
         self.mixed = each.is_("precision", Precision.BF16_MIXED, Precision.FP16_MIXED)
         self.single = each.is_("precision", Precision.FP32)
@@ -131,6 +137,9 @@ class Described:
         self.several = self.gpus > 1
         self.expert_parallel = each.number("fast_moe") * (self.expert_parameters > 0)
         self.optimiser_bytes = each.gather("optimiser", lambda word: OPTIMISER_BYTES.get(word, 8.0))
+        self.small_state = each.is_(
+            "optimiser", Optimiser.ADAMW_8BIT, Optimiser.PAGED_ADAMW_8BIT, Optimiser.LION_8BIT
+        )
         self.one_by_one = each.is_("optimiser", Optimiser.ADAFACTOR)
         self.paged = each.is_("optimiser", Optimiser.PAGED_ADAMW, Optimiser.PAGED_ADAMW_8BIT)
         self.fast = each.number("fast_kernels")

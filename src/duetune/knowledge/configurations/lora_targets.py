@@ -33,6 +33,12 @@ def lora_targets_of(modules: str | Iterable[str]) -> str:
     return "attention" if names == sorted(_ATTENTION) else JOINED.join(names)
 
 
+def reaches_feed_forward(targets: str) -> bool:
+    """Return whether some of the LoRA layers are outside of attention."""
+    layers = lora_layers(targets)
+    return isinstance(layers, str) or not set(layers) <= set(_ATTENTION)
+
+
 def lora_layers(targets: str) -> str | tuple[str, ...]:
     """Return LoRA layers as PEFT expects them: "all-linear", or names of layers."""
     if targets == "all-linear":

@@ -115,9 +115,19 @@ class Trial:
 def ordered(trials: list[Trial]) -> list[Trial]:
     """Return the trials in the order to run them: alike ones follow each other, small ones come
     first.
+
+    Those without fused kernels come before all others: Liger replaces the layers in the module of
+    the model's family, so every model that the process builds afterwards has them.
     """
     return sorted(
-        trials, key=lambda each: (each.built, each.adapted, each.tokens_per_microbatch, each.id)
+        trials,
+        key=lambda each: (
+            each.fast_kernels,
+            each.built,
+            each.adapted,
+            each.tokens_per_microbatch,
+            each.id,
+        ),
     )
 
 

@@ -41,7 +41,7 @@ MEMORY = {
     "model": 0.06,
     "gpu_model": 0.08,
     "method": 0.2,
-    "software": 0.12,
+    "software": 0.25,
     "sharding": 0.35,
     "num_gpus": 0.15,
     "optimiser": 0.12,
@@ -52,13 +52,16 @@ MEMORY = {
 """The same for peak memory."""
 
 _LEAST = 0.05
+_FEW = 4
+"""With fewer labels, the next one may differ by more than these differ among each other."""
+
 _UNLEARNT = 0.5
 """Least share of the usual width for a field that no fitted factor depends on: physics was fitted
 to its labels, so its errors on them look smaller than they would be elsewhere.
 """
 
 
-def foreign(unseen: NDArray[np.bool_], transfer: Mapping[str, float]) -> Column:
+def foreign(unseen: NDArray[np.bool_] | Column, transfer: Mapping[str, float]) -> Column:
     """Return the extra half-width (a logarithm) for the labels of each row that were never seen."""
     squares = np.array([transfer[field] for field in EXTRAPOLATED]) ** 2
     width: Column = np.sqrt(unseen @ squares)
@@ -93,6 +96,8 @@ def transfers(
                 errors.append(float(np.quantile(np.abs(apart), 0.9)))
         if errors:
             least = _LEAST if learnt else max(_LEAST, _UNLEARNT * usual[field])
+            if len(group.keys) < _FEW:
+                least = usual[field]
             found[field] = max(least, float(np.median(errors)))
     return found
 

@@ -44,6 +44,8 @@ class Reckoned:
 
     - ``time``, ``memory``: the terms by name; ``step_s`` and ``peak`` combine them.
     - ``tokens_per_s``: throughput of all GPUs together.
+    - ``launched``: from 0 to 1, how much the time of a step depends on the launching of kernels,
+      which differs between machines.
     - ``margin``: logarithm of capacity over peak; below zero the configuration does not fit.
     """
 
@@ -52,6 +54,8 @@ class Reckoned:
         self.time = physics.pace.terms(it)
         self.step_s = step_seconds(self.time, physics.pace.constants.overlap)
         self.tokens_per_s = it.tokens * it.gpus / self.step_s
+        launch, arithmetic = self.time["launch"] ** 2, self.time["arithmetic"] ** 2
+        self.launched = launch / (launch + arithmetic)
         self.memory = physics.memory.terms(it)
         self.peak = peak_bytes(it, self.memory)
         self.margin = np.log(it.capacity / self.peak)

@@ -17,7 +17,15 @@ from duetune.knowledge.arithmetic import GB
 from duetune.knowledge.configurations.configuration import Configurations
 from duetune.knowledge.configurations.configuration_rules import broken
 from duetune.knowledge.configurations.configuration_table import Described
-from duetune.knowledge.estimate import EXTRAPOLATED, MEMORY, NONE, RULE, Estimates
+from duetune.knowledge.estimate import (
+    DEVIATIONS,
+    EXTRAPOLATED,
+    MEMORY,
+    NONE,
+    RULE,
+    Estimates,
+    around,
+)
 from duetune.knowledge.model.conformal import Widths
 from duetune.knowledge.model.features import (
     BASE_FEATURES,
@@ -44,7 +52,7 @@ if TYPE_CHECKING:
 
     Column = NDArray[np.float64]
 
-FORMAT = 3
+FORMAT = 4
 """Version of the file and of the meaning of its numbers; a model of another version is fitted
 again.
 """
@@ -54,6 +62,9 @@ _UNREADABLE = (
     msgspec.MsgspecError,
 )
 LIKELY = 0.5
+NEWER_VERSION = 0.25
+"""Share of the variance of unknown software that another version of measured packages has."""
+
 _IDENTITY = [EXTRAPOLATED.index("model"), EXTRAPOLATED.index("gpu_model")]
 
 
@@ -162,10 +173,38 @@ class KnowledgeModel:
         p_valid[reckoned.it.blind & unseen[:, _IDENTITY].any(axis=1)] = 0.5
         into.p_valid[rows] = p_valid
         into.cause[rows] = np.where(p_valid < LIKELY, MEMORY, NONE)
-        into.tokens_per_s[rows] = self.performance.tokens_per_s(reckoned, keys, unseen)
-        high = peak + np.maximum(half, self.validity.reserved(configurations))
-        into.memory_gb[rows] = np.exp(np.stack([peak - half, peak, high], axis=1)) / GB
+        # Another version of the packages is less strange than software that nobody measured.
+        newer = unseen & ~self.performance.unseen(configurations)
+        strange = np.where(newer, NEWER_VERSION, 1.0 * unseen)
+        into.tokens_per_s[rows] = self.performance.tokens_per_s(reckoned, keys, strange)
+        into.memory_gb[rows] = self._memory_gb(configurations, peak, half)
         into.support[rows] = self.support.count(configurations)
+
+    def _memory_gb(self, configurations: Configurations, peak: Column, half: Column) -> Column:
+        """Return low, middle and high memory; what the allocator keeps counts at the high end."""
+        high = peak + np.maximum(half, self.validity.reserved(configurations))
+        interval: Column = np.exp(np.stack([peak - half, peak, high], axis=1)) / GB
+        return interval
+
+    def widen(self, configurations: Configurations, measured: Estimates, away: Column) -> None:
+        """Give measured values the intervals of runs of another day.
+
+        ``away`` is the standard deviation of the logarithm that is added because the runs were
+        nearly, but not exactly, these configurations. Without calibrated widths nothing changes.
+        """
+        if self.performance.widths.usual is None or self.validity.widths.usual is None:
+            return
+        rows = self.alike(configurations)
+        reckoned = Reckoned(Described(rows), self.physics)
+        away = DEVIATIONS * away
+        pace = self.performance.widths.half_width(rows, 0.0, reckoned.launched)
+        measured.tokens_per_s = around(
+            measured.tokens_per_s[:, 1], np.hypot(pace, away) / DEVIATIONS
+        )
+        half = np.hypot(self.validity.widths.half_width(rows, 0.0), away)
+        with np.errstate(invalid="ignore"):
+            peak = np.log(measured.memory_gb[:, 1] * GB)
+        measured.memory_gb = self._memory_gb(rows, peak, half)
 
     def save(self, path: Path) -> None:
         """Write the model to one file without pickle; the file appears complete or not at all."""

@@ -38,6 +38,9 @@ TOO_LIGHT = "peak below the weights"
 for learning.
 """
 
+MISDESCRIBED = "misdescribed"
+"""Flag: something else was run than the configuration says. Such runs are not used for learning."""
+
 SATURATED = "mem_saturated"
 """Flag: the run used all memory, and may have been slow because of that."""
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from duetune.knowledge.estimate import seen_words, unseen_in
 from duetune.knowledge.model import extrapolation
-from duetune.knowledge.model.conformal import Widths, calibrated, held_out, widened
+from duetune.knowledge.model.conformal import Widths, calibrated, held_out
 from duetune.knowledge.model.extrapolation import foreign, transfers
 from duetune.knowledge.model.features import Physics, Reckoned, feature_matrix
 from duetune.knowledge.model.forest import Forest, constant_forest, grow_regression, sortable
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
     Column = NDArray[np.float64]
 
 TREES = 64
-FOLD_TREES = 40
+FOLD_TREES = 24
 FEWEST = 20
 """With fewer rows the trees would learn noise, so physics answers alone."""
 
 FEWEST_FOR_WIDTHS = 10
 
 DRIFT = 0.08
-"""Least half-width (a logarithm) while nothing was measured twice: runs of another day differ by
+"""Least half-width (a logarithm) while no campaign can be held out: runs of another day differ by
 more than runs of one process.
 """
 
@@ -56,12 +56,15 @@ class Performance(msgspec.Struct, frozen=True, kw_only=True):
         return unseen_in(rows, self.seen)
 
     def tokens_per_s(
-        self, reckoned: Reckoned, keys: NDArray[np.int32], unseen: NDArray[np.bool_]
+        self, reckoned: Reckoned, keys: NDArray[np.int32], unseen: NDArray[np.bool_] | Column
     ) -> Column:
-        """Return low, middle and high throughput for each row."""
+        """Return low, middle and high throughput for each row.
+
+        ``unseen`` has a column for each of ``EXTRAPOLATED``; a share widens by that share.
+        """
         correction, spread = self.forest.predict(keys)
         middle = np.log(reckoned.tokens_per_s) + correction
-        half = self.widths.half_width(reckoned.it.configurations, spread)
+        half = self.widths.half_width(reckoned.it.configurations, spread, reckoned.launched)
         half = np.hypot(half, foreign(unseen, self.transfer))
         interval: Column = np.exp(np.stack([middle - half, middle, middle + half], axis=1))
         return interval
@@ -79,8 +82,8 @@ def fit_performance(
 ) -> Performance:
     """Return the model for rows to which ``physics`` was fitted.
 
-    For the intervals, physics is fitted again without each fold, so that no row helps to predict
-    itself, and without each ``campaign``, because later questions are about runs of another day.
+    For the intervals, physics is fitted again without each ``campaign``, because later questions
+    are about runs of another day; with few campaigns, without each part of the configurations.
     """
     rows = it.configurations
     target = np.log(tokens_per_s)
@@ -97,20 +100,25 @@ def fit_performance(
         forest = grow_regression(matrix[train], error[train], weight[train], trees=trees, seed=seed)
         return reckoned, matrix, forest
 
-    def of_others(train: NDArray[np.int64], test: NDArray[np.int64]) -> tuple[Column, Column]:
+    def of_others(train: NDArray[np.int64], test: NDArray[np.int64]) -> tuple[Column, ...]:
         kept = np.zeros(len(it))
         kept[train] = weight[train]
         pace = fit_pace(it, tokens_per_s, kept, start=physics.pace)
         known = msgspec.structs.replace(physics, pace=pace)
         reckoned, matrix, forest = grown(known, train, FOLD_TREES)
         correction, spread = forest.predict(sortable(matrix[test]))
-        return np.log(reckoned.tokens_per_s[test]) + correction, spread
+        return np.log(reckoned.tokens_per_s[test]) + correction, spread, reckoned.launched[test]
 
     widths = Widths()
     if len(it) >= FEWEST_FOR_WIDTHS:
-        predicted, spread = held_out(rows, seed, of_others)
-        widths = calibrated(rows, target - predicted, spread)
-        widths = widened(widths, rows, target, campaign, of_others, DRIFT)
+        (predicted, spread, launched), fair, other_days = held_out(rows, seed, of_others, campaign)
+        widths = calibrated(
+            rows.take(fair),
+            (target - predicted)[fair],
+            spread[fair],
+            launched[fair],
+            least=0.0 if other_days else DRIFT,
+        )
     _, _, forest = grown(physics, np.arange(len(it)), TREES)
     return Performance(
         forest=forest,

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from duetune.knowledge.estimate import EXTRAPOLATED, seen_words, unseen_in
-from duetune.knowledge.model.conformal import Widths, calibrated, held_out, widened
+from duetune.knowledge.model.conformal import Widths, calibrated, held_out
 from duetune.knowledge.model.extrapolation import MEMORY, foreign, transfers
 from duetune.knowledge.model.features import Physics, Reckoned, feature_matrix
 from duetune.knowledge.model.forest import (
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     Column = NDArray[np.float64]
 
 TREES = 48
-FOLD_TREES = 32
+FOLD_TREES = 24
 FEWEST = 20
 FEWEST_FOR_WIDTHS = 10
 MARGIN = 0
@@ -49,7 +49,7 @@ HALF_TRUST = 10.0
 """With this many runs of the rarer outcome, the classifier counts as much as physics."""
 
 DRIFT = 0.04
-"""Least half-width of the peak (a logarithm) while nothing was measured twice."""
+"""Least half-width of the peak (a logarithm) while no campaign can be held out."""
 
 SUREST = 0.995
 _STEEPEST = 1.645 * 1.702
@@ -172,8 +172,8 @@ def fit_validity(
     """Return the model for rows to which ``physics`` was fitted.
 
     ``peak_bytes`` is NaN if it was not measured, or if all memory was used. Each row's
-    margin comes from models fitted without that row, because later questions are about unseen rows.
-    Intervals also cover rows of a ``campaign`` that was held out.
+    margin comes from models fitted without that row and, if there are enough of them, without its
+    ``campaign``, because later questions are about runs of another day.
     """
     rows = it.configurations
     known = np.isfinite(peak_bytes)
@@ -220,9 +220,14 @@ def fit_validity(
             seen=seen_here,
             transfer=wider,
         )
-    peak, spread = held_out(rows, seed, of_others)
-    widths = calibrated(rows.take(known), (target - peak)[known], spread[known])
-    widths = widened(widths, rows, target, campaign, of_others, DRIFT)
+    (peak, spread), fair, other_days = held_out(rows, seed, of_others, campaign)
+    use = known & fair
+    widths = calibrated(
+        rows.take(use),
+        (target - peak)[use],
+        spread[use],
+        least=0.0 if other_days else DRIFT,
+    )
     if rarer < 2:
         return Validity(
             memory=memory,
@@ -240,7 +245,7 @@ def fit_validity(
         )
         return (grown.predict(sortable(seen[test]))[0],)
 
-    (classified,) = held_out(rows, seed + 1, judged)
+    (classified,), _, _ = held_out(rows, seed + 1, judged)
     margin = np.clip(np.log(it.capacity) - peak, -5.0, 5.0)
     by_software = {}
     codes = rows.columns["software"]
@@ -327,15 +332,17 @@ def _logistic_fit(margin: Column, fitted: NDArray[np.bool_], weight: Column) -> 
 
 def reserve_of(rows: Configurations, used: Column, peak: Column) -> dict[str, float]:
     """Return the usual logarithm of reserved over used memory for each software that told both, and
-    under ``""`` the usual one of all.
+    under ``""`` the largest of them.
     """
     known = np.isfinite(used) & np.isfinite(peak) & (used > 0)
     apart = np.log(peak[known] / used[known])
     if not len(apart):
         return {}
     codes = rows.columns["software"][known]
-    found = {"": max(0.0, float(np.median(apart)))}
+    found = {"": 0.0}
     for code in np.unique(codes).tolist():
         mine = apart[codes == code]
-        found[rows.labels["software"][code]] = max(0.0, float(np.median(mine)))
+        usual = max(0.0, float(np.median(mine)))
+        found[rows.labels["software"][code]] = usual
+        found[""] = max(found[""], usual)
     return found

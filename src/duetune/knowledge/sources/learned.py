@@ -22,7 +22,7 @@ from duetune.knowledge.model.frontier import INVALID, VALID, Frontier
 from duetune.knowledge.model.learned_model import FORMAT, KnowledgeModel
 from duetune.knowledge.sources.analytic import reckoned_terms
 from duetune.knowledge.sources.estimating import by_known_names
-from duetune.knowledge.sources.nearest import NearestSource, from_neighbours
+from duetune.knowledge.sources.nearest import GROWTH, NearestSource, from_neighbours
 from duetune.knowledge.sources.past_runs import SURE, remembered
 
 if TYPE_CHECKING:
@@ -196,7 +196,9 @@ class HybridSource(RegressionSource):
         self._frontier(configurations, result)
         found = self.measured.find(configurations)
         known = np.flatnonzero(found >= 0)
-        put(result, known, remembered(self.measured, found[known], self.name), keep_known=True)
+        part = remembered(self.measured, found[known], self.name)
+        self.model.widen(configurations.take(known), part, np.zeros(len(known)))
+        put(result, known, part, keep_known=True)
         rung[known] = _EXACT
         return result
 
@@ -208,6 +210,7 @@ class HybridSource(RegressionSource):
         gpus = configurations.number("num_gpus")[known]
         part = from_neighbours(self.measured, near, gpus, self.name)
         part.support = np.maximum(part.support, result.support[known])
+        self.model.widen(configurations.take(known), part, GROWTH * near.distance[:, 0])
         put(result, known, part, keep_known=True)
         result.rung[known] = _NEAREST
 

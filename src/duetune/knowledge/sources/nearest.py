@@ -49,10 +49,11 @@ APART: Mapping[str, float] = {
 
 CUT_OFF = 2.0
 COUNT = 5
+_PACKED = 2 * CUT_OFF  # packed and padded rows are never neighbours
 _BLOCK = 2**21
 _CLOSEST = 0.05  # a neighbour at distance 0 outweighs the others but does not silence them
 _UNKNOWN_GB = 80.0
-_GROWTH = 0.15  # standard deviation of the log throughput per doubling of distance
+GROWTH = 0.15  # standard deviation of the log throughput per doubling of distance
 
 
 class Near(NamedTuple):
@@ -124,11 +125,14 @@ def _closest(squares: Column, count: int) -> Index:
 def _numbers(rows: Configurations) -> Column:
     """In doublings."""
     lora = np.where(rows.is_("method", "full"), 1.0, np.maximum(rows.number("lora_rank"), 1.0))
+    # For packed rows the tokens of a microbatch count, and their lengths only for attention.
+    packed = rows.packed
     columns = [
         np.log2(rows.number("num_gpus")),
         np.log2(rows.number("num_nodes")),
-        np.log2(rows.per_gpu_batch),
-        np.log2(rows.number("tokens_per_sample")),
+        np.log2(np.where(packed, rows.per_gpu_tokens, rows.per_gpu_batch)),
+        np.where(packed, 0.5, 1.0) * np.log2(rows.span),
+        _PACKED * packed,
         0.25 * np.log2(rows.number("grad_accum")),
         0.25 * np.log2(lora),
         np.log2(np.nan_to_num(DERIVED["gpu_memory_gb"](rows), nan=_UNKNOWN_GB)),
@@ -183,10 +187,10 @@ def from_neighbours(measured: Measured, near: Near, gpus: Column, source: str) -
     each = measured.tokens_per_s[rows] / measured.rows.number("num_gpus")[rows]
     middle, deviation = _mean(np.log(each), weight)
     nearest = np.where(known, near.distance[:, 0], 0.0)
-    deviation = np.sqrt(deviation**2 + measured.noise**2 + (_GROWTH * nearest) ** 2)
+    deviation = np.sqrt(deviation**2 + measured.noise**2 + (GROWTH * nearest) ** 2)
     result.tokens_per_s = around(np.exp(middle) * gpus, deviation)
     middle, deviation = _mean(np.log(measured.memory_gb[rows]), weight)
-    result.memory_gb = around(np.exp(middle), np.sqrt(deviation**2 + (_GROWTH * nearest) ** 2))
+    result.memory_gb = around(np.exp(middle), np.sqrt(deviation**2 + (GROWTH * nearest) ** 2))
     result.support = there.sum(axis=1)
     result.measured = known & (near.distance[:, 0] == 0)
     return result

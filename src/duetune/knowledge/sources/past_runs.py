@@ -178,7 +178,8 @@ class Measured:
     """Each measured configuration once (``rows``), with its runs summed up.
 
     - ``count``, ``valid``, ``ran_out``: how many runs there were, fitted, and ran out of memory.
-    - ``tokens_per_s``, ``memory_gb``: medians, NaN if not measured.
+    - ``tokens_per_s``, ``memory_gb``: medians, NaN if not measured. Memory is what was in use,
+      without what the allocator kept, where that is known.
     - ``latest``: the last observation of each.
     - ``noise``: standard deviation of the log throughput when a measurement is repeated.
     """
@@ -202,7 +203,8 @@ class Measured:
         self.ran_out = np.bincount(which[oom], minlength=size)
         pace = np.where(fitted, labelled.tokens_per_s, np.nan)
         self.tokens_per_s = _medians(which, pace, size)
-        self.memory_gb = _medians(which, labelled.peak_memory_gb, size)
+        needed = [each.needed_memory_gb or each.peak_memory_gb or np.nan for each in labelled]
+        self.memory_gb = _medians(which, np.array(needed), size)
         self.noise = _noise(which, pace, size)
 
     def __len__(self) -> int:

@@ -20,6 +20,7 @@ from duetune.knowledge.history_files import read_history
 from duetune.knowledge.model.learned_model import KnowledgeModel
 from duetune.knowledge.model.quality import IMPLAUSIBLE, SATURATED
 from duetune.knowledge.observation import Observation, RunOutcome
+from duetune.knowledge.sources.learned import HybridSource
 from duetune.market.datasets import data_folder
 from support.synthetic_history import TRUTH, drawn, measured
 
@@ -229,6 +230,12 @@ def test_another_version_of_measured_software_is_taken_to_need_as_much():
         assert told.extrapolated == ("software",)
     assert one(learned, software="a 1.9, b 2").memory_gb != newest.memory_gb
     assert one(learned, software="d").memory_gb != newest.memory_gb
+
+    def width(software):
+        pace = one(learned, software=software).tokens_per_s
+        return pace.high / pace.low
+
+    assert width("a 1.10, b 2") < width("a 1.11, b 2") < width("d")
 
 
 def test_support_counts_runs_that_fitted_or_did_not_near_by(model):
@@ -475,9 +482,14 @@ def test_whole_campaigns_held_out_make_intervals_honest_on_another_day():
         msgspec.structs.replace(each, provenance="one day", measured_at=0.0) for each in known
     )
     table = Configurations.of(each.configuration for each in known)
-    honest, naive = (KnowledgeModel.fit(each).estimate(table) for each in (known, mixed))
+    model = KnowledgeModel.fit(known)
+    honest, naive = model.estimate(table), KnowledgeModel.fit(mixed).estimate(table)
 
     def width(estimates):
-        return np.median(estimates.tokens_per_s[:, 2] / estimates.tokens_per_s[:, 0])
+        return np.nanmedian(estimates.tokens_per_s[:, 2] / estimates.tokens_per_s[:, 0])
 
     assert width(honest) > 1.05 * width(naive)
+    # What was measured on one of these days is as uncertain on another day.
+    again = HybridSource(known, model=model).query(table)
+    assert again.measured.all()
+    assert width(again) > 1.2

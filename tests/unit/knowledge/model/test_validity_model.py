@@ -286,7 +286,7 @@ def test_what_the_allocator_wastes_is_known_by_software():
     used, peak = np.array([10.0, 10.0]), np.array([12.0, 10.1])
     found = reserve_of(rows, used, peak)
     assert found["x"] == pytest.approx(np.log(1.2))
-    assert found["x"] > found[""] > found["y"]
+    assert found["x"] == found[""] > found["y"]  # unknown software may waste as much as any
     model = msgspec.structs.replace(PHYSICS_ALONE, reserve=found)
     assert model.reserved(rows).tolist() == [found["x"], found["y"]]
     world = World(Configurations.of([]))

@@ -122,6 +122,19 @@ def test_the_nearest_are_found_in_doublings():
     assert few.row[0].tolist() == [2, -1, -1]
 
 
+def test_packed_rows_are_near_by_their_tokens_and_never_near_padded_ones():
+    packed = POINT.replace(batch_size=1, tokens_per_microbatch=8192)
+    rows = [packed.replace(tokens_per_microbatch=size) for size in (8192, 16384, 65536)]
+    near = Metric(Configurations.of([*rows, POINT])).nearest(Configurations.of([packed]), 4, 2.0)
+    assert near.row[0].tolist() == [0, 1, -1, -1]
+    assert near.distance[0, :2].tolist() == pytest.approx([0.0, 1.0])
+
+
+def test_the_memory_of_a_measured_run_is_what_was_in_use():
+    source = HistorySource(History([run(peak_memory_gb=50.0, needed_memory_gb=40.0)]))
+    assert asked(source, POINT).memory_gb.middle == 40.0
+
+
 def test_the_nearest_are_those_of_a_plain_search():
     history = synthetic_history()
     rows = Measured(history).rows
@@ -220,6 +233,9 @@ class StubModel:
         found.tokens_per_s[:] = (400.0, 500.0, 600.0)
         found.memory_gb[:] = (10.0, 11.0, 12.0)
         return found
+
+    def widen(self, configurations, measured, away):
+        """Leave the intervals of measured runs alone, as a model of few runs does."""
 
 
 @pytest.fixture
