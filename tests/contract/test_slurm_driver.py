@@ -27,7 +27,7 @@ pytestmark = [
 NUMBERS = itertools.count()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="class")  # the suite has one, and every other test one of its own
 def cluster():
     # Where no machine is killed, none is to be taken for dead because this one is busy.
     with SlurmLab(slurmd_timeout_s=10 if FLEETS else 300) as lab:
@@ -149,21 +149,18 @@ def test_the_notice_of_a_preemption_is_the_end_of_its_grace_time(lab):
 
 
 @pytest.mark.fleets
-def test_a_controller_that_was_killed_may_forget_a_node_but_never_starts_two():
-    # In a lab of its own: it gives the number of a forgotten job to the next one, and the nodes
-    # refuse that for a minute.
-    with SlurmLab() as lab:
-        driver = driver_of(lab, "killed-")
-        order = sleeper("killed-a")
-        driver.start(order)
-        lab.kill("slurmctld")
-        with pytest.raises(FleetError) as raised:
-            driver.list()
-        assert raised.value.retry
-        lab.start_controller()
-        driver.start(order)
-        until_state(driver, EngineState.RUNNING)
-        assert len(lab.run("squeue", "-h", "-n", "killed-a").splitlines()) == 1
+def test_a_controller_that_was_killed_may_forget_a_node_but_never_starts_two(lab):
+    driver = driver_of(lab, "killed-")
+    order = sleeper("killed-a")
+    driver.start(order)
+    lab.kill("slurmctld")
+    with pytest.raises(FleetError) as raised:
+        driver.list()
+    assert raised.value.retry
+    lab.start_controller()
+    driver.start(order)
+    until_state(driver, EngineState.RUNNING)
+    assert len(lab.run("squeue", "-h", "-n", "killed-a").splitlines()) == 1
 
 
 @pytest.mark.fleets

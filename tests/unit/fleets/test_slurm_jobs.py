@@ -94,6 +94,12 @@ def test_a_running_job_has_no_end_but_perhaps_a_notice():
     assert node(preempt_time=150, end_time=165, job_state="PREEMPTED").notice_at is None
 
 
+@pytest.mark.parametrize("word", ["COMPLETED", "FAILED"])
+def test_a_command_that_left_in_its_grace_time_was_preempted(word):
+    assert node(job_state=word).end is None
+    assert node(job_state=word, preempt_time=150).end is NodeEnd.CAPACITY
+
+
 def test_an_end_has_a_reason():
     assert node(job_state="FAILED", state_reason="NonZeroExitCode").reason == (
         "FAILED (NonZeroExitCode)"

@@ -83,7 +83,8 @@ class SlurmJob(msgspec.Struct):
         state = self.state
         started = state is not EngineState.WAITING and bool(self.nodes)
         ended = state is EngineState.ENDED
-        preempted = state is EngineState.RUNNING and _seconds(self.preempt_time) is not None
+        preempted = _seconds(self.preempt_time) is not None
+        noticed = preempted and state is EngineState.RUNNING
         why = "" if self.state_reason in {None, "None"} else self.state_reason
         word = min(self.words & _ENDS.keys()) if ended else ""
         return EngineNode(
@@ -92,8 +93,9 @@ class SlurmJob(msgspec.Struct):
             started_at=_seconds(self.start_time) if started else None,
             ended_at=_seconds(self.end_time) if ended else None,
             # While a job is being preempted, its end is the end of the grace time.
-            notice_at=_seconds(self.end_time) if preempted else None,
-            end=_ENDS[word] if ended else None,
+            notice_at=_seconds(self.end_time) if noticed else None,
+            # A command that leaves in its grace time makes its job COMPLETED or FAILED.
+            end=(_ENDS[word] or (NodeEnd.CAPACITY if preempted else None)) if ended else None,
             reason=" ".join(filter(None, (word, f"({why})" if word and why else why))),
         )
 
