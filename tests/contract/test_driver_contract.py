@@ -8,9 +8,9 @@ from support.discovery import classes_with
 
 
 def test_every_driver_of_the_package_runs_through_the_suite():
-    # test_slurm_driver.py has that of Slurm.
+    # test_slurm_driver.py and test_ray_driver.py have theirs.
     found = {each.__name__ for each in classes_with(duetune.fleets, "start", "stop", "list")}
-    assert found == {"SlurmDriver"}
+    assert found == {"RayDriver", "SlurmDriver"}
 
 
 class TestMemoryDriver(DriverContract):

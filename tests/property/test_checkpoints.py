@@ -151,7 +151,11 @@ class Store(RuleBasedStateMachine):
     def save(self, writer, ahead):
         self.step += ahead
         text = f"{self.launches}:{self.step}:{len(self.texts)} "
-        if self.newest_claim is not None and writer is not self.newest_claim and writer._claim:
+        if (
+            self.newest_claim is not None
+            and writer is not self.newest_claim
+            and writer._backend._claim
+        ):
             before = sorted(self.folder.rglob("*"))
             try:
                 writer.publish(self.step, written(self.root / "source", text))
@@ -162,7 +166,7 @@ class Store(RuleBasedStateMachine):
         try:
             path = writer.publish(self.step, written(self.root / "source", text))
         except StaleEpoch:
-            assert writer._claim is None, "only a writer that works alone and is late"
+            assert writer._backend._claim is None, "only a writer that works alone and is late"
             return
         self.newest_claim = writer
         self._published(path, text)
@@ -229,12 +233,12 @@ class Store(RuleBasedStateMachine):
             there = list(self.folder.glob("step-*"))
             assert len(there) >= min(2, len(self.texts))
 
-    def _published(self, path, text):
+    def _published(self, name, text):
         # A step is published once per epoch: a second time leaves the first, if it is whole.
-        found = (path / "files" / "optimiser").read_text()
-        assert found in {text, self.texts.get(path.name)}
-        self.texts[path.name] = found
-        self.damaged.discard(path.name)
+        found = (self.folder / name / "files" / "optimiser").read_text()
+        assert found in {text, self.texts.get(name)}
+        self.texts[name] = found
+        self.damaged.discard(name)
 
 
 def _order(name):

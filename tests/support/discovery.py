@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import inspect
 import pkgutil
@@ -13,10 +14,11 @@ if TYPE_CHECKING:
 
 def classes_with(package: ModuleType, *methods: str) -> list[type]:
     """Every concrete class defined in ``package`` that has all these methods."""
-    modules = [package] + [
-        importlib.import_module(found.name)
-        for found in pkgutil.walk_packages(package.__path__, f"{package.__name__}.")
-    ]
+    modules = [package]
+    for each in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+        # Some modules run in another environment only, such as actors of Ray.
+        with contextlib.suppress(ModuleNotFoundError):
+            modules.append(importlib.import_module(each.name))
     found = {
         each
         for module in modules

@@ -264,7 +264,7 @@ class EngineFleet:
         if over or (report is not None and report.code is not None):
             return self._over(entry, there, report, now)
         late = entry.withdraw_at is not None and now >= entry.withdraw_at
-        if there.state is EngineState.WAITING and late:
+        if there.state is EngineState.WAITING and late and entry.node.started_at is None:
             reason = f"{NodeEnd.CAPACITY} (not granted within {self._times.withdraw_s:.0f} s)"
             return ended(entry, NodeState.REFUSED, NodeEnd.CAPACITY, now, reason)
         return self._billed(entry, now)

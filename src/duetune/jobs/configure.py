@@ -236,19 +236,12 @@ def _evaluated(spec: JobSpec, rows: int | None, eval_rows: int | None, batch: in
 
 def _check_accelerator(spec: JobSpec, site: Site) -> None:
     """Refuse GPUs that the site does not have, or more than it has."""
-    name, least, asked = spec.gpus
+    name, least, _ = spec.gpus
     given = str(spec.resources.accelerators)
     if name is not None and not site.sells(name):
         allowed = (
             f"auto or {site.accelerator}, the only GPU of the fleet; for {name}, set "
             "site.accelerator in config.toml or start a fleet with --accelerator"
-        )
-        raise InvalidInput("resources.accelerators", given, allowed)
-    if spec.run is not None and (asked or least) > 1 and not spec.has_members:
-        kind = name or "auto"
-        allowed = (
-            f"{kind}:1, or a range such as {kind}:1..{asked or least} for a script that uses "
-            "duetune.training.elastic, because your own command (run) has one GPU per process"
         )
         raise InvalidInput("resources.accelerators", given, allowed)
     most = site.max_gpus
@@ -298,35 +291,43 @@ def _own_command(
     spec: JobSpec, site: Site, now: float | None, measured: Sequence[MeasuredPace]
 ) -> TrainingPlan:
     """Return the plan of a user's command. Progress is what the command reports, in steps of
-    ``max_steps`` or in percent. With a range of GPUs each GPU has one member.
+    ``max_steps`` or in percent. With a range of GPUs each GPU has one member; an exact number of
+    GPUs is one node.
     """
     given = spec.training.max_steps
     total_steps = PERCENT if given is None else given
     runs = [
         run for run in measured if run.subject == spec.run and run.accelerator == site.accelerator
     ]
+    name, least, asked = spec.gpus
+    own = 1 if spec.has_members else least
+    given_own = spec.resources.gpus_per_member
+    if given_own not in {None, own}:
+        why = "a range of GPUs starts the command once per GPU; give their exact number instead"
+        allowed = f"{own}: {why}" if spec.has_members else f"{own}, all its GPUs"
+        raise InvalidInput("resources.gpus_per_member", given_own, allowed)
     if runs:
-        basis, step = Basis.MEASURED, median(run.step_s * run.gpus for run in runs)
+        basis, step = Basis.MEASURED, median(run.step_s * run.gpus / own for run in runs)
         pace = f"{len(runs)} earlier runs of this command"
     else:
         time_s = _time_left(spec, now) / site.speed
         basis, step = Basis.ASSUMED, ASSUMED_SHARE * time_s / total_steps
         pace = "nothing was measured: assumed to need half of the time to the deadline"
-    name, least, asked = spec.gpus
     least, most = (
         (least, min(asked or site.max_gpus, site.max_gpus)) if spec.has_members else (1, 1)
     )
     step_s = [0.0]
     for gpus in range(1, most + 1):
-        same = [run.step_s for run in runs if run.gpus == gpus]
+        same = [run.step_s for run in runs if run.gpus == gpus * own]
         step_s.append(median(same) if same else step / gpus)
     if most > 1:
         pace += "; members are assumed to share the work evenly until that is measured"
-    one = "your own command runs on one GPU"
+    one = "your own command runs on one GPU" if own == 1 else "your own command has one node"
     return TrainingPlan(
         accelerator=site.accelerator,
         min_gpus=least,
         max_gpus=most,
+        gpus_per_member=own,
         method=OWN_COMMAND,
         total_steps=total_steps,
         step_s=tuple(step_s),

@@ -162,7 +162,7 @@ def test_the_peak_fits_and_is_made_of_its_terms():
 def test_recomputing_and_shorter_examples_come_in_only_where_memory_is_short():
     roomy = chosen(site=Site(accelerator="H200"))
     assert not roomy.gradient_checkpointing
-    small = chosen(site=Site(accelerator="L4"))
+    small = chosen(site=Site(accelerator="L4", memory_gb=20))
     assert small.gradient_checkpointing
     assert small.reasons["gradient_checkpointing"] != "given"
     lengths = []

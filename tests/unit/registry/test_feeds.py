@@ -61,7 +61,7 @@ def recording(home, name="pool.csv", slots=40, **how):
         ("offers:nobody:H100", "provider of the offers feed: 'nobody'"),
         ("offers:gcp:H100:memory=-1", "memory: '-1'"),
         ("recorded", "recorded:FILE"),
-        ("recorded:none.csv", "none.csv.*`duetune market record` writes one"),
+        ("recorded:none.csv", "an existing file; `duetune market record` writes one"),
         ("recorded:pool.csv:hold=0", "hold: '0'"),
         ("recorded:pool.csv:pool=there", "pool: 'there' is not allowed; expected one of here"),
         ("nowhere:x", "site.feed: 'nowhere:x'.*aws:REGION:TYPE"),
