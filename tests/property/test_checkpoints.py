@@ -191,7 +191,7 @@ class Store(RuleBasedStateMachine):
             except StaleEpoch:
                 pass
         for path in set(self.folder.glob("step-*")) - before:
-            self._published(path, text)
+            self._published(path.name, text)
         if death.killed and death.last_opened and "writers" in death.last_opened.parts:
             death.cut(share)
         # What the dead one had claimed is unknown; whoever claims next is the newest.
