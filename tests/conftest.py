@@ -4,6 +4,7 @@ import itertools
 import os
 import sys
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 from support.more import FLEETS, MORE
@@ -55,6 +56,17 @@ def pytest_collection_modifyitems(config, items):
         ordered += rest[:room]
         del rest[:room]
     items[:] = ordered + rest
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _shared_models(tmp_path_factory):
+    """Homes of tests share the fitted models: to fit the one of the shipped runs takes seconds."""
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("duetune.registry.sources.FOLDER", str(folder / "models"))
+        yield
 
 
 def _wanted(item):

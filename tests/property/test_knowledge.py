@@ -9,7 +9,6 @@ import msgspec
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sklearn.ensemble import ExtraTreesClassifier, ExtraTreesRegressor
 
 from duetune.knowledge.configurations.configuration import (
     CATEGORIES,
@@ -31,6 +30,9 @@ from duetune.knowledge.model.forest import grow_classification, grow_regression,
 from duetune.knowledge.model.frontier import INVALID, UNKNOWN, VALID, Frontier, Support
 from duetune.knowledge.model.learned_model import KnowledgeModel
 from duetune.knowledge.observation import Observation, RunOutcome
+from support.later import later
+
+ensemble = later("sklearn.ensemble")
 
 MODELS = (
     "HuggingFaceTB/SmolLM2-135M",
@@ -267,7 +269,9 @@ def test_flat_trees_are_the_librarys(rows, asked):
     weight = np.linspace(1, 2, len(rows))
     questions = np.array([*asked, *matrix.tolist()], np.float32)
     target = matrix.sum(axis=1, dtype=np.float64)
-    grown = ExtraTreesRegressor(3, random_state=1).fit(matrix, target, sample_weight=weight)
+    grown = ensemble.ExtraTreesRegressor(3, random_state=1).fit(
+        matrix, target, sample_weight=weight
+    )
     flat = grow_regression(matrix, target, weight, trees=3, seed=1)
     assert (flat.predict(sortable(questions))[0] == grown.predict(questions)).all()
     forest = grow_classification(matrix, label, weight, rising=[1], trees=3, seed=1)
@@ -275,7 +279,7 @@ def test_flat_trees_are_the_librarys(rows, asked):
     if label.all() or not label.any():
         assert (told == float(label[0])).all()
         return
-    judge = ExtraTreesClassifier(3, random_state=1, max_features=0.5, monotonic_cst=[0, 1])
+    judge = ensemble.ExtraTreesClassifier(3, random_state=1, max_features=0.5, monotonic_cst=[0, 1])
     judge.fit(matrix, label, sample_weight=weight)
     assert (told == judge.predict_proba(questions)[:, 1]).all()
     line = np.stack([np.full(20, questions[0, 0]), np.linspace(-1e6, 1e6, 20)], axis=1)

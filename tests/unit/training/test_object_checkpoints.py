@@ -14,11 +14,12 @@ from duetune.storage import open_storage
 from duetune.testing import MemoryStorage
 from duetune.training import worker
 from duetune.training.checkpoint import CheckpointStore, StaleEpoch, job_checkpoints
-from duetune.training.entry import checkpoint_store
 from duetune.training.worker_contract import Contract, read_progress
 from support.checkpoint_places import ObjectPlace
+from support.later import later
 from support.storage_faults import FaultyStorage, Killed, every_call
 
+entry = later("duetune.training.entry")
 pytestmark = pytest.mark.torch  # `entry` imports it
 
 
@@ -183,7 +184,7 @@ def test_the_url_of_the_contract_decides(tmp_path, s3_url, source):
         "DUETUNE_CHECKPOINT_URL": s3_url,
     }
     contract = Contract.from_environment(environment)
-    name = checkpoint_store(contract, environment).publish(4, source("four"))
+    name = entry.checkpoint_store(contract, environment).publish(4, source("four"))
     found = job_checkpoints(contract, environment, keep=2).latest()
     assert found.path == tmp_path / "job" / "fetched" / name
     assert text(CheckpointStore(s3_url, 0)) == "four"

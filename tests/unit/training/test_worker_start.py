@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from support.later import later
+
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytest.importorskip("peft")
-pytest.importorskip("bitsandbytes")
+later("peft")
+later("bitsandbytes")
 
 _LORA = """
 import sys

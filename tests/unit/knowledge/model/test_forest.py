@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from sklearn.ensemble import ExtraTreesClassifier, ExtraTreesRegressor
 
 from duetune.knowledge.model.forest import (
     BLOCK,
@@ -15,6 +14,9 @@ from duetune.knowledge.model.forest import (
     grow_regression,
     sortable,
 )
+from support.later import later
+
+ensemble = later("sklearn.ensemble")
 
 TREES = 12
 random = np.random.default_rng(0)
@@ -32,13 +34,15 @@ ASKED[10:20, 2] = 0.0
 
 @pytest.fixture(scope="module")
 def regressor():
-    grown = ExtraTreesRegressor(TREES, random_state=5).fit(MATRIX, TARGET, sample_weight=WEIGHT)
+    grown = ensemble.ExtraTreesRegressor(TREES, random_state=5).fit(
+        MATRIX, TARGET, sample_weight=WEIGHT
+    )
     return grown, grow_regression(MATRIX, TARGET, WEIGHT, trees=TREES, seed=5)
 
 
 @pytest.fixture(scope="module")
 def classifier():
-    grown = ExtraTreesClassifier(
+    grown = ensemble.ExtraTreesClassifier(
         TREES, random_state=5, max_features=0.5, monotonic_cst=[1, 0, 0, 0, 0, 0]
     ).fit(MATRIX, LABEL, sample_weight=WEIGHT)
     return grown, grow_classification(MATRIX, LABEL, WEIGHT, rising=[0], trees=TREES, seed=5)
@@ -84,7 +88,7 @@ def test_thresholds_between_two_neighbouring_numbers_divide_them():
     for sign in (1, -1):
         matrix = np.array([[sign * low], [sign * high]] * 4, np.float32)
         target = np.array([1.0, 2.0] * 4)
-        grown = ExtraTreesRegressor(20, random_state=0).fit(matrix, target)
+        grown = ensemble.ExtraTreesRegressor(20, random_state=0).fit(matrix, target)
         forest = grow_regression(matrix, target, np.ones(8), trees=20, seed=0)
         assert (forest.predict(sortable(matrix))[0] == grown.predict(matrix)).all()
 
@@ -199,7 +203,7 @@ def test_trees_of_one_leaf_among_others_say_what_the_library_says():
     matrix = np.array([[0.0], [0.0], [0.0], [1.0]], np.float32)
     target = np.array([1.0, 1.0, 1.0, 9.0])
     weight = np.array([1.0, 1.0, 1.0, 1e-3])
-    grown = ExtraTreesRegressor(10, random_state=1, bootstrap=False)
+    grown = ensemble.ExtraTreesRegressor(10, random_state=1, bootstrap=False)
     grown.fit(matrix, target, sample_weight=weight)
     forest = grow_regression(matrix, target, weight, trees=10, seed=1)
     assert (forest.predict(sortable(matrix))[0] == grown.predict(matrix)).all()
