@@ -261,6 +261,12 @@ def test_to_ask_makes_no_store(tmp_path):
     assert not where.home.exists()
 
 
+@pytest.fixture(autouse=True)
+def _models_of_its_own(monkeypatch):
+    """Other tests share the fitted models; here every home has its own."""
+    monkeypatch.setattr("duetune.registry.sources.FOLDER", FOLDER)
+
+
 def test_a_model_is_fitted_once_for_a_history(tmp_path, monkeypatch):
     where, history = settings(tmp_path), History([run(1), run(2)])
     first = site_source(where, history)
