@@ -82,7 +82,7 @@ class EngineLab:
         self.pages = LedgerPages(memory_database(), "lab")
         self.fleet = self.new_fleet()
 
-    def new_fleet(self):
+    def new_fleet(self, *, looks=True):
         """Return another fleet on the same engine and ledger, as after a restart."""
         return EngineFleet(
             self.driver,
@@ -92,6 +92,7 @@ class EngineLab:
             self.clock,
             prefix="dt",
             times=TIMES,
+            looks=looks,
         )
 
     def launch(self, node, *, job="job", kind=NodeKind.SPOT, epoch=1):

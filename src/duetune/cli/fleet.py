@@ -1,4 +1,4 @@
-"""``duetune fleet``: start, show and stop the embedded fleet; ``fleet_files`` has the others."""
+"""``duetune fleet``: the embedded fleet; fleets of others are in ``fleet_connections``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import click
 import msgspec
 
 from duetune.cli.context import Answer, json_option, print_answer
-from duetune.cli.fleet_files import add, check, list_, remove
+from duetune.cli.fleet_connections import add, check, list_, remove
 from duetune.home import Home
 
 if TYPE_CHECKING:

@@ -11,6 +11,7 @@ from enum import StrEnum
 import msgspec
 
 from duetune.core.market import Slot
+from duetune.core.node_contract import BAD_NODE, DONE, HOPELESS
 
 
 class NodeKind(StrEnum):
@@ -65,6 +66,18 @@ class NodeEnd(StrEnum):
     """The fleet was stopped with all its nodes."""
     NOT_LAUNCHED = "not launched"
     """The node was released before its launch reached the fleet; only the controller says this."""
+
+
+def end_of_exit(code: int | None) -> NodeEnd | None:
+    """Return what the exit status of a node's process says by itself; None if it says nothing."""
+    return _EXITS.get(code)
+
+
+_EXITS = {
+    DONE: NodeEnd.FINISHED,
+    HOPELESS: NodeEnd.HOPELESS,
+    BAD_NODE: NodeEnd.CRASHED,
+}
 
 
 class Task(msgspec.Struct, frozen=True):

@@ -99,8 +99,10 @@ class NodeFiles(Protocol):
 class EngineFleet:
     """The ``Fleet`` of an engine.
 
-    ``prefix`` begins the names of all its nodes; a node with this prefix that the ledger does not
-    know is stopped.
+    - ``prefix``: begins the names of all its nodes; a node with this prefix that the ledger does
+      not know is stopped.
+    - ``looks``: whether ``observe`` looks at the engine. Only the controller does; others read what
+      it has written to the ledger.
     """
 
     def __init__(
@@ -113,6 +115,7 @@ class EngineFleet:
         *,
         prefix: str,
         times: EngineTimes | None = None,
+        looks: bool = True,
     ) -> None:
         self._driver = driver
         self._ledger = ledger
@@ -121,7 +124,7 @@ class EngineFleet:
         self._clock = clock
         self._prefix = prefix
         self._times = times or EngineTimes()
-        self._looked_at = -math.inf
+        self._looked_at = -math.inf if looks else math.inf
 
     def apply(self, commands: Sequence[Command]) -> None:
         """Write the commands to the ledger and carry them out as far as the engine answers.

@@ -11,7 +11,7 @@ from duetune.fleets.driver import CapacityDriver
 
 if TYPE_CHECKING:
     from duetune.core.market import MarketTrace
-    from duetune.core.ports import Clock, MarketFeed
+    from duetune.core.ports import Clock
     from duetune.fleets.driver import Driver
     from duetune.fleets.fleet_file import FleetFile
     from duetune.fleets.node_ledger import NodeLedger
@@ -66,19 +66,17 @@ class EngineMarket:
         return self._file.max_gpus if self._file.spot_gpus is None else self._file.spot_gpus
 
 
-class MarketPrices:
-    """The ``Prices`` of a market feed: what a GPU costs in the present slot."""
+class FilePrices:
+    """The ``Prices`` of a fleet's file, which do not change while a job runs."""
 
-    def __init__(self, feed: MarketFeed) -> None:
-        self._feed = feed
+    def __init__(self, file: FleetFile) -> None:
+        self._file = file
 
     def dollars(self, kind: NodeKind, since: float, until: float) -> float:
-        """Return the dollars for one GPU; slots before the present one count as it is priced."""
+        """Return the dollars for one GPU from ``since`` to ``until``."""
         return self.rate(kind) * max(0.0, until - since)
 
     def rate(self, kind: NodeKind) -> float:
-        """Return the dollars for one GPU in a second, as of now."""
-        report = self._feed.now()
+        """Return the dollars for one GPU in a second."""
         spot = kind is NodeKind.SPOT
-        price = report.slot.spot_price if spot else report.slot.on_demand_price
-        return price / report.slot_s
+        return (self._file.spot_usd_h if spot else self._file.on_demand_usd_h) / 3600

@@ -6,17 +6,13 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from duetune.core.fleet import NodeEnd, NodeState
-from duetune.core.node_contract import BAD_NODE, DONE, HOPELESS
+from duetune.core.fleet import NodeEnd, NodeState, end_of_exit
 from duetune.fleets.driver import EngineState
 
 if TYPE_CHECKING:
     from duetune.fleets.driver import EngineNode
     from duetune.fleets.node_files import NodeReport
     from duetune.fleets.node_ledger import LedgerEntry
-
-_ENDS = {DONE: NodeEnd.FINISHED, HOPELESS: NodeEnd.HOPELESS, BAD_NODE: NodeEnd.CRASHED}
-"""What the exit status of a node's process says by itself."""
 
 
 class NodeOver(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,8 +62,8 @@ class NodeOver(msgspec.Struct, frozen=True, kw_only=True):
         return ended(entry, state, end, at, reason, gone=self.gone)
 
     def _verdict(self, entry: LedgerEntry) -> tuple[NodeState, NodeEnd, str]:
-        if self.code in _ENDS:
-            return NodeState.RELEASED, _ENDS[self.code], ""
+        if (end := end_of_exit(self.code)) is not None:
+            return NodeState.RELEASED, end, ""
         if self.limited:
             return NodeState.LOST, NodeEnd.LIMIT, ""
         said = f" ({self.said})" if self.said else ""

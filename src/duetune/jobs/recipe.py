@@ -57,7 +57,7 @@ class Chosen(NamedTuple):
 
     @property
     def gpus_per_member(self) -> int:
-        """How many GPUs share one copy of the model."""
+        """Return how many GPUs share one copy of the model."""
         return self.prospects.gpus_per_member
 
     @property

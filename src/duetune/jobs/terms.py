@@ -75,7 +75,7 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def slowdown(self) -> float:
-        """How many times slower than estimated the job may be; 1 if it was measured."""
+        """Return how many times slower than estimated the job may be; 1 if it was measured."""
         return GUESS_SLOWDOWN if self.pace is None else 1 / self.pace[0]
 
     def moment(self, slot: float) -> float:

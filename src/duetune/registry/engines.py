@@ -10,7 +10,7 @@ import msgspec
 
 from duetune.fleets.driver import Driver
 from duetune.fleets.engine_fleet import EngineFleet, EngineTimes
-from duetune.fleets.engine_market import EngineMarket, MarketPrices
+from duetune.fleets.engine_market import EngineMarket, FilePrices
 from duetune.fleets.fleet_file import prefix_of, read_fleet, token_of
 from duetune.fleets.host import Connected
 from duetune.fleets.node_files import FolderFiles
@@ -27,17 +27,17 @@ if TYPE_CHECKING:
     from duetune.settings import Settings, SiteSettings
     from duetune.store.store import Store
 
-DRIVER_GROUP = "duetune.fleets"
-"""The entry point group of engines. An entry names a factory that takes a ``FleetFile`` and the
-prefix of the nodes' names, and returns a ``Driver``.
+FLEET_GROUP = "duetune.fleets"
+"""The entry point group of fleets. An entry names a factory. As an engine it is called with a
+``FleetFile`` and the prefix of the nodes' names, and returns a ``Driver``. As a fleet of its own it
+is called with the settings and the texts behind the name, and returns a ``Connected`` or a
+``FleetHost``.
 """
 
 _LOOKS = 20
 """The least number of looks at an engine in a slot."""
 
-SLURM = "slurm"
-
-RAY = "ray"
+SLURM, RAY = "slurm", "ray"
 
 ENGINES = (
     Listed(SLURM, "a Slurm cluster, by its command line"),
@@ -67,7 +67,7 @@ def engines_listed() -> tuple[Listed, ...]:
 
 KIND: Kind[Driver] = Kind(
     "engine",
-    DRIVER_GROUP,
+    FLEET_GROUP,
     ENGINES,
     lambda found: found if isinstance(found, Driver) else None,
     "a driver of duetune.fleets.driver",
@@ -90,12 +90,17 @@ class EngineHost:
         return driver_of(self.file, prefix_of(self._token))
 
     def running(self) -> Connected | None:
-        """Return the fleet; None if the home has no database, so that no job ever ran."""
-        return self._connected(opened_store(self._settings)) if has_store(self._settings) else None
+        """Return the fleet as its controller left it in the ledger; reading changes nothing.
+
+        None means that the home has no database, so that no job ever ran.
+        """
+        if not has_store(self._settings):
+            return None
+        return self._connected(opened_store(self._settings), looks=False)
 
     def start(self) -> Connected:
-        """Return the fleet; the engine runs already."""
-        return self._connected(opened_store(self._settings))
+        """Return the fleet, which follows the engine; the engine runs already."""
+        return self._connected(opened_store(self._settings), looks=True)
 
     def revive(self) -> None:
         """Do nothing: only the engine's owner can repair it."""
@@ -119,7 +124,7 @@ class EngineHost:
             speed=1.0,
         )
 
-    def _connected(self, store: Store) -> Connected:
+    def _connected(self, store: Store, *, looks: bool) -> Connected:
         file = self.file
         ledger = NodeLedger(store.ledger(self.name))
         market = EngineMarket(file, self.driver, ledger, self._clock)
@@ -127,7 +132,7 @@ class EngineHost:
             self.driver,
             ledger,
             FolderFiles(node_command(file), self._token),
-            MarketPrices(market),
+            FilePrices(file),
             self._clock,
             prefix=prefix_of(self._token),
             times=EngineTimes(
@@ -135,6 +140,7 @@ class EngineHost:
                 withdraw_s=60 * file.withdraw_minutes,
                 lease_s=60 * file.lease_minutes,
             ),
+            looks=looks,
         )
         return Connected(fleet, market, self._clock, 1.0, self._clock.interrupt)
 

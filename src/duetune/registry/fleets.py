@@ -20,7 +20,7 @@ from duetune.fleets.fleet_file import fleet_files
 from duetune.fleets.host import ANSWER_S, AlwaysOn, Connected, FleetHost
 from duetune.market.forecast.simple import WEEK_HOURS
 from duetune.market.resample import slice_slots
-from duetune.registry.engines import EngineHost
+from duetune.registry.engines import FLEET_GROUP, EngineHost
 from duetune.registry.markets import SYNTHETIC_SLOTS, market_named, markets_from_file
 from duetune.registry.plugins import Kind, Listed
 from duetune.settings import SiteSettings
@@ -31,11 +31,6 @@ if TYPE_CHECKING:
     from duetune.core.market import MarketTrace
     from duetune.core.ports import MarketFeed
     from duetune.settings import Settings
-
-FLEET_GROUP = "duetune.fleets"
-"""The entry point group of fleets. An entry names a factory that takes the settings and the texts
-behind the name, and returns a ``Connected`` or a ``FleetHost``.
-"""
 
 EMBEDDED = "embedded"
 SITE_FILE = "site.json"

@@ -87,7 +87,7 @@ class StorageContract:
         assert storage.create("once", b"third")
 
     def test_one_of_many_creators_wins(self) -> None:
-        """Of several callers at the same time exactly one creates the file."""
+        """Exactly one of several callers at the same time creates the file."""
         storages = [self.make() for _ in range(RACERS)]
         with ThreadPoolExecutor(RACERS) as pool:
             won = list(

@@ -160,6 +160,17 @@ def test_a_controller_that_was_away_bills_no_more_than_the_limit(lab):
     assert before < node.billed <= 0.02
 
 
+def test_who_only_reads_neither_asks_nor_changes_the_engine(lab):
+    lab.driver.fail(DriverFault.UNHEARD, verb="start")
+    lab.launch("a")
+    reader = lab.new_fleet(looks=False)
+    lab.driver.away = True
+    lab.clock.advance(20.0)
+    (node,) = reader.observe("job").nodes
+    assert node.state is NodeState.REQUESTED
+    assert lab.driver.orders == []
+
+
 def test_another_process_goes_on_where_the_first_was(lab):
     lab.launch("a")
     look(lab)

@@ -24,8 +24,8 @@ from duetune.core.fleet import (
     NodeKind,
     NodeState,
     Release,
+    end_of_exit,
 )
-from duetune.core.node_contract import BAD_NODE, DONE, HOPELESS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -151,12 +151,8 @@ class Cloud:
         record = self._living.get((job, node))
         if record is None:
             return
-        if code == DONE:
-            self._end(record, NodeState.RELEASED, NodeEnd.FINISHED, self.at)
-        elif code == HOPELESS:
-            self._end(record, NodeState.RELEASED, NodeEnd.HOPELESS, self.at)
-        elif code == BAD_NODE:
-            self._end(record, NodeState.RELEASED, NodeEnd.CRASHED, self.at)
+        if (end := end_of_exit(code)) is not None:
+            self._end(record, NodeState.RELEASED, end, self.at)
         elif record.node.notice_at is not None:
             self._end(record, NodeState.LOST, record.why, self.at, ", worker left after notice")
         else:

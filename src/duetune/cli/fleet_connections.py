@@ -139,16 +139,17 @@ def check(name: str, as_json: bool) -> None:
 def remove(name: str) -> None:
     """Forget a fleet. It is refused while the fleet has nodes."""
     from duetune.errors import InvalidInput
-    from duetune.fleets.fleet_file import fleet_files
     from duetune.fleets.node_ledger import NodeLedger
 
-    home = Home()
-    path = fleet_files(home.settings).get(name) or _host(name).path
-    open_ones = NodeLedger(home.store.ledger(name)).open()
-    if open_ones:
-        jobs = sorted({entry.node.job for entry in open_ones})
-        raise InvalidInput("NAME", name, f"a fleet without nodes; cancel {', '.join(jobs[:5])}")
-    for file in (path, path.with_suffix(".token")):
+    host = _host(name)
+    ledger = NodeLedger(Home().store.ledger(name))
+    alive = sorted({entry.node.job for entry in ledger.open() if entry.node.state.alive})
+    if alive:
+        raise InvalidInput("NAME", name, f"a fleet without nodes; cancel {', '.join(alive[:5])}")
+    if ledger.open():
+        # Nobody has looked since the last job ended; what its engine still runs is stopped now.
+        host.start().fleet.observe("")
+    for file in (host.path, host.path.with_suffix(".token")):
         file.unlink(missing_ok=True)
     click.echo(f"Removed fleet {name}.")
 
