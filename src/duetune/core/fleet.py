@@ -73,7 +73,7 @@ def end_of_exit(code: int | None) -> NodeEnd | None:
     return _EXITS.get(code)
 
 
-_EXITS = {
+_EXITS: dict[int | None, NodeEnd] = {
     DONE: NodeEnd.FINISHED,
     HOPELESS: NodeEnd.HOPELESS,
     BAD_NODE: NodeEnd.CRASHED,
