@@ -244,7 +244,10 @@ def run_controller(settings: Settings) -> None:
         signal.signal(number, stop)
     log.info("controller of %s begins", settings.home)
     try:
-        controller.run(linger_s=LINGER_WALL_S * fleet.speed, stop=lambda: bool(stopping))
+        while not stopping:
+            controller.run(linger_s=LINGER_WALL_S * fleet.speed, stop=lambda: bool(stopping))
+            if not fleet.unfinished():
+                break
     except StoreLost as error:
         log.warning("%s; all nodes are released, so that nothing more is paid", error)
         _release_jobs(settings, fleet, controller.jobs)

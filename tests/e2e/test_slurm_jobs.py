@@ -75,7 +75,8 @@ def test_a_fine_tune_on_slurm_survives_all_that_can_happen_to_it(home, lab, tmp_
         lambda: any(each.node.end is NodeEnd.CAPACITY for each in entries(home, job)),
         "a preemption",
     )
-    lab.run("scancel", "--name=urgent-1,urgent-2")
+    for name in ("urgent-1", "urgent-2"):
+        lab.run("scancel", f"--name={name}")
 
     def running():
         alive = [each for each in entries(home, job) if each.node.state is NodeState.RUNNING]

@@ -149,6 +149,15 @@ class EngineFleet:
         entries = (entry for entry in self._ledger.of_job(job) if entry.launch is not None)
         return FleetReport(at=now, nodes=tuple(entry.node for entry in entries))
 
+    def unfinished(self) -> bool:
+        """Look at the engine, and return whether it may still run nodes that were given back."""
+        try:
+            self.look()
+        except FleetError as error:
+            log.warning("nodes may still run: %s", error)
+            return True
+        return bool(self._ledger.open())
+
     def look(self) -> None:
         """Compare the ledger with the engine, and start, stop, bill and end nodes accordingly."""
         found = {each.name: each for each in self._driver.list()}

@@ -56,11 +56,18 @@ def _nothing() -> None:
     """Do nothing. This is the default for clocks that cannot be interrupted."""
 
 
+def _finished() -> bool:
+    """Return False. This is the default for fleets that stop nodes by themselves."""
+    return False
+
+
 class Connected(NamedTuple):
     """A running fleet with its market feed and its clock.
 
     - ``speed``: seconds of ``clock`` per wall-clock second.
     - ``interrupt``: ends a wait of ``clock`` early; called when the controller is told to stop.
+    - ``unfinished``: returns whether nodes that were given back may still run; called when all jobs
+      are over, and again until it returns False.
     """
 
     fleet: Fleet
@@ -68,6 +75,7 @@ class Connected(NamedTuple):
     clock: Clock
     speed: float = 1.0
     interrupt: Callable[[], None] = _nothing
+    unfinished: Callable[[], bool] = _finished
 
 
 @runtime_checkable

@@ -142,7 +142,8 @@ class EngineHost:
             ),
             looks=looks,
         )
-        return Connected(fleet, market, self._clock, 1.0, self._clock.interrupt)
+        clock = self._clock
+        return Connected(fleet, market, clock, 1.0, clock.interrupt, fleet.unfinished)
 
 
 def node_command(file: FleetFile) -> tuple[str, ...]:

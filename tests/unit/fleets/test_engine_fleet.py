@@ -171,6 +171,20 @@ def test_who_only_reads_neither_asks_nor_changes_the_engine(lab):
     assert lab.driver.orders == []
 
 
+def test_a_stop_that_was_lost_at_the_end_of_the_last_job_is_not_forgotten(lab):
+    lab.launch("a")
+    look(lab)
+    lab.driver.fail(DriverFault.UNHEARD, verb="stop")
+    lab.fleet.apply([Release("a", "job")])
+    assert len(lab.living()) == 1
+    lab.driver.away = True
+    assert lab.fleet.unfinished(), "the engine does not answer"
+    lab.driver.away = False
+    assert lab.fleet.unfinished(), "it is being stopped"
+    assert not lab.fleet.unfinished()
+    assert lab.living() == []
+
+
 def test_another_process_goes_on_where_the_first_was(lab):
     lab.launch("a")
     look(lab)
