@@ -4,15 +4,21 @@ BIN := .venv/bin
 # Byte code is kept: the tests start many processes.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: venv hooks postgres slurm ray packages demo test test-more test-fleets check warm wheel snapshots soak bench bench-quick clean
+.PHONY: venv constraints hooks postgres slurm ray packages demo test test-more test-fleets check warm wheel snapshots soak bench bench-quick clean
 
 venv: .venv/.ready
 
-.venv/.ready: pyproject.toml
+.venv/.ready: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { apt-get update -q && apt-get install -y -q python3-venv; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	@$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[dev]'
+	@$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@
+
+# After `make test` passed with newer versions: these are installed from now on, so that a release of a
+# library cannot break the tests of a tree that has not changed.
+constraints: venv
+	@{ sed -n '/^#/p' constraints.txt; $(BIN)/python -m pip freeze --exclude-editable --exclude duetune \
+		| sed 's/+cpu//' | sort -f; } > constraints.new && mv constraints.new constraints.txt
 
 # Lint, format and types before every commit.
 hooks: venv

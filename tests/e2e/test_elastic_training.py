@@ -341,7 +341,7 @@ def test_the_best_state_is_published_whatever_was_pruned(job, tmp_path):
     other = tmp_path / "other.jsonl"
     other.write_text('{"prompt": "7 + 1 = ", "completion": "zebras"}\n')
     fields = {
-        "learning_rate": 0.5,
+        "learning_rate": 5.0,
         "eval_dataset": str(other),
         "lr_scheduler_type": Schedule.CONSTANT,
         "emulated_microbatch_s": None,
@@ -361,7 +361,7 @@ def test_the_best_state_is_published_whatever_was_pruned(job, tmp_path):
     measured = {row.step: row.eval_loss for row in best.metrics}
     step = best.result.best_step
     assert measured[step] == min(measured.values()) == best.result.eval_loss
-    assert step < 11
+    assert step < 11, measured
     assert best.progress.best_step == step
     plain = job("plain", **(fields | {"max_steps": step}))
     plain.launch("n1")

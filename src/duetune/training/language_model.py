@@ -20,10 +20,6 @@ if TYPE_CHECKING:
 
         config: object
 
-        def gradient_checkpointing_enable(
-            self, gradient_checkpointing_kwargs: dict[str, bool]
-        ) -> None: ...
-
         def enable_input_require_grads(self) -> None: ...
 
         def disable_adapter(self) -> contextlib.AbstractContextManager[None]: ...
@@ -44,6 +40,16 @@ def precision(task: TrainingTask) -> torch.dtype | None:
 def stored_type(task: TrainingTask) -> torch.dtype:
     """Return the data type in which the weights of the base model are stored."""
     return _TYPES.get(task.weights, torch.float32)
+
+
+def recompute_activations(model: torch.nn.Module, *, wanted: bool) -> None:
+    """Turn the recomputation of activations on or off.
+
+    Newer versions of transformers name it by what it stores, older ones by gradients.
+    """
+    kind = "activation" if hasattr(model, "activation_checkpointing_enable") else "gradient"
+    switch = getattr(model, f"{kind}_checkpointing_{'enable' if wanted else 'disable'}")
+    switch(**({f"{kind}_checkpointing_kwargs": {"use_reentrant": False}} if wanted else {}))
 
 
 @contextlib.contextmanager

@@ -60,6 +60,6 @@ def build_tiny_model(
         return folder
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = LlamaForCausalLM(config)  # type: ignore[no-untyped-call]
+        model = LlamaForCausalLM(config)
         model.save_pretrained(folder)
     return folder

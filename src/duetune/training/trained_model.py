@@ -11,7 +11,7 @@ from duetune.errors import InvalidInput
 from duetune.training.adapters import load_base, order_layers, with_adapter
 from duetune.training.chat_templates import template_text
 from duetune.training.forward_pass import counted_loss
-from duetune.training.language_model import refused, seeded
+from duetune.training.language_model import recompute_activations, refused, seeded
 from duetune.training.packed_rows import laid_end_to_end
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def prepared(task: TrainingTask, base: LanguageModel, device: torch.device) -> L
             parameter.data = parameter.data.float()
     model.train()
     if task.gradient_checkpointing:
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        recompute_activations(model, wanted=True)
         if task.adapts:
             model.enable_input_require_grads()
     return model

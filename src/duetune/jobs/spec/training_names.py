@@ -23,6 +23,7 @@ _INSTEAD = {
     "use_peft": "write method: lora at the top of the spec",
     "r": "write lora_r",
     "target_modules": "write lora_target_modules",
+    "activation_checkpointing": "write gradient_checkpointing",
     "epochs": "write num_train_epochs",
     "num_epochs": "write num_train_epochs",
     "batch_size": "write per_device_train_batch_size",
@@ -73,7 +74,8 @@ _INSTEAD = {
 }
 
 _UNSUPPORTED = """
-    activation_offloading alora_invocation_tokens alpha_pattern arrow_config
+    activation_checkpointing_kwargs activation_offloading alora_invocation_tokens alpha_pattern
+    arrow_config
     auto_find_batch_size auto_mapping average_tokens_across_devices batch_eval_metrics
     bf16_full_eval bias bnb_4bit_quant_storage corda_config dataloader_drop_last
     dataloader_in_order dataloader_multiprocessing_context dataloader_num_workers

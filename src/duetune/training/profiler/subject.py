@@ -19,7 +19,7 @@ from duetune.knowledge.configurations.lora_targets import (
 )
 from duetune.training.adapters import quantise
 from duetune.training.forward_pass import choose_forward_pass
-from duetune.training.language_model import precision, stored_type
+from duetune.training.language_model import precision, recompute_activations, stored_type
 from duetune.training.profiler.random_rows import random_rows, row_lengths
 from duetune.training.shared_state import SharedState
 from duetune.training.task import TrainingMethod, TrainingTask
@@ -109,7 +109,7 @@ class Subject:
                 del self._base.peft_config
         self._model = self._base
         base = cast("transformers.PreTrainedModel", self._base)
-        base.gradient_checkpointing_disable()  # type: ignore[no-untyped-call]
+        recompute_activations(base, wanted=False)
         if hasattr(base, "_require_grads_hook"):
             base.disable_input_require_grads()  # type: ignore[no-untyped-call]
         for parameter in self._base.parameters():
