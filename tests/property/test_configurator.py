@@ -42,7 +42,7 @@ def source(name):
     """Learnt on several GPUs, too, where measured runs are not what one GPU alone would need."""
     if name == "analytic":
         return AnalyticSource()
-    rows = drawn(160, 3, sharding=("ddp",), software=("torch 2.0, transformers 5.0, peft 0.2",))
+    rows = drawn(80, 3, sharding=("ddp",), software=("torch 2.0, transformers 5.0, peft 0.2",))
     return HybridSource(History(measured(rows, 4)))
 
 

@@ -174,6 +174,7 @@ def test_a_job_in_the_middle_of_a_trace_sees_nothing_of_what_comes_after(case, s
     st.lists(st.one_of(ordinary, poor), min_size=1, max_size=3),
     sources,
 )
+@settings(max_examples=settings.default.max_examples // 3)
 def test_the_tournament_equals_the_simulator_for_every_policy(cases, source):
     """Several jobs of different size in one tournament: they share its memory."""
     traces = [trace for _, trace in cases]

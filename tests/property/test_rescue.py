@@ -58,7 +58,7 @@ def check_told(room):
         assert state.given_up is not None, decided[-1]
 
 
-@settings(max_examples=40, deadline=None, phases=[Phase.explicit, Phase.reuse, Phase.generate])
+@settings(max_examples=20, phases=[Phase.explicit, Phase.reuse, Phase.generate])
 @given(data=st.data())
 def test_no_job_is_given_up_in_silence(data):
     room = room_under_load(data)
@@ -67,7 +67,7 @@ def test_no_job_is_given_up_in_silence(data):
         check_over(room)
 
 
-@settings(max_examples=40, deadline=None, phases=[Phase.explicit, Phase.reuse, Phase.generate])
+@settings(max_examples=20, phases=[Phase.explicit, Phase.reuse, Phase.generate])
 @given(data=st.data())
 def test_the_terms_that_are_named_save_the_job(data):
     room = room_under_load(data)

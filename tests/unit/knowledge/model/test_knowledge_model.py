@@ -255,6 +255,7 @@ def test_support_counts_runs_that_fitted_or_did_not_near_by(model):
         assert model.estimate(Configurations.of([row]))[0].support == len(near)
 
 
+@pytest.mark.more
 def test_more_observations_make_smaller_errors(model, blank):
     rows = drawn(300, 5)
     it = Described(rows)
@@ -455,6 +456,7 @@ def test_memory_is_less_sure_of_what_was_never_measured(model, field, changes):
     assert told.memory_gb.high / told.memory_gb.low > usual.memory_gb.high / usual.memory_gb.low
 
 
+@pytest.mark.more
 def test_whole_campaigns_held_out_make_intervals_honest_on_another_day():
     """Each day is faster or slower by its own factor, which no other day tells."""
     random = np.random.default_rng(1)

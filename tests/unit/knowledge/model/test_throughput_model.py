@@ -138,6 +138,7 @@ def test_very_few_rows_have_the_cautious_width():
     assert np.log(told[:, 2] / told[:, 1]) == pytest.approx(np.full(5, 0.35))
 
 
+@pytest.mark.more
 def test_noisier_measurements_have_wider_intervals():
     rows = drawn(70, 4, **ROOMY)
 
@@ -186,6 +187,7 @@ def test_what_a_label_is_worth_is_how_far_off_physics_is_without_it():
     assert model.transfer["method"] == pytest.approx(-np.log(0.4) / 2, rel=0.02)
 
 
+@pytest.mark.more
 def test_runs_that_repeat_others_change_intervals_little(world):
     again = World(drawn(140, 1, **ROOMY).take(np.tile(np.arange(140), 8)))
     once, often = (

@@ -160,6 +160,7 @@ def test_trees_learn_what_physics_does_not_know_of_memory():
     assert np.mean((world.told(fresh) > 0.5) != (truth <= it.capacity)) < 0.06
 
 
+@pytest.mark.more
 def test_a_classifier_of_coin_tosses_is_believed_no_more_than_the_margin():
     trusts = []
     for seed in range(4):

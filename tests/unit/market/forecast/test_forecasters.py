@@ -250,7 +250,7 @@ def late_errors(forecaster, prices, counts, ahead):
     return np.mean(errors, axis=0)
 
 
-@pytest.mark.parametrize("ahead", [2, 6])
+@pytest.mark.parametrize("ahead", [2, pytest.param(6, marks=pytest.mark.more)])
 def test_the_combination_knows_a_daily_cycle(ahead):
     """Persistence is wrong all day there, and so was the combination for prices."""
     phase = 2 * np.pi * np.arange(14 * 24) / 24

@@ -210,6 +210,7 @@ def test_regret_of_adahedge_is_constant_where_one_policy_is_clearly_best():
     assert run.final_weights[run.best] > 0.999
 
 
+@pytest.mark.more
 def test_the_slope_is_below_a_half_on_ten_thousand_jobs():
     utilities = similar_policies(10_000)
     for learner in (Hedge(POLICIES), AdaHedge(POLICIES), FixedShare(POLICIES)):
