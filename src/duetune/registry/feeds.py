@@ -16,6 +16,7 @@ from duetune.core.ports import MarketFeed
 from duetune.errors import InvalidInput
 from duetune.registry.fleets import EMBEDDED
 from duetune.registry.plugins import Kind, Listed
+from duetune.settings import OF_FLEET
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -28,8 +29,6 @@ FEED_GROUP = "duetune.feeds"
 texts behind the name, and returns a ``MarketFeed``.
 """
 
-OF_FLEET = "fleet"
-"""The name of the fleet's own market feed."""
 RECORDED = "recorded"
 
 FEEDS = (
