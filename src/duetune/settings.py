@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 HOME = "DUETUNE_HOME"
 CONFIG_FILE = "config.toml"
 DATABASE_FILE = "duetune.db"
+EMBEDDED = "embedded"
+"""The name of the fleet on this machine, which every home has."""
 OF_FLEET = "fleet"
 """The name of the fleet's own market feed."""
 
@@ -65,7 +67,7 @@ class SiteSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     ``warm``: keep the heavy libraries in memory, so that workers start faster.
     """
 
-    fleet: str = "embedded"
+    fleet: str = EMBEDDED
     feed: str = OF_FLEET
     market: str = "diurnal"
     trace: str | None = None

@@ -53,7 +53,7 @@ def status(job: str, follow: bool, plot: str | None, as_json: bool) -> None:
         print_answer(StatusAnswer(command="status", status=found))
         return
     tables.console().print(panel(found))
-    if not found.job.status.final and (note := home.controller_note()):
+    if not found.job.status.final and (note := home.controller_note(found.job.fleet)):
         click.echo(note)
     tables.print_written(target)
 

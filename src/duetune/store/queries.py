@@ -128,9 +128,7 @@ class _Share(NamedTuple):
     seconds: float
 
 
-def cost_lines(
-    charges: Iterable[Charge], by: CostBy, jobs: Mapping[str, JobRow]
-) -> list[CostLine]:
+def cost_lines(charges: Iterable[Charge], by: CostBy, jobs: Mapping[str, JobRow]) -> list[CostLine]:
     """Return one line per key, sorted by key. ``jobs`` has the rows of the jobs by their ids."""
     shares: dict[str, list[_Share]] = {}
     for charge in charges:
