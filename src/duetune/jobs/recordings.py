@@ -81,6 +81,8 @@ def import_jobs(store: Store, recording: Recording, fleets: Collection[str]) -> 
         for row in reversed(store.jobs())
         if row.fleet in fleets
     ]
+    if not stories:
+        return 0
     origins = (event.origin for story in stories for event in story if isinstance(event, Submitted))
     start = next(origins, 0.0) if recording.start is None else recording.start
     seen = Experience(recording.slot_s, start)

@@ -17,7 +17,7 @@ OWN = "run: python train.py\ndeadline: 8h\n"
 FIELDS = (
     "model, dataset, deadline, hard_deadline, name, max_duration, budget, value, max_price, "
     "method, resources, training, checkpoint, workdir, setup, run, envs, secrets, tags, "
-    "priority, project, policy"
+    "priority, project, fleet, policy"
 )
 NAME = "1 to 63 letters, digits, '.', '_' or '-', beginning and ending with a letter or digit"
 METHODS = "one of auto, lora, qlora, full"
@@ -587,3 +587,13 @@ def test_the_file_of_a_chat_template_is_found_beside_the_spec(tmp_path):
     path.write_text(text % "none.jinja")
     with pytest.raises(InvalidInput, match=r"training\.chat_template_path.*no such file"):
         check_paths(load_resolved(path))
+
+
+def test_a_job_names_its_fleet_and_keeps_it_in_every_form():
+    spec = load_text("run: ls\ndeadline: 1h\nfleet: campus\n")
+    assert spec.fleet == "campus"
+    assert load_text(spec.to_yaml()).fleet == spec.resolved("/data").fleet == "campus"
+    assert spec.amended(fleet="mine:eu:2").fleet == "mine:eu:2"
+    assert "fleet" not in load_text("run: ls\ndeadline: 1h\n").document()
+    with pytest.raises(InvalidInput, match="fleet: 'two words' is not allowed; expected a name"):
+        load_text("run: ls\ndeadline: 1h\nfleet: two words\n")
