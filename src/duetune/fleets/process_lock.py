@@ -89,8 +89,11 @@ def hold(path: Path, note: str = "") -> int | None:
         os.close(descriptor)
         return None
     line = " ".join(map(str, identity_of(os.getpid())))
-    text = f"{line:<79}\n{note}\n" if note else f"{line:<79}\n"
-    os.ftruncate(descriptor, os.pwrite(descriptor, text.encode(), 0))
+    first, second = f"{line:<79}\n".encode(), f"{note}\n".encode() if note else b""
+    # The identity comes last: whoever finds it finds the note as well.
+    os.pwrite(descriptor, second, len(first))
+    os.ftruncate(descriptor, len(first) + len(second))
+    os.pwrite(descriptor, first, 0)
     return descriptor
 
 

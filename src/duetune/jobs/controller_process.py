@@ -151,8 +151,8 @@ def _end(running: Callable[[], list[ProcessIdentity]]) -> None:
 
 def _unnamed(lock: Path) -> list[ProcessIdentity]:
     """Return the holder of a lock that names no fleet: a process of a release with one fleet."""
-    found = None if note_in(lock) else holder(lock)
-    return [] if found is None else [found]
+    found = holder(lock)
+    return [] if found is None or note_in(lock) else [found]
 
 
 def _spawned(settings: Settings, log: Path) -> subprocess.Popen[bytes]:
