@@ -1,4 +1,4 @@
-"""A duetune home: its settings, store, fleet and controller, and what a user asks of them.
+"""A duetune home: its settings, store, fleets and controllers, and what a user asks of them.
 
 ``duetune.api`` and the command line both call ``Home``, so that they give the same answers. What
 the parts are made of is in ``duetune.wiring``.
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from duetune.errors import FleetError, InvalidInput, MissingExtra, StoreError
+from duetune.errors import FleetError, InvalidInput, MissingExtra, StoreError, StoreLost
 from duetune.settings import HOME, load_settings
 
 if TYPE_CHECKING:
@@ -79,59 +79,97 @@ class Home:
 
         return opened_store(self.settings)
 
+    def on(self, fleet: str = "") -> Settings:
+        """Return the settings as seen from a fleet, which users name; "" is the default fleet.
+
+        Refuses a name that is no fleet of the home.
+        """
+        from duetune.registry.fleets import check_fleet
+
+        if fleet:
+            check_fleet(self.settings, fleet)
+        return self.settings.on(fleet)
+
     @property
     def fleet(self) -> Connected | None:
-        """The home's fleet, or None if none is running."""
+        """The default fleet of the home, or None if it is not running."""
+        return self.connected()
+
+    def connected(self, fleet: str = "") -> Connected | None:
+        """Return a fleet of the home, or None if it is not running; "" is the default fleet."""
         from duetune.wiring import running_fleet
 
-        return running_fleet(self.settings)
+        return running_fleet(self.settings.on(fleet))
 
     @property
     def controller(self) -> int | None:
-        """The process id of the home's controller, or None if none is running."""
+        """The process id of the default fleet's controller, or None if none is running."""
+        return self.controller_of()
+
+    def controller_of(self, fleet: str = "") -> int | None:
+        """Return the process id of a fleet's controller, or None if none is running."""
         from duetune.jobs.controller_process import controller_pid
 
-        return controller_pid(self.settings)
+        return controller_pid(self.settings.on(fleet))
 
-    def controller_note(self) -> str:
-        """Return what to tell a user who waits for a job if no controller runs; else empty."""
-        from duetune.jobs.controller_process import LOG_FILE, supervisor_of
+    def controller_note(self, fleet: str = "") -> str:
+        """Return what to tell a user who waits for a job if no controller runs; else empty.
 
-        if self.controller is not None:
+        ``fleet`` is that of the job.
+        """
+        from duetune.jobs.controller_process import controller_files, supervisor_of
+
+        settings = self.settings.on(fleet)
+        if self.controller_of(fleet) is not None:
             return ""
-        if supervisor_of(self.settings) is not None:
-            log = self.settings.home / LOG_FILE
+        if supervisor_of(settings) is not None:
+            log = controller_files(settings).log
             return f"The controller has died and will be started again; see {log}."
         return "No controller is running: 'duetune controller start' continues unfinished jobs."
 
-    def check_settings(self) -> None:
+    def busy_fleets(self) -> list[str]:
+        """Return the fleets that have unfinished jobs, sorted.
+
+        Of a home whose database is lost, these are all fleets that had a controller.
+        """
+        from duetune.jobs.controller_process import fleets_with_locks
+
+        try:
+            named = self.store.busy_fleets()
+        except StoreLost:
+            named = ["", *fleets_with_locks(self.settings.home)]
+        return sorted({self.settings.on(name).fleet_name for name in named})
+
+    def check_settings(self, fleet: str = "") -> None:
         """Refuse settings that would stop a new controller; one that runs is left alone."""
         from duetune.wiring import check_names
 
-        if self.controller is None:
-            check_names(self.settings)
+        if self.controller_of(fleet) is None:
+            check_names(self.settings.on(fleet))
 
-    def start_controller(self) -> int:
-        """Return the process id of the running controller; start one if there is none."""
+    def start_controller(self, fleet: str = "") -> int:
+        """Return the process id of a fleet's controller; start one if there is none."""
         from duetune.jobs.controller_process import start_controller
 
-        self.check_settings()
-        return start_controller(self.settings)
+        self.check_settings(fleet)
+        return start_controller(self.settings.on(fleet))
 
-    def spec(self, spec: JobSpec | str | Path) -> JobSpec:
+    def spec(self, spec: JobSpec | str | Path, *, fleet: str | None = None) -> JobSpec:
         """Return a checked job spec with absolute paths, from a spec or from a YAML file.
 
         Relative paths in a file start at the file's folder, those of a ``JobSpec`` at the current
-        folder.
+        folder. ``fleet`` replaces the fleet of the spec.
         """
-        from duetune.jobs.spec.load import check_paths, load_checked
+        from duetune.jobs.spec.load import check_paths, load_resolved
         from duetune.wiring import runs_here
 
-        own = runs_here(self.settings)
         if isinstance(spec, str | Path):
-            return load_checked(spec, own=own)
-        resolved = spec.resolved(Path.cwd())
-        check_paths(resolved, own=own)
+            resolved = load_resolved(spec)
+        else:
+            resolved = spec.resolved(Path.cwd())
+        if fleet is not None:
+            resolved = resolved.amended(fleet=fleet)
+        check_paths(resolved, own=runs_here(self.on(resolved.fleet)))
         return resolved
 
     def plan(self, spec: JobSpec | str | Path, *, seed: int = 0) -> PreparedJob:
@@ -142,10 +180,12 @@ class Home:
         from duetune.jobs.submit import prepare
         from duetune.wiring import desk
 
-        return prepare(self.spec(spec), desk(self.settings), self.store, seed=seed)
+        job = self.spec(spec)
+        return prepare(job, desk(self.on(job.fleet)), self.store, seed=seed)
 
     def launch(self, prepared: PreparedJob) -> str:
-        """Submit a planned job and return its id; starts the fleet and controller if needed.
+        """Submit a planned job to its fleet and return its id; starts the fleet and its controller
+        if needed.
 
         Refuses a job of which the plan says that it would certainly fail.
         """
@@ -154,13 +194,14 @@ class Home:
 
         self.require_training(prepared.spec)
         prepared.preflight.refuse()
-        fleet = start_fleet(self.settings)
-        self.start_controller()
+        settings = self.on(prepared.spec.fleet)
+        fleet = start_fleet(settings)
+        self.start_controller(prepared.spec.fleet)
         return submit(
             prepared,
-            self.settings,
+            settings,
             self.writable_store,
-            site=desk_site(self.settings),
+            site=desk_site(settings),
             market=fleet.feed.now(),
         )
 
@@ -171,7 +212,7 @@ class Home:
         from duetune.wiring import runs_here
 
         absent = any(importlib.util.find_spec(name) is None for name in TRAINING_PACKAGES)
-        if spec.run is None and absent and runs_here(self.settings):
+        if spec.run is None and absent and runs_here(self.on(spec.fleet)):
             raise MissingExtra("training", "train")
 
     def status(self, job: str) -> JobStatus:
@@ -179,7 +220,15 @@ class Home:
         from duetune.jobs.status import job_status
 
         row = self.store.job(job)
-        return job_status(row, self.settings, self.store, self.fleet, controller=self.controller)
+        # A job that is over can be read even if its fleet was removed.
+        fleet = None if row.status.final else self.connected(row.fleet)
+        return job_status(
+            row,
+            self.settings.on(row.fleet),
+            self.store,
+            fleet,
+            controller=self.controller_of(row.fleet),
+        )
 
     def metrics(self, job: str) -> list[MetricRow]:
         """Return the metrics of every step of a job, from the file in its folder."""
@@ -188,18 +237,21 @@ class Home:
         return read_metrics(self.settings.folder(self.store.job(job).id) / METRICS)
 
     def fleet_silent_s(self, job: str) -> float | None:
-        """Return for how many real seconds the fleet has not answered, by the job's journal."""
+        """Return for how many real seconds the job's fleet has not answered, by its journal."""
         from duetune.jobs.status import silent_s
         from duetune.simulate.journal_replay import state_of
 
-        return silent_s(state_of(self.store.journal.read(job), stream=job), self.fleet)
+        state = state_of(self.store.journal.read(job), stream=job)
+        if state.silent_since is None:
+            return None
+        return silent_s(state, self.connected(state.submitted.fleet))
 
     def follow(self, job: str) -> Iterator[JobStatus]:
         """Yield a job's status twice a second until the job is over.
 
         A controller that has ended is started again, at most ``MOST_STARTS`` times.
         """
-        from duetune.jobs.controller_process import LOG_FILE
+        from duetune.jobs.controller_process import controller_files
 
         starts = 0
         while True:
@@ -209,10 +261,10 @@ class Home:
                 return
             if found.controller is None:
                 if starts == MOST_STARTS:
-                    log = self.settings.home / LOG_FILE
+                    log = controller_files(self.settings.on(found.job.fleet)).log
                     raise FleetError(f"the controller keeps ending; see {log}", retry=False)
                 starts += 1
-                self.start_controller()
+                self.start_controller(found.job.fleet)
             time.sleep(REFRESH_S)
 
     def amendment(
@@ -234,16 +286,18 @@ class Home:
         from duetune.wiring import desk
 
         row = active_job(self.store, job)
-        request = amended_terms(row, self.fleet, deadline, budget, value)
-        return amendment(row, request, desk(self.settings), self.store, force=force, seed=seed)
+        request = amended_terms(row, self.connected(row.fleet), deadline, budget, value)
+        submitter = desk(self.settings.on(row.fleet))
+        return amendment(row, request, submitter, self.store, force=force, seed=seed)
 
     def ask(self, job: str, request: UserRequest) -> tuple[JobRow, int, int]:
         """Store a request about a job; return the job, the request's number and the controller."""
-        from duetune.jobs.user_requests import asked
+        from duetune.jobs.user_requests import active_job, asked
 
-        self.check_settings()
+        fleet = active_job(self.store, job).fleet
+        self.check_settings(fleet)
         row, number = asked(self.store, job, request)
-        return row, number, self.start_controller()
+        return row, number, self.start_controller(fleet)
 
     def explain(self, job: str, slot: int | None = None) -> Explanation:
         """Return why a job held what it held: every decision, or one slot in full."""
@@ -313,17 +367,21 @@ class Home:
         length = None if data is None else data.tokens_per_row
         packing = PLAIN if job is None else Packing.of(job, length)
         known = functools.cache(lambda: self._knowledge(source, packing))
-        asked = request(wanted, job, *self._site(), data, lambda: known()[0])
+        site = self._site("" if job is None else job.fleet)
+        asked = request(wanted, job, *site, data, lambda: known()[0])
         trainer, history, notes = known()
         advice = Advisor(trainer, history).recommend(asked)
         return msgspec.structs.replace(advice, assumptions=(*advice.assumptions, *notes))
 
-    def _site(self) -> tuple[Site | None, float | None]:
-        """Return the site and the hourly price of its GPUs, if the settings name them."""
+    def _site(self, fleet: str) -> tuple[Site | None, float | None]:
+        """Return the site of a fleet and the hourly price of its GPUs, if they are named."""
         from duetune.jobs.site import Site
         from duetune.jobs.trainer_facts import trainer_software
-        from duetune.wiring import on_demand_usd_h
+        from duetune.registry.fleets import fleet_named
+        from duetune.wiring import on_demand_usd_h, runs_here
 
-        if self.settings.site.accelerator is None:
+        settings = self.on(fleet)
+        site = settings.site if runs_here(settings) else fleet_named(settings).site()
+        if site.accelerator is None:
             return None, None
-        return Site.of(self.settings.site, trainer_software()), on_demand_usd_h(self.settings)
+        return Site.of(site, trainer_software()), on_demand_usd_h(settings)

@@ -7,7 +7,8 @@
     selector = "adahedge"
 
     [site]
-    fleet = "embedded"                      # or one of `duetune fleet list`, or a plug-in
+    fleet = "embedded"                      # or one of `duetune fleet list`, or a plug-in;
+                                            # a job may name another one
     market = "diurnal"                      # or trace = "market.csv"
     speed = 1
 
@@ -40,12 +41,17 @@ if TYPE_CHECKING:
 HOME = "DUETUNE_HOME"
 CONFIG_FILE = "config.toml"
 DATABASE_FILE = "duetune.db"
+EMBEDDED = "embedded"
+"""The name of the fleet on this machine, which every home has."""
+OF_FLEET = "fleet"
+"""The name of the fleet's own market feed."""
 
 
 class SiteSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Where jobs run: the fleet, its market and its GPUs.
 
-    ``fleet``, ``feed``: names of the registry; ``feed = "fleet"`` is the fleet's own market.
+    ``fleet``: the fleet of jobs that name none.
+    ``feed``: the market feed of that fleet; "fleet" is the fleet's own market.
     ``market``: the synthetic market that the embedded fleet replays.
     ``trace``: a file that replaces ``market``; ``pool`` is one of its pools.
     ``history_slots``: slots of the market that are known before the replay begins.
@@ -61,8 +67,8 @@ class SiteSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     ``warm``: keep the heavy libraries in memory, so that workers start faster.
     """
 
-    fleet: str = "embedded"
-    feed: str = "fleet"
+    fleet: str = EMBEDDED
+    feed: str = OF_FLEET
     market: str = "diurnal"
     trace: str | None = None
     pool: str | None = None
@@ -100,8 +106,10 @@ class SiteSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
 class QueueSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The limits on GPUs that jobs hold at once, spot and on-demand together.
 
+    All limits count for each fleet by itself: jobs on two fleets never compete.
+
     ``planner``: divides the GPUs if the limits are too small for all jobs.
-    ``gpus``: limit of all jobs; None means no limit.
+    ``gpus``: limit of all jobs of a fleet; None means no limit.
     ``quotas``: limit of the jobs of each project; a project without an entry has no limit.
     """
 
@@ -132,6 +140,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     ``home``: the folder. ``database``: a path or a URL.
     ``forecast``, ``selector``: names of the registry.
+    ``configured``: the site of ``config.toml``, where ``site`` is another fleet; see ``on``.
     """
 
     home: Path
@@ -140,6 +149,32 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     selector: str = "adahedge"
     site: SiteSettings = SiteSettings()
     queue: QueueSettings = QueueSettings()
+    configured: SiteSettings | None = None
+
+    @property
+    def fleet_name(self) -> str:
+        """Return the name of the fleet of these settings."""
+        return self.site.fleet.strip()
+
+    @property
+    def names_in_rows(self) -> tuple[str, ...]:
+        """Return what jobs of this fleet have as their fleet in the store.
+
+        Jobs from before fleets were written down have "", and are on the default fleet.
+        """
+        return (self.fleet_name, "") if self.configured is None else (self.fleet_name,)
+
+    def on(self, fleet: str) -> Settings:
+        """Return the settings as seen from another fleet; "" is the default fleet.
+
+        The configured feed is that of the default fleet; any other fleet has its own market.
+        """
+        default = self.configured or self.site
+        name = fleet.strip() or default.fleet.strip()
+        if name == default.fleet.strip():
+            return msgspec.structs.replace(self, site=default, configured=None)
+        site = msgspec.structs.replace(default, fleet=name, feed=OF_FLEET)
+        return msgspec.structs.replace(self, site=site, configured=default)
 
     @property
     def jobs(self) -> Path:

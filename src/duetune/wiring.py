@@ -10,12 +10,12 @@ import msgspec
 
 from duetune.errors import DuetuneError, InvalidInput, StoreError, StoreLost
 from duetune.market.forecast.simple import WEEK_HOURS
-from duetune.registry.feeds import OF_FLEET, feed_named
-from duetune.registry.fleets import EMBEDDED, fleet_named
+from duetune.registry.feeds import feed_named
+from duetune.registry.fleets import fleet_named
 from duetune.registry.markets import forecast_named
 from duetune.registry.planners import planner_named
 from duetune.registry.policies import policies_named, policy_named, selector_named
-from duetune.settings import HOME
+from duetune.settings import EMBEDDED, HOME, OF_FLEET
 from duetune.store.store import opened_store
 
 if TYPE_CHECKING:
@@ -47,13 +47,13 @@ def default_policies() -> tuple[Policy, ...]:
 
 
 def running_fleet(settings: Settings) -> Connected | None:
-    """Return the home's fleet with the market feed of the settings, if one is running."""
+    """Return the fleet of the settings with its market feed, if it is running."""
     found = fleet_named(settings).running()
     return None if found is None else _with_feed(settings, found)
 
 
 def start_fleet(settings: Settings, site: SiteSettings | None = None) -> Connected:
-    """Return the home's fleet that runs, or start one; on ``site`` if that is given."""
+    """Return the fleet of the settings; start it if it does not run, on ``site`` if given."""
     return _with_feed(settings, fleet_named(settings, site).start())
 
 
@@ -103,7 +103,7 @@ def desk(settings: Settings) -> Submitter:
 
 def runs_here(settings: Settings) -> bool:
     """Return whether jobs run on this machine, so that its files and packages matter to them."""
-    return settings.site.fleet.strip() == EMBEDDED
+    return settings.fleet_name == EMBEDDED
 
 
 def desk_site(settings: Settings) -> Site:
@@ -180,13 +180,14 @@ class QueueFile:
 
 
 def make_controller(settings: Settings, store: Store, found: Connected) -> Controller:
-    """Return the controller of the home, connected to a fleet that runs."""
+    """Return the controller of the jobs on one fleet, connected to that fleet."""
     from duetune.control import Books, Controller, World
     from duetune.control.connections import FolderReports
     from duetune.control.crash_points import learning_with_crash_points, with_crash_points
     from duetune.control.learning import PoolLearning
 
     slot_s = found.feed.now().slot_s
+    names = settings.names_in_rows
     world, books = with_crash_points(
         World(
             fleet=found.fleet,
@@ -196,7 +197,7 @@ def make_controller(settings: Settings, store: Store, found: Connected) -> Contr
             speed=found.speed,
             revive=lambda: _revive(settings),
         ),
-        Books(store.journal, store.requests, store.active),
+        Books(store.journal, store.requests_of(names), lambda: store.active(names)),
     )
     return Controller(
         world,
@@ -225,7 +226,7 @@ def _settle(settings: Settings, store: Store, job: str, story: Sequence[Recorded
 
 
 def run_controller(settings: Settings) -> None:
-    """The controller's process: until all jobs are over, or it is told to stop."""
+    """The controller's process: until all jobs of the settings' fleet are over, or it must stop."""
     check_names(settings)
     try:
         store = opened_store(settings)
@@ -242,7 +243,7 @@ def run_controller(settings: Settings) -> None:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, stop)
-    log.info("controller of %s begins", settings.home)
+    log.info("controller of %s on %s begins", settings.fleet_name, settings.home)
     try:
         while not stopping:
             controller.run(linger_s=LINGER_WALL_S * fleet.speed, stop=lambda: bool(stopping))
@@ -253,7 +254,7 @@ def run_controller(settings: Settings) -> None:
         _release_jobs(settings, fleet, controller.jobs)
         _rescue(settings, store)
         raise
-    log.info("controller of %s ends", settings.home)
+    log.info("controller of %s on %s ends", settings.fleet_name, settings.home)
 
 
 def _rescue(settings: Settings, store: Store) -> None:
@@ -267,7 +268,8 @@ def _rescue(settings: Settings, store: Store) -> None:
 def _release_jobs(settings: Settings, fleet: Connected | None, jobs: Sequence[str]) -> None:
     """Release the nodes of ``jobs`` and of every job that has a folder.
 
-    It is called when the journal cannot say which jobs have nodes.
+    It is called when the journal cannot say which jobs have nodes. The fleet knows no nodes of jobs
+    on other fleets; their own controllers release those.
     """
     from duetune.control.disturbances import release_all
 

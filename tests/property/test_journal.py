@@ -10,13 +10,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from duetune.core.events import Event, Recorded, Submitted, UserRequest, UserRequested
+from duetune.core.events import Event, Recorded, Status, Submitted, UserRequest, UserRequested
 from duetune.core.fleet import NodeKind, NodeState
 from duetune.core.job import Job
 from duetune.store.memory_journal import MemoryJournal
 from duetune.store.projection import Follower
 from duetune.store.queries import cost_lines
-from duetune.store.rows import Charge, CostBy
+from duetune.store.rows import Charge, CostBy, JobRow
 from duetune.store.store import open_store
 from support.strategies import jobs
 
@@ -157,6 +157,18 @@ def test_a_story_may_be_told_in_two_parts(story, cut):
     assert parts.row() == whole.row()
 
 
+TAGGED = JobRow(
+    id="any",
+    name="any",
+    status=Status.RUNNING,
+    policy="any",
+    submitted_at=0.0,
+    deadline_at=0.0,
+    updated_at=0.0,
+    total_steps=1,
+    tags=("x",),
+    fleet="lab",
+)
 CHARGES = st.builds(
     Charge,
     job=st.sampled_from(["a", "b", "c"]),
@@ -174,7 +186,7 @@ def test_every_report_adds_up_to_the_charges(charges):
     total = math.fsum(charge.dollars for charge in charges)
     hours = math.fsum(max(0.0, charge.to_at - charge.from_at) for charge in charges) / 3600
     for by in CostBy:
-        lines = cost_lines(charges, by, tags={"a": ("x",), "b": ("x",)})
+        lines = cost_lines(charges, by, {"a": TAGGED, "b": TAGGED})
         assert [line.key for line in lines] == sorted({line.key for line in lines})
         assert math.isclose(math.fsum(line.dollars for line in lines), total, abs_tol=1e-6)
         assert math.isclose(math.fsum(line.gpu_hours for line in lines), hours, abs_tol=1e-6)

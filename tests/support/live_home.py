@@ -218,7 +218,7 @@ class LiveHome:
 
     def logs(self):
         texts = []
-        for path in [self.path / "controller.log", *self.path.glob("jobs/*/logs/*.log")]:
+        for path in [*self.path.glob("controller*.log"), *self.path.glob("jobs/*/logs/*.log")]:
             with suppress(OSError):
                 texts.append(f"== {path.name}\n{path.read_text(errors='replace')[-2000:]}")
         return "\n".join(texts)

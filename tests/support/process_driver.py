@@ -19,7 +19,10 @@ from duetune.fleets.embedded.processes import end_family
 
 
 class ProcessDriver:
-    """Starts a node as a process at once, as long as its kind has room."""
+    """Starts a node as a process at once, as long as its kind has room.
+
+    While there is a file ``hang`` in its folder, no verb returns.
+    """
 
     def __init__(self, folder, prefix, spot=2, on_demand=4):
         self.folder = Path(folder)
@@ -28,6 +31,7 @@ class ProcessDriver:
         self._room = {NodeKind.SPOT: spot, NodeKind.ON_DEMAND: on_demand}
 
     def start(self, order):
+        self._hang()
         file = self.folder / order.name
         if file.exists() or self._free(order.kind) < order.gpus:
             return
@@ -44,9 +48,11 @@ class ProcessDriver:
         file.write_text(json.dumps(row))
 
     def stop(self, name):
+        self._hang()
         self._signal(name, signal.SIGTERM)
 
     def list(self):
+        self._hang()
         nodes = []
         for file in sorted(self.folder.glob(f"{self._prefix}*")):
             if file.suffix:
@@ -69,6 +75,7 @@ class ProcessDriver:
         return nodes
 
     def capacity(self):
+        self._hang()
         return Capacity(self._free(NodeKind.SPOT), self._free(NodeKind.ON_DEMAND))
 
     def check(self):
@@ -88,6 +95,10 @@ class ProcessDriver:
             json.dumps({"at": time.time(), "end": NodeEnd.DIED})
         )
         end_family(row["pid"])
+
+    def _hang(self):
+        while (self.folder / "hang").exists():
+            time.sleep(0.05)
 
     def _free(self, kind):
         held = 0

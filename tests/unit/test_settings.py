@@ -59,3 +59,21 @@ def test_a_home_that_is_a_file_is_refused(tmp_path):
     (tmp_path / "home").touch()
     with pytest.raises(InvalidInput, match="DUETUNE_HOME"):
         load_settings({"DUETUNE_HOME": str(tmp_path / "home")})
+
+
+def test_settings_as_seen_from_another_fleet_and_back(tmp_path):
+    (tmp_path / "config.toml").write_text(
+        '[site]\nfleet = "campus"\nfeed = "aws:eu-west-1:p4d.24xlarge"\nmax_gpus = 8\n'
+    )
+    settings = load_settings({"DUETUNE_HOME": str(tmp_path)})
+    assert settings.fleet_name == "campus"
+    assert settings.names_in_rows == ("campus", "")
+    for same in ("", "campus", " campus "):
+        assert settings.on(same) == settings
+    there = settings.on("embedded")
+    # The feed was chosen for the fleet beside it.
+    assert (there.fleet_name, there.site.feed, there.site.max_gpus) == ("embedded", "fleet", 8)
+    assert there.names_in_rows == ("embedded",)
+    for back in ("", "campus"):
+        assert there.on(back) == settings
+    assert there.on("other").on("embedded") == there

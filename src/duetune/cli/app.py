@@ -41,7 +41,7 @@ COMMANDS = {
     "node": ("duetune.cli.node:node", "Run the work of one node; engines call it."),
     "controller": (
         "duetune.cli.controller:controller",
-        "Start or show the process that runs the jobs.",
+        "Start, stop or show the processes that run the jobs.",
     ),
     "simulate": ("duetune.cli.simulate:simulate", "Simulate one job and explain each decision."),
     "optimum": ("duetune.cli.optimum:optimum", "Compute the best plan for a known market."),

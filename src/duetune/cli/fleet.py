@@ -13,6 +13,7 @@ from duetune.home import Home
 
 if TYPE_CHECKING:
     from duetune.fleets.host import Connected
+    from duetune.settings import Settings
 
 
 class FleetAnswer(Answer, frozen=True, kw_only=True):
@@ -98,13 +99,17 @@ for command in (add, list_, check, remove):
     help="Whether to keep the training libraries loaded, so that workers start at once. Jobs with"
     " their own command do not need it.  [default: warm]",
 )
+@click.argument("name", required=False)
 @json_option
-def start(as_json: bool, **chosen: object) -> None:
-    """Start the fleet. Options that are not given are taken from config.toml."""
-    from duetune.registry.fleets import EMBEDDED
+def start(name: str | None, as_json: bool, **chosen: object) -> None:
+    """Start the fleet. Options that are not given are taken from config.toml.
+
+    NAME is `embedded` if config.toml names another fleet.
+    """
+    from duetune.settings import EMBEDDED
     from duetune.wiring import start_fleet
 
-    home = Home()
+    settings = Home().on(name or "")
     names = {
         "history": "history_slots",
         "emulated_microbatch": "emulated_microbatch_s",
@@ -113,57 +118,65 @@ def start(as_json: bool, **chosen: object) -> None:
         "silent": "silent_share",
     }
     changes = {names.get(key, key): value for key, value in chosen.items() if value is not None}
-    name = home.settings.site.fleet
-    if changes and name != EMBEDDED:
-        raise click.UsageError(f"these options are for the embedded fleet; site.fleet is {name!r}")
-    site = msgspec.structs.replace(home.settings.site, **changes)
-    _show("fleet start", start_fleet(home.settings, site), as_json=as_json)
+    found = settings.fleet_name
+    if changes and found != EMBEDDED:
+        raise click.UsageError(f"these options are for the embedded fleet; site.fleet is {found!r}")
+    site = msgspec.structs.replace(settings.site, **changes)
+    _show("fleet start", start_fleet(settings, site), as_json=as_json)
 
 
 @fleet.command()
+@click.argument("name", required=False)
 @json_option
-def status(as_json: bool) -> None:
-    """Show the market and the GPUs in use."""
-    _show("fleet status", Home().fleet, as_json=as_json)
+def status(name: str | None, as_json: bool) -> None:
+    """Show the market and the GPUs in use. NAME is by default the fleet of config.toml."""
+    home = Home()
+    _show("fleet status", home.connected(home.on(name or "").fleet_name), as_json=as_json)
 
 
 @fleet.command()
+@click.argument("name", required=False)
 @click.option("--force", is_flag=True, help="Stop it while jobs run, and stop their controller.")
 @json_option
-def stop(force: bool, as_json: bool) -> None:
+def stop(name: str | None, force: bool, as_json: bool) -> None:
     """Stop the fleet and all its nodes. Unfinished jobs keep their checkpoints.
 
-    It refuses while jobs run, unless --force is given. `controller start` continues such jobs.
+    It refuses while jobs run on it, unless --force is given. `controller start` continues such
+    jobs. NAME is `embedded` if config.toml names another fleet.
     """
     from duetune.fleets.embedded import stop_provider
     from duetune.jobs.controller_process import stop_controller
-    from duetune.registry.fleets import EMBEDDED
+    from duetune.settings import EMBEDDED
 
     home = Home()
-    name = home.settings.site.fleet
-    if name != EMBEDDED:
-        raise click.UsageError(f"duetune stops the embedded fleet only; site.fleet is {name!r}")
-    running = _running_jobs(home)
+    settings = home.on(name or "")
+    found = settings.fleet_name
+    if found != EMBEDDED:
+        raise click.UsageError(f"duetune stops the embedded fleet only; site.fleet is {found!r}")
+    running = _running_jobs(home, settings)
     if running and not force:
         names = ", ".join(running[:5])
         raise click.UsageError(f"jobs are running ({names}): cancel them, or use --force")
     if running:
-        stop_controller(home.settings)
-    was_running = stop_provider(home.settings.fleet)
+        stop_controller(settings)
+    was_running = stop_provider(settings.fleet)
     if as_json:
         print_answer(FleetAnswer(command="fleet stop", running=False))
     else:
         click.echo("The fleet is stopped." if was_running else "No fleet was running.")
 
 
-def _running_jobs(home: Home) -> list[str]:
-    """Return the unfinished jobs if a controller runs: it would start the fleet again for them."""
+def _running_jobs(home: Home, settings: Settings) -> list[str]:
+    """Return the unfinished jobs of a fleet if its controller runs: it would start the fleet again
+    for them.
+    """
     from duetune.core.events import Status
-    from duetune.jobs.controller_process import supervisor_of
+    from duetune.jobs.controller_process import controller_pid, supervisor_of
 
-    if home.controller is None and supervisor_of(home.settings) is None:
+    if controller_pid(settings) is None and supervisor_of(settings) is None:
         return []
-    return [row.id for row in home.store.jobs(status=[each for each in Status if not each.final])]
+    rows = home.store.jobs(status=[each for each in Status if not each.final])
+    return [row.id for row in rows if row.fleet in settings.names_in_rows]
 
 
 def _show(command: str, found: Connected | None, *, as_json: bool) -> None:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class FleetRow(msgspec.Struct, frozen=True):
-    """One fleet. ``chosen``: jobs of this home run on it."""
+    """One fleet. ``chosen``: jobs that name no fleet run on it."""
 
     name: str
     engine: str
@@ -73,7 +73,8 @@ def add(name: str, engine: str, assignments: tuple[str, ...]) -> None:
     driver_of(file, "dt")
     path = write_fleet(settings, name, file)
     click.echo(f"Wrote {path}. Check it with 'duetune fleet check {name}'.")
-    click.echo(f'Choose it with fleet = "{name}" under [site] in {settings.home}/config.toml.')
+    click.echo(f"Choose it with 'fleet: {name}' in a job file, or for all jobs that name none")
+    click.echo(f'with fleet = "{name}" under [site] in {settings.home}/config.toml.')
 
 
 @click.command("list")
@@ -82,7 +83,7 @@ def list_(as_json: bool) -> None:
     """List the fleets of this home."""
     from duetune.cli.tables import console, new_table
     from duetune.fleets.fleet_file import fleet_files, read_fleet
-    from duetune.registry.fleets import EMBEDDED
+    from duetune.settings import EMBEDDED
 
     settings = Home().settings
     site = settings.site
@@ -137,12 +138,16 @@ def check(name: str, as_json: bool) -> None:
 @click.command()
 @click.argument("name")
 def remove(name: str) -> None:
-    """Forget a fleet. It is refused while the fleet has nodes."""
+    """Forget a fleet. It is refused while the fleet has nodes or unfinished jobs."""
     from duetune.errors import InvalidInput
     from duetune.fleets.node_ledger import NodeLedger
 
-    host = _host(name)
-    ledger = NodeLedger(Home().store.ledger(name))
+    home, host = Home(), _host(name)
+    unfinished = home.store.active(home.settings.on(name).names_in_rows)
+    if unfinished:
+        allowed = f"a fleet without unfinished jobs; cancel {', '.join(unfinished[:5])}"
+        raise InvalidInput("NAME", name, allowed)
+    ledger = NodeLedger(home.store.ledger(name))
     alive = sorted({entry.node.job for entry in ledger.open() if entry.node.state.alive})
     if alive:
         raise InvalidInput("NAME", name, f"a fleet without nodes; cancel {', '.join(alive[:5])}")

@@ -85,7 +85,8 @@ def amend(
 ) -> None:
     """Change the deadline, budget or value of a job that is not finished.
 
-    Shows a new quote for the rest of the job and asks. Terms that cannot be met are refused.
+    Shows a new quote for the rest of the job and asks. Terms that cannot be met are refused. A job
+    stays on its fleet: to move it, cancel it and launch it again.
     """
     if deadline is None and budget is None and value is None:
         raise click.UsageError("nothing to change: give --deadline, --budget or --value")

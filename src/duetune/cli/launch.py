@@ -11,6 +11,8 @@ from duetune.cli.context import Answer, json_option, print_answer, waiting
 from duetune.home import Home
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from duetune.jobs.configure import TrainingPlan
     from duetune.jobs.preflight import Preflight
     from duetune.jobs.quote_document import QuoteDocument
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
     from duetune.jobs.status import JobStatus
     from duetune.jobs.submit import PreparedJob
     from duetune.jobs.training_settings import TrainingSetting
+
+    Body = Callable[..., int | None]
 
 OVER_BADLY = 1
 
@@ -47,18 +51,28 @@ class LaunchAnswer(Answer, frozen=True, kw_only=True):
     status: JobStatus | None = None
 
 
+def fleet_option(body: Body) -> Body:
+    """Add --fleet to a command that reads a job file."""
+    return click.option(
+        "--fleet",
+        metavar="NAME",
+        help="The fleet to run on.  [default: that of the job file, else of config.toml]",
+    )(body)
+
+
 @click.command()
 @click.argument("spec", metavar="JOB.YAML")
+@fleet_option
 @click.option("--seed", type=int, default=0, metavar="N", help="Seed of the scenarios.")
 @json_option
-def plan(spec: str, seed: int, as_json: bool) -> None:
+def plan(spec: str, fleet: str | None, seed: int, as_json: bool) -> None:
     """Check a job, and show how it would be trained, its cost and its finish time.
 
     Nothing is started or spent. The exit status is 2 if the job would certainly fail, as it is
     with `launch`.
     """
     home = Home()
-    prepared = _prepared(home, spec, seed)
+    prepared = _prepared(home, home.spec(spec, fleet=fleet), seed)
     if as_json:
         print_answer(
             PlanAnswer(
@@ -83,9 +97,10 @@ def plan(spec: str, seed: int, as_json: bool) -> None:
 @click.argument("spec", metavar="JOB.YAML")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask before spending.")
 @click.option("-d", "--detach", is_flag=True, help="Return at once and leave the job running.")
+@fleet_option
 @click.option("--seed", type=int, default=0, metavar="N", help="Seed of the scenarios.")
 @json_option
-def launch(spec: str, yes: bool, detach: bool, seed: int, as_json: bool) -> None:
+def launch(spec: str, yes: bool, detach: bool, fleet: str | None, seed: int, as_json: bool) -> None:
     """Plan a job, ask for confirmation, run it, and show its progress.
 
     If this command is interrupted, the job continues; `duetune cancel` stops it. The exit status is
@@ -94,7 +109,7 @@ def launch(spec: str, yes: bool, detach: bool, seed: int, as_json: bool) -> None
     from duetune.cli.status import watch
 
     home = Home()
-    job_spec = home.spec(spec)
+    job_spec = home.spec(spec, fleet=fleet)
     home.require_training(job_spec)
     prepared = _prepared(home, job_spec, seed)
     prepared.preflight.refuse()
@@ -109,7 +124,7 @@ def launch(spec: str, yes: bool, detach: bool, seed: int, as_json: bool) -> None
             click.echo("Nothing was launched.")
             return
     job = home.launch(prepared)
-    controller = home.start_controller()
+    controller = home.start_controller(job_spec.fleet)
     if detach:
         if as_json:
             print_answer(
@@ -144,6 +159,6 @@ def launch(spec: str, yes: bool, detach: bool, seed: int, as_json: bool) -> None
         sys.exit(OVER_BADLY)
 
 
-def _prepared(home: Home, spec: JobSpec | str, seed: int) -> PreparedJob:
+def _prepared(home: Home, spec: JobSpec, seed: int) -> PreparedJob:
     with waiting("Simulating policies on scenarios; the first call compiles for up to a minute"):
         return home.plan(spec, seed=seed)

@@ -31,15 +31,15 @@ def logs(job: str, follow: bool, node: str | None, tail: int | None, controller:
     """Print the logs of a job's nodes. Each line starts with the name of its node."""
     from duetune.core.node_contract import LOGS
     from duetune.errors import NotFound
-    from duetune.jobs.controller_process import LOG_FILE
+    from duetune.jobs.controller_process import controller_files
 
     home = Home()
     row = home.store.job(job)
     folder = home.settings.folder(row.id) / LOGS
-    if not row.status.final and (note := home.controller_note()):
+    if not row.status.final and (note := home.controller_note(row.fleet)):
         click.echo(note, err=True)
     if controller:
-        _print_new({home.settings.home / LOG_FILE: 0}, tail, {})
+        _print_new({controller_files(home.settings.on(row.fleet)).log: 0}, tail, {})
         return
     read: dict[Path, int] = {}
     unfinished: dict[Path, str] = {}

@@ -208,12 +208,13 @@ def _from_jobs(home: Home, to: str | None) -> list[RecordingAnswer]:
 
     feed = market_feed(home.settings)
     pool = pool_of(home.settings, feed)
-    slot_s = slot_s_of_jobs(home.store)
+    names = home.settings.names_in_rows
+    slot_s = slot_s_of_jobs(home.store, names)
     if slot_s is None:
         raise InvalidInput("--from-jobs", str(home.settings.home), "a home with jobs; it has none")
     target = _target(home.settings, to, pool.name)
     with opened_recording(target, pool, None if target.exists() else slot_s) as recording:
-        changed = import_jobs(home.store, recording)
+        changed = import_jobs(home.store, recording, names)
         return [_answer(recording.path, recording.pool.name, len(recording.slots), changed)]
 
 
@@ -257,7 +258,7 @@ def _target(settings: Settings, to: str | None, pool: str) -> Path:
 def _connected(settings: Settings) -> tuple[MarketFeed, Clock, Callable[[], None]]:
     """Return the feed, the clock of its slots, and what ends a wait of that clock."""
     from duetune.market.feeds.recorder import WallClock
-    from duetune.registry.feeds import OF_FLEET
+    from duetune.settings import OF_FLEET
     from duetune.wiring import market_feed, running_fleet
 
     if settings.site.feed.strip() == OF_FLEET:

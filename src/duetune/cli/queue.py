@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import click
+import msgspec
 
 from duetune.cli.context import Answer, duration_words, json_option, print_answer
 from duetune.home import Home
@@ -29,15 +31,32 @@ COLOURS = {
 }
 
 
-class QueueAnswer(Answer, frozen=True, kw_only=True):
-    """The answer of ``queue --json``; ``controller`` is the process id, None if none runs.
+class FleetInQueue(msgspec.Struct, frozen=True, kw_only=True):
+    """A fleet with unfinished jobs; ``now`` is its clock, None if the fleet is not running.
 
-    ``fleet_silent_s`` is for how many seconds the fleet has not answered.
+    ``silent_s`` is for how many seconds it has not answered. ``problem`` says why it cannot be
+    used, if its file or its name is wrong.
+    """
+
+    fleet: str
+    controller: int | None
+    now: float | None = None
+    silent_s: float | None = None
+    problem: str = ""
+
+
+class QueueAnswer(Answer, frozen=True, kw_only=True):
+    """The answer of ``queue --json``.
+
+    ``fleets`` are those of the unfinished jobs. ``controller`` is the process id of the default
+    fleet's controller, None if none runs. ``fleet_silent_s`` is for how many seconds a fleet has
+    not answered; None if all do.
     """
 
     controller: int | None
     jobs: tuple[JobRow, ...]
     fleet_silent_s: float | None = None
+    fleets: tuple[FleetInQueue, ...] = ()
 
 
 class CostAnswer(Answer, frozen=True, kw_only=True):
@@ -66,12 +85,15 @@ def queue(everything: bool, limit: int, as_json: bool) -> None:
     alive = [each for each in Status if not each.final]
     rows = home.store.jobs(status=None if everything else alive, limit=limit)
     if as_json:
+        fleets = tuple(_fleets(home, rows).values())
+        silent = [each.silent_s for each in fleets if each.silent_s is not None]
         print_answer(
             QueueAnswer(
                 command="queue",
                 controller=home.controller,
                 jobs=tuple(rows),
-                fleet_silent_s=_silent_s(home, rows),
+                fleet_silent_s=max(silent, default=None),
+                fleets=fleets,
             )
         )
         return
@@ -85,12 +107,11 @@ def _show(rows: list[JobRow], home: Home) -> None:
     from rich.markup import escape
 
     from duetune.cli import tables
-    from duetune.jobs.controller_process import LOG_FILE
     from duetune.jobs.status import given_up_text
     from duetune.simulate.summary import dollars
 
-    fleet = home.fleet
-    now = None if fleet is None else fleet.clock.now()
+    fleets = _fleets(home, rows)
+    clocks = {name: found.now for name, found in fleets.items()}
     screen = tables.console()
     wide = screen.width >= WIDTH_FOR_POLICIES
     columns: dict[str, Callable[[JobRow], str]] = {"job": lambda row: escape(row.id)}
@@ -107,10 +128,16 @@ def _show(rows: list[JobRow], home: Home) -> None:
         columns["spot+od"] = lambda row: f"{row.spot}+{row.on_demand}"
     if wide or any(row.limited for row in rows):
         columns["share"] = _share
-    columns |= {"spent": lambda row: dollars(row.spent), "due": lambda row: _due(row, now)}
+    columns |= {
+        "spent": lambda row: dollars(row.spent),
+        "due": lambda row: _due(row, clocks.get(row.fleet)),
+    }
+    names = {row.fleet: home.settings.on(row.fleet).fleet_name for row in rows}
+    if len(set(names.values())) > 1:
+        columns["fleet"] = lambda row: escape(names[row.fleet])
     if wide:
         columns["policy"] = lambda row: escape(row.policy)
-    table = tables.new_table(*columns, left=("job", "policy"), gap=2 if wide else 1)
+    table = tables.new_table(*columns, left=("job", "fleet", "policy"), gap=2 if wide else 1)
     for column in table.columns:
         if column.header in {"status", "due"}:
             column.justify = "left"
@@ -119,25 +146,55 @@ def _show(rows: list[JobRow], home: Home) -> None:
     screen.print(table)
     for row in rows:
         if row.given_up is not None:
+            now = clocks.get(row.fleet)
             words = given_up_text(row.given_up, row.updated_at if now is None else now)
             click.echo(f"{row.id}: {words}.")
-    if all(row.status.final for row in rows):
-        return
-    if note := home.controller_note():
-        click.echo(note)
-    elif (silent_s := _silent_s(home, rows)) is not None:
-        click.echo(f"The fleet has not answered for {silent_s:.0f} s.")
-    elif fleet is None:
-        log = home.settings.home / LOG_FILE
-        click.echo(
-            f"The fleet is not running. The controller will start it again; if not, see {log}."
+    for name, found in fleets.items():
+        if note := _note(home, name, found):
+            click.echo(f"{found.fleet}: {note}" if len(fleets) > 1 else note)
+
+
+def _fleets(home: Home, rows: list[JobRow]) -> dict[str, FleetInQueue]:
+    """Return the fleets of the unfinished jobs, by their names in the rows.
+
+    A fleet that does not answer, or whose file is wrong, does not hide the jobs of another.
+    """
+    from duetune.errors import DuetuneError
+    from duetune.fleets.host import answered
+
+    found: dict[str, FleetInQueue] = {}
+    for row in rows:
+        if row.status.final or row.fleet in found:
+            continue
+        name, pid = home.settings.on(row.fleet).fleet_name, home.controller_of(row.fleet)
+        now = silent = None
+        problem = ""
+        try:
+            fleet = answered(partial(home.connected, name))
+            now = None if fleet is None else fleet.clock.now()
+            silent = home.fleet_silent_s(row.id)
+        except DuetuneError as error:
+            problem = str(error)
+        found[row.fleet] = FleetInQueue(
+            fleet=name, controller=pid, now=now, silent_s=silent, problem=problem
         )
+    return found
 
 
-def _silent_s(home: Home, rows: list[JobRow]) -> float | None:
-    """Return for how many seconds the fleet has not answered, as one of the jobs knows it."""
-    active = [row.id for row in rows if not row.status.final]
-    return home.fleet_silent_s(active[0]) if active else None
+def _note(home: Home, name: str, found: FleetInQueue) -> str:
+    """Return what to tell a user who waits for jobs on a fleet; empty if all is well."""
+    from duetune.jobs.controller_process import controller_files
+
+    if found.problem:
+        return f"{found.problem}."
+    if note := home.controller_note(name):
+        return note
+    if found.silent_s is not None:
+        return f"The fleet has not answered for {found.silent_s:.0f} s."
+    if found.now is None:
+        log = controller_files(home.settings.on(name)).log
+        return f"The fleet is not running. The controller will start it again; if not, see {log}."
+    return ""
 
 
 def status_words(status: Status) -> str:
@@ -166,13 +223,13 @@ def _due(row: JobRow, now: float | None) -> str:
 @click.command("cost-report")
 @click.option(
     "--by",
-    type=click.Choice(["job", "day", "kind", "tag"]),
+    type=click.Choice(["job", "day", "kind", "tag", "fleet"]),
     default="job",
     help="How to group the charges.",
 )
 @json_option
 def cost_report(by: str, as_json: bool) -> None:
-    """Add up what was charged, by job, day, kind of GPU or tag."""
+    """Add up what was charged, by job, day, kind of GPU, tag or fleet."""
     from duetune.cli import tables
     from duetune.simulate.summary import dollars
     from duetune.store.rows import CostBy

@@ -53,7 +53,7 @@ def status(job: str, follow: bool, plot: str | None, as_json: bool) -> None:
         print_answer(StatusAnswer(command="status", status=found))
         return
     tables.console().print(panel(found))
-    if not found.job.status.final and (note := home.controller_note()):
+    if not found.job.status.final and (note := home.controller_note(found.job.fleet)):
         click.echo(note)
     tables.print_written(target)
 
@@ -105,6 +105,7 @@ def panel(found: JobStatus) -> Group:
     from duetune.cli.queue import status_words
     from duetune.control.queue import held_by
     from duetune.core.events import Status
+    from duetune.settings import EMBEDDED
     from duetune.simulate.summary import dollars
 
     row, progress = found.job, found.progress
@@ -121,8 +122,12 @@ def panel(found: JobStatus) -> Group:
     if progress.message and row.status is not Status.FAILED:
         grid.add_row("note", escape(progress.message))
     grid.add_row("GPUs", _gpus(found))
+    fleet = "" if row.fleet == EMBEDDED else escape(row.fleet)
     if found.fleet_silent_s is not None:
-        grid.add_row("fleet", f"[red]has not answered for {found.fleet_silent_s:.0f} s[/]")
+        words = f"[red]has not answered for {found.fleet_silent_s:.0f} s[/]"
+        grid.add_row("fleet", f"{fleet} {words}".strip())
+    elif fleet:
+        grid.add_row("fleet", fleet)
     if row.limited:
         words = f"{row.share} of {row.wish} (slot {found.share_slot}): {found.share_reason}"
         grid.add_row("share", escape(words))

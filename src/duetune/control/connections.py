@@ -70,7 +70,11 @@ class World(NamedTuple):
 
 
 class Books(NamedTuple):
-    """What is kept on disk. ``active`` returns the jobs that are not over or not learned from."""
+    """What is kept on disk about the jobs of one fleet.
+
+    ``requests``: those for these jobs alone; another controller has the others.
+    ``active``: returns the jobs that are not over or not learned from.
+    """
 
     journal: Journal
     requests: RequestInbox

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from duetune.core.events import Disturbance
 from duetune.core.fleet import Release
-from duetune.errors import FleetError
+from duetune.errors import FleetError, StoreError
 from duetune.wall_clock import StepWatch, steady_now
 
 if TYPE_CHECKING:
@@ -60,6 +60,7 @@ def release_all(fleet: Fleet, clock: Clock, jobs: Iterable[str]) -> list[str]:
     """Release every node of ``jobs`` and return those jobs whose nodes could not be released.
 
     It is called when the journal is lost: nobody would ever release the nodes, but they cost money.
+    A fleet whose ledger was in the same store is not asked again; its nodes end with their lease.
     """
     left = list(jobs)
     for _ in range(RELEASE_TRIES):
@@ -69,6 +70,9 @@ def release_all(fleet: Fleet, clock: Clock, jobs: Iterable[str]) -> list[str]:
                 fleet.apply([Release(n.id, job) for n in nodes if n.state.alive])
             except FleetError as error:
                 log.warning("job %s: %s", job, error)
+            except StoreError as error:
+                log.warning("the ledger of the fleet is lost too: %s", error)
+                return left
             else:
                 left.remove(job)
         if not left:

@@ -107,6 +107,8 @@ class Submitted(msgspec.Struct, frozen=True, tag="submitted"):
     ``past``: the market before the job.
     ``priority``: jobs of higher priority come first when jobs compete.
     ``project``: the jobs of one project together may hold at most its quota.
+    ``fleet``: the fleet that the job runs on, for its whole life. Journals from before the field
+    have "", which means the fleet that ``[site] fleet`` names.
     ``soft``: the deadline is soft and has no price: after it the job goes on at the least cost.
     ``slowdown``: the job may be this many times slower than its throughput says, because the speed
     was only estimated; 1 if it was measured.
@@ -131,6 +133,7 @@ class Submitted(msgspec.Struct, frozen=True, tag="submitted"):
     project: str = ""
     soft: bool = False
     slowdown: float = 1.0
+    fleet: str = ""
 
 
 class UserRequested(msgspec.Struct, frozen=True, tag="wished"):

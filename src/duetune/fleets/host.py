@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar, runtime_checkab
 
 import msgspec
 
-from duetune.errors import FleetError
+from duetune.errors import DuetuneError, FleetError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,12 +32,12 @@ def answered(ask: Callable[[], Answer]) -> Answer:
     Raises ``FleetError`` if there is none within ``ANSWER_S``, however long the call itself takes.
     """
     answers: list[Answer] = []
-    failures: list[FleetError] = []
+    failures: list[DuetuneError] = []
 
     def wait() -> None:
         try:
             answers.append(ask())
-        except FleetError as error:
+        except DuetuneError as error:
             failures.append(error)
 
     asking = threading.Thread(target=wait, daemon=True)

@@ -1,7 +1,8 @@
 """A lock file that at most one process holds, and the identity of that process.
 
 A process id alone may belong to another process a moment later. So the holder also writes when it
-was started, and it is signalled only if both still fit. Asking who holds a lock takes no lock.
+was started, and it is signalled only if both still fit. Asking who holds a lock takes no lock. A
+second line of the file may say what the lock is for; it stays when the holder has ended.
 """
 
 from __future__ import annotations
@@ -76,8 +77,11 @@ def started_at(pid: int) -> int | None:
         return None
 
 
-def hold(path: Path) -> int | None:
-    """Take the lock until this process ends and return its descriptor; None if it is taken."""
+def hold(path: Path, note: str = "") -> int | None:
+    """Take the lock until this process ends and return its descriptor; None if it is taken.
+
+    ``note`` becomes the second line of the file.
+    """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -85,15 +89,27 @@ def hold(path: Path) -> int | None:
         os.close(descriptor)
         return None
     line = " ".join(map(str, identity_of(os.getpid())))
-    os.pwrite(descriptor, f"{line:<79}\n".encode(), 0)
+    first, second = f"{line:<79}\n".encode(), f"{note}\n".encode() if note else b""
+    # The identity comes last: whoever finds it finds the note as well.
+    os.pwrite(descriptor, second, len(first))
+    os.ftruncate(descriptor, len(first) + len(second))
+    os.pwrite(descriptor, first, 0)
     return descriptor
 
 
 def holder(path: Path) -> ProcessIdentity | None:
     """Return the process that holds the lock; None if nobody does."""
     try:
-        pid, started, *boot = path.read_text().split()
+        pid, started, *boot = path.read_text().partition("\n")[0].split()
         found = ProcessIdentity(int(pid), int(started), "".join(boot))
     except (OSError, ValueError):
         return None
     return found if found.alive() else None
+
+
+def note_in(path: Path) -> str:
+    """Return what a lock is for, as its last holder has written; empty if it has not."""
+    try:
+        return path.read_text().partition("\n")[2].strip()
+    except (OSError, ValueError):
+        return ""

@@ -17,7 +17,7 @@ from duetune.market.slot_grid import grid_of
 from duetune.market.traces import load_grid
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
     from pathlib import Path
 
     from duetune.core.market import MarketTrace, Pool
@@ -71,11 +71,18 @@ def import_trace(trace: MarketTrace, recording: Recording) -> int:
     return recording.merge(recorded_slots(grid), grid.start / 1e6)
 
 
-def import_jobs(store: Store, recording: Recording) -> int:
-    """Add what all jobs of a home have learned about availability; return the changed slots."""
+def import_jobs(store: Store, recording: Recording, fleets: Collection[str]) -> int:
+    """Add what all jobs of a fleet have learned about availability; return the changed slots.
+
+    ``fleets`` are the names of that fleet in rows of jobs.
+    """
     stories = [
-        [each.event for each in store.journal.read(row.id)] for row in reversed(store.jobs())
+        [each.event for each in store.journal.read(row.id)]
+        for row in reversed(store.jobs())
+        if row.fleet in fleets
     ]
+    if not stories:
+        return 0
     origins = (event.origin for story in stories for event in story if isinstance(event, Submitted))
     start = next(origins, 0.0) if recording.start is None else recording.start
     seen = Experience(recording.slot_s, start)
@@ -84,9 +91,9 @@ def import_jobs(store: Store, recording: Recording) -> int:
     return recording.merge(seen.slots(), start)
 
 
-def slot_s_of_jobs(store: Store) -> float | None:
-    """Return the seconds of a slot of the newest job; None if there are no jobs."""
-    for row in store.jobs(limit=1):
+def slot_s_of_jobs(store: Store, fleets: Collection[str]) -> float | None:
+    """Return the seconds of a slot of the newest job of a fleet; None if it has no jobs."""
+    for row in [row for row in store.jobs() if row.fleet in fleets][:1]:
         for each in store.journal.read(row.id):
             if isinstance(each.event, Submitted):
                 return each.event.slot_s

@@ -144,7 +144,10 @@ def job_status(
     *,
     controller: int | None = None,
 ) -> JobStatus:
-    """Return the status of a job; ``duetune status`` and ``launch`` call it again and again."""
+    """Return the status of a job; ``duetune status`` and ``launch`` call it again and again.
+
+    ``settings`` and ``fleet`` are those of the job's fleet.
+    """
     state = state_of(store.journal.read(job.id), stream=job.id)
     progress = state.progress
     nodes = tuple(state.nodes.values())
@@ -190,7 +193,7 @@ def job_status(
         controller=controller,
         share_reason=state.share_reason if job.limited else "",
         share_slot=state.slot if job.limited else None,
-        holders=_holders(job, store) if job.limited else {},
+        holders=_holders(job, settings, store) if job.limited else {},
         fleet_silent_s=silent,
         given_up=job.given_up,
         trouble=trouble,
@@ -249,8 +252,11 @@ def _tail(log: Path) -> tuple[str, ...]:
     return tuple(text.splitlines()[-TAIL_LINES:])
 
 
-def _holders(job: JobRow, store: Store) -> dict[str, int]:
-    """Return the GPUs that other active jobs hold."""
+def _holders(job: JobRow, settings: Settings, store: Store) -> dict[str, int]:
+    """Return the GPUs that other active jobs on the same fleet hold."""
     rows = store.jobs(status=[each for each in Status if not each.final])
-    held = {row.id: row.spot + row.on_demand for row in rows if row.id != job.id}
+    names = settings.names_in_rows
+    held = {
+        row.id: row.spot + row.on_demand for row in rows if row.id != job.id and row.fleet in names
+    }
     return {name: gpus for name, gpus in held.items() if gpus}

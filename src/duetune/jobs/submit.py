@@ -202,7 +202,7 @@ def prepare(spec: JobSpec, submitter: Submitter, store: Store, *, seed: int = 0)
 def submit(
     prepared: PreparedJob, settings: Settings, store: Store, *, site: Site, market: MarketReport
 ) -> str:
-    """Write the job to its folder and to the journal, and return its id.
+    """Write a job for the fleet of ``settings`` to its folder and to the journal; return its id.
 
     The folder is written before the journal, so that no controller finds a job without one.
     """
@@ -237,6 +237,7 @@ def submit(
         project=prepared.spec.project,
         soft=terms.soft,
         slowdown=terms.slowdown,
+        fleet=settings.fleet_name,
     )
     journal_with_crash_points(store.journal).append(job, [event], expected=0)
     return job

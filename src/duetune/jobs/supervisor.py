@@ -1,6 +1,6 @@
-"""The supervisor: runs the home's controller and starts it again when it dies.
+"""The supervisor: runs the controller of one fleet and starts it again when it dies.
 
-    python -m duetune.jobs.supervisor
+    python -m duetune.jobs.supervisor FLEET
 
 It ends when the controller ends by itself: all jobs are over, it was told to stop, or only the user
 can help. It imports little, because it lives as long as the jobs.
@@ -17,7 +17,7 @@ from pathlib import Path
 
 from duetune.core.node_contract import HOPELESS
 from duetune.fleets.process_lock import hold
-from duetune.jobs.controller_process import SUPERVISOR_LOCK_FILE
+from duetune.jobs.controller_process import ControllerFiles
 from duetune.settings import HOME
 
 FIRST_PAUSE_S = 0.5
@@ -34,21 +34,24 @@ _AWAITED = {*_STOPS, _RETRY, signal.SIGCHLD}
 
 
 def main() -> int:
-    """Supervise the controller of the home in the environment; called by ``start_controller``."""
-    home = Path(os.environ[HOME])
+    """Supervise the controller of a fleet of the home in the environment.
+
+    ``start_controller`` calls it, with the fleet as the program's argument.
+    """
+    home, fleet = Path(os.environ[HOME]), sys.argv[1]
     # Blocked before the lock is taken: whoever finds the supervisor may signal it.
     signal.pthread_sigmask(signal.SIG_BLOCK, _AWAITED)
-    if hold(home / SUPERVISOR_LOCK_FILE) is not None:
-        supervise(home)
+    if hold(ControllerFiles.of(home, fleet).supervisor, fleet) is not None:
+        supervise(home, fleet)
     return 0
 
 
-def supervise(home: Path) -> None:
-    """Run controllers, one after the other, until one ends with a final status."""
+def supervise(home: Path, fleet: str) -> None:
+    """Run controllers of a fleet, one after the other, until one ends with a final status."""
     pause_s = FIRST_PAUSE_S
     while home.is_dir():
         begun = time.monotonic()
-        status = _run(home)
+        status = _run(home, fleet)
         if status is None or status in FINAL or _crash_was_asked_for():
             return
         if time.monotonic() - begun > SOUND_S:
@@ -60,10 +63,10 @@ def supervise(home: Path) -> None:
         pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
 
-def _run(home: Path) -> int | None:
+def _run(home: Path, fleet: str) -> int | None:
     """Run one controller; return its exit status, or None if it was told to stop."""
-    child = subprocess.Popen(
-        [sys.executable, "-m", "duetune.cli", "controller", "run"],
+    child = subprocess.Popen(  # noqa: S603 - our own program
+        [sys.executable, "-m", "duetune.cli", "controller", "run", "--fleet", fleet],
         cwd=home,
         preexec_fn=lambda: signal.pthread_sigmask(signal.SIG_UNBLOCK, _AWAITED),  # noqa: PLW1509 - there is one thread
     )

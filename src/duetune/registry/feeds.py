@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 from duetune.core.market import Pool
 from duetune.core.ports import MarketFeed
 from duetune.errors import InvalidInput
-from duetune.registry.fleets import EMBEDDED
 from duetune.registry.plugins import Kind, Listed
+from duetune.settings import EMBEDDED, OF_FLEET
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -28,8 +28,6 @@ FEED_GROUP = "duetune.feeds"
 texts behind the name, and returns a ``MarketFeed``.
 """
 
-OF_FLEET = "fleet"
-"""The name of the fleet's own market feed."""
 RECORDED = "recorded"
 
 FEEDS = (
@@ -68,7 +66,7 @@ def feed_named(settings: Settings, own: Callable[[], MarketFeed]) -> MarketFeed:
     if make is None:
         return FEED_KIND.plugged(name, (settings,))
     site = settings.site
-    if site.fleet.strip() == EMBEDDED and site.speed != 1:
+    if settings.fleet_name == EMBEDDED and site.speed != 1:
         allowed = f"{OF_FLEET}: the embedded fleet runs {site.speed:g} times as fast as the world"
         raise InvalidInput("site.feed", name, allowed)
     return make(settings, texts)
@@ -95,7 +93,7 @@ def pool_of(settings: Settings, feed: MarketFeed) -> Pool:
         return pool
     name = settings.site.feed.strip().partition(":")[0]
     if name == OF_FLEET:
-        name = settings.site.fleet.strip().replace(":", "-")
+        name = settings.fleet_name.replace(":", "-")
     return Pool(name, settings.site.accelerator or "GPU")
 
 

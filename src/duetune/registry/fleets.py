@@ -23,7 +23,7 @@ from duetune.market.resample import slice_slots
 from duetune.registry.engines import FLEET_GROUP, EngineHost
 from duetune.registry.markets import SYNTHETIC_SLOTS, market_named, markets_from_file
 from duetune.registry.plugins import Kind, Listed
-from duetune.settings import SiteSettings
+from duetune.settings import EMBEDDED, SiteSettings
 from duetune.store.store import made_home, readable_store
 from duetune.wall_clock import wall_now
 
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from duetune.core.ports import MarketFeed
     from duetune.settings import Settings
 
-EMBEDDED = "embedded"
 SITE_FILE = "site.json"
 
 FLEETS = (
@@ -45,13 +44,22 @@ def fleet_named(settings: Settings, site: SiteSettings | None = None) -> FleetHo
 
     ``site`` starts the embedded fleet on another site than the configured one.
     """
-    name = settings.site.fleet.strip()
+    name = settings.fleet_name
     if name == EMBEDDED:
         return EmbeddedHost(settings, site)
     if (file := fleet_files(settings).get(name)) is not None:
         return EngineHost(settings, file)
     found = KIND.plugged(name, (settings,))
     return AlwaysOn(settings, found) if isinstance(found, Connected) else found
+
+
+def check_fleet(settings: Settings, name: str) -> None:
+    """Refuse a name that is no fleet of the home; called with what users write in job files."""
+    files = fleet_files(settings)
+    plugged = [each.name for each in KIND.listed() if each.name not in {EMBEDDED, *files}]
+    # A plug-in may have arguments behind its name.
+    if name not in {EMBEDDED, *files} and name.partition(":")[0] not in plugged:
+        raise InvalidInput("fleet", name, f"one of {', '.join((EMBEDDED, *files, *plugged))}")
 
 
 def fleets_listed() -> tuple[Listed, ...]:
@@ -117,7 +125,8 @@ class EmbeddedHost:
         if not (self._settings.fleet / SITE_FILE).is_file():
             return self._settings.site
         with readable_store(self._settings) as store:
-            return self._started_on() if store.active() else self._settings.site
+            busy = store.active(self._settings.names_in_rows)
+            return self._started_on() if busy else self._settings.site
 
     def _start(self, site: SiteSettings) -> Connected:
         folder = self._settings.fleet

@@ -32,12 +32,19 @@ class Inbox:
 
     The transaction that appends a ``UserRequested`` with the request's id also removes the request
     from the inbox. ``taken`` removes requests that will never enter the journal, because their job
-    is over or unknown.
+    is over or unknown. With ``fleets``, it has only the requests of jobs whose row has one of these
+    names, and those of unknown jobs: each fleet has a controller of its own.
     """
 
-    def __init__(self, database: Database, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        database: Database,
+        clock: Callable[[], float],
+        fleets: Collection[str] | None = None,
+    ) -> None:
         self._database = database
         self._clock = clock
+        self._fleets = fleets
 
     def ask(self, job: str, request: UserRequest) -> int:
         """Write a request and return its id, which is never used again."""
@@ -58,6 +65,11 @@ class Inbox:
             .where(columns.taken_at.is_(None))
             .order_by(columns.id)
         )
+        if self._fleets is not None:
+            jobs = sql_tables.jobs
+            query = query.outerjoin_from(sql_tables.wishes, jobs, columns.job == jobs.c.id).where(
+                jobs.c.fleet.is_(None) | jobs.c.fleet.in_(self._fleets)
+            )
         with self._database.reading() as connection:
             found = connection.execute(query).all()
         return [PendingRequest(key, owner, decode_request(body)) for key, owner, body in found]

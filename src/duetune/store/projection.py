@@ -104,6 +104,7 @@ def _row_of(state: JobState, *, events: int) -> JobRow:
         share=None if state.share is None else _count(state.share),
         wish=None if state.wish is None else _count(state.wish),
         given_up=None if state.status.final else state.given_up,
+        fleet=_plain(submitted.fleet),
     )
 
 

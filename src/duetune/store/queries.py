@@ -15,7 +15,7 @@ from duetune.store.database import parsed
 from duetune.store.rows import Charge, CostBy, CostLine, JobRow
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     from sqlalchemy.engine import Connection
     from sqlalchemy.sql.elements import ColumnElement
@@ -64,16 +64,32 @@ class Queries:
             latest = _matching(connection, None, limit=_NAMED + 1)
         raise NotFound("job", name, _named(latest))
 
-    def active(self) -> list[str]:
-        """Return the ids of jobs that are not over or not learned from, oldest first."""
+    def active(self, fleets: Collection[str] | None = None) -> list[str]:
+        """Return the ids of jobs that are not over or not learned from, oldest first.
+
+        With ``fleets``, only jobs whose row has one of these names.
+        """
         columns = sql_tables.jobs.c
         query = (
             select(columns.id)
             .where(columns.ended_at.is_(None) | columns.learned_at.is_(None))
             .order_by(columns.submitted_at, columns.id)
         )
+        if fleets is not None:
+            query = query.where(columns.fleet.in_(fleets))
         with self._database.reading() as connection:
             return list(connection.scalars(query))
+
+    def busy_fleets(self) -> list[str]:
+        """Return the fleets of the jobs that ``active`` returns, sorted; each name once."""
+        columns = sql_tables.jobs.c
+        query = (
+            select(columns.fleet)
+            .where(columns.ended_at.is_(None) | columns.learned_at.is_(None))
+            .distinct()
+        )
+        with self._database.reading() as connection:
+            return sorted(connection.scalars(query))
 
     def charges(self, job: str | None = None) -> list[Charge]:
         """Return what each node of one job or of all jobs has cost, oldest first."""
@@ -85,9 +101,8 @@ class Queries:
             return [parsed(found, Charge) for found in connection.execute(query).mappings()]
 
     def cost_report(self, by: CostBy) -> list[CostLine]:
-        """Return the sums of all charges by job, day, kind or tag."""
-        tags = {row.id: row.tags for row in self.jobs()}
-        return cost_lines(self.charges(), by, tags)
+        """Return the sums of all charges by job, day, kind, tag or fleet."""
+        return cost_lines(self.charges(), by, {row.id: row for row in self.jobs()})
 
 
 def _matching(
@@ -113,13 +128,11 @@ class _Share(NamedTuple):
     seconds: float
 
 
-def cost_lines(
-    charges: Iterable[Charge], by: CostBy, tags: Mapping[str, tuple[str, ...]]
-) -> list[CostLine]:
-    """Return one line per key, sorted by key. ``tags`` has the tags of each job."""
+def cost_lines(charges: Iterable[Charge], by: CostBy, jobs: Mapping[str, JobRow]) -> list[CostLine]:
+    """Return one line per key, sorted by key. ``jobs`` has the rows of the jobs by their ids."""
     shares: dict[str, list[_Share]] = {}
     for charge in charges:
-        for share in _shares(charge, by, tags):
+        for share in _shares(charge, by, jobs.get(charge.job)):
             shares.setdefault(share.key, []).append(share)
     return [
         CostLine(
@@ -132,7 +145,7 @@ def cost_lines(
     ]
 
 
-def _shares(charge: Charge, by: CostBy, tags: Mapping[str, tuple[str, ...]]) -> Iterator[_Share]:
+def _shares(charge: Charge, by: CostBy, job: JobRow | None) -> Iterator[_Share]:
     seconds = max(0.0, charge.to_at - charge.from_at)
     match by:
         case CostBy.JOB:
@@ -140,8 +153,10 @@ def _shares(charge: Charge, by: CostBy, tags: Mapping[str, tuple[str, ...]]) -> 
         case CostBy.KIND:
             yield _Share(charge.kind.value, charge.dollars, seconds)
         case CostBy.TAG:
-            for tag in sorted(set(tags.get(charge.job, ()))) or [""]:
+            for tag in sorted(set(() if job is None else job.tags)) or [""]:
                 yield _Share(tag, charge.dollars, seconds)
+        case CostBy.FLEET:
+            yield _Share("" if job is None else job.fleet, charge.dollars, seconds)
         case CostBy.DAY:
             yield from _days(charge, seconds)
         case _:

@@ -21,6 +21,7 @@ class JobRow(msgspec.Struct, frozen=True, kw_only=True):
     ``share``: the most GPUs that the job may hold where jobs compete; None means no limit.
     ``wish``: the GPUs that the job would hold if it were alone.
     ``given_up``: set if the policy has given the job up; it has the terms that would save the job.
+    ``fleet``: the fleet of the job; "" means the one that ``[site] fleet`` names.
     """
 
     id: str
@@ -53,6 +54,7 @@ class JobRow(msgspec.Struct, frozen=True, kw_only=True):
     share: int | None = None
     wish: int | None = None
     given_up: GivenUp | None = None
+    fleet: str = ""
 
     @property
     def limited(self) -> bool:
@@ -84,12 +86,14 @@ class CostBy(StrEnum):
     DAY = "day"
     KIND = "kind"
     TAG = "tag"
+    FLEET = "fleet"
 
 
 class CostLine(msgspec.Struct, frozen=True):
-    """One line of the cost report. ``key`` is a job id, a day (UTC), a node kind or a tag.
+    """One line of the cost report. ``key`` is a job id, a day (UTC), a node kind, a tag or a fleet.
 
-    A job with two tags counts under both; a job without tags counts under "".
+    A job with two tags counts under both; a job without tags counts under "". So does a job from
+    before fleets were written down, if it is asked for fleets.
     """
 
     key: str

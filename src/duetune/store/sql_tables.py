@@ -20,7 +20,7 @@ from sqlalchemy import (
     UniqueConstraint,
 )
 
-REVISIONS = ("0001", "0002", "0003", "0004", "0005", "0006")
+REVISIONS = ("0001", "0002", "0003", "0004", "0005", "0006", "0007")
 """Every schema that this code can migrate from, oldest first; it uses the last one."""
 
 VERSION_TABLE = "duetune_schema"
@@ -87,6 +87,7 @@ jobs = Table(
     Column("share", BigInteger),
     Column("wish", BigInteger),
     Column("given_up", JSON(none_as_null=True)),
+    Column("fleet", Text, nullable=False),
     Index("jobs_by_submission", "submitted_at"),
     Index("jobs_by_name", "name"),
 )

@@ -27,7 +27,7 @@ from duetune.store.selector import SelectorStates
 from duetune.wall_clock import wall_now
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
 
     from duetune.settings import Settings
     from duetune.store.database import Database
@@ -59,6 +59,10 @@ class Store(Queries):
     def requests(self) -> Inbox:
         """User requests that wait for the controller."""
         return Inbox(self._database, self._clock)
+
+    def requests_of(self, fleets: Collection[str]) -> Inbox:
+        """Return the user requests for jobs of these fleets; one controller reads them."""
+        return Inbox(self._database, self._clock, fleets)
 
     @cached_property
     def selector(self) -> SelectorStates:

@@ -7,6 +7,7 @@ import pytest
 from duetune.control import disturbances
 from duetune.control.disturbances import TimeWatch, release_all
 from duetune.core.events import Disturbance, Disturbed
+from duetune.errors import StoreLost
 from duetune.testing import constant_market
 from duetune.testing.memory_fleet import ManualClock
 from duetune.wall_clock import OFFSET_FILE
@@ -52,3 +53,15 @@ def test_without_a_journal_every_node_is_released(monkeypatch):
     assert not room.fleet.alive("job")
     room.fleet.unreachable = True
     assert release_all(room.fleet, room.clock, ["job"]) == ["job"]
+
+
+def test_a_fleet_whose_ledger_is_lost_too_is_not_asked_again():
+    asked = []
+
+    class Ledgerless:
+        def observe(self, job):
+            asked.append(job)
+            raise StoreLost("duetune.db", "its file was deleted")
+
+    assert release_all(Ledgerless(), ManualClock(0.0), ["a", "b"]) == ["a", "b"]
+    assert asked == ["a"]

@@ -58,17 +58,19 @@ def test_a_trace_is_added_in_the_slots_of_the_file(tmp_path):
 
 def test_what_jobs_were_granted_is_added_to_what_was_recorded(tmp_path):
     with open_store(tmp_path / "home.db") as store:
-        assert slot_s_of_jobs(store) is None
+        assert slot_s_of_jobs(store, ("",)) is None
         room = Room(store=store)
         room.submit()
         room.run()
-        assert slot_s_of_jobs(store) == 1800.0
+        assert slot_s_of_jobs(store, ("",)) == 1800.0
+        assert slot_s_of_jobs(store, ("campus",)) is None
         path = tmp_path / "here.csv"
         with opened_recording(path, POOL, 1800.0) as recording:
-            first = import_jobs(store, recording)
+            assert import_jobs(store, recording, ("campus",)) == 0, "jobs of another fleet"
+            first = import_jobs(store, recording, ("",))
             assert first == len(recording.slots) > 3
             assert recording.start == room.began
-            assert import_jobs(store, recording) == 0, "again it changes nothing"
+            assert import_jobs(store, recording, ("",)) == 0, "again it changes nothing"
             known = dict(recording.slots)
         with opened_recording(path, POOL, None) as recording:
             assert recording.slots == known

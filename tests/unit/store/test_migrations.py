@@ -76,6 +76,7 @@ def test_a_database_of_every_schema_there_was_still_opens(revision, tmp_path):
     with open_store(path) as store:
         (row,) = store.jobs()
         assert (row.id, row.status, row.spent) == ("tuning", Status.CANCELLED, 2.5)
+        assert row.fleet == ("cluster" if revision >= "0007" else "")
         before = store.charges()
         assert store.rebuild() == 1
         assert (store.jobs(), store.charges()) == ([row], before)

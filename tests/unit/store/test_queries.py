@@ -13,8 +13,8 @@ DAY = 86_400.0
 RUNNING = next(event for event in story() if isinstance(event, Observed))
 
 
-def submit(store, job, *, name="tuning", at=0.0, spec="{}", running=False):
-    event = msgspec.structs.replace(submission(name=name, spec=spec), at=at)
+def submit(store, job, *, name="tuning", at=0.0, spec="{}", running=False, fleet=""):
+    event = msgspec.structs.replace(submission(name=name, spec=spec), at=at, fleet=fleet)
     store.journal.append(job, [event, RUNNING][: 1 + running], expected=0)
 
 
@@ -83,8 +83,8 @@ def test_an_unknown_job_is_not_found_and_the_latest_are_named(store):
 @pytest.fixture
 def billed(store):
     submit(store, "one", spec='{"tags": {"team": "nlp", "run": 7}}')
-    submit(store, "two", spec='{"tags": {"team": "nlp"}}')
-    submit(store, "three")
+    submit(store, "two", spec='{"tags": {"team": "nlp"}}', fleet="campus")
+    submit(store, "three", fleet="campus")
     spot, on_demand = NodeKind.SPOT, NodeKind.ON_DEMAND
     bill(store, "one", "a", kind=spot, start=DAY, end=DAY + 7200, dollars=2.0)
     bill(store, "one", "b", kind=on_demand, start=1.75 * DAY, end=3.25 * DAY, dollars=12.0)
@@ -110,6 +110,7 @@ def billed(store):
             CostBy.TAG,
             {"": (1.0, 1.0, 1), "run=7": (14.0, 38.0, 2), "team=nlp": (14.5, 38.0, 3)},
         ),
+        (CostBy.FLEET, {"": (14.0, 38.0, 2), "campus": (1.5, 1.0, 2)}),
     ],
 )
 def test_costs_are_added_up(billed, by, lines):
@@ -125,3 +126,13 @@ def test_charges_are_those_of_a_job_or_all(billed):
     assert [charge.node for charge in billed.charges("one")] == ["a", "b"]
     assert sum(charge.dollars for charge in billed.charges()) == 15.5
     assert billed.charges("nobody") == []
+
+
+def test_active_jobs_are_those_of_a_fleet_or_all(store):
+    for number, fleet in enumerate(("campus", "", "embedded", "campus")):
+        submit(store, f"job-{number}", at=float(number), fleet=fleet)
+    assert store.active() == ["job-0", "job-1", "job-2", "job-3"]
+    assert store.active(("campus",)) == ["job-0", "job-3"]
+    assert store.active(("embedded", "")) == ["job-1", "job-2"]
+    assert store.active(("nowhere",)) == []
+    assert store.busy_fleets() == ["", "campus", "embedded"]

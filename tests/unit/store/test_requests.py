@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from duetune.core.events import Amend, Cancel, Pause, Resume, UserRequested
@@ -72,3 +73,18 @@ def test_names_that_cannot_be_jobs_are_refused(store, name):
         store.requests.ask(name, Pause())
     with pytest.raises(InvalidInput, match="1 to 200 printable characters"):
         store.journal.append(name, [decision(1)], expected=0)
+
+
+def test_the_controller_of_a_fleet_reads_the_requests_of_its_jobs_alone(store):
+    for job, fleet in (("old", ""), ("here", "lab"), ("there", "campus")):
+        event = msgspec.structs.replace(submission(), fleet=fleet)
+        store.journal.append(job, [event], expected=0)
+    for job in ("old", "here", "there", "unknown"):
+        store.requests.ask(job, Pause())
+
+    def read(*fleets):
+        return [pending.job for pending in store.requests_of(fleets).pending()]
+
+    assert read("lab", "") == ["old", "here", "unknown"]
+    assert read("campus") == ["there", "unknown"]
+    assert [pending.job for pending in store.requests.pending()][:3] == ["old", "here", "there"]

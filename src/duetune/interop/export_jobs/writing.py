@@ -72,6 +72,8 @@ class Notes:
             self.add("priority", f"{spec.priority} is not exported")
         if spec.project:
             self.add("project", f"{spec.project} has no quota there")
+        if spec.fleet:
+            self.add("fleet", f"{spec.fleet} is a fleet of duetune; the tool has its own machines")
         _, least, most = spec.gpus
         if most != least:
             held = "1 GPU" if machines.total == 1 else f"{machines.total} GPUs"

@@ -200,6 +200,15 @@ class JobSpec(BaseModel):
         Field(pattern=_PROJECT),
         Meaning("The project whose GPU quota the job counts against, if there is one.", PROJECT),
     ] = ""
+    fleet: Annotated[
+        str,
+        Field(max_length=200, pattern=r"^\S*$"),
+        Meaning(
+            "The fleet to run on; by default the one that `[site]` in `config.toml` names. A job "
+            "stays on its fleet.",
+            "a name that 'duetune fleet list' shows",
+        ),
+    ] = ""
     policy: Annotated[
         str,
         Field(min_length=1, max_length=200, pattern=r"^\S+$"),

@@ -29,13 +29,12 @@ def load_text(text: str, source: str = "standard input") -> JobSpec:
     return spec_of(parse_document(text, source))
 
 
-def load_checked(path: Path | str, *, own: bool = True) -> JobSpec:
-    """Return the spec in a file with absolute paths, all of which exist. ``plan``, ``launch`` and
-    ``recommend`` call it.
+def load_resolved(path: Path | str) -> JobSpec:
+    """Return the spec in a file with absolute paths, which are not checked yet.
+
+    ``plan``, ``launch`` and ``recommend`` call it, and then ``check_paths``.
     """
-    spec = load_spec(Path(path)).resolved(Path(path).absolute().parent)
-    check_paths(spec, own=own)
-    return spec
+    return load_spec(Path(path)).resolved(Path(path).absolute().parent)
 
 
 def spec_of(document: Document) -> JobSpec:

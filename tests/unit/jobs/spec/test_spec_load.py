@@ -6,7 +6,7 @@ import pytest
 
 from duetune.errors import InvalidInput
 from duetune.jobs.spec.job_spec import JobSpec
-from duetune.jobs.spec.load import check_paths, load_checked, load_spec, load_text
+from duetune.jobs.spec.load import check_paths, load_resolved, load_spec, load_text
 from duetune.jobs.spec.values import ACCELERATORS, DATASET, DEADLINE, DURATION, MODEL
 from duetune.training.chat_templates import TEMPLATES
 from duetune.training.learning_rate import Schedule
@@ -17,7 +17,7 @@ OWN = "run: python train.py\ndeadline: 8h\n"
 FIELDS = (
     "model, dataset, deadline, hard_deadline, name, max_duration, budget, value, max_price, "
     "method, resources, training, checkpoint, workdir, setup, run, envs, secrets, tags, "
-    "priority, project, policy"
+    "priority, project, fleet, policy"
 )
 NAME = "1 to 63 letters, digits, '.', '_' or '-', beginning and ending with a letter or digit"
 METHODS = "one of auto, lora, qlora, full"
@@ -516,13 +516,15 @@ class TestPaths:
             "workdir: '/no/where' is not allowed; expected a folder that exists"
         )
 
-    def test_load_checked_resolves_and_looks(self, tmp_path):
+    def test_a_spec_from_a_file_is_resolved_and_then_checked(self, tmp_path):
         (tmp_path / "d.jsonl").write_text("{}\n")
         (tmp_path / "job.yaml").write_text("model: gpt2\ndataset: d.jsonl\ndeadline: 8h\n")
-        assert load_checked(tmp_path / "job.yaml").dataset == str(tmp_path / "d.jsonl")
+        found = load_resolved(tmp_path / "job.yaml")
+        check_paths(found)
+        assert found.dataset == str(tmp_path / "d.jsonl")
         (tmp_path / "d.jsonl").unlink()
         with pytest.raises(InvalidInput) as error:
-            load_checked(str(tmp_path / "job.yaml"))
+            check_paths(load_resolved(str(tmp_path / "job.yaml")))
         assert error.value.field == "dataset"
 
 
@@ -580,8 +582,18 @@ def test_the_file_of_a_chat_template_is_found_beside_the_spec(tmp_path):
     path = tmp_path / "job.yaml"
     text = "model: gpt2\ndataset: rows.jsonl\ndeadline: 8h\ntraining: {chat_template_path: %s}"
     path.write_text(text % "mine.jinja")
-    found = load_checked(path).training.chat_template_path
+    found = load_resolved(path).training.chat_template_path
     assert found == str(tmp_path / "mine.jinja")
     path.write_text(text % "none.jinja")
     with pytest.raises(InvalidInput, match=r"training\.chat_template_path.*no such file"):
-        load_checked(path)
+        check_paths(load_resolved(path))
+
+
+def test_a_job_names_its_fleet_and_keeps_it_in_every_form():
+    spec = load_text("run: ls\ndeadline: 1h\nfleet: campus\n")
+    assert spec.fleet == "campus"
+    assert load_text(spec.to_yaml()).fleet == spec.resolved("/data").fleet == "campus"
+    assert spec.amended(fleet="mine:eu:2").fleet == "mine:eu:2"
+    assert "fleet" not in load_text("run: ls\ndeadline: 1h\n").document()
+    with pytest.raises(InvalidInput, match="fleet: 'two words' is not allowed; expected a name"):
+        load_text("run: ls\ndeadline: 1h\nfleet: two words\n")
