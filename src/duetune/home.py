@@ -222,6 +222,7 @@ class Home:
         deadline: str | None = None,
         budget: str | None = None,
         value: str | None = None,
+        priority: int | None = None,
         force: bool = False,
         seed: int = 0,
     ) -> Amendment:
@@ -234,7 +235,7 @@ class Home:
         from duetune.wiring import desk
 
         row = active_job(self.store, job)
-        request = amended_terms(row, self.fleet, deadline, budget, value)
+        request = amended_terms(row, self.fleet, deadline, budget, value, priority)
         return amendment(row, request, desk(self.settings), self.store, force=force, seed=seed)
 
     def ask(self, job: str, request: UserRequest) -> tuple[JobRow, int, int]:

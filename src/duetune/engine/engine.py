@@ -104,6 +104,7 @@ class Engine:
                 epoch=state.epochs[node.id],
                 task=task,
                 max_price=highest if node.kind is NodeKind.SPOT else None,
+                priority=state.priority,
             )
             for node in state.nodes.values()
             if node.state is NodeState.REQUESTED

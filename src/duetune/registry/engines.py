@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from duetune.fleets.driver import Driver
+from duetune.fleets.driver import Driver, PriorityDriver
 from duetune.fleets.engine_fleet import EngineFleet, EngineTimes
 from duetune.fleets.engine_market import EngineMarket, FilePrices
 from duetune.fleets.fleet_file import prefix_of, read_fleet, token_of
@@ -111,6 +111,10 @@ class EngineHost:
         if found is None:
             return EngineMarket(self.file, self.driver, None, self._clock)
         return found.feed
+
+    def by_priority(self) -> bool:
+        """Return whether the engine serves requests by the priority of their jobs."""
+        return isinstance(self.driver, PriorityDriver) and self.driver.by_priority()
 
     def site(self) -> SiteSettings:
         """Return the description of the fleet's GPUs and slots."""

@@ -99,7 +99,7 @@ def _row_of(state: JobState, *, events: int) -> JobRow:
         learned_at=state.learned_at,
         updated_at=state.updated_at,
         events=events,
-        priority=_count(submitted.priority),
+        priority=_count(state.priority),
         project=_plain(submitted.project),
         share=None if state.share is None else _count(state.share),
         wish=None if state.wish is None else _count(state.wish),

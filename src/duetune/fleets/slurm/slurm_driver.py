@@ -82,6 +82,10 @@ class SlurmDriver:
         """
         return Capacity(self._idle(NodeKind.SPOT), self._idle(NodeKind.ON_DEMAND))
 
+    def by_priority(self) -> bool:
+        """Return whether jobs of different priorities are submitted differently."""
+        return bool(self.settings.nice or self.settings.qos_by_priority)
+
     def check(self) -> Sequence[Finding]:
         """Return what was found about the cluster and the settings."""
         return check_cluster(self.settings, self._commands, self.list)
@@ -138,8 +142,8 @@ def sbatch_arguments(order: NodeOrder, settings: SlurmSettings) -> list[str]:
         found.append(f"--nice={settings.nice * max(0, HIGHEST_PRIORITY - order.priority)}")
     if settings.account:
         found.append(f"--account={settings.account}")
-    if settings.qos:
-        found.append(f"--qos={settings.qos}")
+    if qos := settings.qos_for(order.priority):
+        found.append(f"--qos={qos}")
     return [*found, *settings.extra_arguments]
 
 
