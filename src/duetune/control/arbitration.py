@@ -183,7 +183,8 @@ class Sharing:
         left = engine.state.wanted.total * size if queue.gpus is None else queue.gpus - alive
         if project in queue.quotas:
             left = min(left, queue.quotas[project] - alive_in_project)
-        return Room(max(0, left // size), max(0, (market.available - spot) // size))
+        unused = msgspec.structs.replace(market, available=max(0, market.available - spot))
+        return Room(max(0, left // size), unused.in_members(size).available)
 
 
 def sharing_now(

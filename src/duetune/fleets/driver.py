@@ -94,10 +94,20 @@ class Driver(Protocol):
 
 
 class Capacity(msgspec.Struct, frozen=True):
-    """The GPUs that could be started now, by kind; None if the engine cannot tell."""
+    """The GPUs that could be started now, by kind; None if the engine cannot tell.
+
+    ``spot_by_machine``: the spot GPUs of each machine, because a node has all its GPUs on one. None
+    if the engine cannot tell; any GPUs are then believed to make a node.
+    """
 
     spot: int | None = None
     on_demand: int | None = None
+    spot_by_machine: tuple[int, ...] | None = None
+
+    @classmethod
+    def of_machines(cls, spot: Sequence[int], on_demand: Sequence[int]) -> Capacity:
+        """Return the capacity of machines with so many free GPUs each."""
+        return cls(sum(spot), sum(on_demand), tuple(count for count in spot if count))
 
 
 @runtime_checkable

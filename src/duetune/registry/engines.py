@@ -51,7 +51,8 @@ def driver_of(file: FleetFile, prefix: str) -> Driver:
         from duetune.fleets.slurm.slurm_driver import SlurmDriver
         from duetune.fleets.slurm.slurm_settings import SlurmSettings
 
-        return SlurmDriver(SlurmSettings.of(file.options), prefix=prefix)
+        whole = file.gpus_per_node or 1
+        return SlurmDriver(SlurmSettings.of(file.options), prefix=prefix, gpus_per_node=whole)
     if file.engine == RAY:
         from duetune.fleets.ray.ray_driver import RayDriver
         from duetune.fleets.ray.ray_settings import RaySettings
@@ -123,6 +124,7 @@ class EngineHost:
             accelerator=self.file.accelerator,
             memory_gb=self.file.memory_gb,
             max_gpus=self.file.max_gpus,
+            gpus_per_node=self.file.gpus_per_node,
             startup_s=self.file.startup_s,
             resize_s=self.file.resize_s,
             speed=1.0,

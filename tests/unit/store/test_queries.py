@@ -125,3 +125,12 @@ def test_charges_are_those_of_a_job_or_all(billed):
     assert [charge.node for charge in billed.charges("one")] == ["a", "b"]
     assert sum(charge.dollars for charge in billed.charges()) == 15.5
     assert billed.charges("nobody") == []
+
+
+def test_hours_of_a_node_count_for_each_of_its_gpus(store):
+    alone = submission()
+    whole = msgspec.structs.replace(alone, task=msgspec.structs.replace(alone.task, gpus=8))
+    store.journal.append("whole", [whole], expected=0)
+    bill(store, "whole", "a", kind=NodeKind.SPOT, start=DAY, end=DAY + 7200, dollars=16.0)
+    (line,) = store.cost_report(CostBy.JOB)
+    assert (line.gpu_hours, line.nodes) == (16.0, 1)
