@@ -32,28 +32,33 @@ class EngineMarket:
         self._driver = driver
         self._ledger = ledger
         self._clock = clock
-        self._counted: tuple[int, Slot] | None = None
+        self._counted: tuple[int, Slot, bool] | None = None
 
     def now(self) -> MarketReport:
         """Return the present slot; ``FleetError`` if the engine does not answer."""
         at, slot_s = self._clock.now(), 60 * self._file.slot_minutes
         index = math.floor(at / slot_s)
         if self._counted is None or self._counted[0] != index:
-            self._counted = (index, self._slot(slot_s / 3600))
-        return MarketReport(at, index, index * slot_s, slot_s, self._counted[1])
+            self._counted = (index, *self._slot(slot_s / 3600))
+        _, slot, told = self._counted
+        return MarketReport(at, index, index * slot_s, slot_s, slot, counted=told)
 
     def history(self, slots: int) -> MarketTrace | None:  # noqa: ARG002 - nothing is kept
-        """Return None: the engine keeps no history."""
+        """Return None: the engine keeps no history; ``market_keeper`` keeps one."""
         return None
 
-    def _slot(self, hours: float) -> Slot:
-        available, free = self._spot()
-        return Slot(
-            self._file.spot_usd_h * hours, available, self._file.on_demand_usd_h * hours, free
-        )
+    def _slot(self, hours: float) -> tuple[Slot, bool]:
+        """Return the present slot, and whether its GPUs were counted by the engine."""
+        counted = self._spot()
+        available, free = counted or (believed_gpus(self._file), None)
+        prices = self._file.spot_usd_h * hours, self._file.on_demand_usd_h * hours
+        return Slot(prices[0], available, prices[1], free), counted is not None
 
-    def _spot(self) -> tuple[int, tuple[int, ...] | None]:
-        """Return the spot GPUs, and the free ones of each machine; None if that is unknown."""
+    def _spot(self) -> tuple[int, tuple[int, ...] | None] | None:
+        """Return the spot GPUs, and the free ones of each machine if the engine tells them.
+
+        None means that the engine cannot count.
+        """
         held = 0
         if self._ledger is not None:
             nodes = [entry.node for entry in self._ledger.open()]
@@ -69,10 +74,12 @@ class EngineMarket:
         if free.spot_by_machine is not None:
             machines = tuple(count // node * node for count in free.spot_by_machine)
             return sum(machines) + held, machines
-        if free.spot is not None:
-            return free.spot // node * node + held, None
-        told = self._file.spot_gpus
-        return (self._file.max_gpus if told is None else told), None
+        return None if free.spot is None else (free.spot // node * node + held, None)
+
+
+def believed_gpus(file: FleetFile) -> int:
+    """Return the spot GPUs that are believed to be there where nobody counts them."""
+    return file.max_gpus if file.spot_gpus is None else file.spot_gpus
 
 
 class FilePrices:
