@@ -83,6 +83,7 @@ def amend(
     deadline: str | None = None,
     budget: str | None = None,
     value: str | None = None,
+    priority: int | None = None,
     force: bool = False,
     home: Folder = None,
 ) -> Amendment:
@@ -94,7 +95,9 @@ def amend(
         14.2
     """
     place = Home(home)
-    amended = place.amendment(job, deadline=deadline, budget=budget, value=value, force=force)
+    amended = place.amendment(
+        job, deadline=deadline, budget=budget, value=value, priority=priority, force=force
+    )
     place.ask(amended.job.id, amended.request)
     return amended
 

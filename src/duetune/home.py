@@ -274,6 +274,7 @@ class Home:
         deadline: str | None = None,
         budget: str | None = None,
         value: str | None = None,
+        priority: int | None = None,
         force: bool = False,
         seed: int = 0,
     ) -> Amendment:
@@ -286,7 +287,7 @@ class Home:
         from duetune.wiring import desk
 
         row = active_job(self.store, job)
-        request = amended_terms(row, self.connected(row.fleet), deadline, budget, value)
+        request = amended_terms(row, self.connected(row.fleet), deadline, budget, value, priority)
         submitter = desk(self.settings.on(row.fleet))
         return amendment(row, request, submitter, self.store, force=force, seed=seed)
 

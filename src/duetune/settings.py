@@ -58,6 +58,7 @@ class SiteSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     ``speed``: market seconds per wall second.
     ``accelerator``, ``memory_gb``: the GPU model and its memory.
     ``max_gpus``: the most GPUs that a job may hold.
+    ``gpus_per_node``: the fleet gives only whole nodes of so many GPUs; None means any number.
     ``emulated_microbatch_s``: the least wall seconds that a GPU takes for a microbatch.
     ``grant_delay_s``: seconds until a requested node starts.
     ``notice_s``: seconds between the notice of a preemption and the preemption.
@@ -79,6 +80,7 @@ class SiteSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     accelerator: str | None = None
     memory_gb: float | None = None
     max_gpus: int = 4
+    gpus_per_node: int | None = None
     emulated_microbatch_s: float | None = None
     grant_delay_s: float = 0.5
     notice_s: float = 2.0
@@ -92,6 +94,8 @@ class SiteSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
         for field, least in (("max_gpus", 1), ("seed", 0), ("on_demand_capacity", 0)):
             if getattr(self, field) < least:
                 raise InvalidInput(f"site.{field}", getattr(self, field), f"{least} or more")
+        if self.gpus_per_node is not None and self.gpus_per_node < 1:
+            raise InvalidInput("site.gpus_per_node", self.gpus_per_node, "1 or more")
         for field in ("speed", "emulated_microbatch_s", "memory_gb", "slot_hours"):
             number = getattr(self, field)
             if number is not None and not (math.isfinite(number) and number > 0):

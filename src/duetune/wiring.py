@@ -10,6 +10,7 @@ import msgspec
 
 from duetune.errors import DuetuneError, InvalidInput, StoreError, StoreLost
 from duetune.market.forecast.simple import WEEK_HOURS
+from duetune.registry.engines import EngineHost
 from duetune.registry.feeds import feed_named
 from duetune.registry.fleets import fleet_named
 from duetune.registry.markets import forecast_named
@@ -86,7 +87,8 @@ def desk(settings: Settings) -> Submitter:
     from duetune.jobs.submit import Submitter
 
     check_names(settings)
-    feed = market_feed(settings)
+    host = fleet_named(settings)
+    feed = feed_named(settings, host.feed)
     market = feed.now()
     return Submitter(
         site=desk_site(settings),
@@ -98,6 +100,7 @@ def desk(settings: Settings) -> Submitter:
         knowledge=lambda store: live_knowledge(settings, store),
         machine=Machine(settings.jobs, own=runs_here(settings)),
         queue=settings.queue,
+        by_priority=isinstance(host, EngineHost) and host.by_priority(),
     )
 
 

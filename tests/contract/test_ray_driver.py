@@ -14,8 +14,11 @@ import pytest
 from duetune.core.fleet import NodeEnd
 from duetune.errors import FleetError
 from duetune.fleets.driver import EngineState
+from duetune.fleets.engine_market import EngineMarket
+from duetune.fleets.fleet_file import FleetFile
 from duetune.fleets.ray.ray_driver import RayDriver
 from duetune.fleets.ray.ray_settings import RaySettings
+from duetune.fleets.real_time import RealClock
 from duetune.testing import DriverContract
 from support.patience import until
 from support.ray_lab import ray_lab
@@ -85,6 +88,37 @@ class TestRayDriver(DriverContract):
 
     def engine_up(self, driver):
         self.lab.restart_head()
+
+    def test_a_node_of_two_gpus_needs_both_on_one_machine(self):
+        """One GPU of each of two machines is busy: two are free, but no pair is."""
+        machines = self.lab.add("pair", "pair", gpus=2)
+        try:
+            driver = self.make(spot="pair")
+            self.until(lambda: driver.capacity().spot_by_machine == (2, 2), driver.capacity)
+            orders = [self.order(f"single-{number}") for number in range(4)]
+            for order in orders:
+                driver.start(order)
+                self.eventually(driver, order.name, EngineState.RUNNING)
+            places = {self.lab.machine_of(self.log(order.name)): order.name for order in orders}
+            for name in places.values():
+                driver.stop(name)
+            self.until(lambda: driver.capacity().spot_by_machine == (1, 1), driver.capacity)
+            file = FleetFile(engine="ray", gpus_per_node=2)
+            whole = EngineMarket(file, driver, None, RealClock()).now().slot
+            assert (whole.available, whole.in_members(2).available) == (0, 0)
+            part = EngineMarket(FleetFile(engine="ray"), driver, None, RealClock()).now().slot
+            assert (part.available, part.in_members(2).available) == (2, 0)
+            pair = msgspec.structs.replace(self.order("pair"), gpus=2)
+            driver.start(pair)
+            rest = next(each.name for each in orders if each.name not in places.values())
+            driver.stop(rest)
+            self.eventually(driver, pair.name, EngineState.RUNNING)
+            for node in driver.list():
+                driver.stop(node.name)
+            self.until(lambda: driver.capacity().spot_by_machine == (2, 2), driver.capacity)
+        finally:
+            for machine in machines:
+                self.lab.remove(machine)
 
     def foreign(self, driver):
         other = self.make()

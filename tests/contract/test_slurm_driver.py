@@ -11,7 +11,10 @@ import pytest
 
 from duetune.core.fleet import NodeEnd, NodeKind
 from duetune.errors import FleetError
-from duetune.fleets.driver import EngineState, NodeOrder
+from duetune.fleets.driver import Capacity, EngineState, NodeOrder
+from duetune.fleets.engine_market import EngineMarket
+from duetune.fleets.fleet_file import FleetFile
+from duetune.fleets.real_time import RealClock
 from duetune.fleets.slurm import SlurmDriver, SlurmSettings
 from duetune.testing import DriverContract
 from support.more import FLEETS
@@ -244,3 +247,31 @@ def test_nodes_are_counted_where_a_cluster_has_no_gpus_to_count(lab):
     driver.start(sleeper("whole-a"))
     until_state(driver, EngineState.RUNNING)
     assert driver.capacity().on_demand == len(lab.nodes) - 1
+
+
+@pytest.mark.fleets
+def test_a_node_of_two_gpus_needs_both_on_one_machine():
+    """One GPU of each of two machines is busy: two are free, but no pair is."""
+    with SlurmLab(2, gpus=2) as lab:
+        driver = driver_of(lab, "pair-")
+        assert driver.capacity() == Capacity(4, 4, (2, 2))
+        driver.start(sleeper("pair-a", gpus=2))
+        until_state(driver, EngineState.RUNNING)
+        assert driver.capacity().spot_by_machine == (2,)
+        driver.stop("pair-a")
+        until_state(driver, EngineState.ENDED)
+        for machine in lab.nodes:
+            lab.submit(f"other-{machine}", "spot", "sleep 600", f"--nodelist={machine}")
+        until(lambda: driver.capacity().spot_by_machine == (1, 1), story=lab.story)
+        file = FleetFile(engine="slurm", gpus_per_node=2)
+        whole = EngineMarket(file, driver, None, RealClock()).now().slot
+        assert (whole.available, whole.in_members(2).available) == (0, 0)
+        part = EngineMarket(FleetFile(engine="slurm"), driver, None, RealClock()).now().slot
+        assert (part.available, part.in_members(2).available) == (2, 0)
+        driver.start(sleeper("pair-b", gpus=2))
+        lab.run("scancel", "--name=other-n1")
+        until(
+            lambda: any(node.state is EngineState.RUNNING for node in driver.list()),
+            story=lab.story,
+        )
+        assert lab.place("pair-b") == "n1"

@@ -14,6 +14,7 @@ from duetune.core.fleet import NodeEnd, NodeState
 from duetune.fleets.embedded.processes import family
 from duetune.fleets.fleet_file import fleet_files, prefix_of, token_of
 from duetune.fleets.node_ledger import NodeLedger
+from duetune.market.traces import load_grid
 from duetune.settings import load_settings
 from duetune.training.tiny import build_tiny_model
 from support.live_home import LEFT_RUNNING, LiveHome
@@ -76,6 +77,9 @@ def test_a_job_on_an_engine_survives_a_preemption_and_a_dead_machine(home):
     spent = sum((node.ended_at - node.started_at) / 3600 for node in nodes if node.started_at)
     assert sum(node.billed for node in nodes) == pytest.approx(spent, rel=1e-6)
     home.until(lambda: not running_nodes(engine), "the end of all nodes")
+    recorded = load_grid(home.path / "markets" / "lab.csv")
+    assert recorded.counted[0].sum() >= 3, "the controller recorded the market of the engine"
+    assert recorded.available[0].max() <= 3
 
 
 @pytest.mark.more

@@ -17,9 +17,11 @@ from duetune.market.traces import load_grid
 from duetune.settings import load_settings
 from duetune.store.store import opened_store
 from duetune.wall_clock import wall_now
+from duetune.wiring import market_feed
 from support.harness import Room
 from support.patience import PATIENCE_S, until
 from support.places import ASSETS
+from support.process_driver import register
 
 START = datetime(2026, 11, 1, tzinfo=UTC)
 CATALOG = "GPUHUNT_CATALOG_DIR"
@@ -231,3 +233,28 @@ class TestRecord:
                 status = recorder.wait(PATIENCE_S)
             assert status == (-signal.SIGKILL if number is signal.SIGKILL else 0)
         assert len(path.read_text().splitlines()) in {2, 3}
+
+
+def test_the_market_of_an_engine_can_be_recorded_and_is_its_history(
+    home, tmp_path, capsys, monkeypatch
+):
+    monkeypatch.syspath_prepend(register(tmp_path / "plugin"))
+    settings = ("--set", f"folder={tmp_path / 'engine'}", "--set", "spot=3")
+    assert main(("fleet", "add", "lab", "--engine", "processes", *settings)) == 0
+    (home / "config.toml").write_text('[site]\nfleet = "lab"\n')
+    status, out, _ = called(capsys, "record", "--once")
+    assert (status, "lab" in out) == (0, True)
+    grid = load_grid(home / "markets" / "lab.csv")
+    assert grid.available[0].tolist() == [3]
+    assert grid.slot_hours == pytest.approx(5 / 60)
+    status, out, _ = called(capsys, "feeds")
+    assert "lab.csv: pool lab" in out
+    # An hour later: the recorded slot is known, and the hour after it is not made up.
+    later = wall_now() + 3600
+    monkeypatch.setattr("duetune.fleets.real_time.wall_now", lambda: later)
+    known = market_feed(load_settings()).history(20)
+    assert known.available[0].tolist() == [3] * known.slots
+    assert known.slots in {12, 13}
+    status, out, _ = called(capsys, "record", "--once")
+    assert status == 0
+    assert len((home / "markets" / "lab.csv").read_text().splitlines()) == 3

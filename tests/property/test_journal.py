@@ -14,7 +14,7 @@ from duetune.core.events import Event, Recorded, Status, Submitted, UserRequest,
 from duetune.core.fleet import NodeKind, NodeState
 from duetune.core.job import Job
 from duetune.store.memory_journal import MemoryJournal
-from duetune.store.projection import Follower
+from duetune.store.projection import Follower, _plain
 from duetune.store.queries import cost_lines
 from duetune.store.rows import Charge, CostBy, JobRow
 from duetune.store.store import open_store
@@ -140,7 +140,9 @@ def test_the_row_agrees_with_the_charges(story):
     follower = Follower("job")
     charges, row = follower.take(story), follower.row()
     running = [name for name, each in charges.items() if each.state is NodeState.RUNNING]
-    gpus = {name: follower.state.nodes[name].gpus for name in running}
+    # A charge has the name that PostgreSQL can store.
+    stored = {_plain(name): node.gpus for name, node in follower.state.nodes.items()}
+    gpus = {name: stored[name] for name in running}
     if all(0 <= count <= 1000 for count in gpus.values()):
         assert row.spot + row.on_demand == sum(gpus.values())
         spot = [name for name in running if charges[name].kind.value == "spot"]

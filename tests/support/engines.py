@@ -59,6 +59,23 @@ class MemoryFiles:
         self.leases[launch.job] = until
 
 
+class MemoryPages:
+    """The ``Pages`` of a ledger without a database, for tests that make many."""
+
+    def __init__(self):
+        self._pages = {}
+
+    def read(self, job=None, *, only_open=False):
+        found = [page for page in self._pages.values() if job in {None, page.job}]
+        return [page for page in found if page.open or not only_open]
+
+    def write(self, pages):
+        for page in pages:
+            key = (page.job, page.node)
+            assert page.version == (self._pages[key].version if key in self._pages else 0)
+            self._pages[key] = msgspec.structs.replace(page, version=page.version + 1)
+
+
 class HourlyPrices:
     """Dollars per GPU-hour that never change."""
 
@@ -75,11 +92,11 @@ class HourlyPrices:
 class EngineLab:
     """A fleet on an engine in memory."""
 
-    def __init__(self, *, spot=2, on_demand=9, **settings):
+    def __init__(self, *, spot=2, on_demand=9, pages=None, **settings):
         self.driver = MemoryDriver(spot=spot, on_demand=on_demand, prefix="dt-", **settings)
         self.clock = self.driver.clock
         self.files = MemoryFiles()
-        self.pages = LedgerPages(memory_database(), "lab")
+        self.pages = pages or LedgerPages(memory_database(), "lab")
         self.fleet = self.new_fleet()
 
     def new_fleet(self, *, looks=True):

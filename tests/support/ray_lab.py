@@ -59,7 +59,7 @@ class RayLab:
         )  # fmt: skip
         self.add(*markets)
 
-    def add(self, *markets: str) -> list[str]:
+    def add(self, *markets: str, gpus: int = 1) -> list[str]:
         """Start one node for each market, one after another since all use one folder; return
         their ids.
         """
@@ -67,13 +67,18 @@ class RayLab:
         for market in markets:
             before = set(self.raylets())
             self._ray(
-                "start", f"--address={self.address}", "--num-cpus=1", "--num-gpus=1",
+                "start", f"--address={self.address}", f"--num-cpus={gpus}", f"--num-gpus={gpus}",
                 f"--labels=ray.io/market-type={market}", *COMMON,
             )  # fmt: skip
             (machine,) = set(self.raylets()) - before
             self._markets[machine] = market
             added.append(machine)
         return added
+
+    def remove(self, node: str) -> None:
+        """End a node for good; ``heal`` does not replace it."""
+        del self._markets[node]
+        self.kill(node)
 
     def heal(self) -> None:
         """Replace the nodes that are gone."""

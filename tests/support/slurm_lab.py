@@ -1,7 +1,7 @@
 """A Slurm cluster of the test's own on loopback: munge, a controller and some nodes in one folder.
 
 It needs neither root nor anything of the machine's own Slurm. The daemons are children of the test
-and end with it. Every node claims one GPU, which is /dev/null.
+and end with it. Every node claims one GPU, which is /dev/null, or up to three.
 
     PYTHONPATH=tests python -m support.slurm_lab    # a cluster to try things on, until Ctrl-C
 """
@@ -70,9 +70,9 @@ def missing():
 
 
 class SlurmLab:
-    """The partitions ``spot`` and ``guaranteed`` share the nodes n1, n2, ... of one GPU each."""
+    """The partitions ``spot`` and ``guaranteed`` share the nodes n1, n2, ... of ``gpus`` each."""
 
-    def __init__(self, nodes=3, *, grace_s=10, kill_wait_s=1, slurmd_timeout_s=10):
+    def __init__(self, nodes=3, *, gpus=1, grace_s=10, kill_wait_s=1, slurmd_timeout_s=10):
         # Short: a socket's path has at most 107 characters.
         self.folder = Path(tempfile.mkdtemp(prefix="duetune-slurm-"))
         self.nodes = [f"n{number}" for number in range(1, nodes + 1)]
@@ -98,11 +98,14 @@ class SlurmLab:
             (self.folder / f"spool-{name}").mkdir()
             lines.append(
                 f"NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} "
-                "CPUs=4 RealMemory=4000 Gres=gpu:1 State=UNKNOWN"
+                f"CPUs=4 RealMemory=4000 Gres=gpu:{gpus} State=UNKNOWN"
             )
         Path(self.conf).write_text("\n".join(lines) + "\n")
         # With a bare Count the gpu plugin would report none.
-        (self.folder / "gres.conf").write_text(f"NodeName=n[1-{nodes}] Name=gpu File=/dev/null\n")
+        devices = ("null", "zero", "full")[:gpus]
+        (self.folder / "gres.conf").write_text(
+            "".join(f"NodeName=n[1-{nodes}] Name=gpu File=/dev/{name}\n" for name in devices)
+        )
 
     def __enter__(self):
         try:
@@ -192,8 +195,8 @@ class SlurmLab:
         )
         return done.stdout if done.returncode == 0 else None
 
-    def submit(self, name, partition, command):
-        asked = ("--gres=gpu:1", "--output=/dev/null", f"--wrap=exec srun {command}")
+    def submit(self, name, partition, command, *more):
+        asked = ("--gres=gpu:1", "--output=/dev/null", *more, f"--wrap=exec srun {command}")
         done = self.run("sbatch", f"--job-name={name}", f"--partition={partition}", *asked)
         assert done is not None
 

@@ -35,7 +35,10 @@ COMMANDS = {
     "cancel": ("duetune.cli.job_requests:cancel", "Stop a job permanently."),
     "pause": ("duetune.cli.job_requests:pause", "Release a job's GPUs until it is resumed."),
     "resume": ("duetune.cli.job_requests:resume", "Continue a paused job."),
-    "amend": ("duetune.cli.job_requests:amend", "Change the deadline, budget or value of a job."),
+    "amend": (
+        "duetune.cli.job_requests:amend",
+        "Change the deadline, budget, value or priority of a job.",
+    ),
     "merge": ("duetune.cli.merge:merge", "Merge the adapter of a job into its base model."),
     "fleet": ("duetune.cli.fleet:fleet", "Connect, check, start, show or stop fleets."),
     "node": ("duetune.cli.node:node", "Run the work of one node; engines call it."),

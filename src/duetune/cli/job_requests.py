@@ -69,6 +69,9 @@ def resume(job: str, as_json: bool) -> None:
 )
 @click.option("--budget", metavar="USD", help="The new budget for the whole job.")
 @click.option("--value", metavar="USD", help="What finishing by the deadline is worth now.")
+@click.option(
+    "--priority", type=int, metavar="N", help="The new priority, for nodes requested from now on."
+)
 @click.option("--force", is_flag=True, help="Accept terms that cannot be met.")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask before spending.")
 @click.option("--seed", type=int, default=0, metavar="N", help="Seed of the scenarios.")
@@ -78,31 +81,41 @@ def amend(
     deadline: str | None,
     budget: str | None,
     value: str | None,
+    priority: int | None,
     force: bool,
     yes: bool,
     seed: int,
     as_json: bool,
 ) -> None:
-    """Change the deadline, budget or value of a job that is not finished.
+    """Change the deadline, budget, value or priority of a job that is not finished.
 
-    Shows a new quote for the rest of the job and asks. Terms that cannot be met are refused. A job
-    stays on its fleet: to move it, cancel it and launch it again.
+    Shows a new quote for the rest of the job and asks. Terms that cannot be met are refused. A new
+    priority alone changes no price, so it is not asked about. A job stays on its fleet: to move it,
+    cancel it and launch it again.
     """
-    if deadline is None and budget is None and value is None:
-        raise click.UsageError("nothing to change: give --deadline, --budget or --value")
+    priced = any(each is not None for each in (deadline, budget, value))
+    if not priced and priority is None:
+        options = "--deadline, --budget, --value or --priority"
+        raise click.UsageError(f"nothing to change: give {options}")
     home = Home()
     with waiting("Simulating the rest of the job on scenarios"):
         amended = home.amendment(
-            job, deadline=deadline, budget=budget, value=value, force=force, seed=seed
+            job,
+            deadline=deadline,
+            budget=budget,
+            value=value,
+            priority=priority,
+            force=force,
+            seed=seed,
         )
-    if not as_json:
+    if priced and not as_json:
         if amended.quote is None:
             click.echo("These terms cannot be met.")
         else:
             from duetune.cli.plan_tables import show_rest
 
             show_rest(amended.job.id, amended.quote)
-    if not yes:
+    if priced and not yes:
         if not sys.stdin.isatty():
             raise click.UsageError("new terms may spend money: confirm with --yes")
         if not click.confirm("Amend it?"):

@@ -68,10 +68,11 @@ def feeds(as_json: bool) -> None:
     A feed is chosen by `feed` under [site] in config.toml, or by --feed.
     """
     from duetune.cli.catalogue import print_listing
-    from duetune.registry.feeds import RECORDINGS, feeds_listed
+    from duetune.market.feeds.recording import FOLDER
+    from duetune.registry.feeds import feeds_listed
 
     settings = Home().settings
-    folder = settings.home / RECORDINGS
+    folder = settings.home / FOLDER
     notes, broken = [], []
     for path in sorted(folder.glob("*.csv")):
         try:
@@ -259,13 +260,15 @@ def _connected(settings: Settings) -> tuple[MarketFeed, Clock, Callable[[], None
     """Return the feed, the clock of its slots, and what ends a wait of that clock."""
     from duetune.market.feeds.recorder import WallClock
     from duetune.settings import OF_FLEET
-    from duetune.wiring import market_feed, running_fleet
+    from duetune.wiring import market_feed, running_fleet, runs_here
 
     if settings.site.feed.strip() == OF_FLEET:
         fleet = running_fleet(settings)
-        if fleet is None:
+        if fleet is not None:
+            return fleet.feed, fleet.clock, fleet.interrupt
+        # A fleet that others run has a market before the first job.
+        if runs_here(settings):
             raise InvalidInput("site.feed", OF_FLEET, "a fleet that runs: `duetune fleet start`")
-        return fleet.feed, fleet.clock, fleet.interrupt
     clock = WallClock()
     return market_feed(settings), clock, clock.interrupt
 

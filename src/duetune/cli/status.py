@@ -77,9 +77,7 @@ def watch(home: Home, job: str, *, silent: bool = False) -> JobStatus:
 def _lines(home: Home, job: str, *, silent: bool) -> JobStatus:
     printed = ""
     for found in home.follow(job):
-        running = [node for node in found.nodes if node.state.value == "running"]
-        spot = sum(node.kind.value == "spot" for node in running)
-        held = f"{spot} spot, {len(running) - spot} on-demand"
+        held = f"{found.held.spot} spot, {found.held.on_demand} on-demand{found.node_text}"
         if found.fleet_silent_s is not None:
             held += " (the fleet does not answer)"
         words = f"{found.job.status.value} slot {found.slot}: {held}"
@@ -165,10 +163,10 @@ def _gpus(found: JobStatus) -> str:
         lost = f"{found.job.preemptions} preempted, {found.resizes} resizes"
         return f"released ({lost}, {found.lost_steps} steps repeated)"
     running = [node for node in found.nodes if node.state.value == "running"]
-    coming = sum(node.state.value == "requested" for node in found.nodes)
-    going = sum(node.notice_at is not None for node in running)
-    spot = sum(node.kind.value == "spot" for node in running)
-    words = f"[cyan]{spot} spot[/], [yellow]{len(running) - spot} on demand[/]"
+    coming = sum(node.gpus for node in found.nodes if node.state.value == "requested")
+    going = sum(node.gpus for node in running if node.notice_at is not None)
+    held = found.held
+    words = f"[cyan]{held.spot} spot[/], [yellow]{held.on_demand} on demand[/]{found.node_text}"
     words += f", {coming} requested" if coming else ""
     words += f", [red]{going} about to be preempted[/]" if going else ""
     return f"{words}; {found.job.preemptions} preempted so far"

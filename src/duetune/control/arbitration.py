@@ -67,7 +67,7 @@ class Sharing:
         policy is shown. ``contained`` keeps the failure of one job from the others.
         """
         # Higher priorities first, because the other jobs see the spot capacity that they leave.
-        asked = sorted(pages, key=lambda page: -page.engine.state.submitted.priority)
+        asked = sorted(pages, key=lambda page: -page.engine.state.priority)
         for _ in range(ROUNDS):
             asking, asked = asked, []
             for page in asking:
@@ -150,16 +150,14 @@ class Sharing:
         priority must make room.
         """
         own, size = engine.state, _member(engine)
-        priority = own.submitted.priority
+        priority = own.priority
         spot = {
             other: _member(other)
             * self._hoped.get(other.stream, len(other.state.alive(NodeKind.SPOT)))
             for other in self._engines.values()
-            if other is not engine and other.state.submitted.priority >= priority
+            if other is not engine and other.state.priority >= priority
         }
-        higher = sum(
-            count for other, count in spot.items() if other.state.submitted.priority > priority
-        )
+        higher = sum(count for other, count in spot.items() if other.state.priority > priority)
         first = max(0, market.available - higher)
         left = max(min(first, _spot_gpus(engine)), market.available - sum(spot.values()))
         self._spot_words[engine.stream] = (
@@ -185,7 +183,8 @@ class Sharing:
         left = engine.state.wanted.total * size if queue.gpus is None else queue.gpus - alive
         if project in queue.quotas:
             left = min(left, queue.quotas[project] - alive_in_project)
-        return Room(max(0, left // size), max(0, (market.available - spot) // size))
+        unused = msgspec.structs.replace(market, available=max(0, market.available - spot))
+        return Room(max(0, left // size), unused.in_members(size).available)
 
 
 def sharing_now(

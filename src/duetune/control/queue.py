@@ -172,7 +172,7 @@ def _views(jobs: Sequence[Contender], stock: Stock, now: float) -> list[JobView]
                 attained_gpu_s=_gpu_s(state, now),
                 start_s=restart_s,
                 restart_s=restart_s,
-                priority=submitted.priority,
+                priority=state.priority,
                 project=submitted.project,
                 deadline_s=state.deadline_at - now,
             )

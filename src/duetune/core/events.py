@@ -63,11 +63,13 @@ class Amend(msgspec.Struct, frozen=True, tag="amend"):
     ``deadline``: seconds since the epoch.
     ``budget``: dollars for the whole job.
     ``value``: dollars for finishing by the deadline.
+    ``priority``: counts at once among jobs, and for nodes that are requested from now on.
     """
 
     deadline: float | None = None
     budget: float | None = None
     value: float | None = None
+    priority: int | None = None
 
 
 UserRequest = Cancel | Pause | Resume | Amend

@@ -103,6 +103,7 @@ class Launch(msgspec.Struct, frozen=True, tag="launch"):
 
     ``epoch``: grows with every launch of the job. Files of a newer epoch replace those of an older.
     ``max_price``: the node is taken when the spot price rises above it; None means no limit.
+    ``priority``: of the job when it asked for the node, for engines that serve by priority.
     """
 
     node: str
@@ -111,6 +112,7 @@ class Launch(msgspec.Struct, frozen=True, tag="launch"):
     epoch: int
     task: Task
     max_price: float | None = None
+    priority: int = 0
 
 
 class Release(msgspec.Struct, frozen=True, tag="release"):

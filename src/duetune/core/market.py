@@ -12,19 +12,30 @@ from numpy.typing import NDArray
 from duetune.errors import InvalidInput, NotFound
 
 
-class Slot(msgspec.Struct, frozen=True):
+class Slot(msgspec.Struct, frozen=True, omit_defaults=True):
     """The market in one slot. Prices are dollars per GPU and slot.
 
-    ``available`` is the number of spot GPUs, including those that the job holds.
+    ``available`` is the number of spot GPUs, including those that jobs hold.
+    ``free``: the spot GPUs of each machine that nobody holds. A member has all its GPUs on one
+    machine, so one GPU each of two machines is no member of two. None where that is unknown.
     """
 
     spot_price: float
     available: int
     on_demand_price: float
+    free: tuple[int, ...] | None = None
 
-    def in_members(self, gpus: int) -> Slot:
-        """Return the market for a job that buys members of ``gpus`` GPUs instead of single ones."""
-        return Slot(self.spot_price * gpus, self.available // gpus, self.on_demand_price * gpus)
+    def in_members(self, gpus: int, held: int = 0) -> Slot:
+        """Return the market for a job that buys members of ``gpus`` GPUs instead of single ones.
+
+        The job holds ``held`` members already; they are available as long as the GPUs are.
+        """
+        members = self.available // gpus
+        if self.free is not None:
+            bought = max(0, self.available - sum(self.free)) // gpus
+            room = bought + sum(there // gpus for there in self.free)
+            members = min(members, max(held, room))
+        return Slot(self.spot_price * gpus, members, self.on_demand_price * gpus)
 
 
 class Pool(msgspec.Struct, frozen=True):

@@ -169,6 +169,8 @@ def _amend(state: JobState, terms: Amend) -> None:
         state.job = msgspec.structs.replace(state.job, **changes)
         state.amended_deadline = terms.deadline or state.amended_deadline
         state.amended_value = state.amended_value if terms.value is None else terms.value
+        if terms.priority is not None:
+            state.amended_priority = terms.priority
         state.probe_since = 0
     except (InvalidInput, OverflowError, ValueError):
         return

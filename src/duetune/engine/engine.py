@@ -104,6 +104,7 @@ class Engine:
                 epoch=state.epochs[node.id],
                 task=task,
                 max_price=highest if node.kind is NodeKind.SPOT else None,
+                priority=state.priority,
             )
             for node in state.nodes.values()
             if node.state is NodeState.REQUESTED
@@ -140,7 +141,7 @@ class Engine:
             slot=state.slot_at(at),
             progress=float(state.progress.step),
             held=state.held(),
-            market=_after_refusal(state, market.in_members(gpus), at),
+            market=_after_refusal(state, market.in_members(gpus, state.running().spot), at),
             forecast_price=tuple((forecast.spot_price * gpus).tolist()),
             forecast_available=tuple((forecast.available // gpus).tolist()),
             spent=state.spent,

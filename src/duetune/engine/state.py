@@ -67,7 +67,7 @@ class JobState(msgspec.Struct):
     - ``reason``: why the job has its status, or why it holds what it holds.
     - ``ending``: set while the job is stopping and after it.
     - ``amended_deadline``: the last deadline that a user asked for after the submission;
-      ``amended_value`` is the last value.
+      ``amended_value`` is the last value, ``amended_priority`` the last priority.
     - ``target``: the slot by which a job with a soft deadline should finish now that its deadline
       is lost; None while the deadline can be met.
     - ``user_requests``: the numbers of the user requests that took effect.
@@ -121,6 +121,7 @@ class JobState(msgspec.Struct):
     due: bool = True
     amended_deadline: float | None = None
     amended_value: float | None = None
+    amended_priority: int | None = None
     target: int | None = None
     given_up: GivenUp | None = None
     probe_since: int = 0
@@ -168,6 +169,12 @@ class JobState(msgspec.Struct):
             return self.amended_deadline
         given = self.submitted.deadline_at
         return self.moment(self.job.deadline) if given is None else given
+
+    @property
+    def priority(self) -> int:
+        """Return the priority that the user asked for last."""
+        given = self.amended_priority
+        return self.submitted.priority if given is None else given
 
     @property
     def most_gpus(self) -> int:

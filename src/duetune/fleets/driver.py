@@ -28,7 +28,7 @@ class NodeOrder(msgspec.Struct, frozen=True, kw_only=True):
     - ``log``: the file for the output of the command; its folder exists on the node.
     - ``withdraw_at``: a request that is not granted by then, in seconds since the epoch, should be
       withdrawn. Engines that cannot do so leave it to ``stop``.
-    - ``priority``: of the job; higher ones go first.
+    - ``priority``: of the job, from -1000 to 1000; higher ones go first, if the engine can do so.
     - ``max_price``: dollars per GPU-hour; None means no limit.
     """
 
@@ -94,10 +94,20 @@ class Driver(Protocol):
 
 
 class Capacity(msgspec.Struct, frozen=True):
-    """The GPUs that could be started now, by kind; None if the engine cannot tell."""
+    """The GPUs that could be started now, by kind; None if the engine cannot tell.
+
+    ``spot_by_machine``: the spot GPUs of each machine, because a node has all its GPUs on one. None
+    if the engine cannot tell; any GPUs are then believed to make a node.
+    """
 
     spot: int | None = None
     on_demand: int | None = None
+    spot_by_machine: tuple[int, ...] | None = None
+
+    @classmethod
+    def of_machines(cls, spot: Sequence[int], on_demand: Sequence[int]) -> Capacity:
+        """Return the capacity of machines with so many free GPUs each."""
+        return cls(sum(spot), sum(on_demand), tuple(count for count in spot if count))
 
 
 @runtime_checkable
@@ -106,6 +116,15 @@ class CapacityDriver(Driver, Protocol):
 
     def capacity(self) -> Capacity:
         """Return the GPUs that are free now; called once a slot."""
+        ...
+
+
+@runtime_checkable
+class PriorityDriver(Driver, Protocol):
+    """A driver whose engine can serve requests by the priority of their jobs."""
+
+    def by_priority(self) -> bool:
+        """Return whether the settings make use of it; called before a job is launched."""
         ...
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from duetune.core.fleet import MarketReport, NodeKind, NodeState
 from duetune.core.market import Slot
-from duetune.fleets.driver import CapacityDriver
+from duetune.fleets.driver import Capacity, CapacityDriver
 
 if TYPE_CHECKING:
     from duetune.core.market import MarketTrace
@@ -21,7 +21,8 @@ class EngineMarket:
     """The ``MarketFeed`` of an engine.
 
     Slots begin at multiples of their length since the epoch. Spot GPUs are counted once a slot:
-    those that the engine has free, and those that jobs of this fleet hold.
+    those that the engine has free, and those that jobs of this fleet hold. If the engine gives
+    only whole nodes, GPUs that make no whole node are not counted.
     """
 
     def __init__(
@@ -31,25 +32,33 @@ class EngineMarket:
         self._driver = driver
         self._ledger = ledger
         self._clock = clock
-        self._counted: tuple[int, int] | None = None
+        self._counted: tuple[int, Slot, bool] | None = None
 
     def now(self) -> MarketReport:
         """Return the present slot; ``FleetError`` if the engine does not answer."""
         at, slot_s = self._clock.now(), 60 * self._file.slot_minutes
         index = math.floor(at / slot_s)
         if self._counted is None or self._counted[0] != index:
-            self._counted = (index, self._available())
-        hours = slot_s / 3600
-        slot = Slot(
-            self._file.spot_usd_h * hours, self._counted[1], self._file.on_demand_usd_h * hours
-        )
-        return MarketReport(at, index, index * slot_s, slot_s, slot)
+            self._counted = (index, *self._slot(slot_s / 3600))
+        _, slot, told = self._counted
+        return MarketReport(at, index, index * slot_s, slot_s, slot, counted=told)
 
     def history(self, slots: int) -> MarketTrace | None:  # noqa: ARG002 - nothing is kept
-        """Return None: the engine keeps no history."""
+        """Return None: the engine keeps no history; ``market_keeper`` keeps one."""
         return None
 
-    def _available(self) -> int:
+    def _slot(self, hours: float) -> tuple[Slot, bool]:
+        """Return the present slot, and whether its GPUs were counted by the engine."""
+        counted = self._spot()
+        available, free = counted or (believed_gpus(self._file), None)
+        prices = self._file.spot_usd_h * hours, self._file.on_demand_usd_h * hours
+        return Slot(prices[0], available, prices[1], free), counted is not None
+
+    def _spot(self) -> tuple[int, tuple[int, ...] | None] | None:
+        """Return the spot GPUs, and the free ones of each machine if the engine tells them.
+
+        None means that the engine cannot count.
+        """
         held = 0
         if self._ledger is not None:
             nodes = [entry.node for entry in self._ledger.open()]
@@ -58,12 +67,19 @@ class EngineMarket:
                 for node in nodes
                 if node.kind is NodeKind.SPOT and node.state is NodeState.RUNNING
             )
-        free = None
+        node = self._file.gpus_per_node or 1
+        free = Capacity()
         if isinstance(self._driver, CapacityDriver):
-            free = self._driver.capacity().spot
-        if free is not None:
-            return free + held
-        return self._file.max_gpus if self._file.spot_gpus is None else self._file.spot_gpus
+            free = self._driver.capacity()
+        if free.spot_by_machine is not None:
+            machines = tuple(count // node * node for count in free.spot_by_machine)
+            return sum(machines) + held, machines
+        return None if free.spot is None else (free.spot // node * node + held, None)
+
+
+def believed_gpus(file: FleetFile) -> int:
+    """Return the spot GPUs that are believed to be there where nobody counts them."""
+    return file.max_gpus if file.spot_gpus is None else file.spot_gpus
 
 
 class FilePrices:

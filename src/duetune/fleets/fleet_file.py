@@ -48,6 +48,8 @@ class FleetFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     - ``options``: what the engine's driver needs to know.
     - ``accelerator``, ``memory_gb``: the GPU model and its memory.
     - ``max_gpus``: the most GPUs that a job may hold.
+    - ``gpus_per_node``: the engine gives only whole nodes of so many GPUs; by default a node may
+      have any number.
     - ``on_demand_usd_h``, ``spot_usd_h``: dollars per GPU-hour.
     - ``spot_gpus``: spot GPUs, for engines that cannot tell how many are free.
     - ``slot_minutes``: how often decisions are made.
@@ -63,6 +65,7 @@ class FleetFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     accelerator: str | None = None
     memory_gb: float | None = None
     max_gpus: int = 4
+    gpus_per_node: int | None = None
     on_demand_usd_h: float = 3.0
     spot_usd_h: float = 1.0
     spot_gpus: int | None = None
@@ -83,6 +86,15 @@ class FleetFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
             raise InvalidInput("max_gpus", self.max_gpus, "1 or more")
         if self.spot_gpus is not None and self.spot_gpus < 0:
             raise InvalidInput("spot_gpus", self.spot_gpus, "0 or more")
+        node = self.gpus_per_node
+        if node is not None:
+            if node < 1:
+                raise InvalidInput("gpus_per_node", node, "1 or more")
+            for field in ("max_gpus", "spot_gpus"):
+                count = getattr(self, field)
+                if count is not None and count % node:
+                    allowed = f"a multiple of {node}, because nodes have {node} GPUs"
+                    raise InvalidInput(field, count, allowed)
 
 
 def _check(field: str, number: float, *, least_is_allowed: bool) -> None:

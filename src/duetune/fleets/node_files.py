@@ -89,6 +89,7 @@ class FolderFiles:
             gpus=launch.task.gpus,
             log=str(folder / LOGS / f"{launch.node}.engine.log"),
             withdraw_at=withdraw_at,
+            priority=launch.priority,
             max_price=launch.max_price,
         )
 

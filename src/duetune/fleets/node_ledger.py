@@ -70,6 +70,10 @@ class NodeLedger:
         """Return the nodes of all jobs that are alive or may still be running."""
         return _entries(self._pages.read(only_open=True))
 
+    def nodes(self) -> list[Node]:
+        """Return every node that any job ever had on this fleet."""
+        return [entry.node for entry in _entries(self._pages.read()) if entry.launch is not None]
+
     def write(self, entries: Iterable[LedgerEntry]) -> list[LedgerEntry]:
         """Write changed entries, all or none, and return them as they can be changed next.
 

@@ -242,7 +242,7 @@ class _Asking:
             return {}
         for gpu, site in sites.items():
             range_ = (min(least, inventory[gpu]), inventory[gpu])
-            self.asked.member_sizes(method[0], *range_)
+            self.asked.member_sizes(method[0], *range_, site.gpus_per_node)
             knowledge = self.knowledge()
             try:
                 found[gpu] = choose_recipe(

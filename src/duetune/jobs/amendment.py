@@ -32,7 +32,7 @@ class Amendment(msgspec.Struct, frozen=True, kw_only=True):
     """New terms for a job; nothing has been changed yet.
 
     ``quote`` is about the rest of the job on these terms, its budget included. It is None if terms
-    that cannot be met were forced.
+    that cannot be met were forced, or if only the priority changes, which has no price.
     """
 
     job: JobRow
@@ -54,6 +54,8 @@ def amendment(
     Refuses a deadline that all GPUs on demand cannot meet, and terms on which the job's policy
     finishes in no scenario, unless ``force`` is set.
     """
+    if request == Amend(priority=request.priority):
+        return Amendment(job=row, request=request, quote=None)
     state = state_of(store.journal.read(row.id), stream=row.id)
     try:
         quote = _quote(state, request, submitter, seed)

@@ -16,7 +16,7 @@ import msgspec
 from duetune.errors import InvalidInput
 from duetune.jobs.plan_reasons import length_reason, other_reasons, pace_reason
 from duetune.jobs.prospects import known
-from duetune.jobs.question import USUAL_GPUS, Question
+from duetune.jobs.question import USUAL_GPUS, Question, whole_nodes
 from duetune.jobs.recipe import choose_recipe
 from duetune.jobs.spec.values import written_deadline
 from duetune.jobs.step_time import Basis, step_seconds
@@ -131,7 +131,7 @@ def configure(
     if spec.run is not None:
         return _own_command(spec, site, now, measured)
     _, least, most = spec.gpus
-    wanted = min(site.max_gpus, most or max(least, USUAL_GPUS))
+    wanted = min(site.max_gpus, most or max(least, USUAL_GPUS, site.gpus_per_node or 1))
     trained = None if rows is None else rows - held_out_rows(spec, rows)
     asked = AnalyticSource() if site.gpu is None else source()
     trainer = TrainerKnowledge(asked, site.software, ran_out, Packing.of(spec, tokens_per_row))
@@ -141,11 +141,13 @@ def configure(
     one, prospect, reasons, prospects = found.one, found.estimate, found.reasons, found.prospects
     gpus = found.gpus_per_member
     microbatch, accumulation = one.batch_size, one.grad_accum
-    if accumulation < least:
+    # The GPUs of a single member may share fewer microbatches; those of several cannot.
+    fewest = least if least <= gpus else -(-least // gpus) * gpus
+    if accumulation < fewest:
         raise InvalidInput(
             "training.gradient_accumulation_steps",
             accumulation,
-            f"at least {least}, the minimum number of GPUs: each needs one microbatch per step",
+            f"at least {fewest}, the minimum number of GPUs: each needs one microbatch per step",
         )
     epochs, total_steps = _length_of_run(spec, trained, microbatch * accumulation, reasons)
     facts = model or usual_model(UNKNOWN_PARAMETERS, "")
@@ -248,6 +250,15 @@ def _check_accelerator(spec: JobSpec, site: Site) -> None:
     if least > most:
         why = f"{site.limit} allows no more" if site.limit else "the fleet has no more"
         raise InvalidInput("resources.accelerators", given, f"at most {most}: {why}")
+    node = site.gpus_per_node
+    if node is None:
+        return
+    if most < node:
+        field = site.limit or "site.max_gpus"
+        raise InvalidInput(field, most, f"at least {node}: {whole_nodes(node)}")
+    if min(most, spec.gpus[2] or most) // node * node < least:
+        allowed = f"a multiple of {node}, at most {most // node * node}: {whole_nodes(node)}"
+        raise InvalidInput("resources.accelerators", given, allowed)
 
 
 def _length_of_run(
@@ -291,8 +302,8 @@ def _own_command(
     spec: JobSpec, site: Site, now: float | None, measured: Sequence[MeasuredPace]
 ) -> TrainingPlan:
     """Return the plan of a user's command. Progress is what the command reports, in steps of
-    ``max_steps`` or in percent. With a range of GPUs each GPU has one member; an exact number of
-    GPUs is one node.
+    ``max_steps`` or in percent. With a range of GPUs each GPU has one member, or each node if the
+    fleet gives only whole nodes; an exact number of GPUs is one node.
     """
     given = spec.training.max_steps
     total_steps = PERCENT if given is None else given
@@ -300,8 +311,14 @@ def _own_command(
         run for run in measured if run.subject == spec.run and run.accelerator == site.accelerator
     ]
     name, least, asked = spec.gpus
-    own = 1 if spec.has_members else least
+    node = site.gpus_per_node
+    own = node or (1 if spec.has_members else least)
+    if not spec.has_members and least > own:
+        allowed = f"{own}, or a range such as {own}..{least}: {whole_nodes(own)}"
+        raise InvalidInput("resources.accelerators", str(spec.resources.accelerators), allowed)
     given_own = spec.resources.gpus_per_member
+    if given_own not in {None, own} and node is not None:
+        raise InvalidInput("resources.gpus_per_member", given_own, f"{own}: {whole_nodes(own)}")
     if given_own not in {None, own}:
         why = "a range of GPUs starts the command once per GPU; give their exact number instead"
         allowed = f"{own}: {why}" if spec.has_members else f"{own}, all its GPUs"
@@ -313,9 +330,8 @@ def _own_command(
         time_s = _time_left(spec, now) / site.speed
         basis, step = Basis.ASSUMED, ASSUMED_SHARE * time_s / total_steps
         pace = "nothing was measured: assumed to need half of the time to the deadline"
-    least, most = (
-        (least, min(asked or site.max_gpus, site.max_gpus)) if spec.has_members else (1, 1)
-    )
+    most = min(asked or site.max_gpus, site.max_gpus) // own
+    least, most = (-(-least // own), most) if spec.has_members else (1, 1)
     step_s = [0.0]
     for gpus in range(1, most + 1):
         same = [run.step_s for run in runs if run.gpus == gpus * own]

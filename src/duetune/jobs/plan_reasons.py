@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from duetune.jobs.question import whole_nodes
 from duetune.jobs.step_time import Basis
 from duetune.knowledge.advice import GIVEN
 from duetune.knowledge.configurations.configuration_table import UNKNOWN_PARAMETERS
@@ -16,10 +17,14 @@ if TYPE_CHECKING:
     from duetune.knowledge.facts.model_facts import ModelFacts
 
 
-def member_reason(given: int | None, gpus: int) -> str:
-    """Return why a member has so many GPUs; ``given`` is the number in the spec, if any."""
+def member_reason(given: int | None, gpus: int, node: int | None = None) -> str:
+    """Return why a member has so many GPUs; ``given`` is the number in the spec, if any, and
+    ``node`` that of a node, if the fleet gives only whole ones.
+    """
     if given is not None:
         return GIVEN
+    if node is not None:
+        return whole_nodes(node)
     return "one GPU holds the model" if gpus == 1 else "the model needs the memory of so many GPUs"
 
 

@@ -192,11 +192,21 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
             "the model has fewer than a billion parameters, so all weights are trained",
         )
 
-    def member_sizes(self, method: str, least: int, gpus: int) -> list[int]:
+    def member_sizes(
+        self, method: str, least: int, gpus: int, node: int | None = None
+    ) -> list[int]:
         """Return how many GPUs a member may have, fewest first, in a job of ``least`` to ``gpus``
-        GPUs; refuse a given number that cannot be.
+        GPUs; refuse a given number that cannot be. If the fleet gives only whole nodes of ``node``
+        GPUs, a member is such a node.
         """
         given, why = self.gpus_per_member, unshardable(method, self.optim)
+        if node is not None:
+            words = whole_nodes(node)
+            if given not in {None, node}:
+                raise InvalidInput("resources.gpus_per_member", given, f"{node}: {words}")
+            if node > 1 and why:
+                raise InvalidInput("resources.gpus_per_member", node, f"1: {why}, but {words}")
+            return [node]
         whole = [size for size in range(1, gpus + 1) if gpus // size * size >= least]
         if given is None:
             return [size for size in MEMBER_SIZES if size in whole and (size == 1 or not why)]
@@ -292,6 +302,11 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
         usual = _power_up(max(USUAL_BATCH, gpus))
         batch = usual if rows is None else min(usual, _power_down(max(1, rows)))
         return Step(batch, gpus, self.microbatch, self.accumulation)
+
+
+def whole_nodes(gpus: int) -> str:
+    """Return in words that the fleet gives only whole nodes of ``gpus`` GPUs."""
+    return f"the fleet gives only whole nodes of {gpus} GPU{'' if gpus == 1 else 's'}"
 
 
 def _power_down(number: int) -> int:

@@ -86,17 +86,18 @@ def choose_recipe(
     unknown).
 
     ``fits``, ``recommend``, ``plan``, ``launch`` and exports all choose with it. A member gets as
-    few GPUs as the model needs. ``method`` is the training method and why, if it is decided
-    already. A model of unknown size is assumed to fit. Refuses a job that fits in no way, and says
-    which field to change.
+    few GPUs as the model needs, or a whole node if the fleet gives no less. ``method`` is the
+    training method and why, if it is decided already. A model of unknown size is assumed to fit.
+    Refuses a job that fits in no way, and says which field to change.
     """
     asked.usable([site])
-    alone = Prospects(trainer)
+    node = site.gpus_per_node
+    alone = Prospects(trainer, node or 1)
     limited = facts is not None and site.memory is not None
     fits = alone.fits if limited else None
     method = method or asked.chosen_method(model, facts, [site], fits)
     refusal: InvalidInput | None = None
-    for size in asked.member_sizes(method[0], *gpus):
+    for size in asked.member_sizes(method[0], *gpus, node):
         prospects = Prospects(trainer, size)
         try:
             whole = gpus[1] // size * size
@@ -154,7 +155,7 @@ class _Choice:
         _, reasons["max_length"] = asked.length(self.model)
         reasons["method"] = why
         reasons["gpus_per_member"] = member_reason(
-            asked.gpus_per_member, self.prospects.gpus_per_member
+            asked.gpus_per_member, self.prospects.gpus_per_member, self.site.gpus_per_node
         )
         if method != Method.FULL:
             _, reasons["lora_r"] = asked.rank()
@@ -188,7 +189,8 @@ class _Choice:
     def _conceded(self, changed: dict[str, str], *, shorter: bool) -> dict[str, str]:
         """Return the fields that were changed so that the recipe fits, and why."""
         found = [*changed, *(["max_length"] if shorter else [])]
-        if self.prospects.gpus_per_member > 1 and self.asked.gpus_per_member is None:
+        chosen = self.asked.gpus_per_member is None and self.site.gpus_per_node is None
+        if self.prospects.gpus_per_member > 1 and chosen:
             found.append("gpus_per_member")
         return {field: self.reasons[field] for field in found}
 

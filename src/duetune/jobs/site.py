@@ -18,7 +18,7 @@ CPU = "CPU"
 
 
 class Site(msgspec.Struct, frozen=True, kw_only=True):
-    """Where jobs run. All GPUs are the same, one per node. Times are wall seconds.
+    """Where jobs run. All GPUs are the same. Times are wall seconds.
 
     - ``speed`` is market seconds per wall second.
     - ``grow_s``, ``shrink_s`` and ``preempted_s`` are what a change of the group costs all its
@@ -27,12 +27,14 @@ class Site(msgspec.Struct, frozen=True, kw_only=True):
     - ``memory_gb`` overrides the data sheet. Memory that is unknown is not checked.
     - ``network_gb_s`` is gigabytes per second between two nodes.
     - ``software`` is what trains there, as written in measured configurations.
+    - ``gpus_per_node`` is set if the fleet gives only whole nodes of so many GPUs.
     - ``limit`` names the setting that keeps ``max_gpus`` below what the fleet has, if any.
     """
 
     accelerator: str = CPU
     memory_gb: float | None = None
     max_gpus: int = 4
+    gpus_per_node: int | None = None
     speed: float = 1.0
     startup_s: float = 3.0
     grow_s: float = 2.0
@@ -50,6 +52,7 @@ class Site(msgspec.Struct, frozen=True, kw_only=True):
             accelerator=settings.accelerator or CPU,
             memory_gb=settings.memory_gb,
             max_gpus=settings.max_gpus,
+            gpus_per_node=settings.gpus_per_node,
             speed=settings.speed,
             startup_s=settings.startup_s,
             grow_s=settings.resize_s,

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from duetune.core.decision import Allocation
 from duetune.core.events import GivenUp, Status
 from duetune.core.fleet import Node, NodeKind, NodeState
 from duetune.core.node_contract import LOGS, PROGRESS
@@ -85,6 +86,22 @@ class JobStatus(msgspec.Struct, frozen=True):
     curve: tuple[float, ...] = ()
 
     @property
+    def held(self) -> Allocation:
+        """Return the GPUs that run now; a node may have several."""
+        gpus = dict.fromkeys(NodeKind, 0)
+        for node in self.nodes:
+            gpus[node.kind] += node.gpus * (node.state is NodeState.RUNNING)
+        return Allocation(gpus[NodeKind.SPOT], gpus[NodeKind.ON_DEMAND])
+
+    @property
+    def node_text(self) -> str:
+        """Return how many nodes the GPUs are on, such as " on 2 nodes"; empty if each has one."""
+        running = [node for node in self.nodes if node.state is NodeState.RUNNING]
+        if all(node.gpus == 1 for node in running):
+            return ""
+        return f" on {len(running)} node{'s' if len(running) > 1 else ''}"
+
+    @property
     def loss_text(self) -> str:
         """Return the last loss, its curve and the evaluation losses; empty if none is known."""
         progress, words = self.progress, []
@@ -115,8 +132,7 @@ class JobStatus(msgspec.Struct, frozen=True):
         return f"slot {self.slot}, past the deadline by {over} slot{'s' if over > 1 else ''}"
 
     def _repr_html_(self) -> str:
-        running = [node for node in self.nodes if node.state is NodeState.RUNNING]
-        spot = sum(node.kind is NodeKind.SPOT for node in running)
+        held = self.held
         total = self.progress.total_steps or self.job.total_steps
         return html_fields(
             {
@@ -124,7 +140,7 @@ class JobStatus(msgspec.Struct, frozen=True):
                 "steps": f"{self.progress.step} of {total}",
                 **({"loss": self.loss_text} if self.loss_text else {}),
                 **({"note": self.progress.message} if self.progress.message else {}),
-                "GPUs": f"{spot} spot, {len(running) - spot} on-demand",
+                "GPUs": f"{held.spot} spot, {held.on_demand} on-demand{self.node_text}",
                 "spent": f"${self.spent:.2f}",
                 "due": self.slot_text,
                 "policy": self.job.policy,

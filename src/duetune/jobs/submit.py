@@ -117,6 +117,7 @@ class Submitter(msgspec.Struct, frozen=True):
       needed.
     - ``machine`` says where jobs are kept and run.
     - ``queue`` limits how many GPUs one job can hold.
+    - ``by_priority`` says that the fleet serves requests by the priority of their jobs.
     """
 
     site: Site
@@ -128,6 +129,7 @@ class Submitter(msgspec.Struct, frozen=True):
     knowledge: Callable[[Store], KnowledgeSource]
     machine: Machine
     queue: QueueSettings = QueueSettings()
+    by_priority: bool = False
 
     def in_members(self, gpus: int) -> Submitter:
         """Return the market for a job that buys members of ``gpus`` GPUs.
@@ -257,7 +259,8 @@ def _site(spec: JobSpec, submitter: Submitter) -> Site:
 
 def _priority_notes(spec: JobSpec, submitter: Submitter) -> list[str]:
     """Return a note if the priority has no effect, because jobs never compete."""
-    if spec.priority == 0 or submitter.queue.limit(spec.project) is not None:
+    limited = submitter.queue.limit(spec.project) is not None
+    if spec.priority == 0 or limited or submitter.by_priority:
         return []
     return [
         "priority has no effect, because nothing limits the GPUs: set gpus or a quota in [queue]"

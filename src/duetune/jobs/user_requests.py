@@ -36,14 +36,16 @@ def amended_terms(
     deadline: str | None,
     budget: str | None,
     value: str | None = None,
+    priority: int | None = None,
 ) -> Amend:
     """Return the amendment, with fields read as in a spec. Durations count from now by the fleet's
     clock.
     """
-    if deadline is None and budget is None and value is None:
-        raise InvalidInput("amend", "nothing", "a new deadline, budget or value")
-    given = {"deadline": deadline or "1h", "run": "true", "budget": budget, "value": value}
-    spec = JobSpec.model_validate(given)
+    terms = {"deadline": deadline, "budget": budget, "value": value, "priority": priority}
+    given = {field: term for field, term in terms.items() if term is not None}
+    if not given:
+        raise InvalidInput("amend", "nothing", "a new deadline, budget, value or priority")
+    spec = JobSpec.model_validate({"deadline": "1h", "run": "true", **given})
     moment = None
     if deadline is not None:
         if fleet is None:
@@ -53,4 +55,9 @@ def amended_terms(
         moment = fleet.clock.now() + seconds_until(spec.deadline, fleet.speed)
     if spec.budget is not None and spec.budget < row.spent:
         raise InvalidInput("budget", budget, f"at least ${row.spent:.2f}, which is already spent")
-    return Amend(deadline=moment, budget=spec.budget, value=spec.value)
+    return Amend(
+        deadline=moment,
+        budget=spec.budget,
+        value=spec.value,
+        priority=None if priority is None else spec.priority,
+    )

@@ -8,14 +8,18 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from duetune.fleets.driver import Driver
+from duetune.core.market import Pool
+from duetune.fleets.driver import Driver, PriorityDriver
 from duetune.fleets.engine_fleet import EngineFleet, EngineTimes
-from duetune.fleets.engine_market import EngineMarket, FilePrices
+from duetune.fleets.engine_market import EngineMarket, FilePrices, believed_gpus
 from duetune.fleets.fleet_file import prefix_of, read_fleet, token_of
 from duetune.fleets.host import Connected
 from duetune.fleets.node_files import FolderFiles
 from duetune.fleets.node_ledger import NodeLedger
 from duetune.fleets.real_time import RealClock
+from duetune.jobs.market_keeper import MarketKeeper
+from duetune.market.feeds.recorded_feed import RememberingFeed
+from duetune.market.feeds.recording import recording_file
 from duetune.registry.plugins import Kind, Listed
 from duetune.store.store import has_store, opened_store
 
@@ -51,7 +55,8 @@ def driver_of(file: FleetFile, prefix: str) -> Driver:
         from duetune.fleets.slurm.slurm_driver import SlurmDriver
         from duetune.fleets.slurm.slurm_settings import SlurmSettings
 
-        return SlurmDriver(SlurmSettings.of(file.options), prefix=prefix)
+        whole = file.gpus_per_node or 1
+        return SlurmDriver(SlurmSettings.of(file.options), prefix=prefix, gpus_per_node=whole)
     if file.engine == RAY:
         from duetune.fleets.ray.ray_driver import RayDriver
         from duetune.fleets.ray.ray_settings import RaySettings
@@ -108,9 +113,11 @@ class EngineHost:
     def feed(self) -> MarketFeed:
         """Return the market of the engine."""
         found = self.running()
-        if found is None:
-            return EngineMarket(self.file, self.driver, None, self._clock)
-        return found.feed
+        return self._market(None, keeps=False) if found is None else found.feed
+
+    def by_priority(self) -> bool:
+        """Return whether the engine serves requests by the priority of their jobs."""
+        return isinstance(self.driver, PriorityDriver) and self.driver.by_priority()
 
     def site(self) -> SiteSettings:
         """Return the description of the fleet's GPUs and slots."""
@@ -119,6 +126,7 @@ class EngineHost:
             accelerator=self.file.accelerator,
             memory_gb=self.file.memory_gb,
             max_gpus=self.file.max_gpus,
+            gpus_per_node=self.file.gpus_per_node,
             startup_s=self.file.startup_s,
             resize_s=self.file.resize_s,
             speed=1.0,
@@ -127,7 +135,7 @@ class EngineHost:
     def _connected(self, store: Store, *, looks: bool) -> Connected:
         file = self.file
         ledger = NodeLedger(store.ledger(self.name))
-        market = EngineMarket(file, self.driver, ledger, self._clock)
+        market = self._market(ledger, keeps=looks)
         fleet = EngineFleet(
             self.driver,
             ledger,
@@ -144,6 +152,15 @@ class EngineHost:
         )
         clock = self._clock
         return Connected(fleet, market, clock, 1.0, clock.interrupt, fleet.unfinished)
+
+    def _market(self, ledger: NodeLedger | None, *, keeps: bool) -> MarketFeed:
+        """Return the market of the engine; ``keeps`` if this process records it."""
+        market = EngineMarket(self.file, self.driver, ledger, self._clock)
+        pool = Pool(self.name, self.file.accelerator or "GPU")
+        path, believed = recording_file(self._settings.home, pool), believed_gpus(self.file)
+        if keeps and ledger is not None:
+            return MarketKeeper(market, pool, path, believed, ledger.nodes)
+        return RememberingFeed(market, pool, path, believed)
 
 
 def node_command(file: FleetFile) -> tuple[str, ...]:

@@ -7,13 +7,13 @@ separated by colons, as those of plug-ins do: first the places, then options as 
 from __future__ import annotations
 
 import math
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from duetune.core.market import Pool
 from duetune.core.ports import MarketFeed
 from duetune.errors import InvalidInput
+from duetune.market.feeds.recording import recording_file
 from duetune.registry.plugins import Kind, Listed
 from duetune.settings import EMBEDDED, OF_FLEET
 
@@ -52,8 +52,6 @@ FEEDS = (
 )
 
 DEFAULT_SLOT_HOURS = 0.5
-RECORDINGS = "markets"
-"""The folder of a home with one recording for each pool."""
 
 
 def feed_named(settings: Settings, own: Callable[[], MarketFeed]) -> MarketFeed:
@@ -99,8 +97,7 @@ def pool_of(settings: Settings, feed: MarketFeed) -> Pool:
 
 def recording_of(settings: Settings, pool: Pool) -> Path:
     """Return the file in which the home records a pool, whether or not it exists."""
-    name = re.sub(r"[^A-Za-z0-9._-]+", "-", pool.name).strip("-.") or "pool"
-    return settings.home / RECORDINGS / f"{name}.csv"
+    return recording_file(settings.home, pool)
 
 
 class _Arguments:

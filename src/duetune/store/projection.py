@@ -99,10 +99,10 @@ def _row_of(state: JobState, *, events: int) -> JobRow:
         learned_at=state.learned_at,
         updated_at=state.updated_at,
         events=events,
-        priority=_count(submitted.priority),
+        priority=_count(state.priority),
         project=_plain(submitted.project),
-        share=None if state.share is None else _count(state.share),
-        wish=None if state.wish is None else _count(state.wish),
+        share=None if state.share is None else _count(state.share * submitted.task.gpus),
+        wish=None if state.wish is None else _count(state.wish * submitted.task.gpus),
         given_up=None if state.status.final else state.given_up,
         fleet=_plain(submitted.fleet),
     )

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, NamedTuple, assert_never
 
+import msgspec
 from sqlalchemy import func, select
 
 from duetune.core.events import Status
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 _NAMED = 5
 """A message names at most this many jobs."""
 
+_SUBMITTED = "submitted"
 _DAY_S = 86_400
 _HOUR_S = 3_600
 
@@ -102,7 +105,19 @@ class Queries:
 
     def cost_report(self, by: CostBy) -> list[CostLine]:
         """Return the sums of all charges by job, day, kind, tag or fleet."""
-        return cost_lines(self.charges(), by, {row.id: row for row in self.jobs()})
+        jobs = {row.id: row for row in self.jobs()}
+        return cost_lines(self.charges(), by, jobs, self._gpus_per_node())
+
+    def _gpus_per_node(self) -> dict[str, int]:
+        """Return the GPUs of a node of every job whose nodes have several."""
+        columns = sql_tables.journal.c
+        query = select(columns.stream, columns.body).where(columns.tag == _SUBMITTED)
+        found = {}
+        with self._database.reading() as connection:
+            for stream, body in connection.execute(query):
+                with contextlib.suppress(msgspec.MsgspecError):
+                    found[stream] = msgspec.json.decode(body, type=_Bought).task.gpus
+        return {stream: gpus for stream, gpus in found.items() if gpus != 1}
 
 
 def _matching(
@@ -120,6 +135,16 @@ def _named(rows: Sequence[JobRow]) -> str:
     return ", ".join(names + ["..."] * (len(rows) > _NAMED))
 
 
+class _Nodes(msgspec.Struct):
+    gpus: int = 1
+
+
+class _Bought(msgspec.Struct):
+    """What a submission says about the nodes of its job."""
+
+    task: _Nodes
+
+
 class _Share(NamedTuple):
     """The part of a charge that belongs to one line of the report."""
 
@@ -128,12 +153,21 @@ class _Share(NamedTuple):
     seconds: float
 
 
-def cost_lines(charges: Iterable[Charge], by: CostBy, jobs: Mapping[str, JobRow]) -> list[CostLine]:
-    """Return one line per key, sorted by key. ``jobs`` has the rows of the jobs by their ids."""
+def cost_lines(
+    charges: Iterable[Charge],
+    by: CostBy,
+    jobs: Mapping[str, JobRow],
+    gpus: Mapping[str, int] | None = None,
+) -> list[CostLine]:
+    """Return one line per key, sorted by key. ``jobs`` has the rows of the jobs by their ids,
+    ``gpus`` the GPUs of a node of each job, if it has several.
+    """
     shares: dict[str, list[_Share]] = {}
     for charge in charges:
+        own = (gpus or {}).get(charge.job, 1)
         for share in _shares(charge, by, jobs.get(charge.job)):
-            shares.setdefault(share.key, []).append(share)
+            in_gpus = share._replace(seconds=share.seconds * own)
+            shares.setdefault(share.key, []).append(in_gpus)
     return [
         CostLine(
             key=key,

@@ -51,7 +51,8 @@ class MemoryDriver:
         driver.clock.advance(30)
         driver.list()                          # ENDED, CAPACITY
 
-    ``away`` makes every call fail without effect.
+    ``away`` makes every call fail without effect. ``machine_gpus`` puts the GPUs on machines of so
+    many each; a node has all its GPUs on one machine.
     """
 
     def __init__(
@@ -63,8 +64,11 @@ class MemoryDriver:
         delay_s: float = 60.0,
         prefix: str = "",
         clock: ManualClock | None = None,
+        machine_gpus: int | None = None,
     ) -> None:
         self.clock = ManualClock() if clock is None else clock
+        self.machine_gpus = machine_gpus
+        self._places: dict[str, int] = {}
         self.spot, self.on_demand = spot, on_demand
         self.grant_delay_s, self.delay_s, self.prefix = grant_delay_s, delay_s, prefix
         self.away = False
@@ -95,9 +99,12 @@ class MemoryDriver:
         return self._listed
 
     def capacity(self) -> Capacity:
-        """Return the GPUs that are free now."""
+        """Return the GPUs that are free now, by machine if there are machines."""
         self._call("capacity", self._advance)
-        return Capacity(self._free(NodeKind.SPOT), self._free(NodeKind.ON_DEMAND))
+        spot, on_demand = self._free(NodeKind.SPOT), self._free(NodeKind.ON_DEMAND)
+        if self.machine_gpus is None:
+            return Capacity(sum(spot), sum(on_demand))
+        return Capacity.of_machines(spot, on_demand)
 
     def check(self) -> Sequence[Finding]:
         """Return whether the engine answers."""
@@ -181,18 +188,24 @@ class MemoryDriver:
         for order, asked_at in sorted(waiting, key=lambda each: -each[0].priority):
             granted_at, last = asked_at + self.grant_delay_s, order.withdraw_at
             in_time = last is None or granted_at <= last
-            if in_time and granted_at <= now and self._free(order.kind) >= order.gpus:
+            rooms = [at for at, left in enumerate(self._free(order.kind)) if left >= order.gpus]
+            if in_time and granted_at <= now and rooms:
+                self._places[order.name] = rooms[0]
                 self._change(order.name, state=EngineState.RUNNING, started_at=now)
             elif last is not None and last <= now:
                 self._end(order.name, "not granted in time", NodeEnd.CAPACITY)
 
-    def _free(self, kind: NodeKind) -> int:
-        held = sum(
-            self._asked[name][0].gpus
-            for name, node in self._nodes.items()
-            if node.state is EngineState.RUNNING and self._asked[name][0].kind is kind
-        )
-        return max(0, (self.spot if kind is NodeKind.SPOT else self.on_demand) - held)
+    def _free(self, kind: NodeKind) -> Sequence[int]:
+        """Return the free GPUs of each machine; without machines they are all on one."""
+        there = self.spot if kind is NodeKind.SPOT else self.on_demand
+        size = self.machine_gpus or max(1, there)
+        left = [min(size, there - first) for first in range(0, there, size)]
+        for name, node in self._nodes.items():
+            order, place = self._asked[name][0], self._places.get(name, 0)
+            running = node.state is EngineState.RUNNING and order.kind is kind
+            if running and place < len(left):
+                left[place] -= order.gpus
+        return tuple(max(0, count) for count in left)
 
     def _end(self, name: str, reason: str, end: NodeEnd | None) -> None:
         node = self._nodes.get(name)

@@ -212,10 +212,13 @@ allocated  gpu:h100:8             gpu:h100:4(IDX:0-3)
 idle       (null)                 (null)
 TEXT""",
     )
-    assert driver().capacity() == Capacity(19, 19)
-    assert driver(gpus="gpu:a100").capacity() == Capacity(0, 0)
-    assert driver(gpus="").capacity() == Capacity(3, 3)
-    assert SlurmDriver(SlurmSettings(on_demand="sure"), prefix="").capacity() == Capacity(0, 19)
+    assert driver().capacity() == Capacity(19, 19, (3, 8, 8))
+    assert driver(gpus="gpu:a100").capacity() == Capacity(0, 0, ())
+    assert driver(gpus="").capacity() == Capacity(3, 3, (1, 1, 1))
+    whole = SlurmDriver(settings(gpus=""), prefix="", gpus_per_node=8)
+    assert whole.capacity() == Capacity(24, 24, (8, 8, 8))
+    without_spot = SlurmDriver(SlurmSettings(on_demand="sure"), prefix="")
+    assert without_spot.capacity() == Capacity(0, 19, ())
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from duetune.cli.plan_tables import _sentences
-from duetune.core.events import Amend, Reported, Submitted
+from duetune.core.events import Amend, Reported, Submitted, UserRequested
 from duetune.core.fleet import Node, NodeKind, NodeState, Task
 from duetune.core.job import Job, linear_throughput
 from duetune.core.progress import Phase, Progress
@@ -17,6 +17,7 @@ from duetune.jobs import submit
 from duetune.jobs.amendment import amendment
 from duetune.jobs.preflight import Machine
 from duetune.jobs.submit import Submitter, prepare
+from duetune.jobs.user_requests import amended_terms
 from duetune.knowledge.sources.analytic import AnalyticSource
 from duetune.policies.select.adaptive import AdaHedge
 from duetune.registry.policies import policies_named, policy_named
@@ -33,7 +34,7 @@ def store(tmp_path, monkeypatch):
         yield store
 
 
-def submitter(*, price=0.5, queue=None, pool="maximal_spot"):
+def submitter(*, price=0.5, queue=None, pool="maximal_spot", by_priority=False):
     """``price``: of spot; on demand a GPU costs $1.50 a slot."""
     market = market_at()
     slot = msgspec.structs.replace(market.slot, spot_price=price)
@@ -47,6 +48,7 @@ def submitter(*, price=0.5, queue=None, pool="maximal_spot"):
         knowledge=lambda _store: AnalyticSource(),
         machine=Machine(Path()),
         queue=queue or QueueSettings(),
+        by_priority=by_priority,
     )
 
 
@@ -77,6 +79,7 @@ class TestPlanned:
         assert any("priority has no effect" in note for note in notes())
         limited = notes(queue=QueueSettings(gpus=3))
         assert not any("priority" in note for note in limited)
+        assert not any("priority" in note for note in notes(by_priority=True))
 
     def test_work_is_called_steps(self):
         assert terms_of(spec_with()).job.unit == "steps"
@@ -135,3 +138,14 @@ class TestAmended:
     def test_a_value_below_the_cost_is_refused(self, row, store):
         with pytest.raises(InvalidInput, match=r"value: 0.0 .* would not be worth it"):
             amendment(row, Amend(value=0.0), submitter(price=9.0), store)
+
+    def test_a_priority_alone_has_no_price(self, row, store):
+        amended = amendment(row, Amend(priority=7), submitter(), store)
+        assert amended.quote is None
+        store.journal.append("job", [UserRequested(ORIGIN, 1, amended.request)], expected=2)
+        assert store.job("job").priority == 7
+
+    def test_a_priority_is_read_as_in_a_spec(self, row):
+        assert amended_terms(row, None, None, None, priority=-5) == Amend(priority=-5)
+        with pytest.raises(InvalidInput, match="priority: 1001"):
+            amended_terms(row, None, None, None, priority=1001)

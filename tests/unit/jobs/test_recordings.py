@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from datetime import UTC, datetime
 
 import numpy as np
@@ -28,10 +29,24 @@ def test_one_process_writes_at_a_time(tmp_path):
     path = tmp_path / "markets" / "here.csv"
     with opened_recording(path, POOL, 1800.0):
         words = f"expected a file that nobody writes; process {os.getpid()} does"
-        with pytest.raises(InvalidInput, match=words), opened_recording(path, POOL, 1800.0):
+        with (
+            pytest.raises(InvalidInput, match=words),
+            opened_recording(path, POOL, 1800.0, wait_s=0.0),
+        ):
             pass
     with opened_recording(path, POOL, 1800.0):
         pass
+
+
+def test_a_writer_that_is_soon_done_is_waited_for(tmp_path):
+    path = tmp_path / "here.csv"
+    first = opened_recording(path, POOL, 1800.0)
+    first.__enter__()
+    leaving = threading.Timer(0.1, lambda: first.__exit__(None, None, None))
+    leaving.start()
+    with opened_recording(path, POOL, 1800.0, wait_s=600.0) as recording:
+        assert recording.path == path
+    leaving.join()
 
 
 @pytest.mark.parametrize("name", ["folder.csv", "table.txt", "file/below.csv"])

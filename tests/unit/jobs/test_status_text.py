@@ -8,6 +8,7 @@ import pytest
 from duetune.cli import tables
 from duetune.cli.status import panel
 from duetune.core.events import Status
+from duetune.core.fleet import Node, NodeKind, NodeState
 from duetune.core.progress import Phase, Progress
 from duetune.jobs.status import JobStatus
 from duetune.notebook import sparkline
@@ -72,3 +73,18 @@ def test_why_it_ended_early_is_shown():
 def test_a_curve_needs_two_points():
     assert sparkline([]) == sparkline([1.0]) == ""
     assert sparkline([1.0, 1.0]) == "▁▁"
+
+
+def test_the_gpus_of_nodes_are_counted():
+    nodes = [
+        Node("a", "tune", NodeKind.SPOT, NodeState.RUNNING, 0.0, gpus=8),
+        Node("b", "tune", NodeKind.ON_DEMAND, NodeState.RUNNING, 0.0, gpus=8, notice_at=9.0),
+        Node("c", "tune", NodeKind.SPOT, NodeState.REQUESTED, 0.0, gpus=8),
+    ]
+    found = msgspec.structs.replace(status(), nodes=tuple(nodes))
+    assert "8 spot, 8 on-demand on 2 nodes" in found._repr_html_()
+    screen = tables.console()
+    with screen.capture() as printed:
+        screen.print(panel(found))
+    words = "8 spot, 8 on demand on 2 nodes, 8 requested, 8 about to be preempted"
+    assert words in printed.get()

@@ -551,3 +551,63 @@ def test_what_the_trainer_shall_do_reaches_its_task(tmp_path):
     assert (task.use_dora, task.lora_modules_to_save) == (True, ("lm_head",))
     assert (task.init_lora_weights, task.chat_template) == ("gaussian", "{{ messages }}")
     assert (task.report_to, task.eval_strategy) == (("wandb", "mlflow", "tensorboard"), "epoch")
+
+
+NODES = msgspec.structs.replace(A100, max_gpus=32, gpus_per_node=8)
+
+
+def test_a_member_is_a_whole_node_if_the_fleet_gives_only_those():
+    plan = chosen(site=NODES)
+    assert (plan.gpus_per_member, plan.min_gpus) == (8, 1)
+    assert plan.reasons["gpus_per_member"] == "the fleet gives only whole nodes of 8 GPUs"
+    two = chosen(site=NODES, resources={"accelerators": "auto:12..20"})
+    assert (two.gpus_per_member, two.min_gpus, two.max_gpus) == (8, 2, 2)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"resources": {"gpus_per_member": 4}}, "gpus_per_member: 4 .* 8: the fleet gives only"),
+        ({"resources": {"accelerators": "auto:4"}}, "'auto:4' .* a multiple of 8, at most 32"),
+        ({"resources": {"accelerators": "auto:12"}}, "'auto:12' .* a multiple of 8, at most 32"),
+        ({"method": "qlora"}, "8 .* 1: weights in 4 bits cannot be sharded, but the fleet"),
+    ],
+)
+def test_a_job_that_wants_a_part_of_a_node_is_refused(fields, words):
+    with pytest.raises(InvalidInput, match=words):
+        chosen(site=NODES, **fields)
+
+
+def test_a_limit_below_one_node_is_refused_with_its_name():
+    with pytest.raises(InvalidInput, match=r"queue\.gpus: 4 .* at least 8: the fleet gives only"):
+        chosen(site=NODES.within(4, "queue.gpus"))
+
+
+def test_steps_are_divided_among_all_gpus_of_the_least_members():
+    asked = {"resources": {"accelerators": "auto:12..32"}}
+    with pytest.raises(InvalidInput, match="at least 16, the minimum number of GPUs"):
+        chosen(site=NODES, training={"gradient_accumulation_steps": 12}, **asked)
+
+
+@pytest.mark.parametrize(
+    ("accelerators", "members"), [("auto", (1, 1)), ("auto:8", (1, 1)), ("auto:9..32", (2, 4))]
+)
+def test_a_command_runs_on_whole_nodes(accelerators, members):
+    spec = JobSpec.model_validate(
+        {"run": "train", "deadline": "8h", "resources": {"accelerators": accelerators}}
+    )
+    plan = configure(spec, NODES)
+    assert (plan.gpus_per_member, plan.min_gpus, plan.max_gpus) == (8, *members)
+
+
+@pytest.mark.parametrize(
+    ("resources", "words"),
+    [
+        ({"accelerators": "auto:16"}, r"'auto:16' .* 8, or a range such as 8\.\.16"),
+        ({"accelerators": "auto:8..16", "gpus_per_member": 1}, "gpus_per_member: 1 .* 8: the"),
+    ],
+)
+def test_a_command_that_does_not_fit_nodes_is_refused(resources, words):
+    spec = JobSpec.model_validate({"run": "train", "deadline": "8h", "resources": resources})
+    with pytest.raises(InvalidInput, match=words):
+        configure(spec, NODES)

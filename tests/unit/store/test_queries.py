@@ -136,3 +136,12 @@ def test_active_jobs_are_those_of_a_fleet_or_all(store):
     assert store.active(("embedded", "")) == ["job-1", "job-2"]
     assert store.active(("nowhere",)) == []
     assert store.busy_fleets() == ["", "campus", "embedded"]
+
+
+def test_hours_of_a_node_count_for_each_of_its_gpus(store):
+    alone = submission()
+    whole = msgspec.structs.replace(alone, task=msgspec.structs.replace(alone.task, gpus=8))
+    store.journal.append("whole", [whole], expected=0)
+    bill(store, "whole", "a", kind=NodeKind.SPOT, start=DAY, end=DAY + 7200, dollars=16.0)
+    (line,) = store.cost_report(CostBy.JOB)
+    assert (line.gpu_hours, line.nodes) == (16.0, 1)

@@ -141,21 +141,21 @@ class RaySession:
         self._joined = True
 
     def _capacity(self) -> Capacity:
-        """Return how many nodes of one GPU have room on machines that are not drained."""
+        """Return how many nodes of one GPU have room on each machine that is not drained."""
         machines, free = self._tables.machines(), self._tables.free()
         draining = self._tables.draining()
         needs = self._settings.needs(1)
 
-        def room(kind: NodeKind) -> int:
+        def room(kind: NodeKind) -> tuple[int, ...]:
             wanted = self._settings.selector(kind).items()
-            return sum(
+            return tuple(
                 int(min(free[name].get(need, 0.0) / amount for need, amount in needs.items()))
                 for name, machine in machines.items()
                 if machine.alive and name in free and name not in draining
                 if wanted <= machine.labels.items()
             )
 
-        return Capacity(spot=room(NodeKind.SPOT), on_demand=room(NodeKind.ON_DEMAND))
+        return Capacity.of_machines(room(NodeKind.SPOT), room(NodeKind.ON_DEMAND))
 
 
 def _is_here(address: str) -> bool:

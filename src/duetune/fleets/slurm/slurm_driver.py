@@ -36,10 +36,12 @@ class SlurmDriver:
     """Starts, stops and lists the nodes of one fleet: batch jobs whose names begin with ``prefix``.
 
     The jobs belong to the user that runs this process; jobs of other users are never listed.
+    ``gpus_per_node`` counts the GPUs of a free machine where Slurm does not.
     """
 
-    def __init__(self, settings: SlurmSettings, *, prefix: str) -> None:
+    def __init__(self, settings: SlurmSettings, *, prefix: str, gpus_per_node: int = 1) -> None:
         self.settings, self.prefix = settings, prefix
+        self._gpus_per_node = gpus_per_node
         self._commands = SlurmCommands(settings)
 
     def start(self, order: NodeOrder) -> None:
@@ -80,7 +82,11 @@ class SlurmDriver:
 
         On-demand jobs may also get GPUs of jobs that are preempted for them; these do not count.
         """
-        return Capacity(self._idle(NodeKind.SPOT), self._idle(NodeKind.ON_DEMAND))
+        return Capacity.of_machines(self._idle(NodeKind.SPOT), self._idle(NodeKind.ON_DEMAND))
+
+    def by_priority(self) -> bool:
+        """Return whether jobs of different priorities are submitted differently."""
+        return bool(self.settings.nice or self.settings.qos_by_priority)
 
     def check(self) -> Sequence[Finding]:
         """Return what was found about the cluster and the settings."""
@@ -90,21 +96,23 @@ class SlurmDriver:
         asked = ("--noheader", "--states=all", "--me", f"--name={name}", "--format=%A")
         return bool(self._commands.run("squeue", *asked).strip())
 
-    def _idle(self, kind: NodeKind) -> int | None:
+    def _idle(self, kind: NodeKind) -> tuple[int, ...]:
+        """Return the GPUs of each machine that nobody uses."""
         partition = self.settings.partition(kind)
         if not partition:
-            return 0
+            return ()
         columns = "--Format=StateLong:40,Gres:200,GresUsed:400"
         printed = self._commands.run(
             "sinfo", "--noheader", "--Node", f"--partition={partition}", columns
         )
-        idle = 0
-        for state, gres, used in (line.split() for line in printed.splitlines()):
-            if not self.settings.gpus:
-                idle += state.startswith("idle") and bool(_USABLE.fullmatch(state))
-            elif _USABLE.fullmatch(state):
-                idle += count_gres(gres, self.settings.gpus) - count_gres(used, self.settings.gpus)
-        return idle
+        rows = [line.split() for line in printed.splitlines()]
+        usable = [row for row in rows if _USABLE.fullmatch(row[0])]
+        name = self.settings.gpus
+        if not name:
+            return tuple(self._gpus_per_node for state, *_ in usable if state.startswith("idle"))
+        return tuple(
+            max(0, count_gres(gres, name) - count_gres(used, name)) for _, gres, used in usable
+        )
 
 
 def sbatch_arguments(order: NodeOrder, settings: SlurmSettings) -> list[str]:
@@ -138,8 +146,8 @@ def sbatch_arguments(order: NodeOrder, settings: SlurmSettings) -> list[str]:
         found.append(f"--nice={settings.nice * max(0, HIGHEST_PRIORITY - order.priority)}")
     if settings.account:
         found.append(f"--account={settings.account}")
-    if settings.qos:
-        found.append(f"--qos={settings.qos}")
+    if qos := settings.qos_for(order.priority):
+        found.append(f"--qos={qos}")
     return [*found, *settings.extra_arguments]
 
 

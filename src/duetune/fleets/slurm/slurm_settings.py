@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 import shlex
 from typing import TYPE_CHECKING
 
@@ -37,6 +39,8 @@ class SlurmSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     - ``spot``: the partition whose jobs may be preempted; empty if the cluster has none.
     - ``on_demand``: the partition whose jobs are not; empty if the cluster has none.
     - ``account``, ``qos``: passed to sbatch if they are given.
+    - ``qos_by_priority``: the QOS of jobs from a priority on, such as ``100=high,500=urgent``. Jobs
+      of lower priority get ``qos``.
     - ``gpus``: the generic resource of a GPU, such as ``gpu`` or ``gpu:h100``. Empty if the
       cluster has none: nodes are then not counted in GPUs.
     - ``hours``: the time limit of a node. With it Slurm itself withdraws requests that are not
@@ -54,6 +58,7 @@ class SlurmSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     on_demand: str = ""
     account: str = ""
     qos: str = ""
+    qos_by_priority: str = ""
     gpus: str = "gpu"
     hours: float | None = None
     nice: int = 0
@@ -73,6 +78,7 @@ class SlurmSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             raise InvalidInput("nice", self.nice, "0 or more")
         if self.timeout_s <= 0:
             raise InvalidInput("timeout_s", self.timeout_s, "more than 0 seconds")
+        self.qos_for(0)
         for word in self.extra_arguments:
             if word.partition("=")[0] in _OURS:
                 raise InvalidInput("extra", word, f"no {word.partition('=')[0]}: duetune sets it")
@@ -97,6 +103,17 @@ class SlurmSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     def minutes(self) -> int | None:
         """Return the time limit of a node in whole minutes, as Slurm counts; at least 1."""
         return None if self.hours is None else max(1, round(self.hours * 60))
+
+    def qos_for(self, priority: int) -> str:
+        """Return the QOS of nodes of a job with this priority; empty if none is set."""
+        found = [(-math.inf, self.qos)]
+        for word in filter(None, self.qos_by_priority.split(",")):
+            least, _, name = (part.strip() for part in word.partition("="))
+            if not re.fullmatch(r"-?\d+", least) or not name:
+                allowed = "PRIORITY=QOS, separated by commas"
+                raise InvalidInput("qos_by_priority", self.qos_by_priority, allowed)
+            found.append((int(least), name))
+        return max(each for each in found if each[0] <= priority)[1]
 
     def partition(self, kind: NodeKind) -> str:
         """Return the partition for nodes of this kind; empty if there is none."""

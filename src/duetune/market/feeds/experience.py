@@ -53,6 +53,17 @@ class Experience:
                 spot, on_demand = (price / gpus / slot_hours for price in told)
                 self._prices[self._number(event.at)] = (spot, on_demand)
 
+    def add_nodes(self, nodes: Iterable[Node], at: float, prices: tuple[float, float]) -> None:
+        """Take in nodes of all jobs as they are at this moment, as a fleet's ledger has them.
+
+        ``prices``: of spot and on-demand, in dollars per GPU-hour, for slots without a price.
+        """
+        self._until = max(self._until, at)
+        for node in nodes:
+            if node.kind is NodeKind.SPOT:
+                self._nodes[node.job, node.id] = node
+                self._prices.setdefault(self._number(node.requested_at), prices)
+
     def slots(self) -> dict[int, RecordedSlot]:
         """Return the slots of which something is known, with the last price that jobs were told."""
         found = {}

@@ -114,12 +114,12 @@ def _past(feed: MarketFeed, slots: int) -> Sequence[RecordedSlot | None]:
     """Return what the feed knows of the slots before the present one, oldest first.
 
     A live feed knows prices and, of slots that it saw itself, counts. The history of any other
-    feed is taken as it is.
+    feed is taken as it is. What a recording adds to a feed is left out: there gaps are filled.
     """
     source = feed.feed if isinstance(feed, RememberingFeed) else feed
     if isinstance(source, LiveFeed):
         return [None if each is None else RecordedSlot(*each) for each in source.past(slots)]
-    past = feed.history(slots)
+    past = source.history(slots)
     if past is None:
         return []
     hours = past.slot_hours

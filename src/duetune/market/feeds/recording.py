@@ -10,6 +10,7 @@ import csv
 import io
 import math
 import os
+import re
 from typing import TYPE_CHECKING, NamedTuple
 
 from duetune.errors import InvalidInput
@@ -26,6 +27,16 @@ if TYPE_CHECKING:
 
 HEADER = (*COLUMNS, "basis")
 SAME_SLOT_SHARE = 1e-6
+
+
+FOLDER = "markets"
+"""The folder of a home with one recording for each pool."""
+
+
+def recording_file(home: Path, pool: Pool) -> Path:
+    """Return the file in which a home records a pool, whether or not it exists."""
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", pool.name).strip("-.") or "pool"
+    return home / FOLDER / f"{name}.csv"
 
 
 class RecordedSlot(NamedTuple):
@@ -115,6 +126,13 @@ class Recording:
             self._rewrite()
         return changed
 
+    def shorten(self, most: int) -> None:
+        """Keep only the last ``most`` slots, once there are a quarter more; replaces the file."""
+        if len(self.slots) > 1.25 * most:
+            kept = sorted(self.slots)[-most:]
+            self.slots = {number: self.slots[number] for number in kept}
+            self._rewrite()
+
     def _rewrite(self) -> None:
         lines = (self._line(number, self.slots[number]) for number in sorted(self.slots))
         write_whole(self.path, "".join((_line(HEADER), *lines)), "recording", durable=True)
@@ -154,10 +172,13 @@ class Recording:
 
     def _read(self) -> None:
         """Take over the slots of the file, and give it our columns."""
-        with self.path.open(encoding="utf-8-sig") as file:
-            header = file.readline().rstrip("\r\n")
-            if not file.readline().strip():
-                return  # The recorder ended between the header and the first line.
+        try:
+            with self.path.open(encoding="utf-8-sig") as file:
+                header = file.readline().rstrip("\r\n")
+                if not file.readline().strip():
+                    return  # The recorder ended between the header and the first line.
+        except UnicodeDecodeError as error:
+            raise InvalidInput("recording", str(self.path), f"text in UTF-8 ({error})") from None
         grid = load_grid(self.path)
         if [pool.name for pool in grid.pools] != [self.pool.name]:
             names = ", ".join(pool.name for pool in grid.pools)
