@@ -78,7 +78,7 @@ class SkypilotSession:
 
     def _started(self) -> SessionProcess:
         python = self._settings.python
-        if python == sys.executable and find_spec("sky") is None:
+        if not self._has_skypilot():
             raise MissingExtra("a fleet on SkyPilot", "skypilot")
         if not Path(python).exists():
             raise FleetError(f"SkyPilot's python {python} is not there", retry=False)
@@ -94,6 +94,10 @@ class SkypilotSession:
             session.end()
             raise
         return session
+
+    def _has_skypilot(self) -> bool:
+        """Return whether SkyPilot may be there; another Python is asked when it runs."""
+        return self._settings.python != sys.executable or find_spec("sky") is not None
 
     def _discard(self) -> None:
         if self._session is not None:
