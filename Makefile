@@ -43,7 +43,7 @@ skypilot: slurm
 		|| { apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends openssh-server openssh-client rsync; } >/dev/null 2>&1 \
 		|| echo "sshd and rsync are not here and cannot be installed; the tests of SkyPilot will skip"
 	@{ test -x .venv-skypilot/bin/sky && test -x .venv-skypilot/bin/uv; } \
-		|| { $(PYTHON) -m venv .venv-skypilot && .venv-skypilot/bin/python -m pip install -q --disable-pip-version-check 'skypilot[slurm]==0.14.*' uv; } \
+		|| { $(PYTHON) -m venv .venv-skypilot && .venv-skypilot/bin/python -m pip install -q --disable-pip-version-check -e '.[skypilot]' 'skypilot[slurm]' uv; } \
 		|| echo "SkyPilot is not here and cannot be installed; its tests will skip"
 
 # One after the other: apt works for one at a time.

@@ -44,11 +44,11 @@ def driver(lab, monkeypatch):
         on_demand="slurm/lab/guaranteed",
         cpus="1",
         memory="1",
-        python=str(PYTHON),
+        sky_python=str(PYTHON),
         refresh_s=5.0,
         answer_s=120.0,
     )
-    found = SkypilotDriver(settings, prefix="dt-")
+    found = SkypilotDriver(settings, prefix=lab.prefix)
     yield found
     found.close()
     lab.clear()
@@ -57,11 +57,11 @@ def driver(lab, monkeypatch):
 def order(lab, name, command, **changes):
     known = {"job": "job", "kind": NodeKind.SPOT, "environment": {"GREETING": "a, b"}}
     log = str(lab.folder / f"{name}.out")
-    return NodeOrder(name=name, command=command, log=log, **{**known, **changes})
+    return NodeOrder(name=lab.prefix + name, command=command, log=log, **{**known, **changes})
 
 
 def nodes(driver):
-    return {node.name: node for node in driver.list()}
+    return {node.name.removeprefix(driver.prefix): node for node in driver.list()}
 
 
 def until_state(lab, driver, state, *names):
@@ -80,42 +80,43 @@ def test_nodes_are_launched_preempted_ended_and_given_back(lab, driver):
     assert [each for each in driver.check() if each.wrong] == []
     assert list(driver.list()) == []
     sleeper = ("bash", "-c", SLEEPER, "it's")
-    taken = order(lab, "dt-taken", sleeper)
-    ending = order(lab, "dt-ending", ("sh", "-c", "exit 3"), kind=NodeKind.ON_DEMAND)
+    taken = order(lab, "taken", sleeper)
+    ending = order(lab, "ending", ("sh", "-c", "exit 3"), kind=NodeKind.ON_DEMAND)
     for each in (taken, taken, ending):
         driver.start(each)
-    assert nodes(driver)["dt-taken"].state is EngineState.WAITING
-    until_state(lab, driver, EngineState.RUNNING, "dt-taken")
-    log = lab.folder / "dt-taken.out"
+    assert nodes(driver)["taken"].state is EngineState.WAITING
+    until_state(lab, driver, EngineState.RUNNING, "taken")
+    log = lab.folder / "taken.out"
     until(lambda: log.exists() and "\n" in log.read_text(), "output", story=lab.story)
     assert log.read_text() == "it's a, b\n"
 
     # What ended by itself has no cluster any more, and is never launched again.
-    ended = until_state(lab, driver, EngineState.ENDED, "dt-ending")["dt-ending"]
+    ended = until_state(lab, driver, EngineState.ENDED, "ending")["ending"]
     assert (ended.end, ended.reason) == (None, "the command ended: FAILED")
     assert ended.started_at <= ended.ended_at
-    until(lambda: "dt-ending" not in lab.sky("status"), "its end", story=lab.story, every_s=1)
+    until(lambda: ending.name not in lab.sky("status"), "its end", story=lab.story, every_s=1)
     driver.start(ending)
-    assert nodes(driver)["dt-ending"] == ended
+    assert nodes(driver)["ending"] == ended
 
     # Another user takes both machines.
-    assert nodes(driver)["dt-taken"].state is EngineState.RUNNING
+    assert nodes(driver)["taken"].state is EngineState.RUNNING
     for number in range(2):
-        lab.slurm.submit(f"urgent-{number}", "guaranteed --exclusive", "sleep 600")
-    lost = until_state(lab, driver, EngineState.ENDED, "dt-taken")["dt-taken"]
+        lab.slurm.submit(f"urgent-{number}", "guaranteed", "sleep 600", "--exclusive")
+    lost = until_state(lab, driver, EngineState.ENDED, "taken")["taken"]
     assert lost.end is NodeEnd.CAPACITY
     assert lost.started_at < lost.ended_at
     assert "the command got SIGTERM" in log.read_text()
-    driver.stop("dt-taken")  # it is gone, which is no error
+    driver.stop(taken.name)  # it is gone, which is no error
 
     # A request that nobody grants can be withdrawn.
-    driver.start(order(lab, "dt-late", sleeper))
-    until(lambda: "dt-late" in lab.slurm.run("squeue", "-h", "-o", "%j"), "a request", every_s=1)
-    driver.stop("dt-late")
-    late = until_state(lab, driver, EngineState.ENDED, "dt-late")["dt-late"]
-    assert (late.end, late.started_at) == (NodeEnd.CAPACITY, None)
+    late = order(lab, "late", sleeper)
+    driver.start(late)
+    until(lambda: late.name in lab.slurm.run("squeue", "-h", "-o", "%j"), "a request", every_s=1)
+    driver.stop(late.name)
+    withdrawn = until_state(lab, driver, EngineState.ENDED, "late")["late"]
+    assert (withdrawn.end, withdrawn.started_at) == (NodeEnd.CAPACITY, None)
     until(
-        lambda: "dt-late" not in lab.slurm.run("squeue", "-h", "-o", "%j"),
+        lambda: late.name not in lab.slurm.run("squeue", "-h", "-o", "%j"),
         "the end of the request",
         story=lab.story,
         every_s=1,
@@ -124,15 +125,16 @@ def test_nodes_are_launched_preempted_ended_and_given_back(lab, driver):
 
 
 def test_a_new_driver_finds_its_nodes_and_a_server_that_hangs_loses_none(lab, driver):
-    driver.start(order(lab, "dt-kept", ("bash", "-c", SLEEPER, "it's")))
-    until_state(lab, driver, EngineState.RUNNING, "dt-kept")
+    kept = order(lab, "kept", ("bash", "-c", SLEEPER, "it's"))
+    driver.start(kept)
+    until_state(lab, driver, EngineState.RUNNING, "kept")
     driver.close()
-    again = SkypilotDriver(driver.settings, prefix="dt-")
+    again = SkypilotDriver(driver.settings, prefix=lab.prefix)
     hasty = SkypilotDriver(
-        SkypilotSettings(infra="aws", python=str(PYTHON), answer_s=5), prefix="dt-"
+        SkypilotSettings(infra="aws", sky_python=str(PYTHON), answer_s=5), prefix=lab.prefix
     )
     try:
-        assert nodes(again)["dt-kept"].state is EngineState.RUNNING
+        assert nodes(again)["kept"].state is EngineState.RUNNING
         lab.pause_server(paused=True)
         try:
             with pytest.raises(FleetError) as raised:
@@ -140,10 +142,10 @@ def test_a_new_driver_finds_its_nodes_and_a_server_that_hangs_loses_none(lab, dr
             assert raised.value.retry
         finally:
             lab.pause_server(paused=False)
-        assert nodes(again)["dt-kept"].state is EngineState.RUNNING
-        again.stop("dt-kept")
-        again.stop("dt-kept")
-        gone = until_state(lab, again, EngineState.ENDED, "dt-kept")["dt-kept"]
+        assert nodes(again)["kept"].state is EngineState.RUNNING
+        again.stop(kept.name)
+        again.stop(kept.name)
+        gone = until_state(lab, again, EngineState.ENDED, "kept")["kept"]
         assert (gone.end, gone.reason) == (None, "stopped")
     finally:
         hasty.close()

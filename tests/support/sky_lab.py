@@ -2,8 +2,7 @@
 
 SkyPilot lives in a virtual environment of its own, ``.venv-skypilot``, which ``make skypilot``
 makes. Its API server, its client's home and the home on the login node are in the lab's folder, so
-that nothing of the machine's own SkyPilot is used or changed. It takes what is not public from
-PyPI.
+that nothing of the machine's own SkyPilot is used or changed. Nodes install SkyPilot from PyPI.
 
     PYTHONPATH=tests python -m support.sky_lab    # to try things on, until Ctrl-C
 
@@ -30,7 +29,7 @@ from pathlib import Path
 
 from support import slurm_lab
 from support.patience import until
-from support.places import ROOT
+from support.places import ROOT, SUPPORT
 from support.slurm_lab import PATH, SlurmLab, free_ports
 
 VENV = ROOT / ".venv-skypilot"
@@ -61,6 +60,17 @@ Host lab
   User {user}
   IdentityFile {folder}/key
   IdentitiesOnly yes
+"""
+# Managed jobs run in the API server; a controller of its own would be a machine more.
+CONFIG = """
+jobs:
+  controller:
+    consolidation_mode: true
+"""
+PLUGINS = """
+plugins:
+  - class: duetune.interop.skypilot_strategy.DeadlinePlugin
+  - class: lab_network.LabNetwork
 """
 UV = """#!/bin/bash
 export UV_CACHE_DIR={cache} UV_PYTHON_DOWNLOADS=never UV_HTTP_TIMEOUT=180
@@ -95,12 +105,14 @@ class SkyLab:
         self.folder = Path(tempfile.mkdtemp(prefix="dsky-"))
         self.folder.chmod(0o755)
         self.home = self.folder / "client"
+        # Begins the names of clusters, none of which is ever used again.
+        self.prefix = self.folder.name.replace("_", "-").lower() + "-"
         self.port, ssh_port = free_ports(2)
         prolog = self.folder / "prolog"
         self.slurm = SlurmLab(
             names=list(NAMES[:nodes]), grace_s=grace_s, extra=f"TaskProlog={prolog}"
         )
-        # What SkyPilot starts on this machine is found by the mark, and ended with the lab.
+        self._sessions = set()
         self.environment = {
             **{name: value for name, value in os.environ.items() if "SKY" not in name},
             "HOME": str(self.home),
@@ -109,6 +121,7 @@ class SkyLab:
             "SKYPILOT_DISABLE_USAGE_COLLECTION": "1",
             "SKYPILOT_SUPPRESS_SENSITIVE_LOG": "1",
             "SLURM_CONF": self.slurm.conf,
+            "PYTHONPATH": str(SUPPORT / "sky_plugins"),
             MARK: str(self.folder),
         }
         for name in ("home", "client/.slurm", "client/.sky"):
@@ -125,6 +138,8 @@ class SkyLab:
         }
         (self.folder / "sshd_config").write_text(SSHD.format(**known))
         (self.home / ".slurm" / "config").write_text(CLUSTER.format(**known))
+        (self.home / ".sky" / "config.yaml").write_text(CONFIG)
+        (self.home / ".sky" / "plugins.yaml").write_text(PLUGINS)
         for name, text in (("uv", UV), ("prolog", PROLOG)):
             (self.folder / name).write_text(text.format(**known))
             (self.folder / name).chmod(0o755)
@@ -147,7 +162,11 @@ class SkyLab:
             self.slurm.clear()
         until(lambda: not self._killed(), "the end of SkyPilot")
         self.slurm.__exit__()
-        shutil.rmtree(self.folder, ignore_errors=True)
+        # SkyPilot leaves them on nodes whose job was cancelled. A cluster of the same name would
+        # find the jobs of the old one in there.
+        for cluster in self.folder.glob("home/.sky_clusters/*"):
+            shutil.rmtree(Path("/tmp") / cluster.name, ignore_errors=True)  # noqa: S108
+        until(self._removed, "an end of its files")
 
     def _sshd(self):
         Path("/run/sshd").mkdir(exist_ok=True)
@@ -159,10 +178,12 @@ class SkyLab:
     def start_server(self):
         """Start the API server, as every command of SkyPilot would."""
         self.sky("api", "start")
+        word = f"--port={self.port}"
+        self._sessions |= {_session(pid) for pid in _processes() if word in _words(pid, "cmdline")}
 
     def server(self):
         """The processes of the API server."""
-        return [pid for pid in _marked(self.folder) if "sky" in _command(pid)]
+        return [pid for pid in _processes() if _session(pid) in self._sessions]
 
     def pause_server(self, paused):
         """Let the API server hang: connections are accepted, nothing is answered."""
@@ -192,8 +213,21 @@ class SkyLab:
         told = [f"{log.name}:\n{log.read_text()[-3000:]}" for log in logs]
         return "\n".join([self.slurm.story(), *told])
 
+    def _removed(self):
+        shutil.rmtree(self.folder, ignore_errors=True)
+        return not self.folder.exists()
+
     def _killed(self):
-        found = _marked(self.folder)
+        """Kill what is left of the lab; its processes lose their environment with their titles."""
+        sshd = self.slurm.daemons.get("sshd")
+        mark = f"{MARK}={self.folder}"
+        found = [
+            pid
+            for pid in _processes()
+            if mark in _words(pid, "environ")
+            or _session(pid) in self._sessions
+            or (sshd is not None and _parent(pid) == sshd.pid)
+        ]
         for pid in found:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -207,23 +241,30 @@ def _cache():
     return place
 
 
-def _marked(folder):
-    """The processes whose environment names this lab, those that have ended left out."""
-    mark = f"{MARK}={folder}".encode()
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdecimal() and int(entry.name) != os.getpid():
-            with contextlib.suppress(OSError):
-                if mark in (entry / "environ").read_bytes().split(b"\0"):
-                    state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
-                    found += [int(entry.name)] if state != "Z" else []
-    return found
+def _processes():
+    """The processes of this machine, those that have ended left out."""
+    numbers = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal()]
+    return [pid for pid in numbers if pid != os.getpid() and _stat(pid)[0] not in {"", "Z"}]
 
 
-def _command(pid):
+def _stat(pid):
     with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
-    return ""
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return ["", "0", "0", "0"]
+
+
+def _parent(pid):
+    return int(_stat(pid)[1])
+
+
+def _session(pid):
+    return int(_stat(pid)[3])
+
+
+def _words(pid, file):
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/{file}").read_bytes().decode(errors="replace").split("\0")
+    return []
 
 
 def main():

@@ -198,8 +198,8 @@ class SlurmLab:
         )
         return done.stdout if done.returncode == 0 else None
 
-    def submit(self, name, partition, command):
-        asked = ("--gres=gpu:1", "--output=/dev/null", f"--wrap=exec srun {command}")
+    def submit(self, name, partition, command, *more):
+        asked = (*more, "--gres=gpu:1", "--output=/dev/null", f"--wrap=exec srun {command}")
         done = self.run("sbatch", f"--job-name={name}", f"--partition={partition}", *asked)
         assert done is not None
 

@@ -31,7 +31,7 @@ def drivers():
 
 def driver_of(drivers, prefix="suite-", **settings):
     known = {"spot": "slurm/lab/spot", "on_demand": "slurm/lab/guaranteed", "refresh_s": 1e-6}
-    known |= {"python": sys.executable, "answer_s": 60.0}
+    known |= {"sky_python": sys.executable, "answer_s": 60.0}
     drivers.append(SkypilotDriver(SkypilotSettings(**{**known, **settings}), prefix=prefix))
     return drivers[-1]
 
@@ -155,7 +155,7 @@ def test_without_skypilot_the_extra_is_named():
 def test_a_python_without_skypilot_is_refused_for_good(tmp_path, drivers):
     for python in (str(tmp_path / "python"), "/usr/bin/python3"):
         with pytest.raises(FleetError, match=r"python") as raised:
-            driver_of(drivers, python=python).list()
+            driver_of(drivers, sky_python=python).list()
         assert not raised.value.retry
 
 

@@ -39,7 +39,7 @@ REFUSALS = {
 _HINTS = {
     "ApiServerAuthenticationError": "log in with 'sky api login'",
     "ApiServerConnectionError": "is SkyPilot's API server up? 'sky api info' tells",
-    "ModuleNotFoundError": "set python to one that has SkyPilot",
+    "ModuleNotFoundError": "set sky_python to one that has SkyPilot",
     "NoCloudAccessError": "run 'sky check'",
 }
 
@@ -77,16 +77,16 @@ class SkypilotSession:
             self._discard()
 
     def _started(self) -> SessionProcess:
-        python = self._settings.python
+        python = self._settings.sky_python
         if not self._has_skypilot():
             raise MissingExtra("a fleet on SkyPilot", "skypilot")
         if not Path(python).exists():
-            raise FleetError(f"SkyPilot's python {python} is not there", retry=False)
+            raise FleetError(f"sky_python {python} is not there", retry=False)
         environment = dict(os.environ)
         if self._settings.endpoint:
             environment[ENDPOINT] = self._settings.endpoint
         bridge = str(Path(__file__).with_name("skypilot_bridge.py"))
-        session = SessionProcess([python, "-P", bridge], environment)
+        session = SessionProcess([python, bridge], environment)
         try:
             hello = msgspec.json.encode({"prefix": self._prefix})
             _decoded(session.exchange(hello, START_S), dict[str, object])
@@ -97,7 +97,7 @@ class SkypilotSession:
 
     def _has_skypilot(self) -> bool:
         """Return whether SkyPilot may be there; another Python is asked when it runs."""
-        return self._settings.python != sys.executable or find_spec("sky") is not None
+        return self._settings.sky_python != sys.executable or find_spec("sky") is not None
 
     def _discard(self) -> None:
         if self._session is not None:

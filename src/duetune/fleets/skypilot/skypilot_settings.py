@@ -41,7 +41,7 @@ class SkypilotSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
       ``{"slurm": {"sbatch_options": {"time": "24:00:00"}}}``.
     - ``autodown_minutes``: SkyPilot itself gives back a node whose command has ended for this long,
       whatever became of the controller. 0 turns it off. SkyPilot cannot do it on Slurm.
-    - ``python``: the Python that has SkyPilot, usually in an environment of its own.
+    - ``sky_python``: the Python that has SkyPilot, usually in an environment of its own.
     - ``endpoint``: the URL of SkyPilot's API server; empty for the one on this machine.
     - ``refresh_s``: how often SkyPilot looks at the machines themselves.
     - ``answer_s``: a call that takes longer is an error, and is made again.
@@ -60,7 +60,7 @@ class SkypilotSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     any_of: str = ""
     config: str = ""
     autodown_minutes: int = 30
-    python: str = sys.executable
+    sky_python: str = sys.executable
     endpoint: str = ""
     refresh_s: float = 20.0
     answer_s: float = 30.0
