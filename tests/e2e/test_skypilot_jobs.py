@@ -48,7 +48,7 @@ run: |
 
 @pytest.fixture(scope="module")
 def lab():
-    with SkyLab() as found:
+    with SkyLab(managed=True) as found:
         yield found
 
 

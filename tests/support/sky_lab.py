@@ -70,7 +70,7 @@ jobs:
 PLUGINS = """
 plugins:
   - class: duetune.interop.skypilot_strategy.DeadlinePlugin
-  - class: lab_network.LabNetwork
+  - class: small_lab.SmallLab
 """
 UV = """#!/bin/bash
 export UV_CACHE_DIR={cache} UV_PYTHON_DOWNLOADS=never UV_HTTP_TIMEOUT=180
@@ -98,10 +98,11 @@ def missing():
 class SkyLab:
     """SkyPilot with the infrastructure ``slurm/lab/spot`` and ``slurm/lab/guaranteed``.
 
-    ``environment`` is that of its clients; ``slurm`` is the cluster.
+    ``environment`` is that of its clients; ``slurm`` is the cluster. ``managed`` lets it run managed
+    jobs, with our strategy.
     """
 
-    def __init__(self, nodes=2, *, grace_s=10):
+    def __init__(self, nodes=2, *, grace_s=10, managed=False):
         self.folder = Path(tempfile.mkdtemp(prefix="dsky-"))
         self.folder.chmod(0o755)
         self.home = self.folder / "client"
@@ -138,8 +139,9 @@ class SkyLab:
         }
         (self.folder / "sshd_config").write_text(SSHD.format(**known))
         (self.home / ".slurm" / "config").write_text(CLUSTER.format(**known))
-        (self.home / ".sky" / "config.yaml").write_text(CONFIG)
-        (self.home / ".sky" / "plugins.yaml").write_text(PLUGINS)
+        if managed:
+            (self.home / ".sky" / "config.yaml").write_text(CONFIG)
+            (self.home / ".sky" / "plugins.yaml").write_text(PLUGINS)
         for name, text in (("uv", UV), ("prolog", PROLOG)):
             (self.folder / name).write_text(text.format(**known))
             (self.folder / name).chmod(0o755)

@@ -42,7 +42,7 @@ class DeadlinePlugin(plugins.BasePlugin):  # type: ignore[misc] # SkyPilot is no
     def install(self, extension_context: object) -> None:
         """Register the strategy, unless that was done; SkyPilot calls it in every process."""
         del extension_context
-        if NAME not in registry.JOBS_RECOVERY_STRATEGY_REGISTRY:
+        if NAME.lower() not in registry.JOBS_RECOVERY_STRATEGY_REGISTRY:
             registry.JOBS_RECOVERY_STRATEGY_REGISTRY.type_register(name=NAME)(DeadlineStrategy)
         for field in msgspec.structs.fields(RecoveryTerms):
             kind = "number" if field.type is float else "string"
