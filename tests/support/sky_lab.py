@@ -98,8 +98,8 @@ def missing():
 class SkyLab:
     """SkyPilot with the infrastructure ``slurm/lab/spot`` and ``slurm/lab/guaranteed``.
 
-    ``environment`` is that of its clients; ``slurm`` is the cluster. ``managed`` lets it run managed
-    jobs, with our strategy.
+    ``environment`` is that of its clients; ``slurm`` is the cluster. ``managed`` lets it run
+    managed jobs, with our strategy.
     """
 
     def __init__(self, nodes=2, *, grace_s=10, managed=False):
