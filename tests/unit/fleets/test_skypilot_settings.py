@@ -72,6 +72,8 @@ def test_a_task_has_the_labels_the_limit_of_the_price_and_the_settings():
             "any_of": '[{"instance_type": "a"}]',
             "config": '{"gcp": {"vpc_name": "x"}}',
             "disk_size": "300",
+            "cpus": 4,
+            "memory": "16+",
         },
         "A100",
     )
@@ -82,6 +84,8 @@ def test_a_task_has_the_labels_the_limit_of_the_price_and_the_settings():
         "accelerators": "H100:2",
         "use_spot": True,
         "disk_size": 300,
+        "cpus": "4",
+        "memory": "16+",
         "any_of": [{"instance_type": "a"}],
         "labels": {"duetune-job": "tune-1", "team": "ml", "cost": "42"},
         "max_hourly_cost": 3.0,

@@ -51,8 +51,8 @@ class SkypilotSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     spot: str = ""
     on_demand: str = ""
     gpu: str = ""
-    cpus: str = ""
-    memory: str = ""
+    cpus: str | float = ""
+    memory: str | float = ""
     instance_type: str = ""
     image_id: str = ""
     disk_size: int | None = None
@@ -109,8 +109,8 @@ class SkypilotSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         place = self.place(kind)
         found: dict[str, object] = {
             "infra": place,
-            "cpus": self.cpus,
-            "memory": self.memory,
+            "cpus": _text(self.cpus),
+            "memory": _text(self.memory),
             "instance_type": self.instance_type,
             "image_id": self.image_id,
             "disk_size": self.disk_size,
@@ -171,6 +171,11 @@ def run_script(order: NodeOrder) -> str:
         f"exec {shlex.join(order.command)}",
     ]
     return "\n".join(lines) + "\n"
+
+
+def _text(amount: str | float) -> str:
+    """Return an amount as SkyPilot writes it, such as ``4`` or ``4+``."""
+    return amount if isinstance(amount, str) else f"{amount:g}"
 
 
 def _json(field: str, text: str, kind: type[T]) -> T:
