@@ -4,7 +4,7 @@ BIN := .venv/bin
 # Byte code is kept: the tests start many processes.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: venv constraints hooks postgres slurm ray packages demo test test-more test-fleets check warm wheel snapshots soak bench bench-quick clean
+.PHONY: venv constraints hooks postgres slurm ray skypilot packages demo test test-more test-fleets check warm wheel snapshots soak bench bench-quick clean
 
 venv: .venv/.ready
 
@@ -41,6 +41,16 @@ ray: venv
 	@$(BIN)/python -c 'import ray' 2>/dev/null \
 		|| $(BIN)/python -m pip install -q --disable-pip-version-check -e '.[ray]' \
 		|| echo "Ray is not here and cannot be installed; its tests will skip"
+
+# In an environment of its own, as its dependencies are many. Tests start its server and let it use
+# the Slurm cluster of the tests by ssh; where that cannot be installed they skip, and say so.
+skypilot: slurm
+	@{ command -v sshd || test -x /usr/sbin/sshd; } >/dev/null 2>&1 && command -v rsync >/dev/null 2>&1 \
+		|| { apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends openssh-server openssh-client rsync; } >/dev/null 2>&1 \
+		|| echo "sshd and rsync are not here and cannot be installed; the tests of SkyPilot will skip"
+	@{ test -x .venv-skypilot/bin/sky && test -x .venv-skypilot/bin/uv; } \
+		|| { $(PYTHON) -m venv .venv-skypilot && .venv-skypilot/bin/python -m pip install -q --disable-pip-version-check -e '.[skypilot]' 'skypilot[slurm]' uv; } \
+		|| echo "SkyPilot is not here and cannot be installed; its tests will skip"
 
 # One after the other: apt works for one at a time.
 packages:
@@ -79,7 +89,7 @@ test-more: venv
 	@DUETUNE_TEST_MORE=1 $(BIN)/pytest
 
 # The drivers on real engines, which are started on this machine; some minutes of waiting.
-test-fleets: venv slurm ray
+test-fleets: venv slurm ray skypilot
 	@DUETUNE_TEST_FLEETS=1 $(BIN)/pytest -m fleets
 
 # Built, installed where the source is not, and tried; `make test` does the same.
@@ -126,4 +136,4 @@ bench-quick: venv
 	PYTHONPATH=tests $(BIN)/python benchmarks/storage.py --quick
 
 clean:
-	rm -rf .venv out dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .venv-skypilot out dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

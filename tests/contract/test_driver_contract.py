@@ -8,9 +8,9 @@ from support.discovery import classes_with
 
 
 def test_every_driver_of_the_package_runs_through_the_suite():
-    # test_slurm_driver.py and test_ray_driver.py have theirs.
+    # test_slurm_driver.py, test_ray_driver.py and unit/fleets/test_skypilot_driver.py have theirs.
     found = {each.__name__ for each in classes_with(duetune.fleets, "start", "stop", "list")}
-    assert found == {"RayDriver", "SlurmDriver"}
+    assert found == {"RayDriver", "SkypilotDriver", "SlurmDriver"}
 
 
 class TestMemoryDriver(DriverContract):

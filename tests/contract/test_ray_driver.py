@@ -147,7 +147,7 @@ class TestRayDriver(DriverContract):
     def test_a_killed_session_is_replaced_and_nodes_stay(self):
         order = self.order()
         driver = self.running(order)
-        os.kill(driver._session._process.pid, signal.SIGKILL)
+        os.kill(driver._session.process.pid, signal.SIGKILL)
         with pytest.raises(FleetError) as caught:
             driver.list()
         assert caught.value.retry
@@ -157,7 +157,7 @@ class TestRayDriver(DriverContract):
     def test_a_driver_that_nobody_has_leaves_no_session(self):
         driver = self.make()
         driver.list()
-        session = driver._session._process
+        session = driver._session.process
         self.drivers.clear()
         del driver
         self.until(lambda: session.poll() is not None)

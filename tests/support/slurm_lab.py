@@ -59,8 +59,8 @@ SelectTypeParameters=CR_Core
 GresTypes=gpu
 PreemptType=preempt/partition_prio
 PreemptMode=CANCEL
-PartitionName=spot Nodes=n[1-{nodes}] PriorityTier=1 PreemptMode=CANCEL GraceTime={grace_s} Default=YES MaxTime=INFINITE State=UP
-PartitionName=guaranteed Nodes=n[1-{nodes}] PriorityTier=10 PreemptMode=OFF MaxTime=INFINITE State=UP
+PartitionName=spot Nodes={nodes} PriorityTier=1 PreemptMode=CANCEL GraceTime={grace_s} Default=YES MaxTime=INFINITE State=UP
+PartitionName=guaranteed Nodes={nodes} PriorityTier=10 PreemptMode=OFF MaxTime=INFINITE State=UP
 """  # noqa: E501 - a partition is one line
 
 
@@ -70,16 +70,29 @@ def missing():
 
 
 class SlurmLab:
-    """The partitions ``spot`` and ``guaranteed`` share the nodes n1, n2, ... of ``gpus`` each."""
+    """The partitions ``spot`` and ``guaranteed`` share the nodes n1, n2, ... of ``gpus`` each.
 
-    def __init__(self, nodes=3, *, gpus=1, grace_s=10, kill_wait_s=1, slurmd_timeout_s=10):
+    ``names`` are other names of the nodes; ``extra`` are more lines of ``slurm.conf``.
+    """
+
+    def __init__(
+        self,
+        nodes=3,
+        *,
+        gpus=1,
+        grace_s=10,
+        kill_wait_s=1,
+        slurmd_timeout_s=10,
+        names=None,
+        extra="",
+    ):
         # Short: a socket's path has at most 107 characters.
         self.folder = Path(tempfile.mkdtemp(prefix="duetune-slurm-"))
-        self.nodes = [f"n{number}" for number in range(1, nodes + 1)]
+        self.nodes = names or [f"n{number}" for number in range(1, nodes + 1)]
         self.conf = str(self.folder / "slurm.conf")
         self.environment = {**os.environ, "SLURM_CONF": self.conf, "PATH": PATH}
         self.daemons = {}
-        ports = free_ports(nodes + 1)
+        ports = free_ports(len(self.nodes) + 1)
         host = socket.gethostname().partition(".")[0]
         (self.folder / "state").mkdir()
         lines = [
@@ -88,7 +101,7 @@ class SlurmLab:
                 port=ports[0],
                 user=getpass.getuser(),
                 folder=self.folder,
-                nodes=nodes,
+                nodes=",".join(self.nodes),
                 grace_s=grace_s,
                 kill_wait_s=kill_wait_s,
                 slurmd_timeout_s=slurmd_timeout_s,
@@ -100,11 +113,12 @@ class SlurmLab:
                 f"NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} "
                 f"CPUs=4 RealMemory=4000 Gres=gpu:{gpus} State=UNKNOWN"
             )
-        Path(self.conf).write_text("\n".join(lines) + "\n")
+        Path(self.conf).write_text("\n".join([*lines, extra]) + "\n")
         # With a bare Count the gpu plugin would report none.
         devices = ("null", "zero", "full")[:gpus]
+        every = ",".join(self.nodes)
         (self.folder / "gres.conf").write_text(
-            "".join(f"NodeName=n[1-{nodes}] Name=gpu File=/dev/{name}\n" for name in devices)
+            "".join(f"NodeName={every} Name=gpu File=/dev/{name}\n" for name in devices)
         )
 
     def __enter__(self):
@@ -215,10 +229,10 @@ class SlurmLab:
 
     def _cleared(self):
         self.run("scancel", f"--user={getpass.getuser()}")
-        return self.run("squeue", "-h") == "" and self.idle() == self.nodes
+        return self.run("squeue", "-h") == "" and set(self.idle()) == set(self.nodes)
 
     def until_idle(self):
-        until(lambda: self.idle() == self.nodes, "idle nodes", story=self.story)
+        until(lambda: set(self.idle()) == set(self.nodes), "idle nodes", story=self.story)
 
     def story(self):
         logs = sorted(self.folder.glob("*.log")) + sorted(self.folder.glob("*.out"))

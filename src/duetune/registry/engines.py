@@ -41,11 +41,12 @@ is called with the settings and the texts behind the name, and returns a ``Conne
 _LOOKS = 20
 """The least number of looks at an engine in a slot."""
 
-SLURM, RAY = "slurm", "ray"
+SLURM, RAY, SKYPILOT = "slurm", "ray", "skypilot"
 
 ENGINES = (
     Listed(SLURM, "a Slurm cluster, by its command line"),
     Listed(RAY, "a Ray cluster, by named actors"),
+    Listed(SKYPILOT, "clouds, Kubernetes and Slurm, by clusters of SkyPilot"),
 )
 
 
@@ -62,6 +63,12 @@ def driver_of(file: FleetFile, prefix: str) -> Driver:
         from duetune.fleets.ray.ray_settings import RaySettings
 
         return RayDriver(RaySettings.of(file.options), prefix=prefix)
+    if file.engine == SKYPILOT:
+        from duetune.fleets.skypilot.skypilot_driver import SkypilotDriver
+        from duetune.fleets.skypilot.skypilot_settings import SkypilotSettings
+
+        settings = SkypilotSettings.of(file.options, file.accelerator)
+        return SkypilotDriver(settings, prefix=prefix)
     return KIND.plugged(file.engine, (file, prefix))
 
 

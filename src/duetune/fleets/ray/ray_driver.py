@@ -10,12 +10,10 @@ and the next call starts another: that takes about a second, and then a listing 
 from __future__ import annotations
 
 import socket
-import subprocess
 import sys
 import threading
-import weakref
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -30,6 +28,7 @@ from duetune.fleets.ray.session_messages import (
     Start,
     Stop,
 )
+from duetune.fleets.session_process import SessionProcess
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -130,19 +129,9 @@ class _Session:
     def __init__(self, settings: RaySettings) -> None:
         if find_spec("ray") is None:
             raise MissingExtra("a fleet on Ray", "ray")
-        self._socket, theirs = socket.socketpair()
-        with theirs:
-            self._process = subprocess.Popen(  # noqa: S603 - our own module
-                [sys.executable, "-P", "-m", f"{__package__}.ray_session", str(theirs.fileno())],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,
-            )
-        self._received = self._socket.makefile("rb")
-        # Called at the latest when nobody has the driver any more, or when this process exits.
-        self.end = weakref.finalize(self, _end, self._process, self._received, self._socket)
+        self._process = SessionProcess([sys.executable, "-P", "-m", f"{__package__}.ray_session"])
+        self.process = self._process.process
+        self.end = self._process.end
         try:
             reply = self._exchange(msgspec.json.encode(settings), START_S)
             if reply.error:
@@ -156,16 +145,4 @@ class _Session:
         return self._exchange(msgspec.json.encode(request), limit_s)
 
     def _exchange(self, line: bytes, limit_s: float) -> Reply:
-        self._socket.settimeout(limit_s)
-        self._socket.sendall(line + b"\n")
-        if not (answer := self._received.readline()):
-            raise ConnectionError("the session process has ended")
-        return msgspec.json.decode(answer, type=Reply)
-
-
-def _end(process: subprocess.Popen[bytes], received: BinaryIO, channel: socket.socket) -> None:
-    """Kill a session; it has nothing to lose."""
-    process.kill()
-    process.wait()
-    received.close()
-    channel.close()
+        return msgspec.json.decode(self._process.exchange(line, limit_s), type=Reply)

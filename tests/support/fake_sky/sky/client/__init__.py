@@ -1,0 +1,1 @@
+"""The part of the stand-in that is not in the package itself."""
