@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from duetune.core.events import Status
-from duetune.core.fleet import NodeEnd, NodeState
+from duetune.core.fleet import NodeEnd, NodeKind, NodeState
 from duetune.fleets.embedded.processes import family
 from duetune.fleets.fleet_file import fleet_files, prefix_of, token_of
 from duetune.fleets.node_ledger import NodeLedger
@@ -124,3 +124,34 @@ def leads(home, name, address):
                 if str(link.readlink()).removeprefix("socket:[").rstrip("]") in inodes:
                     return True
     return False
+
+
+@pytest.mark.more
+def test_a_command_runs_on_whole_nodes_and_is_billed_for_all_their_gpus(home, tmp_path):
+    """The fleet gives nodes of two GPUs; plan, node, status and bill agree on that."""
+    home.run(
+        *("fleet", "add", "pairs", "--engine", "processes", "--set", "gpus_per_node=2"),
+        *("--set", f"folder={tmp_path / 'pairs'}", "--set", "spot=4", "--set", "max_gpus=4"),
+        *("--set", f"slot_minutes={home.slowness * 0.05}", "--set", "startup_s=0.5"),
+        *("--set", "resize_s=0.5"),
+    )
+    config = home.path / "config.toml"
+    config.write_text(config.read_text().replace('"lab"', '"pairs"'))
+    home.settings = load_settings(home.environment)
+    seen = tmp_path / "seen"
+    spec = tmp_path / "pair.yaml"
+    spec.write_text(f"run: echo $DUETUNE_GPUS > {seen}\ndeadline: 20m\nname: pair\n")
+    plan = json.loads(home.run("plan", str(spec), "--json").stdout)
+    assert plan["plan"]["gpus_per_member"] == 2
+    job = home.launch(spec)
+    assert home.until_over(job).status is Status.SUCCEEDED
+    assert seen.read_text() == "2\n"
+    nodes = home.fleet().fleet.observe(job).nodes
+    assert {node.gpus for node in nodes} == {2}
+    prices = {NodeKind.SPOT: 1.0, NodeKind.ON_DEMAND: 3.0}
+    ran = [node for node in nodes if node.started_at is not None]
+    bill = sum(2 * prices[node.kind] * (node.ended_at - node.started_at) for node in ran) / 3600
+    assert home.job(job).cost == pytest.approx(bill, rel=1e-6)
+    (line,) = home.json("cost-report")["lines"]
+    hours = sum(2 * (node.ended_at - node.started_at) for node in ran) / 3600
+    assert line["gpu_hours"] == pytest.approx(hours, rel=1e-6)
