@@ -10,6 +10,7 @@ import msgspec
 
 from duetune.errors import DuetuneError, InvalidInput, StoreError, StoreLost
 from duetune.market.forecast.simple import WEEK_HOURS
+from duetune.registry.engines import EngineHost
 from duetune.registry.feeds import OF_FLEET, feed_named
 from duetune.registry.fleets import EMBEDDED, fleet_named
 from duetune.registry.markets import forecast_named
@@ -104,6 +105,12 @@ def desk(settings: Settings) -> Submitter:
 def runs_here(settings: Settings) -> bool:
     """Return whether jobs run on this machine, so that its files and packages matter to them."""
     return settings.site.fleet.strip() == EMBEDDED
+
+
+def storage_of(settings: Settings) -> str:
+    """Return where the fleet's nodes exchange files with the home; empty if they see the home."""
+    host = fleet_named(settings)
+    return host.file.storage if isinstance(host, EngineHost) else ""
 
 
 def desk_site(settings: Settings) -> Site:
@@ -221,7 +228,23 @@ def _settle(settings: Settings, store: Store, job: str, story: Sequence[Recorded
     from duetune.jobs.measured_runs import record_observations
 
     (settings.folder(job) / SECRETS_FILE).unlink(missing_ok=True)
+    _forget_secrets(story)
     record_observations(store, fleet_named(settings).site(), job, story)
+
+
+def _forget_secrets(story: Sequence[Recorded]) -> None:
+    """Delete the secrets of a job from its storage, if it has one."""
+    from duetune.core.events import Submitted
+    from duetune.fleets.node_files import RETRY_S
+    from duetune.storage import open_storage
+    from duetune.storage.job_deposit import forget_secrets
+
+    for each in story[:1]:
+        if isinstance(each.event, Submitted) and each.event.task.storage:
+            try:
+                forget_secrets(open_storage(each.event.task.storage, retry_s=RETRY_S))
+            except (DuetuneError, OSError) as error:
+                log.warning("the secrets of the job may still be in its storage: %s", error)
 
 
 def run_controller(settings: Settings) -> None:

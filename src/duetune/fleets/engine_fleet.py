@@ -89,6 +89,10 @@ class NodeFiles(Protocol):
     def report(self, launch: Launch, name: str) -> NodeReport | None:
         """Return the last report of a node's process; None if there is none."""
 
+    def settled(self, launch: Launch, name: str) -> bool:
+        """Return whether all that an ended node had to say has arrived; it is kept until then."""
+        ...
+
     def withdraw(self, launch: Launch, name: str) -> None:
         """Take the order back. A node whose order is gone ends by itself, or never begins."""
 
@@ -265,6 +269,8 @@ class EngineFleet:
             return msgspec.structs.replace(entry, gone=True) if over else entry
         if there is None:
             return self._missing(entry, now)
+        if over and not self._settled(entry):
+            return entry
         entry = msgspec.structs.replace(entry, seen=True, missing_since=None)
         report = None if entry.launch is None else self._files.report(entry.launch, entry.name)
         if there.started_at is not None or there.state is EngineState.RUNNING:
@@ -300,8 +306,14 @@ class EngineFleet:
         if now - since < self._times.missing_s or heard:
             # It is billed when it is found again: a bill cannot be lowered.
             return entry
+        if not self._settled(entry):
+            return entry
         reason = f"{NodeEnd.DIED} (the engine no longer knows it)"
         return ended(entry, NodeState.LOST, NodeEnd.DIED, since, reason, gone=True)
+
+    def _settled(self, entry: LedgerEntry) -> bool:
+        """Return whether a node that the engine has ended will say no more."""
+        return entry.launch is None or self._files.settled(entry.launch, entry.name)
 
     def _over(
         self,
