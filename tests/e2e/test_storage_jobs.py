@@ -13,6 +13,7 @@ from duetune.fleets.fleet_file import fleet_files, prefix_of, token_of
 from duetune.fleets.node_ledger import NodeLedger
 from duetune.settings import load_settings
 from duetune.storage import open_storage, place_below
+from duetune.training.metrics import read_metrics
 from duetune.training.publication import published
 from duetune.training.tiny import build_tiny_model
 from support.live_home import LEFT_RUNNING, LiveHome
@@ -32,7 +33,7 @@ def connected(tmp_path, monkeypatch):
     """
     homes = []
 
-    def make(storage):
+    def make(storage, slot_minutes=0.05):
         plugin = register(tmp_path / "plugin")
         monkeypatch.syspath_prepend(plugin)
         found = LiveHome(tmp_path)
@@ -44,7 +45,7 @@ def connected(tmp_path, monkeypatch):
         found.run(
             *("fleet", "add", "lab", "--engine", "processes", "--set", f"storage={storage}"),
             *("--set", f"folder={tmp_path / 'engine'}", "--set", f"hidden={json.dumps(hidden)}"),
-            *("--set", f"slot_minutes={found.slowness * 0.05}", "--set", "startup_s=0.5"),
+            *("--set", f"slot_minutes={found.slowness * slot_minutes}", "--set", "startup_s=0.5"),
             *("--set", "resize_s=0.5", "--set", "spot=2"),
         )
         emulated = f"emulated_microbatch_s = {0.1 * found.slowness}"
@@ -83,16 +84,16 @@ def test_a_command_runs_without_a_shared_folder(connected, tmp_path):
     (work / "greeting").write_text("hello from the workdir\n")
     command = home.command(12, 0.2 * home.slowness)
     save = "mkdir -p $DUETUNE_OUTPUT_DIR; cp greeting $DUETUNE_OUTPUT_DIR/"
-    secret = "test $TOKEN = hidden"
+    known = "test $WORD = hidden"
     job = home.launch(
         home.spec(
             steps=12,
             deadline="20m",
             workdir=work,
-            run=json.dumps(f"{secret}; {save}; {command}"),
-            secrets="[TOKEN]",
+            run=json.dumps(f"{known}; {save}; {command}"),
+            secrets="[WORD]",
         ),
-        TOKEN="hidden",
+        WORD="hidden",
     )
     storage = open_storage(place_below(str(tmp_path / "storage"), job))
     home.until_step(job, 2)
@@ -114,7 +115,7 @@ def test_a_command_runs_without_a_shared_folder(connected, tmp_path):
 @pytest.mark.torch
 def test_a_group_trains_through_a_bucket_and_loses_a_node(connected, tmp_path, s3_url):
     """Real members, coordinator and checkpoints; one machine fails on the way."""
-    home = connected(s3_url)
+    home = connected(s3_url, slot_minutes=0.5)
     model = build_tiny_model(tmp_path / "model", hidden=32, layers=1, heads=2, seed=3)
     job = home.launch(spec(home, model, deadline="20m"))
     home.until(lambda: any(each.world == 2 for each in progress(home, job)), "two members")
@@ -124,9 +125,8 @@ def test_a_group_trains_through_a_bucket_and_loses_a_node(connected, tmp_path, s
     assert published(folder / "output").steps == 30
     assert progress(home, job)[-1].step == 30
     assert progress(home, job)[-1].output == str(folder / "output")
-    assert [row["step"] for row in map(json.loads, (folder / "metrics.jsonl").open())] == list(
-        range(1, 31)
-    )
+    rows = read_metrics(folder / "metrics.jsonl")
+    assert [row.step for row in rows] == list(range(1, 31))
     assert untouched(home)
     stored = open_storage(place_below(s3_url, job)).sizes()
     assert {"task.json", "inputs.json", "output.json", "coordinators/000001"} <= set(stored)

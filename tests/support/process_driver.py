@@ -17,7 +17,6 @@ from duetune.core.fleet import NodeEnd, NodeKind
 from duetune.fleets.driver import Capacity, EngineNode, EngineState, Finding
 from duetune.fleets.embedded.processes import end_family
 
-
 WATCH = """
 import os, sys
 

@@ -25,7 +25,7 @@ import msgspec
 
 from duetune.core import node_contract
 from duetune.errors import InvalidInput, StorageError
-from duetune.files import write_whole
+from duetune.files import make_folder, write_whole
 from duetune.fleets.embedded.agent import serve
 from duetune.fleets.embedded.node_assignment import (
     Assignment,
@@ -158,6 +158,7 @@ class RemoteNode:
         if self._launch.task.coordinated:
             seats = place_below(place_of(self._launch), SEATS)
             file = self._address_file
+            make_folder(file.parent)
             coordinator = coordinator_of(self._launch, secrets, file=file, seats=seats)
             _assign(self._agents.coordinator, coordinator)
             # If the coordinator's agent dies, that of another node will serve.

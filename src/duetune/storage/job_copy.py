@@ -162,13 +162,15 @@ class JobCopy:
             if not number.isdigit() or (self._sizes.get(stored) == size and not whole):
                 continue
             content = self._storage.read(stored) or b""
+            last = f"{path}/{int(number) + 1:06d}" not in files
             if path == METRICS:
                 self._metrics.setdefault(node, {})[name] = content
                 grown = True
             elif path.startswith(f"{LOGS}/"):
-                last = f"{path}/{int(number) + 1:06d}" not in files
                 self._write_log(node, path, int(number), content, last=last)
-            self._sizes[stored] = size
+            if size < self._part_bytes or not last:
+                # The end of a full last part may change without a change of its size.
+                self._sizes[stored] = size
         kept = self._metrics.get(node, {})
         for name in [each for each in kept if each not in files]:
             del kept[name]

@@ -212,9 +212,11 @@ class JobMirror:
             sent = self._storage.upload(path, f"{folder}/{name}")
             files.append(StoredFile(name, path.stat().st_size, sent))
         record = StoredFiles(folder, tuple(files))
-        if read_record(self._storage, WINNER) is None:
-            self._storage.create(WINNER, msgspec.json.encode(record))
-        if files and read_record(self._storage, WINNER) != record:
+        created = read_record(self._storage, WINNER) is None and self._storage.create(
+            WINNER, msgspec.json.encode(record)
+        )
+        # After a lost answer the record is this node's own.
+        if not created and files and read_record(self._storage, WINNER) != record:
             self._storage.delete(f"{folder}/{file.path}" for file in files)
 
 
