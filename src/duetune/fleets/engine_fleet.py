@@ -13,7 +13,7 @@ import hashlib
 import logging
 import math
 import re
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -37,7 +37,8 @@ if TYPE_CHECKING:
 
     from duetune.core.fleet import Command
     from duetune.core.ports import Clock
-    from duetune.fleets.driver import Driver, EngineNode, NodeOrder
+    from duetune.fleets.driver import Driver, EngineNode
+    from duetune.fleets.engine_ports import NodeFiles, Prices
     from duetune.fleets.node_files import NodeReport
     from duetune.fleets.node_ledger import NodeLedger
 
@@ -65,39 +66,6 @@ class EngineTimes(msgspec.Struct, frozen=True, kw_only=True):
     missing_s: float = 10.0
     silent_s: float = 60.0
     lease_s: float = 1800.0
-
-
-class Prices(Protocol):
-    """What nodes cost."""
-
-    def dollars(self, kind: NodeKind, since: float, until: float) -> float:
-        """Return the dollars for one GPU from ``since`` to ``until``."""
-        ...
-
-    def rate(self, kind: NodeKind) -> float:
-        """Return the dollars for one GPU in a second, as of now."""
-        ...
-
-
-class NodeFiles(Protocol):
-    """The exchange with the nodes' own processes, through the job's folder or storage."""
-
-    def order(self, launch: Launch, name: str, withdraw_at: float) -> NodeOrder:
-        """Write what the node needs to know, and return the order for the driver."""
-        ...
-
-    def report(self, launch: Launch, name: str) -> NodeReport | None:
-        """Return the last report of a node's process; None if there is none."""
-
-    def settled(self, launch: Launch, name: str) -> bool:
-        """Return whether all that an ended node had to say has arrived; it is kept until then."""
-        ...
-
-    def withdraw(self, launch: Launch, name: str) -> None:
-        """Take the order back. A node whose order is gone ends by itself, or never begins."""
-
-    def lease(self, launch: Launch, until: float) -> None:
-        """Let the nodes of a job run until this wall time."""
 
 
 class EngineFleet:

@@ -73,18 +73,17 @@ class JobCopy:
 
     def refresh(self) -> None:
         """Fetch what is new. ``StorageError`` if the storage cannot be used now."""
-        stored: dict[str, dict[str, int]] = {}
-        for name, size in self._storage.sizes(NODES).items():
-            _, node, rest = name.split("/", 2)
-            stored.setdefault(node, {})[rest] = size
-        speaking = {node: files for node, files in stored.items() if node not in self._over}
-        # A node writes its report last, so what it says was written before.
-        reports = self._read(speaking, REPORT)
-        progress = self._read(speaking, PROGRESS)
+        stored = self._listed()
+        speaking = [node for node in stored if node not in self._over]
+        reports = self._read(speaking, stored, REPORT)
+        progress = self._read(speaking, stored, PROGRESS)
+        last = {node for node, report in reports.items() if _code(report) is not None}
+        if last or any(_is_finished(content) for content in progress.values()):
+            # A node sends its report last, so all that it had to say is there by now.
+            stored = self._listed()
         grown = False
-        for node, files in speaking.items():
-            final = node in reports and _code(reports[node]) is not None
-            grown |= self._copy_growing(node, files, whole=final)
+        for node in speaking:
+            grown |= self._copy_growing(node, stored.get(node, {}), whole=node in last)
         if grown:
             whole = (
                 b"".join(map(parts.__getitem__, sorted(parts))) for parts in self._metrics.values()
@@ -93,13 +92,23 @@ class JobCopy:
         self._tell_hazard()
         self._note(progress, reports)
         self.reports.update(reports)
-        self._over |= {node for node, report in reports.items() if _code(report) is not None}
+        self._over |= last
 
-    def _read(self, nodes: Mapping[str, Mapping[str, int]], name: str) -> dict[str, bytes]:
+    def _listed(self) -> dict[str, dict[str, int]]:
+        """Return the files of each node with their sizes."""
+        found: dict[str, dict[str, int]] = {}
+        for name, size in self._storage.sizes(NODES).items():
+            _, node, rest = name.split("/", 2)
+            found.setdefault(node, {})[rest] = size
+        return found
+
+    def _read(
+        self, nodes: Iterable[str], stored: Mapping[str, Mapping[str, int]], name: str
+    ) -> dict[str, bytes]:
         found = {
             node: self._storage.read(f"{NODES}/{node}/{name}")
-            for node, files in nodes.items()
-            if name in files
+            for node in nodes
+            if name in stored[node]
         }
         return {node: content for node, content in found.items() if content is not None}
 
@@ -108,11 +117,12 @@ class JobCopy:
 
         The newest is the one that has changed: the clocks of nodes may differ.
         """
-        new = {}
-        for node, content in progress.items():
-            with contextlib.suppress(msgspec.MsgspecError, ValueError):
-                new[node] = msgspec.json.decode(content, type=Progress)
-        changed = {node: each for node, each in new.items() if each != self._progress.get(node)}
+        new = {node: _progress(content) for node, content in progress.items()}
+        changed = {
+            node: each
+            for node, each in new.items()
+            if each is not None and each != self._progress.get(node)
+        }
         newest = max(
             changed.values(),
             key=lambda each: (each.phase is Phase.FINISHED, each.at),
@@ -220,6 +230,18 @@ def merged_metrics(contents: Iterable[bytes]) -> list[bytes]:
             kept.pop()
         kept.append((step, line))
     return [line for _, line in kept]
+
+
+def _progress(content: bytes) -> Progress | None:
+    try:
+        return msgspec.json.decode(content, type=Progress)
+    except (msgspec.MsgspecError, ValueError):
+        return None
+
+
+def _is_finished(content: bytes) -> bool:
+    progress = _progress(content)
+    return progress is not None and progress.phase is Phase.FINISHED
 
 
 def _code(report: bytes) -> int | None:

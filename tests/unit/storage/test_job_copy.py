@@ -149,6 +149,27 @@ def test_metrics_of_several_leaders_are_one_file(lab):
     assert read_metrics(lab.home / "metrics.jsonl")[-1].eval_loss == 3.0
 
 
+def test_what_a_node_sends_while_the_copy_is_made_is_not_missed(lab, monkeypatch):
+    """The last metrics come after the list of files, and before the report that all is done."""
+    node, listed = lab.node("one"), lab.storage.sizes
+    (lab.folder / "one" / "metrics.jsonl").write_text('{"step":1,"at":1.0}\n')
+    lab.says(node, 1, at=1.0)
+    lab.copy.refresh()
+
+    def list_and_end(folder=""):
+        found = listed(folder)
+        monkeypatch.setattr(lab.storage, "sizes", listed)
+        with (lab.folder / "one" / "metrics.jsonl").open("a") as file:
+            file.write('{"step":2,"at":2.0}\n')
+        lab.says(node, 2, at=2.0, phase="finished", output="weights")
+        return found
+
+    monkeypatch.setattr(lab.storage, "sizes", list_and_end)
+    lab.copy.refresh()
+    assert read_progress(lab.home / "progress.json").phase == "finished"
+    assert [row.step for row in read_metrics(lab.home / "metrics.jsonl")] == [1, 2]
+
+
 def test_of_a_repeated_line_the_one_that_knows_more_counts():
     short, long = b'{"step":1,"at":1.0}\n', b'{"step":1,"at":1.0,"eval_loss":2.0}\n'
     assert merged_metrics([long, short, b"{torn"]) == merged_metrics([short, long]) == [long]
