@@ -190,7 +190,7 @@ class Home:
         Refuses a job of which the plan says that it would certainly fail.
         """
         from duetune.jobs.submit import submit
-        from duetune.wiring import desk_site, start_fleet
+        from duetune.wiring import desk_site, start_fleet, storage_of
 
         self.require_training(prepared.spec)
         prepared.preflight.refuse()
@@ -203,6 +203,7 @@ class Home:
             self.writable_store,
             site=desk_site(settings),
             market=fleet.feed.now(),
+            storage=storage_of(self.settings),
         )
 
     def require_training(self, spec: JobSpec) -> None:

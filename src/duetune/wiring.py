@@ -109,6 +109,12 @@ def runs_here(settings: Settings) -> bool:
     return settings.fleet_name == EMBEDDED
 
 
+def storage_of(settings: Settings) -> str:
+    """Return where the fleet's nodes exchange files with the home; empty if they see the home."""
+    host = fleet_named(settings)
+    return host.file.storage if isinstance(host, EngineHost) else ""
+
+
 def desk_site(settings: Settings) -> Site:
     """What the home's fleet sells, as the quote wants to know it."""
     from duetune.jobs.site import Site
@@ -225,7 +231,23 @@ def _settle(settings: Settings, store: Store, job: str, story: Sequence[Recorded
     from duetune.jobs.measured_runs import record_observations
 
     (settings.folder(job) / SECRETS_FILE).unlink(missing_ok=True)
+    _forget_secrets(story)
     record_observations(store, fleet_named(settings).site(), job, story)
+
+
+def _forget_secrets(story: Sequence[Recorded]) -> None:
+    """Delete the secrets of a job from its storage, if it has one."""
+    from duetune.core.events import Submitted
+    from duetune.fleets.node_files import RETRY_S
+    from duetune.storage import open_storage
+    from duetune.storage.job_deposit import forget_secrets
+
+    for each in story[:1]:
+        if isinstance(each.event, Submitted) and each.event.task.storage:
+            try:
+                forget_secrets(open_storage(each.event.task.storage, retry_s=RETRY_S))
+            except (DuetuneError, OSError) as error:
+                log.warning("the secrets of the job may still be in its storage: %s", error)
 
 
 def run_controller(settings: Settings) -> None:

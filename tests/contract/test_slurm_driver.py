@@ -232,7 +232,6 @@ def test_priorities_and_secrets(lab, monkeypatch):
         ({"spot": "nowhere"}, "partition nowhere is up"),
         ({"gpus": "gpu:h100"}, "partition spot has gpu:h100"),
         ({"spot": "guaranteed", "on_demand": "spot"}, "jobs in guaranteed are preempted"),
-        ({"storage": "/nowhere"}, "storage /nowhere is here"),
     ],
 )
 def test_a_check_names_what_is_wrong(lab, settings, wrong):

@@ -16,8 +16,9 @@ import pytest
 
 from duetune.core.node_contract import DONE, HOPELESS, LEFT
 from duetune.core.progress import Phase
+from duetune.storage.folder_storage import FolderStorage
 from duetune.training.checkpoint import CheckpointStore
-from duetune.training.coordinator_seat import FolderSeats
+from duetune.training.coordinator_seat import StorageSeats
 from duetune.training.network_address import Endpoint
 from duetune.training.task import (
     EvalStrategy,
@@ -266,7 +267,7 @@ def test_another_node_runs_the_coordinator_when_its_node_dies_or_hangs(job):
         node = {"DUETUNE_BIND": f"127.0.0.{number}", "DUETUNE_TLS": "1"}
         rough.launch(name, **node, DUETUNE_COORDINATOR_FILE=rough.stand_by(name, **node))
     rough.reach(3, world=3)
-    seats = FolderSeats(rough.folder / "coordinators")
+    seats = StorageSeats(FolderStorage(rough.folder / "coordinators"))
     assert seats.newest().number == 1
     assert seats.newest().address.startswith("tls://127.0.0.1:")
     rough.lose_candidate("n1")

@@ -95,7 +95,7 @@ def test_the_members_of_a_group_find_another_coordinator_when_its_node_dies(home
     def agreed():
         """The newest seat, once all nodes know its address."""
         newest = max(path.name for path in seats.iterdir())
-        files = [folder / "nodes" / f"{name}.coordinator" for name in held(home, job)]
+        files = [folder / "nodes" / name / "coordinator" for name in held(home, job)]
         addresses = {path.read_text() for path in files if path.exists()}
         return newest if addresses == {(seats / newest).read_text()} else None
 

@@ -51,6 +51,9 @@ def test_a_fleet_is_written_listed_checked_and_removed(home):
         ("slot_minutes=0", "slot_minutes: 0.0 is not allowed; expected a number above 0"),
         ("spot_usd_h=-1", "spot_usd_h: -1.0 is not allowed"),
         ("nonsense", "write KEY=VALUE"),
+        ("storage=here", "storage: 'here' is not allowed; expected a path, or a URL of file://"),
+        ("storage=ftp://host/x", "storage: 'ftp://host/x' is not allowed"),
+        ("storage=s3://bucket/x?secret_key=hidden", "set those in the environment"),
     ],
 )
 def test_a_wrong_field_is_named_and_nothing_is_written(home, assignment, words):
@@ -125,3 +128,24 @@ def test_a_fleet_file_keeps_every_field(tmp_path):
     path = tmp_path / "x.toml"
     path.write_text(_toml(file))
     assert read_fleet(path) == file
+
+
+def test_a_check_tries_the_storage_and_leaves_nothing_there(home, tmp_path):
+    add(home, f"storage={tmp_path / 'storage'}")
+    checked = home.json("fleet", "check", "lab")["checked"]
+    assert not any(checked.values())
+    assert any("creates a file only once" in what for what in checked)
+    assert not any(path.is_file() for path in (tmp_path / "storage").rglob("[!.]*"))
+    (tmp_path / "file").write_text("")
+    add(home, f"storage={tmp_path / 'file' / 'storage'}", name="other")
+    done = home.run("fleet", "check", "other", status=4)
+    assert "no  storage" in done.stdout
+    assert "cannot be used" in done.stdout
+
+
+def test_the_storage_is_no_option_of_the_engine(home):
+    add(home)
+    path = fleet_files(home.settings)["lab"]
+    path.write_text('engine = "slurm"\n[options]\nspot = "a"\nstorage = "/shared"\n')
+    done = home.run("fleet", "check", "lab", status=2)
+    assert "options.storage: '/shared' is not allowed; expected storage before" in done.stderr

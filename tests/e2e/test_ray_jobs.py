@@ -30,7 +30,7 @@ def home(tmp_path, ray_lab):
     found = LiveHome(tmp_path)
     found.run(
         *("fleet", "add", "cluster", "--engine", "ray", "--set", f"address={ray_lab.address}"),
-        *("--set", f"storage={found.path}", "--set", "answer_s=60", "--set", "max_gpus=3"),
+        *("--set", "answer_s=60", "--set", "max_gpus=3"),
         *("--set", f"slot_minutes={0.2 * found.slowness}", "--set", "startup_s=2"),
         *("--set", "resize_s=2"),
     )

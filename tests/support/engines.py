@@ -37,6 +37,7 @@ class MemoryFiles:
         self.reports = {}
         self.orders = {}
         self.leases = {}
+        self.unsettled = set()
 
     def order(self, launch, name, withdraw_at):
         self.orders[name] = NodeOrder(
@@ -51,6 +52,9 @@ class MemoryFiles:
 
     def report(self, _launch, name):
         return self.reports.get(name)
+
+    def settled(self, _launch, name):
+        return name not in self.unsettled
 
     def withdraw(self, _launch, name):
         self.orders.pop(name, None)

@@ -17,12 +17,51 @@ from duetune.core.fleet import NodeEnd, NodeKind
 from duetune.fleets.driver import Capacity, EngineNode, EngineState, Finding
 from duetune.fleets.embedded.processes import end_family
 
+WATCH = """
+import os, sys
+
+def watch(event, arguments):
+    if event in {"open", "os.mkdir", "os.rename", "os.remove", "os.listdir", "os.scandir"}:
+        path = os.fspath(arguments[0]) if not isinstance(arguments[0], (int, type(None))) else ""
+        path = path.decode() if isinstance(path, bytes) else path
+        if path.startswith(HIDDEN):
+            with os.fdopen(os.open(SEEN, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "w") as file:
+                file.write(f"{event} {path}\\n")
+            raise FileNotFoundError(2, "this machine does not have it", path)
+
+sys.addaudithook(watch)
+"""
+"""The ``sitecustomize`` of a machine that does not have some folders."""
+
+
+class Machine:
+    """A machine of its own, with its own home and scratch, that does not have ``hidden`` paths.
+
+    ``seen`` lists the hidden paths that a process has tried to use, which all fail.
+    """
+
+    def __init__(self, folder, hidden):
+        self.folder, self.seen = Path(folder), Path(folder) / "seen"
+        for name in ("home", "tmp", "watch"):
+            (self.folder / name).mkdir(parents=True, exist_ok=True)
+        text = f"HIDDEN = {tuple(hidden)!r}\nSEEN = {str(self.seen)!r}\n{WATCH}"
+        (self.folder / "watch" / "sitecustomize.py").write_text(text)
+
+    @property
+    def environment(self):
+        kept = {name: value for name, value in os.environ.items() if name != "DUETUNE_HOME"}
+        path = os.pathsep.join([str(self.folder / "watch"), kept.get("PYTHONPATH", "")])
+        places = {"HOME": str(self.folder / "home"), "TMPDIR": str(self.folder / "tmp")}
+        return {**kept, **places, "PYTHONPATH": path}
+
 
 class ProcessDriver:
     """Starts a node as a process at once, as long as its kind has room.
 
     While there is a file ``hang`` in its folder, no verb returns.
     """
+
+    machine = None
 
     def __init__(self, folder, prefix, spot=2, on_demand=4):
         self.folder = Path(folder)
@@ -41,7 +80,11 @@ class ProcessDriver:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env={**os.environ, **order.environment},
+                env={
+                    **(os.environ if self.machine is None else self.machine.environment),
+                    **order.environment,
+                },
+                cwd=None if self.machine is None else self.machine.folder,
                 start_new_session=True,
             )
         row = {"pid": process.pid, "kind": order.kind, "gpus": order.gpus, "at": time.time()}
@@ -130,7 +173,10 @@ def _send(pid, number):
 def processes(file, prefix):
     """Return the driver of a fleet's file; tests register it as the engine ``processes``."""
     options = {name: file.options[name] for name in ("spot", "on_demand") if name in file.options}
-    return ProcessDriver(file.options["folder"], prefix, **options)
+    driver = ProcessDriver(file.options["folder"], prefix, **options)
+    if "hidden" in file.options:
+        driver.machine = Machine(driver.folder.with_name("machine"), file.options["hidden"])
+    return driver
 
 
 def register(folder):

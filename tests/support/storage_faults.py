@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import threading
+
+from duetune.errors import StorageError
 
 
 class Killed(BaseException):
@@ -39,6 +42,21 @@ class FaultyStorage:
 
     def __getattr__(self, name):
         return lambda *arguments: self._call(getattr(self.inner, name), *arguments)
+
+
+class Unsteady(FaultyStorage):
+    """A storage that fails while ``away`` is set; its retries are over at once."""
+
+    retry = True
+
+    def __init__(self, inner):
+        super().__init__(inner)
+        self.away = threading.Event()
+
+    def _call(self, method, *arguments):
+        if self.away.is_set():
+            raise StorageError(self.url, "no network", retry=self.retry)
+        return super()._call(method, *arguments)
 
 
 def every_call(storage_of, scenario):

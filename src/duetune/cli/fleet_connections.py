@@ -108,12 +108,15 @@ def list_(as_json: bool) -> None:
 @click.argument("name")
 @json_option
 def check(name: str, as_json: bool) -> None:
-    """Check the settings of a fleet, its engine and its limits, without starting a node."""
+    """Check the settings of a fleet, its engine, limits and storage, without starting a node."""
     from duetune.errors import FleetError
     from duetune.fleets.driver import CheckedDriver, Finding
+    from duetune.fleets.storage_check import check_storage
 
     host = _host(name)
     findings: list[Finding] = []
+    if host.file.storage:
+        findings.append(check_storage(host.file.storage))
     if isinstance(host.driver, CheckedDriver):
         findings += host.driver.check()
     if not any(finding.wrong for finding in findings):

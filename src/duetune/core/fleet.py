@@ -88,6 +88,8 @@ class Task(msgspec.Struct, frozen=True):
     that has already imported the heavy libraries.
     ``coordinated``: the nodes form one elastic group, so the fleet runs a coordinator for the job.
     ``gpus``: the GPUs of every node of the job; its processes share one copy of the model.
+    ``storage``: the path or URL through which nodes that do not see ``folder`` exchange the job's
+    files; empty if they see it.
     """
 
     folder: str
@@ -96,6 +98,7 @@ class Task(msgspec.Struct, frozen=True):
     environment: dict[str, str] = msgspec.field(default_factory=dict)
     coordinated: bool = False
     gpus: int = 1
+    storage: str = ""
 
 
 class Launch(msgspec.Struct, frozen=True, tag="launch"):

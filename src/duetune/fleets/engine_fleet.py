@@ -13,7 +13,7 @@ import hashlib
 import logging
 import math
 import re
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -37,7 +37,8 @@ if TYPE_CHECKING:
 
     from duetune.core.fleet import Command
     from duetune.core.ports import Clock
-    from duetune.fleets.driver import Driver, EngineNode, NodeOrder
+    from duetune.fleets.driver import Driver, EngineNode
+    from duetune.fleets.engine_ports import NodeFiles, Prices
     from duetune.fleets.node_files import NodeReport
     from duetune.fleets.node_ledger import NodeLedger
 
@@ -65,35 +66,6 @@ class EngineTimes(msgspec.Struct, frozen=True, kw_only=True):
     missing_s: float = 10.0
     silent_s: float = 60.0
     lease_s: float = 1800.0
-
-
-class Prices(Protocol):
-    """What nodes cost."""
-
-    def dollars(self, kind: NodeKind, since: float, until: float) -> float:
-        """Return the dollars for one GPU from ``since`` to ``until``."""
-        ...
-
-    def rate(self, kind: NodeKind) -> float:
-        """Return the dollars for one GPU in a second, as of now."""
-        ...
-
-
-class NodeFiles(Protocol):
-    """The exchange with the nodes' own processes, through the job's folder or storage."""
-
-    def order(self, launch: Launch, name: str, withdraw_at: float) -> NodeOrder:
-        """Write what the node needs to know, and return the order for the driver."""
-        ...
-
-    def report(self, launch: Launch, name: str) -> NodeReport | None:
-        """Return the last report of a node's process; None if there is none."""
-
-    def withdraw(self, launch: Launch, name: str) -> None:
-        """Take the order back. A node whose order is gone ends by itself, or never begins."""
-
-    def lease(self, launch: Launch, until: float) -> None:
-        """Let the nodes of a job run until this wall time."""
 
 
 class EngineFleet:
@@ -265,6 +237,8 @@ class EngineFleet:
             return msgspec.structs.replace(entry, gone=True) if over else entry
         if there is None:
             return self._missing(entry, now)
+        if over and not self._settled(entry):
+            return entry
         entry = msgspec.structs.replace(entry, seen=True, missing_since=None)
         report = None if entry.launch is None else self._files.report(entry.launch, entry.name)
         if there.started_at is not None or there.state is EngineState.RUNNING:
@@ -300,8 +274,14 @@ class EngineFleet:
         if now - since < self._times.missing_s or heard:
             # It is billed when it is found again: a bill cannot be lowered.
             return entry
+        if not self._settled(entry):
+            return entry
         reason = f"{NodeEnd.DIED} (the engine no longer knows it)"
         return ended(entry, NodeState.LOST, NodeEnd.DIED, since, reason, gone=True)
+
+    def _settled(self, entry: LedgerEntry) -> bool:
+        """Return whether a node that the engine has ended will say no more."""
+        return entry.launch is None or self._files.settled(entry.launch, entry.name)
 
     def _over(
         self,

@@ -30,6 +30,7 @@ from duetune.conversion import refusal
 from duetune.core.job import NAME, NAME_WORDS
 from duetune.errors import InvalidInput
 from duetune.files import OWNER, make_folder, write_whole
+from duetune.storage.storage_url import checked_place
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -58,6 +59,8 @@ class FleetFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     - ``startup_s``, ``resize_s``: expected seconds of a first start and of a resize.
     - ``python``: the Python with duetune on the nodes.
     - ``setup``: shell commands that a node runs first.
+    - ``storage``: the path or URL through which nodes get a job's files and report; empty if they
+      see the home under the same path.
     """
 
     engine: str
@@ -76,6 +79,7 @@ class FleetFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     resize_s: float = 5.0
     python: str = sys.executable
     setup: str = ""
+    storage: str = ""
 
     def __post_init__(self) -> None:
         for field in ("slot_minutes", "withdraw_minutes", "lease_minutes", "on_demand_usd_h"):
@@ -95,6 +99,11 @@ class FleetFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
                 if count is not None and count % node:
                     allowed = f"a multiple of {node}, because nodes have {node} GPUs"
                     raise InvalidInput(field, count, allowed)
+        if "storage" in self.options:
+            allowed = "storage before [options]: it is a field of the fleet's file"
+            raise InvalidInput("options.storage", self.options["storage"], allowed)
+        if self.storage:
+            checked_place(self.storage)
 
 
 def _check(field: str, number: float, *, least_is_allowed: bool) -> None:

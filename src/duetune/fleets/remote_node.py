@@ -1,18 +1,22 @@
 """``duetune node ORDER``: runs the work of one node on a machine of an engine, until it is over.
 
 The engine (Slurm, Ray, SkyPilot) starts this process and may send it SIGTERM before it takes the
-node. It starts the same agent as the embedded fleet, passes notices on to the worker, ends the work
-when the job's lease is over, and writes reports for ``engine_fleet``. It exits with 0 once its last
-report is written, whatever became of the work.
+node. ORDER is the path or URL of a file that the fleet has written. This process starts the same
+agent as the embedded fleet, passes notices on to the worker, ends the work when the job's lease is
+over, and writes reports for ``engine_fleet``. If the job has a storage, its files are fetched into
+a scratch folder and reports go through the storage; else the node works in the job's folder. It
+exits with 0 once its last report is written, whatever became of the work.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import selectors
 import signal
 import socket
+import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,8 +24,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from duetune.core import node_contract
-from duetune.errors import InvalidInput
-from duetune.files import OWNER, write_whole
+from duetune.errors import InvalidInput, StorageError
+from duetune.files import make_folder, write_whole
 from duetune.fleets.embedded.agent import serve
 from duetune.fleets.embedded.node_assignment import (
     Assignment,
@@ -35,21 +39,17 @@ from duetune.fleets.embedded.node_assignment import (
 )
 from duetune.fleets.embedded.processes import adopt_orphans, end_family
 from duetune.fleets.embedded.provider_messages import NoticeDocument
-from duetune.fleets.node_files import (
-    LEASE,
-    NODES,
-    Lease,
-    NodeReport,
-    NodeWork,
-    order_file,
-    report_file,
-)
+from duetune.fleets.node_exchange import NodeExchange
+from duetune.fleets.node_files import ORDER, NodeReport, NodeWork, parted_order, place_of
+from duetune.fleets.scratch import scratch_folder
+from duetune.storage import JobMirror, open_storage, place_below
+from duetune.storage.job_layout import NODES
 
 if TYPE_CHECKING:
     from types import FrameType
 
-REPORT_S = 5.0
-"""Seconds between two reports of a node that lives."""
+    from duetune.storage import Storage
+
 GRACE_S = 20.0
 """Seconds that a worker has to leave after a notice or a release."""
 HEARTBEAT_TIMEOUT_S = 60.0
@@ -58,23 +58,52 @@ SEATS = "coordinators"
 """The folder with the list of nodes that have run the job's coordinator."""
 
 
+class NodeAgents:
+    """The agents of a node: one for its worker, one for its candidate for the coordinator.
+
+    Make it before anything else: the library for buckets and this process's threads would not
+    survive the fork of an agent.
+    """
+
+    def __init__(self) -> None:
+        self.worker = _forked()
+        self.coordinator = _forked(self.worker)
+
+
 class RemoteNode:
     """Runs the work of one node. Call ``run`` once.
 
-    ``grace_s``: seconds that the worker has after SIGTERM.
+    - ``folder``: where the node works: the job's folder, or a scratch folder.
+    - ``grace_s``: seconds that the worker has after SIGTERM.
     """
 
-    def __init__(self, work: NodeWork, *, grace_s: float = GRACE_S) -> None:
+    def __init__(
+        self,
+        work: NodeWork,
+        storage: Storage,
+        agents: NodeAgents,
+        folder: Path,
+        *,
+        grace_s: float = GRACE_S,
+    ) -> None:
+        task = msgspec.structs.replace(work.launch.task, folder=str(folder))
         self._work = work
-        self._launch = work.launch
-        self._folder = Path(work.launch.task.folder)
+        self._launch = msgspec.structs.replace(work.launch, task=task)
+        self._folder = folder
+        self._agents = agents
         self._grace_s = grace_s
         self._selector = selectors.DefaultSelector()
         self._report = NodeReport(at=time.time(), started_at=time.time(), host=socket.gethostname())
-        self._reported = 0.0
         self._end_at: float | None = None
+        self._begun = False
         self._told = False
         self._code: int | None = None
+        mirror = None
+        if task.storage:
+            mirror = JobMirror(storage, folder, work.name, home=work.launch.task.folder)
+        self._exchange = NodeExchange(
+            storage, work.name, lambda: self._report, every_s=work.every_s, mirror=mirror
+        )
 
     def run(self) -> int:
         """Run the work to its end, and return the exit status of this process."""
@@ -84,43 +113,58 @@ class RemoteNode:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._noticed)
         self._selector.register(woken, selectors.EVENT_READ, lambda: woken.recv(4096))
+        self._selector.register(self._agents.worker, selectors.EVENT_READ, self._read)
         with contextlib.suppress(OSError):
             notice_file(self._launch).unlink(missing_ok=True)
-        self._say()
-        secrets = JobSecrets(group=self._work.secret, calls="")
-        if self._launch.task.coordinated:
-            seats = self._folder / SEATS
-            file = self._address_file
-            self._start(coordinator_of(self._launch, secrets, file=file, seats=seats))
-        agent = self._start(self._assignment(secrets), work=True)
+        self._exchange.start()
         while self._code is None:
-            self._turn(agent)
+            self._turn()
         end_family(os.getpid(), spare_root=True)
         now = time.time()
         self._report = msgspec.structs.replace(self._report, code=self._code, ended_at=now)
-        self._say()
+        self._exchange.close(expired=self._expired)
         return 0
 
-    def _turn(self, agent: Channel) -> None:
+    def _turn(self) -> None:
         """Wait a moment for messages and signals, then do what is due."""
         for key, _ in self._selector.select(_TURN_S):
             key.data()
         now = time.time()
-        if self._end_at is None and self._lease() < now:
+        if not self._begun and self._end_at is None and self._exchange.ready.is_set():
+            self._begin()
+        if not self._begun and self._exchange.refused:
+            sys.stderr.write(f"{self._exchange.refused}\n")
+            self._code = node_contract.BAD_NODE
+        if self._end_at is None and self._exchange.lease < now:
             self._report = msgspec.structs.replace(self._report, limited=True)
             self._end_at = now + self._grace_s
-        if self._end_at is None and not order_file(self._folder, self._work.name).exists():
+        if self._end_at is None and self._exchange.withdrawn:
             self._end_at = now + self._grace_s
+        if self._end_at is not None and not self._begun:
+            self._code = node_contract.LEFT
         if self._end_at is not None and not self._told:
             self._told = True
             with contextlib.suppress(OSError):
                 document = msgspec.json.encode(NoticeDocument(self._end_at))
                 write_whole(notice_file(self._launch), document, durable=True)
-            agent.send(Leave())
+            self._agents.worker.send(Leave())
         if self._end_at is not None and now > self._end_at and self._code is None:
             self._code = node_contract.LEFT
-        if time.monotonic() - self._reported >= REPORT_S:
-            self._say()
+
+    def _begin(self) -> None:
+        """Give both agents their work; all files of the job are here."""
+        self._begun = True
+        secrets = JobSecrets(group=self._work.secret, calls="")
+        if self._launch.task.coordinated:
+            seats = place_below(place_of(self._launch), SEATS)
+            file = self._address_file
+            make_folder(file.parent)
+            coordinator = coordinator_of(self._launch, secrets, file=file, seats=seats)
+            _assign(self._agents.coordinator, coordinator)
+            # If the coordinator's agent dies, that of another node will serve.
+        else:
+            self._agents.coordinator.close()
+        _assign(self._agents.worker, self._assignment(secrets))
 
     def _noticed(self, _number: int, _frame: FrameType | None) -> None:
         """Take SIGTERM as the notice that the node will be taken or was released."""
@@ -128,54 +172,14 @@ class RemoteNode:
             self._end_at = time.time() + self._grace_s
             self._report = msgspec.structs.replace(self._report, notice_at=self._end_at)
 
-    def _lease(self) -> float:
-        """Return until when the job's nodes may run; without a lease there is no limit."""
-        try:
-            content = (self._folder / LEASE).read_bytes()
-            return msgspec.json.decode(content, type=Lease).until
-        except (OSError, msgspec.MsgspecError):
-            return float("inf")
+    def _expired(self) -> bool:
+        """Return whether the node should have ended by now."""
+        return self._end_at is not None and time.time() > self._end_at
 
-    def _say(self) -> None:
-        """Write a report. If that fails, the next one may succeed."""
-        self._reported = time.monotonic()
-        self._report = msgspec.structs.replace(self._report, at=time.time())
-        with contextlib.suppress(OSError):
-            path = report_file(self._folder, self._work.name)
-            write_whole(path, msgspec.json.encode(self._report), durable=True, mode=OWNER)
-
-    def _start(self, assignment: Assignment, *, work: bool = False) -> Channel:
-        """Start an agent as a child of this process, and return the channel to it.
-
-        ``work`` marks the agent with which the node ends.
-        """
-        ours, theirs = socket.socketpair()
-        for file in (assignment.log, assignment.heartbeat):
-            if file:
-                Path(file).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if os.fork() == 0:
-            ours.close()
-            signal.set_wakeup_fd(-1)
-            for number in (signal.SIGTERM, signal.SIGINT):
-                # The engine may signal all processes of the node; the agent waits to be told.
-                signal.signal(number, signal.SIG_IGN)
-            os._exit(serve(theirs))
-        theirs.close()
-        channel = Channel(ours)
-        channel.send(assignment)
-        read = self._read if work else self._read_coordinator
-        self._selector.register(channel, selectors.EVENT_READ, lambda: read(channel))
-        return channel
-
-    def _read_coordinator(self, channel: Channel) -> None:
-        """Forget the coordinator's agent if it died: that of another node will serve."""
-        if channel.receive() is None:
-            self._selector.unregister(channel)
-
-    def _read(self, channel: Channel) -> None:
-        messages = channel.receive()
+    def _read(self) -> None:
+        messages = self._agents.worker.receive()
         if messages is None:
-            self._selector.unregister(channel)
+            self._selector.unregister(self._agents.worker)
             self._code = node_contract.BAD_NODE if self._code is None else self._code
             return
         for message in messages:
@@ -185,7 +189,7 @@ class RemoteNode:
     @property
     def _address_file(self) -> Path:
         """Return the file in which this node's worker finds the coordinator's address."""
-        return self._folder / NODES / f"{self._work.name}.coordinator"
+        return self._folder / NODES / self._work.name / "coordinator"
 
     def _assignment(self, secrets: JobSecrets) -> Assignment:
         """Return what the agent runs: as on the embedded fleet, but without a provider to call."""
@@ -203,16 +207,49 @@ class RemoteNode:
         return found
 
 
-def main(order: Path) -> int:
-    """Run the node of an order file, and return the exit status."""
-    try:
-        work = msgspec.json.decode(order.read_bytes(), type=NodeWork)
-    except (OSError, msgspec.MsgspecError) as error:
-        raise InvalidInput(
-            "ORDER", str(order), f"an order that a fleet has written ({error})"
-        ) from None
+def _forked(*others: Channel) -> Channel:
+    """Start an agent as a child of this process, and return the channel to it.
+
+    The child lets go of the ``others``: an agent notices that this process is gone by its channel.
+    """
+    ours, theirs = socket.socketpair()
+    if os.fork() == 0:
+        ours.close()
+        for other in others:
+            other.close()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            # The engine may signal all processes of the node; the agent waits to be told.
+            signal.signal(number, signal.SIG_IGN)
+        os._exit(serve(theirs))
+    theirs.close()
+    return Channel(ours)
+
+
+def _assign(agent: Channel, assignment: Assignment) -> None:
+    for argument in (assignment.log, assignment.heartbeat):
+        if argument:
+            Path(argument).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    agent.send(assignment)
+
+
+def main(order: str) -> int:
+    """Run the node of an order, and return the exit status."""
+    place, name = parted_order(order)
     os.umask(0o077)
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s")
     # Members on other machines must reach this one.
     os.environ.setdefault(node_contract.BIND, "auto")
     adopt_orphans()
-    return RemoteNode(work).run()
+    agents = NodeAgents()
+    storage = open_storage(place)
+    try:
+        content = storage.read(f"{NODES}/{name}/{ORDER}")
+        work = None if content is None else msgspec.json.decode(content, type=NodeWork)
+    except (StorageError, msgspec.MsgspecError) as error:
+        raise InvalidInput("ORDER", order, f"an order that a fleet has written ({error})") from None
+    if work is None:
+        raise InvalidInput("ORDER", order, "an order that a fleet has written; it is not there")
+    if not work.launch.task.storage:
+        return RemoteNode(work, storage, agents, Path(place)).run()
+    with scratch_folder() as folder:
+        return RemoteNode(work, storage, agents, folder).run()

@@ -21,10 +21,10 @@ from duetune.core.decision import Outlook
 from duetune.core.events import Past, Submitted
 from duetune.core.fleet import MarketReport, Task
 from duetune.core.market import MarketTrace
-from duetune.core.node_contract import CHECKPOINT_DIR, CHECKPOINT_KEEP, LOGS
+from duetune.core.node_contract import CHECKPOINT_DIR, CHECKPOINT_KEEP, JOB_DIR, LOGS
 from duetune.core.ports import Policy
 from duetune.errors import InvalidInput
-from duetune.files import OWNER, write_whole
+from duetune.files import OWNER, remove_tree, write_whole
 from duetune.fleets.embedded.node_assignment import SECRETS_FILE
 from duetune.jobs.configure import TrainingPlan, configure, held_out_rows
 from duetune.jobs.data_check import eval_dataset_rows, local_dataset
@@ -44,6 +44,8 @@ from duetune.market.forecast.simple import outlook_at
 from duetune.notebook import html_table
 from duetune.policies.select.hedge import Learner
 from duetune.settings import QueueSettings
+from duetune.storage import deposit, open_storage, place_below
+from duetune.storage.job_layout import INPUTS, WORKDIR
 from duetune.store.store import Store
 from duetune.training.task import write_task
 
@@ -202,11 +204,18 @@ def prepare(spec: JobSpec, submitter: Submitter, store: Store, *, seed: int = 0)
 
 
 def submit(
-    prepared: PreparedJob, settings: Settings, store: Store, *, site: Site, market: MarketReport
+    prepared: PreparedJob,
+    settings: Settings,
+    store: Store,
+    *,
+    site: Site,
+    market: MarketReport,
+    storage: str = "",
 ) -> str:
     """Write a job for the fleet of ``settings`` to its folder and to the journal; return its id.
 
-    The folder is written before the journal, so that no controller finds a job without one.
+    The folder is written before the journal, so that no controller finds a job without one. With a
+    ``storage``, what its nodes need is put there, too; if that fails, there is no job.
     """
     gpus = prepared.plan.gpus_per_member
     market = msgspec.structs.replace(market, slot=market.slot.in_members(gpus))
@@ -219,11 +228,14 @@ def submit(
     _write_secrets(folder, prepared.spec, os.environ)
     if prepared.spec.run is None:
         write_task(folder, training_task(prepared.spec, prepared.plan))
+    task = _node_task(prepared.spec, folder, place_below(storage, job) if storage else "")
+    if task.storage:
+        _deposit(prepared.spec, folder, task.storage)
     event = Submitted(
         at=market.at,
         spec=msgspec.json.encode(prepared.spec.document()).decode(),
         job=terms.job,
-        task=msgspec.structs.replace(_node_task(prepared.spec, folder), gpus=gpus),
+        task=msgspec.structs.replace(task, gpus=gpus),
         policy=prepared.policy,
         origin=terms.origin,
         slot_s=terms.slot_s,
@@ -348,7 +360,17 @@ def _identifier(name: str) -> str:
     return f"{name[:40].lower().strip('-._')}-{suffix}"
 
 
-def _node_task(spec: JobSpec, folder: Path) -> Task:
+def _deposit(spec: JobSpec, folder: Path, place: str) -> None:
+    """Put what the nodes need into the job's storage; remove the job's folder if that fails."""
+    try:
+        workdir = None if spec.workdir is None else Path(spec.workdir)
+        deposit(open_storage(place), folder, workdir)
+    except BaseException:
+        remove_tree(folder)
+        raise
+
+
+def _node_task(spec: JobSpec, folder: Path, storage: str) -> Task:
     """Return what each node of the job runs, with its environment."""
     environment = spec.environment(os.environ)
     if spec.checkpoint.dir is not None:
@@ -356,8 +378,16 @@ def _node_task(spec: JobSpec, folder: Path) -> Task:
         environment[CHECKPOINT_DIR] = str(Path(spec.checkpoint.dir) / folder.name)
     environment[CHECKPOINT_KEEP] = str(spec.checkpoint.keep)
     if spec.run is None:
-        return Task(folder=str(folder), module=TRAINER, environment=environment, coordinated=True)
+        return Task(
+            folder=str(folder),
+            module=TRAINER,
+            environment=environment,
+            coordinated=True,
+            storage=storage,
+        )
     start = f"cd {shlex.quote(spec.workdir)}\n" if spec.workdir else ""
+    if storage:
+        start = f'cd "${JOB_DIR}/{INPUTS}/{WORKDIR}"\n'
     # Without the trap, SIGTERM would end the shell before the command has reported its exit.
     script = f"set -e\ntrap : TERM\n{start}{spec.setup or ''}\n{spec.run}\n"
     return Task(
@@ -365,6 +395,7 @@ def _node_task(spec: JobSpec, folder: Path) -> Task:
         command=("bash", "-c", script),
         environment=environment,
         coordinated=spec.has_members,
+        storage=storage,
     )
 
 

@@ -14,7 +14,7 @@ from duetune.fleets.engine_fleet import EngineFleet, EngineTimes
 from duetune.fleets.engine_market import EngineMarket, FilePrices, believed_gpus
 from duetune.fleets.fleet_file import prefix_of, read_fleet, token_of
 from duetune.fleets.host import Connected
-from duetune.fleets.node_files import FolderFiles
+from duetune.fleets.node_files import EXCHANGE_S, StorageFiles
 from duetune.fleets.node_ledger import NodeLedger
 from duetune.fleets.real_time import RealClock
 from duetune.jobs.market_keeper import MarketKeeper
@@ -62,7 +62,7 @@ def driver_of(file: FleetFile, prefix: str) -> Driver:
         from duetune.fleets.ray.ray_driver import RayDriver
         from duetune.fleets.ray.ray_settings import RaySettings
 
-        return RayDriver(RaySettings.of(file.options), prefix=prefix)
+        return RayDriver(RaySettings.of({**file.options, "storage": file.storage}), prefix=prefix)
     if file.engine == SKYPILOT:
         from duetune.fleets.skypilot.skypilot_driver import SkypilotDriver
         from duetune.fleets.skypilot.skypilot_settings import SkypilotSettings
@@ -146,7 +146,11 @@ class EngineHost:
         fleet = EngineFleet(
             self.driver,
             ledger,
-            FolderFiles(node_command(file), self._token),
+            StorageFiles(
+                node_command(file),
+                self._token,
+                every_s=min(EXCHANGE_S, 60 * file.slot_minutes / _LOOKS),
+            ),
             FilePrices(file),
             self._clock,
             prefix=prefix_of(self._token),
@@ -171,9 +175,9 @@ class EngineHost:
 
 
 def node_command(file: FleetFile) -> tuple[str, ...]:
-    """Return the command that runs a node; the path of its order is added to it."""
+    """Return the command that runs a node; the path or URL of its order is added to it."""
     command = (file.python, "-m", "duetune.cli", "node")
     if not file.setup:
         return command
-    # "$@" is what follows: the path of the order.
+    # "$@" is what follows: the order.
     return ("sh", "-c", f'{file.setup}\nexec {shlex.join(command)} "$@"', "duetune")

@@ -1,7 +1,7 @@
 """Storage in a bucket of S3, Google Cloud Storage or Azure, through obstore.
 
 Creation and replacement are conditional requests (``If-None-Match``, ``If-Match``), which the
-service decides. Requests that fail are repeated for up to a minute.
+service decides.
 """
 
 from __future__ import annotations
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 
     from obstore.store import ClientConfig, S3Config
 
-_RETRY_S = 60
 _RETRIES = 6
 _TIMEOUT_S = 300
 _CONNECT_S = 5
@@ -55,10 +54,10 @@ class ObjectStorage:
 
     ``options`` are settings of the store by obstore's names, such as ``endpoint`` and ``region``.
     Everything else comes from the environment variables of the service: ``AWS_``, ``GOOGLE_`` or
-    ``AZURE_``.
+    ``AZURE_``. Requests that fail are repeated for ``retry_s`` seconds.
     """
 
-    def __init__(self, url: str, options: Mapping[str, str]) -> None:
+    def __init__(self, url: str, options: Mapping[str, str], *, retry_s: float) -> None:
         self._url = url
         try:
             # The library lists its options by service; it refuses those that it does not know.
@@ -75,7 +74,7 @@ class ObjectStorage:
                 client_options=client,
                 retry_config={
                     "max_retries": _RETRIES,
-                    "retry_timeout": timedelta(seconds=_RETRY_S),
+                    "retry_timeout": timedelta(seconds=retry_s),
                 },
             )
         except UnknownConfigurationKeyError:

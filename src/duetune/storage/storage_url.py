@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from duetune.storage.storage_port import Storage
 
 BUCKETS = ("s3", "gs", "az")
+RETRY_S = 60.0
+"""Seconds for which a request that fails is repeated, unless a caller cannot wait that long."""
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _SECRET = re.compile(r"secret|token|password|credential|key")
 _ALLOWED = "a path, or a URL of file://, s3://, gs:// or az://"
@@ -30,23 +32,47 @@ def place_below(place: str, name: str) -> str:
     return f"{bare.rstrip('/')}/{name}{mark}{options}"
 
 
-def open_storage(place: str | Path) -> Storage:
+def checked_place(place: str) -> str:
+    """Return ``place`` if it is an absolute path or a URL that could be opened.
+
+    Nothing is imported or reached. ``InvalidInput`` says what is wrong with it.
+    """
+    if not is_url(place):
+        if not Path(place).is_absolute():
+            raise InvalidInput("storage", place, f"{_ALLOWED}; a path must be absolute")
+        return place
+    _parsed(place)
+    return place
+
+
+def open_storage(place: str | Path, *, retry_s: float = RETRY_S) -> Storage:
     """Return the storage at a path or URL. Nothing is read or written yet.
 
     ``s3://bucket/prefix?endpoint=...&region=...`` sets options of the store; credentials come from
-    the environment only. ``InvalidInput`` if the URL cannot be used, ``MissingExtra`` if a bucket
-    is named and the extra ``storage`` is not installed.
+    the environment only. Requests that fail are repeated for ``retry_s`` seconds. ``InvalidInput``
+    if the URL cannot be used, ``MissingExtra`` if a bucket is named and the extra ``storage`` is
+    not installed.
     """
     if isinstance(place, Path) or not is_url(place):
         if not str(place):
             raise InvalidInput("storage", place, _ALLOWED)
         return FolderStorage(Path(place))
+    bare, options = _parsed(place)
+    if bare.startswith("file:"):
+        return FolderStorage(Path(unquote(urlsplit(bare).path)))
+    from duetune.storage.object_storage import ObjectStorage  # noqa: PLC0415 - optional
+
+    return ObjectStorage(bare, options, retry_s=retry_s)
+
+
+def _parsed(place: str) -> tuple[str, dict[str, str]]:
+    """Return a URL without its options, and the options."""
     parts = urlsplit(place)
+    bare = f"{parts.scheme}://{parts.netloc}{parts.path}".rstrip("/")
     if parts.scheme == "file":
         if parts.netloc not in {"", "localhost"} or not parts.path.strip("/"):
             raise InvalidInput("storage", place, "file:///PATH of a folder on this machine")
-        return FolderStorage(Path(unquote(parts.path)))
-    bare = f"{parts.scheme}://{parts.netloc}{parts.path}".rstrip("/")
+        return bare, {}
     if parts.scheme not in BUCKETS:
         raise InvalidInput("storage", bare, _ALLOWED)
     if not parts.netloc or "@" in parts.netloc:
@@ -56,6 +82,4 @@ def open_storage(place: str | Path) -> Storage:
         if _SECRET.search(name.lower()):
             allowed = "options without credentials; set those in the environment"
             raise InvalidInput("storage", f"{bare}?{name}=...", allowed)
-    from duetune.storage.object_storage import ObjectStorage  # noqa: PLC0415 - optional
-
-    return ObjectStorage(bare, options)
+    return bare, options

@@ -23,6 +23,7 @@ import msgspec
 from duetune.core.node_contract import CHECKPOINT_DIR, CHECKPOINT_URL, CHECKPOINTS, JOB_DIR
 from duetune.errors import DuetuneError, InvalidInput
 from duetune.files import OWNER, write_whole
+from duetune.storage import is_url, open_storage
 from duetune.training.authentication import (
     Door,
     cut,
@@ -33,7 +34,7 @@ from duetune.training.authentication import (
 )
 from duetune.training.checkpoint import CheckpointStore
 from duetune.training.coordinator_client import Ask, Beat
-from duetune.training.coordinator_seat import CoordinatorSeat, FolderSeats, answers
+from duetune.training.coordinator_seat import CoordinatorSeat, StorageSeats, answers
 from duetune.training.group_times import QuorumTimes, SeatTimes
 from duetune.training.network_address import Interface
 from duetune.training.quorum import Quorum
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _WATCH_S = 0.5
+_BUCKET_SEAT_S = 5.0
 _MESSAGES = msgspec.json.Decoder(Ask | Beat)
 
 
@@ -134,7 +136,7 @@ def main(arguments: list[str] | None = None) -> int:
         interface, port = _interface(options.bind, os.environ)
         times = QuorumTimes.from_environment(interface, os.environ)
 
-        seats = None if options.seats is None else FolderSeats(options.seats)
+        seats = None if options.seats is None else _seats(options.seats)
 
         def start() -> Coordinator:
             before = options.address_file.exists() if seats is None else seats.newest()
@@ -206,6 +208,11 @@ def _interface(bind: str | None, environ: Mapping[str, str]) -> tuple[Interface,
     return msgspec.structs.replace(found, bind=host.strip("[]")), int(port)
 
 
+def _seats(place: str) -> StorageSeats:
+    """Return the list at a path or URL. A bucket is asked less often, because requests cost."""
+    return StorageSeats(open_storage(place), fresh_s=_BUCKET_SEAT_S if is_url(place) else 0.0)
+
+
 def _checkpoints(environ: Mapping[str, str]) -> Path | str:
     if url := environ.get(CHECKPOINT_URL):
         return url
@@ -225,7 +232,7 @@ def _parser() -> argparse.ArgumentParser:
         "--bind", metavar="ADDRESS:PORT", help="where to listen; by default DUETUNE_BIND"
     )
     parser.add_argument(
-        "--seats", type=Path, metavar="FOLDER", help="a list shared by all nodes of the job"
+        "--seats", metavar="PLACE", help="path or URL of a list shared by all nodes of the job"
     )
     return parser
 

@@ -11,19 +11,17 @@ one of them cannot read the list. That does no harm to the result: a new coordin
 from __future__ import annotations
 
 import logging
-import os
+import math
 import re
-import secrets
 import time
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from duetune.files import OWNER, make_folder, write_whole
 from duetune.training.authentication import dial
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
+    from duetune.storage import Storage
     from duetune.training.group_times import SeatTimes
 
 _log = logging.getLogger(__name__)
@@ -144,37 +142,39 @@ class CoordinatorSeat:
         return seat.address
 
 
-class FolderSeats:
-    """The list as files of a folder that all nodes share: ``000001`` holds the first address."""
+class StorageSeats:
+    """The list as files of a storage that all nodes share: ``000001`` holds the first address.
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    A look asks only for the number after the newest one that is known, because listing a bucket
+    costs more. ``fresh_s``: what was found is not asked for again for so many seconds.
+    """
+
+    def __init__(self, storage: Storage, *, fresh_s: float = 0.0) -> None:
+        self._storage = storage
+        self._fresh_s = fresh_s
+        self._newest: Seat | None = None
+        self._looked_at = -math.inf
 
     def newest(self) -> Seat | None:
         """Return the seat with the greatest number; None if there is none."""
-        try:
-            names = [path.name for path in self._folder.iterdir()]
-        except FileNotFoundError:
-            return None
-        numbers = [int(name) for name in names if _NUMBER.fullmatch(name)]
-        if not numbers:
-            return None
-        file = self._folder / f"{max(numbers):06d}"
-        return Seat(max(numbers), file.read_text("utf-8").strip())
+        if self._newest is None:
+            numbers = [int(name) for name in self._storage.sizes() if _NUMBER.fullmatch(name)]
+            self._newest = self._seat(max(numbers)) if numbers else None
+            self._looked_at = time.monotonic()
+        elif time.monotonic() - self._looked_at >= self._fresh_s:
+            while (found := self._seat(self._newest.number + 1)) is not None:
+                self._newest = found
+            self._looked_at = time.monotonic()
+        return self._newest
 
     def take(self, number: int, address: str) -> bool:
         """Add a seat and return true; return false if the number is taken."""
-        make_folder(self._folder)
-        draft = self._folder / f".{number:06d}.{secrets.token_hex(8)}"
-        write_whole(draft, address, mode=OWNER, durable=True)
-        try:
-            # A link never replaces a file, and the file has its content already.
-            os.link(draft, self._folder / f"{number:06d}")
-        except FileExistsError:
-            return False
-        finally:
-            draft.unlink()
-        return True
+        self._looked_at = -math.inf
+        return self._storage.create(f"{number:06d}", address.encode())
+
+    def _seat(self, number: int) -> Seat | None:
+        content = self._storage.read(f"{number:06d}")
+        return None if content is None else Seat(number, content.decode().strip())
 
 
 def answers(address: str, secret: bytes, timeout_s: float) -> bool:

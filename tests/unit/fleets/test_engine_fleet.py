@@ -250,3 +250,53 @@ def test_after_any_faults_the_engine_runs_what_the_ledger_says(steps, faults):
     alive = sorted(lab.name(node.id) for node in report.nodes if node.state.alive)
     assert alive == lab.living()
     assert all(node.end is not None for node in report.nodes if not node.state.alive)
+
+
+def test_an_ended_node_waits_for_its_last_words(lab):
+    """Its report is on its way through a storage that is slow or away. It costs nothing more."""
+    lab.launch("n1")
+    lab.clock.advance(10.0)
+    assert lab.node("n1").state is NodeState.RUNNING
+    lab.files.unsettled.add(lab.name("n1"))
+    lab.driver.finish(lab.name("n1"), 0)
+    ended_at = lab.clock.now()
+    billed = None
+    for _ in range(5):
+        lab.clock.advance(100.0)
+        node = lab.node("n1")
+        assert node.state is NodeState.RUNNING
+        assert billed in {None, node.billed}
+        billed = node.billed
+    lab.beat("n1", code=0, ended_at=ended_at)
+    lab.files.unsettled.clear()
+    lab.clock.advance(10.0)
+    node = lab.node("n1")
+    assert (node.state, node.end, node.ended_at) == (
+        NodeState.RELEASED,
+        NodeEnd.FINISHED,
+        ended_at,
+    )
+
+
+def test_a_node_that_the_engine_lists_is_not_lost_when_its_reports_stop(lab):
+    """The storage is away; the engine says that the node runs."""
+    lab.launch("n1")
+    lab.clock.advance(10.0)
+    lab.beat("n1")
+    for _ in range(20):
+        lab.clock.advance(100.0)
+        assert lab.node("n1").state is NodeState.RUNNING
+
+
+def test_a_node_that_the_engine_forgot_is_not_lost_before_the_storage_was_asked(lab):
+    lab.launch("n1")
+    lab.clock.advance(10.0)
+    assert lab.node("n1").state is NodeState.RUNNING
+    lab.files.unsettled.add(lab.name("n1"))
+    lab.driver._nodes.clear()
+    for _ in range(5):
+        lab.clock.advance(100.0)
+        assert lab.node("n1").state is NodeState.RUNNING
+    lab.files.unsettled.clear()
+    lab.clock.advance(100.0)
+    assert lab.node("n1").end is NodeEnd.DIED

@@ -19,7 +19,7 @@ from duetune.core.market import Slot
 from duetune.engine.engine import Engine
 from duetune.errors import InvalidInput
 from duetune.fleets.driver import PriorityDriver
-from duetune.fleets.node_files import FolderFiles
+from duetune.fleets.node_files import StorageFiles
 from duetune.fleets.slurm import SlurmDriver, SlurmSettings
 from duetune.fleets.slurm.slurm_driver import sbatch_arguments
 from duetune.registry.policies import policy_named
@@ -42,7 +42,7 @@ def asked(engine, node, epoch, at):
     engine.handle(Requested(at, (NodeRequest(node, NodeKind.SPOT, epoch),)))
     launch = next(each for each in engine.outstanding() if each.node == node)
     assert isinstance(launch, Launch)
-    found = FolderFiles(["agent"], b"token").order(launch, f"dt-{node}", at + 300)
+    found = StorageFiles(["agent"], b"token").order(launch, f"dt-{node}", at + 300)
     settings = SlurmSettings.of(
         {"spot": "cheap", "nice": 2, "qos": "low", "qos_by_priority": "100=high, 500=urgent"}
     )

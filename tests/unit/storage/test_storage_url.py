@@ -10,6 +10,8 @@ from duetune.errors import DuetuneError, InvalidInput, StorageError
 from duetune.storage import is_url, open_storage, place_below
 from duetune.storage.folder_storage import FolderStorage
 
+pytest_plugins = ["support.refusing_s3"]
+
 
 @pytest.mark.parametrize(
     "place", ["/data/job", "file:///data/job", "file://localhost/data/job/", "file:///data/%6aob"]

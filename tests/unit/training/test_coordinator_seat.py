@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from duetune.storage.folder_storage import FolderStorage
 from duetune.training.authentication import Door
 from duetune.training.coordinator import stand_by
-from duetune.training.coordinator_seat import CoordinatorSeat, FolderSeats, Seat, answers
+from duetune.training.coordinator_seat import CoordinatorSeat, Seat, StorageSeats, answers
 from duetune.training.group_times import SeatTimes
 from duetune.training.network_address import Interface
 from support.patience import PATIENCE_S
@@ -294,7 +295,7 @@ def test_every_number_is_taken_once_and_all_find_the_newest(actions):
 
 
 def test_a_folder_gives_a_number_to_one_of_many(tmp_path):
-    seats = FolderSeats(tmp_path / "coordinators")
+    seats = StorageSeats(FolderStorage(tmp_path / "coordinators"))
     assert seats.newest() is None
     barrier = threading.Barrier(8)
 

@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from duetune.core import node_contract
-from duetune.fleets.embedded.node_environment import inherited
+from duetune.fleets.embedded.node_environment import inherited, storage_variables
+from duetune.storage import place_below
 
 if TYPE_CHECKING:
     import socket
     from collections.abc import Mapping, Sequence
 
-    from duetune.core.fleet import Launch
+    from duetune.core.fleet import Launch, Task
 
 COORDINATOR = "duetune.training.coordinator"
 SECRETS_FILE = "secrets.json"
@@ -123,6 +124,8 @@ def assignment_of(
     task, folder = launch.task, Path(launch.task.folder)
     environment = {
         **inherited(os.environ),
+        **storage_variables(task.storage, os.environ),
+        **_checkpoint_url(task),
         "PYTHONUNBUFFERED": "1",
         node_contract.CHECKPOINT_DIR: str(folder / node_contract.CHECKPOINTS),
         node_contract.OUTPUT_DIR: str(folder / node_contract.OUTPUT),
@@ -157,6 +160,13 @@ def assignment_of(
     )
 
 
+def _checkpoint_url(task: Task) -> dict[str, str]:
+    """Return where checkpoints are if not in a folder: in the storage, unless one is named."""
+    if not task.storage or node_contract.CHECKPOINT_DIR in task.environment:
+        return {}
+    return {node_contract.CHECKPOINT_URL: place_below(task.storage, node_contract.CHECKPOINTS)}
+
+
 def _own_secrets(folder: Path) -> dict[str, str]:
     """Read the job's secret variables. They are in this file only, not in journal or ledger."""
     try:
@@ -166,12 +176,12 @@ def _own_secrets(folder: Path) -> dict[str, str]:
 
 
 def coordinator_of(
-    launch: Launch, secrets: JobSecrets, *, file: Path | None = None, seats: Path | None = None
+    launch: Launch, secrets: JobSecrets, *, file: Path | None = None, seats: str | None = None
 ) -> Assignment:
     """Return the assignment of the job's coordinator, which is always restarted.
 
-    Its address is written to ``file``, by default in the job's folder. With ``seats``, the list in
-    that folder says on which node it serves.
+    Its address is written to ``file``, by default in the job's folder. With ``seats``, the list at
+    that path or URL says on which node it serves.
     """
     folder = Path(launch.task.folder)
     place = folder / node_contract.COORDINATOR if file is None else file
@@ -182,6 +192,8 @@ def coordinator_of(
         log=str(folder / node_contract.LOGS / "coordinator.log"),
         environment={
             **inherited(os.environ),
+            **storage_variables(launch.task.storage, os.environ),
+            **_checkpoint_url(launch.task),
             "PYTHONUNBUFFERED": "1",
             node_contract.JOB_DIR: str(folder),
             node_contract.CHECKPOINT_DIR: checkpoints or str(folder / node_contract.CHECKPOINTS),
@@ -190,7 +202,7 @@ def coordinator_of(
         module=COORDINATOR,
         arguments=(
             *("--address-file", str(place)),
-            *(() if seats is None else ("--seats", str(seats))),
+            *(() if seats is None else ("--seats", seats)),
         ),
         tireless=True,
     )

@@ -34,6 +34,20 @@ PREFIXES = (
 )
 
 
+_CREDENTIALS = {"s3": "AWS_", "gs": "GOOGLE_", "az": "AZURE_"}
+"""First part of the variables with credentials of a storage, by the scheme of its URL."""
+
+
+def storage_variables(storage: str, environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables of ``environ`` with which a node's processes reach its storage."""
+    first = _CREDENTIALS.get(storage.partition("://")[0])
+    return {
+        name: value
+        for name, value in environ.items()
+        if first is not None and name.startswith(first)
+    }
+
+
 def inherited(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the variables of ``environ`` that the processes of a node get."""
     return {

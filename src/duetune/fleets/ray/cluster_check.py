@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
@@ -10,6 +9,7 @@ import ray
 
 from duetune.core.fleet import NodeKind
 from duetune.fleets.driver import Finding
+from duetune.fleets.storage_check import check_storage
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -55,7 +55,7 @@ def findings(
 
 
 def _prepared(settings: RaySettings, selector: dict[str, str]) -> Finding:
-    """Return whether a machine has the same duetune as the controller, and sees the storage."""
+    """Return whether a machine has the same duetune as the controller, and can use the storage."""
     here = version("duetune")
     what = f"duetune {here} on {' '.join(selector.values()) or 'any'} machines"
     if settings.storage:
@@ -78,9 +78,7 @@ def wrong_here(wanted: str, storage: str) -> str:
     """Return what a machine lacks to run nodes; empty if nothing. Called there, as a task."""
     if version("duetune") != wanted:
         return f"it has duetune {version('duetune')}"
-    if storage and not os.access(storage, os.R_OK | os.W_OK | os.X_OK):
-        return f"it cannot write to {storage}"
-    return ""
+    return check_storage(storage).wrong if storage else ""
 
 
 def _shown(needs: dict[str, float]) -> str:

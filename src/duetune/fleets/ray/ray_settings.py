@@ -31,7 +31,7 @@ class RaySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     - ``resources``: other resources for each GPU, such as ``nvlink=1,fast=0.5``.
     - ``runtime_env``: Ray's runtime environment of the nodes in JSON; empty if the machines have
       duetune installed.
-    - ``storage``: the folder that all machines see under the same path.
+    - ``storage``: that of the fleet's file; the check looks whether machines can use it.
     - ``grace_s``: seconds from SIGTERM to SIGKILL when a node is stopped. ``duetune node`` needs
       20 s to leave.
     - ``answer_s``: a call that takes longer is an error, and is made again later.

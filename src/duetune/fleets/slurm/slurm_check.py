@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from duetune.errors import FleetError
@@ -29,7 +27,7 @@ SHORTEST_NOTICE_S = 10
 def check_cluster(
     settings: SlurmSettings, commands: SlurmCommands, listing: Callable[[], object]
 ) -> list[Finding]:
-    """Return what was checked: commands, controller, partitions, preemption, GPUs, clock, storage.
+    """Return what was checked: commands, controller, partitions, preemption, GPUs, clock.
 
     What follows from a thing that is missing is not checked.
     """
@@ -40,8 +38,6 @@ def check_cluster(
         found.append(answers)
         if not answers.wrong:
             found += _cluster(settings, commands)
-    if settings.storage:
-        found.append(_storage(settings.storage))
     return found
 
 
@@ -130,10 +126,3 @@ def _clock(commands: SlurmCommands) -> Finding:
     controller = float(found[1]) if found else answered_at
     skew = max(asked_at - controller, controller - answered_at)
     return Finding(what, f"they differ by {skew:.0f} s" if skew > SKEW_S else "")
-
-
-def _storage(folder: str) -> Finding:
-    """Return whether this machine can write there; nodes can only be asked by a job."""
-    usable = Path(folder).is_dir() and os.access(folder, os.W_OK | os.X_OK)
-    wrong = "it is not a folder that this machine can write to"
-    return Finding(f"storage {folder} is here", "" if usable else wrong)

@@ -50,7 +50,6 @@ class SlurmSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
       leaves all jobs alike.
     - ``extra``: more arguments of sbatch, such as ``--mem=64G --cpus-per-task=8``.
     - ``conf``: the path of ``slurm.conf``, if Slurm does not find it by itself.
-    - ``storage``: the folder that all nodes see under the same path.
     - ``timeout_s``: how long a command of Slurm may take. Slurm itself gives up after about 9 s.
     """
 
@@ -64,7 +63,6 @@ class SlurmSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     nice: int = 0
     extra: str = ""
     conf: str = ""
-    storage: str = ""
     timeout_s: float = 20.0
 
     def __post_init__(self) -> None:

@@ -1,3 +1,5 @@
+"""A server that pretends to be S3 and refuses, for ``pytest_plugins``."""
+
 from __future__ import annotations
 
 import threading
@@ -13,12 +15,14 @@ def refusing():
 
     def start(status, code):
         class Refusing(BaseHTTPRequestHandler):
-            def do_GET(self):
+            def answer(self):
                 body = f"<Error><Code>{code}</Code><Message>no</Message></Error>".encode()
                 self.send_response(status)
                 self.send_header("Content-Length", str(len(body)))
                 self.end_headers()
                 self.wfile.write(body)
+
+            do_GET = do_PUT = do_DELETE = do_POST = answer  # noqa: N815
 
             def log_message(self, *_):
                 pass
