@@ -35,8 +35,9 @@ resources:
   job_recovery:
     strategy: duetune
     deadline: 2h
-    work: 30m
+    work: 10m
     restart: 2m
+    tick: 1m
     spot: slurm/lab/spot
     on_demand: slurm/lab/guaranteed
 run: |
@@ -115,6 +116,7 @@ def test_a_managed_job_of_skypilot_keeps_its_deadline_by_our_strategy(lab, tmp_p
         logs = [each.read_text()[-3000:] for each in controller]
         return "\n".join([lab.sky("jobs", "queue"), *logs, lab.story()])
 
+    until(lambda: " RUNNING " in lab.sky("jobs", "queue"), "a start", story=told, every_s=2)
     until(lambda: log.exists() and "on spot" in log.read_text(), "spot", story=told, every_s=1)
     for number in range(2):
         lab.slurm.submit(f"urgent-{number}", "guaranteed", "sleep 600", "--exclusive")

@@ -81,7 +81,7 @@ exec {venv}/bin/uv "${{words[@]}}"
 PROLOG = """#!/bin/bash
 case "$SLURM_JOB_NAME" in *-????????)
     place="{folder}/home/.sky_clusters/$SLURM_JOB_NAME/.local/bin"
-    mkdir -p "$place" && ln -sf {folder}/uv "$place/uv";;
+    mkdir -p "$place" && ln -sf {folder}/uv "$place/uv"; : > "{folder}/clusters/$SLURM_JOB_NAME";;
 esac
 """
 
@@ -125,7 +125,7 @@ class SkyLab:
             "PYTHONPATH": str(SUPPORT / "sky_plugins"),
             MARK: str(self.folder),
         }
-        for name in ("home", "client/.slurm", "client/.sky"):
+        for name in ("clusters", "home", "client/.slurm", "client/.sky"):
             (self.folder / name).mkdir(parents=True)
         known = {
             "port": ssh_port,
@@ -166,7 +166,7 @@ class SkyLab:
         self.slurm.__exit__()
         # SkyPilot leaves them on nodes whose job was cancelled. A cluster of the same name would
         # find the jobs of the old one in there.
-        for cluster in self.folder.glob("home/.sky_clusters/*"):
+        for cluster in self.folder.glob("clusters/*"):
             shutil.rmtree(Path("/tmp") / cluster.name, ignore_errors=True)  # noqa: S108
         until(self._removed, "an end of its files")
 

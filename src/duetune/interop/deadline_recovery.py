@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 T = TypeVar("T")
-_LONGEST_TICK_S = 600.0
 _TICKS = 200
 """The most ticks in which a job is planned; more make the tables large and the plan no better."""
 
@@ -40,6 +39,7 @@ class RecoveryTerms(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     - ``restart``: what a new instance costs in time: its start, and work since the last checkpoint.
     - ``spot_usd_h``, ``on_demand_usd_h``: prices of the instance; only their ratio matters.
     - ``spot_wait``: a spot instance that does not run in this time counts as refused.
+    - ``tick``: how long a job waits before it decides again.
     - ``spot``, ``on_demand``: where instances of each kind are, for infrastructure without spot
       prices, such as ``slurm/CLUSTER/PARTITION``.
     """
@@ -50,11 +50,12 @@ class RecoveryTerms(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     spot_usd_h: float = 1.0
     on_demand_usd_h: float = 3.0
     spot_wait: str = "15m"
+    tick: str = "10m"
     spot: str = ""
     on_demand: str = ""
 
     def __post_init__(self) -> None:
-        for field in ("work", "restart", "spot_wait"):
+        for field in ("work", "restart", "spot_wait", "tick"):
             self.seconds(field)
         self.deadline_s(0.0)
         if bool(self.spot) != bool(self.on_demand):
@@ -118,7 +119,7 @@ class DeadlineRecovery:
         if self._deadline_s < self._work_s:
             allowed = f"at least the work ({terms.work}) from the job's submission"
             raise InvalidInput("deadline", terms.deadline, allowed)
-        self.tick_s = min(_LONGEST_TICK_S, self._deadline_s / 2)
+        self.tick_s = min(terms.seconds("tick"), self._deadline_s / 2)
         self.tick_s = max(self.tick_s, self._deadline_s / _TICKS)
         self._step = SingleInstance(
             work_s=self._work_s,
