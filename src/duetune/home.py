@@ -203,7 +203,7 @@ class Home:
             self.writable_store,
             site=desk_site(settings),
             market=fleet.feed.now(),
-            storage=storage_of(self.settings),
+            storage=storage_of(settings),
         )
 
     def require_training(self, spec: JobSpec) -> None:

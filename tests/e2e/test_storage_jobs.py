@@ -47,6 +47,7 @@ def connected(tmp_path, monkeypatch):
             *("--set", f"folder={tmp_path / 'engine'}", "--set", f"hidden={json.dumps(hidden)}"),
             *("--set", f"slot_minutes={found.slowness * slot_minutes}", "--set", "startup_s=0.5"),
             *("--set", "resize_s=0.5", "--set", "spot=2"),
+            *("--set", "setup=echo ready > $HOME/setup"),
         )
         emulated = f"emulated_microbatch_s = {0.1 * found.slowness}"
         (found.path / "config.toml").write_text(f'[site]\nfleet = "lab"\n{emulated}\n')
@@ -71,9 +72,9 @@ def held(home, job):
 
 
 def untouched(home):
-    """Return whether no process of a node has looked for a file of the home."""
+    """Return whether nodes ran, and none of their processes has looked for a file of the home."""
     machine = home.folder / "machine"
-    return (machine / "watch").is_dir() and not (machine / "seen").exists()
+    return (machine / "home" / "setup").exists() and not (machine / "seen").exists()
 
 
 def test_a_command_runs_without_a_shared_folder(connected, tmp_path):

@@ -17,7 +17,7 @@ from duetune.core.node_contract import DONE
 from duetune.errors import DuetuneError, StorageError
 from duetune.fleets.node_files import LEASE, ORDER, Lease, NodeReport
 from duetune.storage.job_copy import REPORT
-from duetune.storage.job_layout import NODES
+from duetune.storage.job_layout import INPUT_RECORD, NODES
 from duetune.wall_clock import wall_now
 
 if TYPE_CHECKING:
@@ -125,7 +125,11 @@ class NodeExchange:
         self._storage.write(f"{NODES}/{self._name}/{REPORT}", content)
 
     def _listen(self) -> None:
-        self.withdrawn = self._storage.read(f"{NODES}/{self._name}/{ORDER}") is None
+        gone = self._storage.read(f"{NODES}/{self._name}/{ORDER}") is None
+        if gone and self._mirror is not None:
+            # A network folder that is not mounted has no files at all; the inputs never go.
+            gone = self._storage.read(INPUT_RECORD) is not None
+        self.withdrawn = gone
         content = self._storage.read(LEASE)
         with contextlib.suppress(msgspec.MsgspecError):
             if content is not None:

@@ -63,7 +63,8 @@ class ObjectStorage:
             # The library lists its options by service; it refuses those that it does not know.
             config = cast("S3Config", dict(options))
             client: ClientConfig = {
-                "timeout": timedelta(seconds=_TIMEOUT_S),
+                # Who cannot wait long for an answer has small files only.
+                "timeout": timedelta(seconds=min(_TIMEOUT_S, 6 * retry_s)),
                 "connect_timeout": timedelta(seconds=_CONNECT_S),
             }
             if options.get("endpoint", "").startswith("http://"):

@@ -173,6 +173,17 @@ def test_a_node_survives_a_storage_that_is_away(launch, tmp_path):
     found.close(expired=lambda: True)
 
 
+def test_an_order_is_withdrawn_only_if_the_rest_of_the_job_is_there(launch, tmp_path):
+    """A network folder that is not mounted looks like an empty one."""
+    storage = MemoryStorage()
+    found = node(launch, storage, mirror=JobMirror(storage, tmp_path / "node", NAME))
+    found._round()
+    assert not found.withdrawn
+    storage.write("inputs.json", b'{"folder": "inputs", "files": []}')
+    found._round()
+    assert found.withdrawn
+
+
 def test_the_last_words_are_repeated_until_they_arrive(launch, tmp_path):
     inner = MemoryStorage()
     storage = Unsteady(inner)
@@ -225,6 +236,7 @@ def test_requests_of_a_node_and_of_the_controller_are_as_few_as_the_page_says(la
     """docs/how-to/storage.md counts these: a round of a leader, and one of the controller."""
     inner = FolderStorage(tmp_path / "storage")
     deposit(inner, tmp_path / "job")
+    inner.write(f"nodes/{NAME}/order.json", b"")
     storage = FaultyStorage(inner)
     mirror = JobMirror(storage, tmp_path / "node", NAME)
     exchange = node(launch, storage, mirror=mirror)
