@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 from contextlib import ExitStack
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -21,6 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 from duetune.settings import load_settings
 from reporting import arguments, finish, markdown_table, publish, rounded
 from support.live_home import LiveHome
+from support.ray_lab import RayLab
 from support.slurm_lab import SlurmLab, missing
 
 if TYPE_CHECKING:
@@ -124,12 +126,12 @@ def embedded(stack: ExitStack, folder: Path) -> Bench:
     )
 
 
-def slurm(stack: ExitStack, folder: Path) -> Bench:
+def slurm(stack: ExitStack, folder: Path, **settings: object) -> Bench:
     """A Slurm cluster on loopback that notices a dead machine after 10 s."""
     lab = stack.enter_context(SlurmLab(nodes=3, slurmd_timeout_s=10))
     home = LiveHome(folder)
     stack.callback(home.close)
-    _add(home, "slurm", conf=lab.conf, spot="spot", on_demand="guaranteed")
+    _add(home, "slurm", conf=lab.conf, spot="spot", on_demand="guaranteed", **settings)
     failed: list[str] = []
 
     def kill(node: Node) -> None:
@@ -140,6 +142,30 @@ def slurm(stack: ExitStack, folder: Path) -> Bench:
         lab.start_node(failed.pop())
 
     return Bench("slurm", home, kill, heal)
+
+
+def ray(stack: ExitStack, folder: Path) -> Bench:
+    """A Ray cluster on loopback that notices a dead machine after about 5 s."""
+    lab = RayLab()
+    stack.callback(lab.stop)
+    lab.start("spot", "spot", "on-demand")
+    home = LiveHome(folder)
+    stack.callback(home.close)
+    _add(home, "ray", address=lab.address)
+
+    def kill(node: Node) -> None:
+        machine = lab.machine_of(_engine_name(home, node))
+        assert machine is not None
+        lab.kill(machine)
+
+    return Bench("ray", home, kill, lab.heal)
+
+
+def through_storage(stack: ExitStack, folder: Path) -> Bench:
+    """The same Slurm cluster; the nodes get their files through a storage, not the home."""
+    bench = slurm(stack, folder / "home", storage=str(folder / "storage"))
+    bench.name = "slurm, files in a storage"
+    return bench
 
 
 def _add(home: LiveHome, engine: str, **settings: object) -> None:
@@ -161,12 +187,17 @@ def _engine_name(home: LiveHome, node: Node) -> str:
 def main() -> None:
     """Measure every fleet and write the page."""
     options = arguments(__doc__ or "").parse_args()
-    cases = {"embedded": embedded} | ({} if missing() else {"slurm": slurm})
+    cases = [
+        embedded,
+        *(() if missing() else (slurm, through_storage)),
+        *(() if find_spec("ray") is None else (ray,)),
+    ]
     rows, answer = [], {}
-    for name, make in cases.items():
+    for make in cases:
         with ExitStack() as stack:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
             bench = make(stack, folder)
+            name = bench.name
             losses = [bench.loss() for _ in range(1 if options.quick else 3)]
         found = [statistics.median(each[place] for each, _ in losses) for place in range(4)]
         turn = statistics.median(turn for _, turn in losses)
@@ -186,7 +217,8 @@ def main() -> None:
         "*start* is from the request of a node to the first line of its command; the other times"
         " count from the kill of the machine. The command saves every step of 0.1 s. Slurm's"
         " `SlurmdTimeout` is 10 s here and often 300 s elsewhere: Slurm notices a dead machine no"
-        " earlier. A look asks the engine for all nodes."
+        " earlier. Ray's health checks fail after about 5 s here, after 15 s by default. A"
+        " look asks the engine for all nodes."
     )
     publish(
         "fleets",

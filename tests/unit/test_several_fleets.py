@@ -12,7 +12,14 @@ from duetune.home import Home
 from duetune.registry.fleets import SITE_FILE, fleet_named
 from duetune.settings import SiteSettings
 from duetune.testing.sample_events import story, submission
-from duetune.wiring import desk_site, make_controller, on_demand_usd_h, runs_here, start_fleet
+from duetune.wiring import (
+    desk_site,
+    make_controller,
+    on_demand_usd_h,
+    runs_here,
+    start_fleet,
+    storage_of,
+)
 from support.process_driver import register
 
 
@@ -39,6 +46,13 @@ def test_a_job_is_quoted_with_the_gpus_and_the_prices_of_its_fleet(home):
     assert on_demand_usd_h(home.on("lab")) == pytest.approx(7.0)
     assert (desk_site(home.on()).accelerator, runs_here(home.on())) == ("CPU", True)
     assert on_demand_usd_h(home.on()) != pytest.approx(7.0)
+
+
+def test_a_job_goes_through_the_storage_of_its_fleet(home, tmp_path):
+    place = str(tmp_path / "storage")
+    given = ("--set", f"folder={tmp_path}", "--set", f"storage={place}")
+    assert main(["fleet", "add", "far", "--engine", "processes", *given]) == 0
+    assert [storage_of(home.on(name)) for name in ("", "lab", "far")] == ["", "", place]
 
 
 @pytest.mark.parametrize("name", ["lob", "Lab", "lab:x", "processed", "em bedded"])
