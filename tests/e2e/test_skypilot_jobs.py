@@ -62,7 +62,7 @@ def home(tmp_path, lab, monkeypatch):
         *("fleet", "add", "sky", "--engine", "skypilot", "--set", f"sky_python={PYTHON}"),
         *("--set", "spot=slurm/lab/spot", "--set", "on_demand=slurm/lab/guaranteed"),
         *("--set", "cpus=1", "--set", "memory=1", "--set", "refresh_s=5", "--set", "answer_s=120"),
-        *("--set", "max_gpus=1", "--set", "spot_gpus=1", "--set", "startup_s=60"),
+        *("--set", "max_gpus=1", "--set", "spot_gpus=1", "--set", "startup_s=20"),
         *("--set", "withdraw_minutes=30", "--set", "slot_minutes=1"),
     )
     emulated = f"emulated_microbatch_s = {0.3 * found.slowness}"
