@@ -63,7 +63,7 @@ class Bench:
         job = home.launch(home.spec(steps=100_000, step_s=STEP_S, deadline="20h"))
         home.until_step(job, SETTLED)
         fleet = home.fleet().fleet
-        node = self._running(fleet, job)
+        node = home.until(lambda: self._other(fleet, job), "the node in the ledger")
         started = _began(home, job, node) - node.requested_at
         turn = statistics.median(_seconds(fleet, job) for _ in range(TURNS))
         before, begun = home.step(job), time.time()
@@ -80,13 +80,9 @@ class Bench:
         return Loss(started, noticed, trained, max(0, before - first)), turn
 
     @staticmethod
-    def _running(fleet: object, job: str) -> Node:
-        return next(node for node in fleet.observe(job).nodes if node.state == "running")
-
-    @staticmethod
-    def _other(fleet: object, job: str, lost: Node) -> Node | None:
+    def _other(fleet: object, job: str, lost: Node | None = None) -> Node | None:
         nodes = [node for node in fleet.observe(job).nodes if node.state == "running"]
-        return next((node for node in nodes if node.id != lost.id), None)
+        return next((node for node in nodes if lost is None or node.id != lost.id), None)
 
 
 def _find(fleet: object, job: str, name: str) -> Node:
