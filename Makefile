@@ -39,7 +39,7 @@ slurm:
 # Tests start a cluster of their own; where Ray cannot be installed they skip, and say so.
 ray: venv
 	@$(BIN)/python -c 'import ray' 2>/dev/null \
-		|| $(BIN)/python -m pip install -q --disable-pip-version-check -e '.[ray]' \
+		|| $(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt ray \
 		|| echo "Ray is not here and cannot be installed; its tests will skip"
 
 # In an environment of its own, as its dependencies are many. Tests start its server and let it use
@@ -56,6 +56,7 @@ skypilot: slurm
 packages:
 	@$(MAKE) --no-print-directory postgres
 	@$(MAKE) --no-print-directory slurm
+	@$(MAKE) --no-print-directory ray
 
 demo: venv
 	@examples/demo/run.sh $(BIN)

@@ -11,9 +11,9 @@ from itertools import count
 import msgspec
 import pytest
 
-from duetune.core.fleet import NodeEnd
+from duetune.core.fleet import NodeEnd, NodeKind
 from duetune.errors import FleetError
-from duetune.fleets.driver import EngineState
+from duetune.fleets.driver import EngineState, NodeOrder
 from duetune.fleets.engine_market import EngineMarket
 from duetune.fleets.fleet_file import FleetFile
 from duetune.fleets.ray.ray_driver import RayDriver
@@ -21,16 +21,50 @@ from duetune.fleets.ray.ray_settings import RaySettings
 from duetune.fleets.real_time import RealClock
 from duetune.testing import DriverContract
 from support.patience import until
-from support.ray_lab import ray_lab
+from support.ray_lab import made_lab, ray_lab
 
 __all__ = ["ray_lab"]
-
-pytestmark = pytest.mark.fleets
 
 GRACE_S = 2.0
 NUMBERS = count()
 
 
+@pytest.mark.live
+def test_a_node_starts_once_and_stops_and_a_dead_machine_is_told(tmp_path):
+    lab = made_lab()
+    driver = RayDriver(RaySettings(address=lab.address, grace_s=GRACE_S), prefix="short-")
+    try:
+        lab.start("spot")
+        orders = [
+            NodeOrder(
+                name=f"short-{letter}",
+                job="job",
+                kind=NodeKind.SPOT,
+                command=("sleep", "600"),
+                log=str(tmp_path / f"{letter}.log"),
+            )
+            for letter in "ab"
+        ]
+        for order in orders[:1] * 2:
+            driver.start(order)
+        until(lambda: _states(driver) == {"short-a": EngineState.RUNNING}, story=driver.list)
+        driver.stop("short-a")
+        until(lambda: _states(driver) == {"short-a": EngineState.ENDED}, story=driver.list)
+        driver.start(orders[1])
+        until(lambda: _states(driver)["short-b"] is EngineState.RUNNING, story=driver.list)
+        lab.kill(until(lambda: lab.machine_of(orders[1].log)))
+        until(lambda: _states(driver).get("short-b") is EngineState.ENDED, story=driver.list)
+        assert {each.end for each in driver.list() if each.name == "short-b"} == {NodeEnd.DIED}
+    finally:
+        driver.close()
+        lab.stop()
+
+
+def _states(driver):
+    return {each.name: each.state for each in driver.list()}
+
+
+@pytest.mark.fleets
 class TestRayDriver(DriverContract):
     """Every test has namespaces of its own, and leaves the cluster as it was."""
 

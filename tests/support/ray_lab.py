@@ -214,12 +214,17 @@ def _free_port() -> int:
         return server.getsockname()[1]
 
 
+def made_lab() -> RayLab:
+    """Return a lab that is not started yet; skip the test if there is no Ray."""
+    if find_spec("ray") is None:
+        pytest.skip("Ray is not installed: 'make ray' installs it")
+    return RayLab()
+
+
 @pytest.fixture(scope="session")
 def ray_lab():
     """A cluster with two spot nodes and one on-demand node."""
-    if find_spec("ray") is None:
-        pytest.skip("Ray is not installed: 'make ray' installs it")
-    lab = RayLab()
+    lab = made_lab()
     try:
         lab.start("spot", "spot", "on-demand")
         yield lab
