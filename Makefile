@@ -91,7 +91,7 @@ test-more: venv
 
 # The drivers on real engines, which are started on this machine; some minutes of waiting.
 test-fleets: venv slurm ray skypilot
-	@DUETUNE_TEST_FLEETS=1 $(BIN)/pytest -m fleets
+	@DUETUNE_TEST_FLEETS=1 $(BIN)/pytest -n 2 -m fleets
 
 # Built, installed where the source is not, and tried; `make test` does the same.
 wheel: venv
