@@ -181,8 +181,14 @@ def _sentences(prepared: PreparedJob, quote: QuoteDocument) -> list[str]:
         f"Policy {escape(prepared.policy)}: {escape(prepared.chosen)}.",
         *notes,
         *_findings(prepared),
-        f"[dim]Based on {quote.scenarios} scenarios from {quote.history_slots} past slots.[/]",
+        f"[dim]Based on {quote.scenarios} scenarios from {_past_slots(quote.history_slots)}.[/]",
     ]
+
+
+def _past_slots(count: int) -> str:
+    if not count:
+        return "the present slot alone"
+    return "1 past slot" if count == 1 else f"{count} past slots"
 
 
 def _terms_sentences(

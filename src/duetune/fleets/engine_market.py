@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from duetune.core.fleet import MarketReport, NodeKind, NodeState
 from duetune.core.market import Slot
-from duetune.fleets.driver import Capacity, CapacityDriver
+from duetune.fleets.driver import Capacity, CapacityDriver, EngineState
 
 if TYPE_CHECKING:
     from duetune.core.market import MarketTrace
@@ -59,22 +59,32 @@ class EngineMarket:
 
         None means that the engine cannot count.
         """
-        held = 0
-        if self._ledger is not None:
-            nodes = [entry.node for entry in self._ledger.open()]
-            held = sum(
-                node.gpus
-                for node in nodes
-                if node.kind is NodeKind.SPOT and node.state is NodeState.RUNNING
-            )
-        node = self._file.gpus_per_node or 1
         free = Capacity()
         if isinstance(self._driver, CapacityDriver):
             free = self._driver.capacity()
+        if free.spot is None:
+            return None
+        node, held = self._file.gpus_per_node or 1, self._held()
         if free.spot_by_machine is not None:
             machines = tuple(count // node * node for count in free.spot_by_machine)
             return sum(machines) + held, machines
-        return None if free.spot is None else (free.spot // node * node + held, None)
+        return free.spot // node * node + held, None
+
+    def _held(self) -> int:
+        """Return the spot GPUs of running nodes, as the ledger and the engine agree.
+
+        The engine is asked after it has counted the free GPUs. A node that has ended since the last
+        look still runs in the ledger, and its GPUs would count twice.
+        """
+        nodes = [
+            entry
+            for entry in (() if self._ledger is None else self._ledger.open())
+            if entry.node.kind is NodeKind.SPOT and entry.node.state is NodeState.RUNNING
+        ]
+        if not nodes:
+            return 0
+        running = {each.name for each in self._driver.list() if each.state is EngineState.RUNNING}
+        return sum(entry.node.gpus for entry in nodes if entry.name in running)
 
 
 def believed_gpus(file: FleetFile) -> int:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import secrets
 
 from duetune.errors import DuetuneError
+from duetune.files import remove_tree
 from duetune.fleets.driver import Finding
 from duetune.storage import open_storage
+from duetune.storage.folder_storage import FolderStorage
 
 CHECK_S = 10.0
 """Seconds for which a request of the check is repeated."""
@@ -42,4 +44,7 @@ def _wrong(place: str) -> str:
             return "what was written is not listed"
     finally:
         storage.delete([name])
-    return "" if storage.read(name) is None else "a deleted file is still there"
+        left = storage.read(name)
+        if isinstance(storage, FolderStorage):
+            remove_tree(storage.root / folder)  # the folder itself, and a lock
+    return "" if left is None else "a deleted file is still there"

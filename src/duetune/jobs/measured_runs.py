@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from duetune.control.turn import measured_pace
 from duetune.core.events import Status
 from duetune.errors import InvalidInput
 from duetune.jobs.question import Question
@@ -52,9 +53,11 @@ def record_observations(
     if len(store.observations.history(provenance=provenance)):
         return
     slot_wall_s = state.submitted.slot_s / site.speed
+    # Decisions note the pace at the beginning of a slot; a short job ends before the second one.
+    paces = state.pace | measured_pace(state, site.speed)
     found = [
         _measured(task, site, state, gpus, steps / slot_wall_s, provenance)
-        for gpus, steps in sorted(state.pace.items())
+        for gpus, steps in sorted(paces.items())
         if steps > 0
     ]
     if state.status is Status.FAILED and state.progress.out_of_memory:

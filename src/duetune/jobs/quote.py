@@ -6,6 +6,7 @@ The document that is shown is in ``quote_document``, the futures are in ``market
 from __future__ import annotations
 
 import math
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 from duetune.errors import InvalidInput
 from duetune.jobs.market_futures import Futures, draw_futures, hindsight
 from duetune.jobs.quote_document import LineRole, QuoteDocument, QuoteLine
+from duetune.jobs.spec.values import written_duration
 from duetune.jobs.terms import ON_DEMAND, SPOT_ONLY
 from duetune.market.forecast.simple import outlook_at
 from duetune.market.scenarios import ENOUGH_HOURS
@@ -170,10 +172,11 @@ def _with_lines(
 def _notes(futures: Futures, chosen: QuoteLine) -> tuple[str, ...]:
     """Return remarks for the reader of the quote."""
     job, notes = futures.terms.job, [*futures.terms.notes]
-    hours = futures.history_slots * futures.terms.slot_s / 3600
-    if hours < ENOUGH_HOURS:
+    known = timedelta(seconds=round(futures.history_slots * futures.terms.slot_s))
+    if known < timedelta(hours=ENOUGH_HOURS):
+        words = f"only {written_duration(known)} of market history is known"
         notes.append(
-            f"only {hours:g} hours of market history are known, so the forecast is uncertain"
+            f"{words if known else 'no market history is known yet'}, so the forecast is uncertain"
         )
     if futures.terms.policy_reason:
         notes.append(f"the policy is {chosen.policy}, because {futures.terms.policy_reason}")

@@ -152,6 +152,22 @@ class JobStatus(msgspec.Struct, frozen=True):
         )
 
 
+def remaining_s(state: JobState, progress: Progress, running: int, speed: float) -> float | None:
+    """Return the market seconds until the last step if ``running`` nodes go on; None if unknown.
+
+    The workers' own time per step counts if the same number of them has measured it: the policy
+    learns it only at the next slot.
+    """
+    if not running or not progress.total_steps:
+        return None
+    left = max(0, progress.total_steps - progress.step)
+    if progress.step_s and progress.world == running:
+        return left * progress.step_s * speed
+    curve = state.job.throughput
+    pace = curve[min(running, len(curve) - 1)]
+    return left / pace * state.submitted.slot_s if pace > 0 else None
+
+
 def job_status(
     job: JobRow,
     settings: Settings,
@@ -186,12 +202,7 @@ def job_status(
             now = fleet.clock.now()
             silent = silent_s(state, fleet) or ANSWER_S
     running = sum(node.state is NodeState.RUNNING for node in nodes)
-    curve = state.job.throughput
-    finish = None
-    if now is not None and running and progress.total_steps:
-        pace = curve[min(running, len(curve) - 1)]
-        left = max(0, progress.total_steps - progress.step)
-        finish = now + left / pace * state.submitted.slot_s if pace > 0 else None
+    left_s = None if now is None else remaining_s(state, progress, running, settings.site.speed)
     trouble, suspect = _trouble(job, state)
     return JobStatus(
         job=job,
@@ -205,7 +216,7 @@ def job_status(
         resizes=state.resizes,
         now=now,
         market=market,
-        projected_finish=finish,
+        projected_finish=None if now is None or left_s is None else now + left_s,
         controller=controller,
         share_reason=state.share_reason if job.limited else "",
         share_slot=state.slot if job.limited else None,

@@ -333,7 +333,7 @@ def _chosen(
     for row in learnt:
         learner.learn(row)
     best = int(learner.weights.argmax())
-    jobs = f"{len(learnt) or 'no'} finished jobs"
+    jobs = "1 finished job" if len(learnt) == 1 else f"{len(learnt) or 'no'} finished jobs"
     return names[best], f"best of {len(names)} policies on {len(scenarios)} scenarios and {jobs}"
 
 

@@ -118,10 +118,14 @@ def _run(contract: Contract, notice: Notice, reporter: ProgressReporter) -> int:
 def _report_finished(
     contract: Contract, reporter: ProgressReporter, result: PublishedResult
 ) -> None:
+    last = _last_report(contract)
     reporter.report(
         Progress(
             step=result.steps,
             total_steps=result.steps,
+            # How fast the group was: a short job is measured by nothing else.
+            world=last.world,
+            step_s=last.step_s,
             tokens=result.tokens,
             loss=result.loss,
             eval_loss=result.eval_loss,
@@ -138,15 +142,19 @@ def _report_finished(
 
 def _failed(contract: Contract, error: DuetuneError) -> Progress:
     """Return the last report with the reason added, so that the step reached stays known."""
-    file = contract.progress_file
-    last = read_progress(file) if file is not None else None
     return msgspec.structs.replace(
-        last or Progress(),
+        _last_report(contract),
         phase=Phase.FAILED,
         message=str(error),
         out_of_memory=isinstance(error, OutOfMemory),
         at=0.0,
     )
+
+
+def _last_report(contract: Contract) -> Progress:
+    """Return the newest report of the job's workers; an empty one if there is none."""
+    file = contract.progress_file
+    return (read_progress(file) if file is not None else None) or Progress()
 
 
 def _threads() -> int:

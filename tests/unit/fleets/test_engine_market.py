@@ -7,7 +7,11 @@ from duetune.errors import InvalidInput
 from duetune.fleets.driver import NodeOrder
 from duetune.fleets.engine_market import EngineMarket
 from duetune.fleets.fleet_file import FleetFile
+from duetune.fleets.node_ledger import NodeLedger
 from duetune.testing.memory_driver import MemoryDriver
+from support.engines import EngineLab
+
+FILE = FleetFile(engine="memory")
 
 
 def market(driver, **fields):
@@ -42,6 +46,17 @@ def test_an_engine_that_does_not_tell_its_machines_counts_whole_nodes_of_the_sum
     driver = MemoryDriver(spot=15)
     slot = market(driver, gpus_per_node=8, max_gpus=16)
     assert (slot.available, slot.free) == (8, None)
+
+
+def test_gpus_of_a_node_that_has_just_ended_count_once():
+    lab = EngineLab(spot=3)
+    lab.launch("a")
+    lab.launch("b")
+    lab.fleet.look()
+    ledger = NodeLedger(lab.pages)
+    assert EngineMarket(FILE, lab.driver, ledger, lab.clock).now().slot.available == 3
+    lab.driver.finish(lab.name("a"))  # the ledger learns it at the next look
+    assert EngineMarket(FILE, lab.driver, ledger, lab.clock).now().slot.available == 3
 
 
 @pytest.mark.parametrize(

@@ -221,6 +221,14 @@ TEXT""",
     assert without_spot.capacity() == Capacity(0, 19, ())
 
 
+def test_a_partition_that_does_not_exist_is_told_and_not_counted_as_empty(slurm):
+    assert driver().capacity() == Capacity(0, 0, ())  # it exists, and has no nodes
+    slurm("scontrol", "echo Partition cheap not found; exit 1")
+    with pytest.raises(FleetError, match="Partition cheap not found") as raised:
+        driver().capacity()
+    assert not raised.value.retry
+
+
 @pytest.mark.parametrize(
     ("text", "gres", "count"),
     [

@@ -67,3 +67,8 @@ def test_missing_credentials_are_one_line(monkeypatch, refusing):
     wrong = check_storage(f"s3://bucket/x?endpoint={refusing(403, 'AccessDenied')}").wrong
     assert "the credentials are missing, expired or not sufficient" in wrong
     assert "\n" not in wrong
+
+
+def test_a_folder_is_as_empty_after_the_check_as_before(tmp_path):
+    assert not check_storage(str(tmp_path)).wrong
+    assert not list(tmp_path.iterdir())

@@ -247,7 +247,16 @@ def test_without_history_there_is_a_quote_that_says_so():
     now = report(MARKET.slot(0))
     quote = make_quote(terms_with(), POOL, market_history=None, now=now, scenarios=10, seed=0)
     assert quote.document.history_slots == 0
-    assert any("hours of market history" in note for note in quote.document.notes)
+    assert any(note.startswith("no market history is known yet") for note in quote.document.notes)
+
+
+def test_a_short_history_is_told_as_a_duration():
+    past = synthetic_market(MarketKind.DIURNAL, seed=5, slots=7)
+    now = report(MARKET.slot(7))
+    quote = make_quote(terms_with(), POOL, market_history=past, now=now, scenarios=10, seed=0)
+    (note,) = [note for note in quote.document.notes if "market history" in note]
+    assert SLOT_S == 1800
+    assert note == "only 3h30m of market history is known, so the forecast is uncertain"
 
 
 def test_the_seed_fixes_the_quote():

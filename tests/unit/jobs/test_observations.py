@@ -112,6 +112,14 @@ def test_a_job_is_recorded_at_each_number_of_gpus(store, tmp_path):
     assert one.tokens_per_s == pytest.approx(4000)
 
 
+def test_a_job_that_ended_in_its_first_slot_is_recorded_by_its_last_report(store, tmp_path):
+    done = msgspec.structs.replace(DONE, step_s=0.5)
+    record_observations(store, SITE, "tuning-1", lived(tmp_path / "job", progress=done, pace={}))
+    (three,) = store.observations.history()
+    assert three.configuration.num_gpus == 3
+    assert three.tokens_per_s == pytest.approx(4000)
+
+
 def test_a_job_is_recorded_once(store, tmp_path):
     story = lived(tmp_path / "job")
     record_observations(store, SITE, "tuning-1", story)

@@ -7,12 +7,14 @@ import pytest
 
 from duetune.cli import tables
 from duetune.cli.status import panel
-from duetune.core.events import Status
+from duetune.core.events import Recorded, Status
 from duetune.core.fleet import Node, NodeKind, NodeState
 from duetune.core.progress import Phase, Progress
-from duetune.jobs.status import JobStatus
+from duetune.jobs.status import JobStatus, remaining_s
 from duetune.notebook import sparkline
+from duetune.simulate.journal_replay import state_of
 from duetune.store.rows import JobRow
+from duetune.testing.sample_events import submission
 
 ROW = msgspec.convert(
     {
@@ -88,3 +90,16 @@ def test_the_gpus_of_nodes_are_counted():
         screen.print(panel(found))
     words = "8 spot, 8 on demand on 2 nodes, 8 requested, 8 about to be preempted"
     assert words in printed.get()
+
+
+def test_the_finish_follows_the_time_that_workers_measure_now():
+    first = submission()
+    state = state_of([Recorded(1, first)], stream="tune")
+    told = {"step": 10, "total_steps": 30, "phase": Phase.TRAINING}
+    estimated = 20 / first.job.throughput[2] * first.slot_s
+    assert remaining_s(state, Progress(**told), 2, 60.0) == pytest.approx(estimated)
+    # Half a second of wall time for each of 20 steps; the market runs 60 times faster.
+    measured = Progress(**told, world=2, step_s=0.5)
+    assert remaining_s(state, measured, 2, 60.0) == pytest.approx(600.0)
+    assert remaining_s(state, measured, 3, 60.0) != pytest.approx(600.0)  # other workers
+    assert remaining_s(state, measured, 0, 60.0) is None

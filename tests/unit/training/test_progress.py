@@ -7,10 +7,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from duetune.core.node_contract import HOPELESS
+from duetune.core.node_contract import DONE, HOPELESS
 from duetune.core.progress import Phase, Progress
 from duetune.errors import InvalidInput, OutOfMemory
 from duetune.training import worker
+from duetune.training.publication import PublishedResult, publish
 from duetune.training.worker_contract import Contract, ProgressReporter, read_progress
 
 
@@ -195,3 +196,15 @@ def test_a_failure_says_whether_memory_was_too_small(tmp_path, monkeypatch, erro
     told = read_progress(tmp_path / "progress.json")
     assert (told.step, told.phase, told.out_of_memory) == (7, Phase.FAILED, ran_out)
     assert told.message == str(error)
+
+
+def test_the_last_report_keeps_how_fast_the_group_was(tmp_path, monkeypatch):
+    contract = contract_in(tmp_path, DUETUNE_PROGRESS_FILE=str(tmp_path / "progress.json"))
+    training = Progress(step=7, phase=Phase.TRAINING, world=3, step_s=0.25)
+    ProgressReporter(contract).report(training)
+    publish(contract.output, lambda _: None, PublishedResult(steps=9, tokens=80))
+    monkeypatch.setattr(Contract, "from_environment", lambda _: contract)
+    monkeypatch.setattr(worker, "_set_up_log", lambda: None)
+    assert worker.main() == DONE
+    told = read_progress(tmp_path / "progress.json")
+    assert (told.step, told.phase, told.world, told.step_s) == (9, Phase.FINISHED, 3, 0.25)

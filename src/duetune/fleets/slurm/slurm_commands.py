@@ -20,6 +20,7 @@ _REFUSALS = (
     "incorrect",
     "invalid",
     "is not available",
+    "not found",
     "not permitted",
     "unrecognized option",
     "violates",
@@ -67,7 +68,8 @@ class SlurmCommands:
                 f"{program} took more than {self._timeout_s:g} s", retry=True
             ) from None
         if done.returncode:
-            said = done.stderr.strip() or f"exit status {done.returncode}"
+            # scontrol says on its output that it does not know a partition.
+            said = done.stderr.strip() or done.stdout.strip() or f"exit status {done.returncode}"
             refused = any(word in said.lower() for word in _REFUSALS) and not any(
                 word in said.lower() for word in _PASSING
             )

@@ -106,6 +106,9 @@ class SlurmDriver:
             "sinfo", "--noheader", "--Node", f"--partition={partition}", columns
         )
         rows = [line.split() for line in printed.splitlines()]
+        if not rows:
+            # sinfo is silent about a partition that does not exist; scontrol fails then.
+            self._commands.run("scontrol", "show", "partition", partition)
         usable = [row for row in rows if _USABLE.fullmatch(row[0])]
         name = self.settings.gpus
         if not name:

@@ -122,7 +122,9 @@ def read_jobs(printed: str) -> list[SlurmJob]:
         raise FleetError("squeue --json printed something that is no list of jobs", retry=True)
     if answer.errors:
         found = answer.errors[0]
-        raise FleetError(f"squeue: {found.description or found.error}", retry=True)
+        said = found.description or found.error
+        # Slurm 22.05 gives no reason; nearly always it is this one.
+        raise FleetError(f"squeue: {said}; does 'scontrol ping' find the controller?", retry=True)
     return sorted(answer.jobs, key=lambda job: job.job_id)
 
 
