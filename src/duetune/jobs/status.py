@@ -202,7 +202,8 @@ def job_status(
             now = fleet.clock.now()
             silent = silent_s(state, fleet) or ANSWER_S
     running = sum(node.state is NodeState.RUNNING for node in nodes)
-    left_s = None if now is None else remaining_s(state, progress, running, settings.site.speed)
+    # The fleet's own speed: that of the settings may belong to another fleet.
+    left_s = None if fleet is None else remaining_s(state, progress, running, fleet.speed)
     trouble, suspect = _trouble(job, state)
     return JobStatus(
         job=job,
