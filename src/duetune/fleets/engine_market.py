@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from duetune.core.fleet import MarketReport, NodeKind, NodeState
+from duetune.core.fleet import MarketReport, NodeKind
 from duetune.core.market import Slot
 from duetune.fleets.driver import Capacity, CapacityDriver, EngineState
 
@@ -71,15 +71,16 @@ class EngineMarket:
         return free.spot // node * node + held, None
 
     def _held(self) -> int:
-        """Return the spot GPUs of running nodes, as the ledger and the engine agree.
+        """Return the spot GPUs of nodes that the ledger wants and the engine runs.
 
-        The engine is asked after it has counted the free GPUs. A node that has ended since the last
-        look still runs in the ledger, and its GPUs would count twice.
+        The engine is asked after it has counted the free GPUs, because the ledger is as old as the
+        last look. GPUs of a node that has ended since then would count twice, and those of a node
+        that was granted since then not at all: the job would give back what it has just got.
         """
         nodes = [
             entry
             for entry in (() if self._ledger is None else self._ledger.open())
-            if entry.node.kind is NodeKind.SPOT and entry.node.state is NodeState.RUNNING
+            if entry.node.kind is NodeKind.SPOT and entry.node.state.alive
         ]
         if not nodes:
             return 0

@@ -59,6 +59,14 @@ def test_gpus_of_a_node_that_has_just_ended_count_once():
     assert EngineMarket(FILE, lab.driver, ledger, lab.clock).now().slot.available == 3
 
 
+def test_gpus_of_a_node_that_was_just_granted_count_before_the_ledger_knows():
+    lab = EngineLab(spot=3)
+    lab.launch("a")  # the engine grants it at once, the ledger learns it at the next look
+    assert (
+        EngineMarket(FILE, lab.driver, NodeLedger(lab.pages), lab.clock).now().slot.available == 3
+    )
+
+
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
