@@ -137,7 +137,9 @@ def attacked(home, job, folder):
         stranger.stdin.write(json.dumps(target) + "\n")
         stranger.stdin.flush()
         assert json.loads(stranger.stdout.readline()) == []
-        assert listening(home.processes()) == doors, "all of them are still there"
+        assert pids.keys() <= home.processes().keys(), "all of them are still there"
+        # A group that forms anew, for example on a busy machine, opens doors before it closes some.
+        home.until(lambda: len(listening(home.processes())) == len(doors), "as many doors")
     finally:
         stranger.stdin.close()
         stranger.wait()

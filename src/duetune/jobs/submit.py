@@ -5,9 +5,7 @@
 
 from __future__ import annotations
 
-import os
 import secrets as randomness
-import shlex
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -19,15 +17,13 @@ from duetune.control.crash_points import journal_with_crash_points
 from duetune.control.learning import learnt_utilities
 from duetune.core.decision import Outlook
 from duetune.core.events import Past, Submitted
-from duetune.core.fleet import MarketReport, Task
+from duetune.core.fleet import MarketReport
 from duetune.core.market import MarketTrace
-from duetune.core.node_contract import CHECKPOINT_DIR, CHECKPOINT_KEEP, JOB_DIR, LOGS
 from duetune.core.ports import Policy
 from duetune.errors import InvalidInput
-from duetune.files import OWNER, remove_tree, write_whole
-from duetune.fleets.embedded.node_assignment import SECRETS_FILE
 from duetune.jobs.configure import TrainingPlan, configure, held_out_rows
 from duetune.jobs.data_check import eval_dataset_rows, local_dataset
+from duetune.jobs.job_folder import write_job_folder
 from duetune.jobs.measured_runs import measured_paces, ran_out_of_memory
 from duetune.jobs.preflight import Machine, Preflight, hub_repos, job_environment, preflight
 from duetune.jobs.quote import Quote, make_quote
@@ -44,13 +40,11 @@ from duetune.market.forecast.simple import outlook_at
 from duetune.notebook import html_table
 from duetune.policies.select.hedge import Learner
 from duetune.settings import QueueSettings
-from duetune.storage import deposit, open_storage, place_below
-from duetune.storage.job_layout import INPUTS, WORKDIR
+from duetune.storage import place_below
 from duetune.store.store import Store
-from duetune.training.task import write_task
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     import numpy as np
     from numpy.typing import NDArray
@@ -63,8 +57,6 @@ TRUST = 0.9
 """Weight of the quote's scenarios before any finished job was learnt from."""
 
 SCENARIOS = 100
-TRAINER = "duetune.training.worker"
-SPEC_FILE = "job.yaml"
 _LETTERS = "bcdfghjkmnpqrstvwxz23456789"
 
 
@@ -221,21 +213,17 @@ def submit(
     market = msgspec.structs.replace(market, slot=market.slot.in_members(gpus))
     terms = _terms(prepared.spec, prepared.plan, site, market)
     job = _identifier(prepared.spec.name)
-    folder = settings.folder(job)
-    folder.mkdir(parents=True, mode=0o700)
-    (folder / LOGS).mkdir(mode=0o700)
-    (folder / SPEC_FILE).write_text(prepared.spec.to_yaml(), "utf-8")
-    _write_secrets(folder, prepared.spec, os.environ)
-    if prepared.spec.run is None:
-        write_task(folder, training_task(prepared.spec, prepared.plan))
-    task = _node_task(prepared.spec, folder, place_below(storage, job) if storage else "")
-    if task.storage:
-        _deposit(prepared.spec, folder, task.storage)
+    task = write_job_folder(
+        settings.folder(job),
+        prepared.spec,
+        prepared.plan,
+        storage=place_below(storage, job) if storage else "",
+    )
     event = Submitted(
         at=market.at,
         spec=msgspec.json.encode(prepared.spec.document()).decode(),
         job=terms.job,
-        task=msgspec.structs.replace(task, gpus=gpus),
+        task=task,
         policy=prepared.policy,
         origin=terms.origin,
         slot_s=terms.slot_s,
@@ -358,52 +346,3 @@ def _identifier(name: str) -> str:
     """Return a new job id: the name and five random letters."""
     suffix = "".join(randomness.choice(_LETTERS) for _ in range(5))
     return f"{name[:40].lower().strip('-._')}-{suffix}"
-
-
-def _deposit(spec: JobSpec, folder: Path, place: str) -> None:
-    """Put what the nodes need into the job's storage; remove the job's folder if that fails."""
-    try:
-        workdir = None if spec.workdir is None else Path(spec.workdir)
-        deposit(open_storage(place), folder, workdir)
-    except BaseException:
-        remove_tree(folder)
-        raise
-
-
-def _node_task(spec: JobSpec, folder: Path, storage: str) -> Task:
-    """Return what each node of the job runs, with its environment."""
-    environment = spec.environment(os.environ)
-    if spec.checkpoint.dir is not None:
-        # One folder per job, so that two jobs never read each other's checkpoints.
-        environment[CHECKPOINT_DIR] = str(Path(spec.checkpoint.dir) / folder.name)
-    environment[CHECKPOINT_KEEP] = str(spec.checkpoint.keep)
-    if spec.run is None:
-        return Task(
-            folder=str(folder),
-            module=TRAINER,
-            environment=environment,
-            coordinated=True,
-            storage=storage,
-        )
-    start = f"cd {shlex.quote(spec.workdir)}\n" if spec.workdir else ""
-    if storage:
-        start = f'cd "${JOB_DIR}/{INPUTS}/{WORKDIR}"\n'
-    # Without the trap, SIGTERM would end the shell before the command has reported its exit.
-    script = f"set -e\ntrap : TERM\n{start}{spec.setup or ''}\n{spec.run}\n"
-    return Task(
-        folder=str(folder),
-        command=("bash", "-c", script),
-        environment=environment,
-        coordinated=spec.has_members,
-        storage=storage,
-    )
-
-
-def _write_secrets(folder: Path, spec: JobSpec, environ: Mapping[str, str]) -> None:
-    """Write the secrets beside the job, readable by the owner only. They are never in the journal
-    or a log.
-    """
-    if not spec.secrets:
-        return
-    secrets = msgspec.json.encode({name: environ[name] for name in spec.secrets})
-    write_whole(folder / SECRETS_FILE, secrets, mode=OWNER)
