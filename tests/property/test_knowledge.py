@@ -26,7 +26,13 @@ from duetune.knowledge.configurations.configuration_table import Described, card
 from duetune.knowledge.facts.gpus import GPUS
 from duetune.knowledge.history import History
 from duetune.knowledge.model.features import Physics, Reckoned, feature_matrix
-from duetune.knowledge.model.forest import grow_classification, grow_regression, sortable
+from duetune.knowledge.model.forest import (
+    SMALLEST,
+    TRIED,
+    grow_classification,
+    grow_regression,
+    sortable,
+)
 from duetune.knowledge.model.frontier import INVALID, UNKNOWN, VALID, Frontier, Support
 from duetune.knowledge.model.learned_model import KnowledgeModel
 from duetune.knowledge.observation import Observation, RunOutcome
@@ -269,9 +275,9 @@ def test_flat_trees_are_the_librarys(rows, asked):
     weight = np.linspace(1, 2, len(rows))
     questions = np.array([*asked, *matrix.tolist()], np.float32)
     target = matrix.sum(axis=1, dtype=np.float64)
-    grown = ensemble.ExtraTreesRegressor(3, random_state=1).fit(
-        matrix, target, sample_weight=weight
-    )
+    grown = ensemble.ExtraTreesRegressor(
+        3, random_state=1, max_features=TRIED, min_samples_leaf=SMALLEST
+    ).fit(matrix, target, sample_weight=weight)
     flat = grow_regression(matrix, target, weight, trees=3, seed=1)
     assert (flat.predict(sortable(questions))[0] == grown.predict(questions)).all()
     forest = grow_classification(matrix, label, weight, rising=[1], trees=3, seed=1)

@@ -27,6 +27,9 @@ ROUNDS = 40
 ROUNDS_AGAIN = 6
 """Rounds for a start that is close to the solution."""
 
+MOVE = 1e-7
+"""Change of a logarithm by which slopes are measured."""
+
 
 class Usual(NamedTuple):
     """The usual value of a constant, and the standard deviation of its logarithm."""
@@ -142,24 +145,55 @@ class Vector:
         return np.array(found)
 
     def fit(
-        self, error: Callable[[Column], Column], robust: float, start: Column | None = None
+        self,
+        error: Callable[[dict[str, float], dict[str, Column]], Column],
+        robust: float,
+        start: Column | None = None,
     ) -> Column:
         """Return the vector with the least error.
 
-        ``error`` is in logarithms. Beyond ``robust`` an error counts by its size instead of its
-        square.
+        ``error`` returns a logarithm for each row, given the constants and each row's factor by
+        name. Beyond ``robust`` an error counts by its size instead of its square.
         """
         from scipy.optimize import least_squares  # noqa: PLC0415 - takes most of a second
 
-        def misfit(values: Column) -> Column:
-            scaled = error(values) / robust
-            soft = np.sign(scaled) * np.sqrt(2.0 * (np.sqrt(1.0 + scaled**2) - 1.0))
-            return np.concatenate([soft, values / self.spreads])
+        first = len(self._constants)
 
-        begin = np.zeros(len(self.spreads)) if start is None else start
-        rounds = ROUNDS if start is None else ROUNDS_AGAIN
+        def soft(values: Column, factors: dict[str, Column]) -> Column:
+            scaled = error(self.constants(values), factors) / robust
+            return np.sign(scaled) * np.sqrt(2.0 * (np.sqrt(1.0 + scaled**2) - 1.0))
+
+        def misfit(values: Column) -> Column:
+            return np.concatenate([soft(values, self.factors(values)), values / self.spreads])
+
+        def slopes(values: Column) -> Column:
+            # A row depends on its own factors only. So one more evaluation for each name gives the
+            # slopes of all labels of that name.
+            factors = self.factors(values)
+            here = soft(values, factors)
+            rows = np.arange(len(here))
+            found = np.zeros((len(here), len(values)))
+            for place in range(first):
+                moved = values.copy()
+                moved[place] += MOVE
+                found[:, place] = (soft(moved, factors) - here) / MOVE
+            place = first
+            for name, members in self._groups.items():
+                moved_factors = {**factors, name: factors[name] * math.exp(MOVE)}
+                slope = (soft(values, moved_factors) - here) / MOVE
+                for group in members:
+                    found[rows, place + group.codes] = slope
+                    place += len(group.keys)
+            return np.concatenate([found, np.diag(1.0 / self.spreads)])
+
         # MINPACK, because the other methods spend most of the fit on decomposing the Jacobian.
         found = least_squares(
-            misfit, begin, method="lm", max_nfev=rounds * (len(begin) + 1), xtol=1e-4, ftol=1e-4
+            misfit,
+            np.zeros(len(self.spreads)) if start is None else start,
+            jac=slopes,
+            method="lm",
+            max_nfev=ROUNDS if start is None else ROUNDS_AGAIN,
+            xtol=1e-4,
+            ftol=1e-4,
         )
         return np.asarray(found.x, np.float64)

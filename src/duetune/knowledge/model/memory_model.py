@@ -105,9 +105,8 @@ def fit_memory(
     target = np.log(np.where(known, peak, it.capacity))
     root = np.sqrt(weight) * np.where(known, 1.0, CENSORED)
 
-    def error(values: Column) -> Column:
-        constants = MemoryConstants(**vector.constants(values))
-        terms = memory_terms(it, constants, **vector.factors(values))
+    def error(constants: dict[str, float], factors: dict[str, Column]) -> Column:
+        terms = memory_terms(it, MemoryConstants(**constants), **factors)
         over = np.log(peak_bytes(it, terms)) - target
         # A run without a peak is an error only if the prediction contradicts its outcome.
         side = np.where(fitted, np.maximum(over, 0.0), np.minimum(over, 0.0))

@@ -104,9 +104,9 @@ def fit_pace(
     vector = Vector(CONSTANTS, groups)
     target, root = np.log(tokens_per_s), np.sqrt(weight)
 
-    def error(values: Column) -> Column:
-        constants = _constants(vector, values)
-        terms = _terms(it, constants, vector.factors(values))
+    def error(found: dict[str, float], factors: dict[str, Column]) -> Column:
+        constants = _constants(found)
+        terms = _terms(it, constants, factors)
         pace = it.tokens * it.gpus / step_seconds(terms, constants.overlap)
         misfit: Column = root * (np.log(pace) - target)
         return misfit
@@ -116,14 +116,13 @@ def fit_pace(
         named = {name: getattr(start, name) for name in FACTORS}
         begin = vector.values(_numbers(start), named)
     values = vector.fit(error, ROBUST, begin)
-    return PaceModel(constants=_constants(vector, values), **vector.named(values))
+    return PaceModel(constants=_constants(vector.constants(values)), **vector.named(values))
 
 
-def _constants(vector: Vector, values: Column) -> TimeConstants:
-    """Return the constants of a vector, with the overlap as a share."""
-    found = vector.constants(values)
-    odds = found.pop("overlap")
-    return TimeConstants(overlap=odds / (1.0 + odds), **found)
+def _constants(found: dict[str, float]) -> TimeConstants:
+    """Return the constants of a fit, with the overlap as a share."""
+    odds = found["overlap"]
+    return TimeConstants(**{**found, "overlap": odds / (1.0 + odds)})
 
 
 def _numbers(model: PaceModel) -> dict[str, float]:

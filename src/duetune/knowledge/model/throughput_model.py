@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     Column = NDArray[np.float64]
 
 TREES = 64
-FOLD_TREES = 24
+FOLD_TREES = 16
 FEWEST = 20
 """With fewer rows the trees would learn noise, so physics answers alone."""
 

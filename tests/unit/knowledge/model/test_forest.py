@@ -7,6 +7,8 @@ import pytest
 
 from duetune.knowledge.model.forest import (
     BLOCK,
+    SMALLEST,
+    TRIED,
     Forest,
     _flat,
     constant_forest,
@@ -32,11 +34,15 @@ ASKED[:10, 2] = -0.0
 ASKED[10:20, 2] = 0.0
 
 
+def library(trees, seed):
+    return ensemble.ExtraTreesRegressor(
+        trees, random_state=seed, max_features=TRIED, min_samples_leaf=SMALLEST
+    )
+
+
 @pytest.fixture(scope="module")
 def regressor():
-    grown = ensemble.ExtraTreesRegressor(TREES, random_state=5).fit(
-        MATRIX, TARGET, sample_weight=WEIGHT
-    )
+    grown = library(TREES, seed=5).fit(MATRIX, TARGET, sample_weight=WEIGHT)
     return grown, grow_regression(MATRIX, TARGET, WEIGHT, trees=TREES, seed=5)
 
 
@@ -88,7 +94,7 @@ def test_thresholds_between_two_neighbouring_numbers_divide_them():
     for sign in (1, -1):
         matrix = np.array([[sign * low], [sign * high]] * 4, np.float32)
         target = np.array([1.0, 2.0] * 4)
-        grown = ensemble.ExtraTreesRegressor(20, random_state=0).fit(matrix, target)
+        grown = library(20, seed=0).fit(matrix, target)
         forest = grow_regression(matrix, target, np.ones(8), trees=20, seed=0)
         assert (forest.predict(sortable(matrix))[0] == grown.predict(matrix)).all()
 
@@ -203,7 +209,7 @@ def test_trees_of_one_leaf_among_others_say_what_the_library_says():
     matrix = np.array([[0.0], [0.0], [0.0], [1.0]], np.float32)
     target = np.array([1.0, 1.0, 1.0, 9.0])
     weight = np.array([1.0, 1.0, 1.0, 1e-3])
-    grown = ensemble.ExtraTreesRegressor(10, random_state=1, bootstrap=False)
+    grown = library(10, seed=1)
     grown.fit(matrix, target, sample_weight=weight)
     forest = grow_regression(matrix, target, weight, trees=10, seed=1)
     assert (forest.predict(sortable(matrix))[0] == grown.predict(matrix)).all()

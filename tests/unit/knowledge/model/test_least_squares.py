@@ -105,20 +105,32 @@ def test_spreads_are_those_of_constants_and_then_of_each_label():
     assert vector().spreads.tolist() == [1.0, 0.5, 0.3, 0.3, 0.2, 0.2, 0.1, 0.1]
 
 
-def line(values, level):
-    return np.full(40, values[0] - level)
+def logs(constants, factors):
+    """The vector's part that an error is made of: two constants, and the speed of each row."""
+    return (
+        np.log(constants["scale"] / 4.0),
+        np.log(constants["unused"] / 7.0),
+        np.log(factors["speed"]),
+    )
+
+
+def many(count):
+    return Configurations.of([*ROWS] * count)
 
 
 def test_a_constant_goes_where_the_data_are_and_others_stay_usual():
-    found = vector().fit(lambda values: line(values, 0.7), 0.1)
+    rows = many(10)
+    found = vector(rows).fit(lambda *given: np.full(40, logs(*given)[0] - 0.7), 0.1)
     assert found[0] == pytest.approx(0.7, abs=0.01)
     assert found[1:] == pytest.approx(np.zeros(len(found) - 1), abs=1e-6)
 
 
-def test_one_row_moves_a_constant_less_than_many():
-    few = vector().fit(lambda values: np.array([values[1] - 0.2]), 0.1)[1]
-    many = vector().fit(lambda values: np.full(50, values[1] - 0.2), 0.1)[1]
-    assert 0.05 < few < many < 0.2 + 1e-6
+def test_a_few_rows_move_a_constant_less_than_many():
+    few, more = (
+        vector(many(count)).fit(lambda *given, n=count: np.full(4 * n, logs(*given)[1] - 0.2), 0.1)
+        for count in (1, 20)
+    )
+    assert 0.05 < few[1] < more[1] < 0.2 + 1e-6
 
 
 def test_errors_that_are_far_off_do_not_drag_a_constant_along():
@@ -126,15 +138,30 @@ def test_errors_that_are_far_off_do_not_drag_a_constant_along():
     noise = 0.05 * random.standard_normal(100)
     noise[:10] += 3.0
 
-    found = vector().fit(lambda values: values[0] - 0.7 - noise, 0.1)[0]
+    found = vector(many(25)).fit(lambda *given: logs(*given)[0] - 0.7 - noise, 0.1)[0]
     mean = 0.7 + float(noise.mean())
     assert abs(found - 0.7) < 0.05 < abs(mean - 0.7)
 
 
-def test_a_search_that_starts_near_the_answer_ends_there_too():
-    def error(values):
-        return np.concatenate([line(values, 0.7), 2.0 * (values[2:4] - [0.1, -0.2])])
+def test_the_slopes_of_labels_lead_to_the_factors_that_made_the_data():
+    """Errors that are not linear, so that a wrong slope would not end at the answer."""
+    rows = many(50)
+    true = np.array([0.3, 0.0, 0.2, -0.2, 0.1, -0.1, 0.0, 0.0])
+    here = vector(rows)
+    seconds = 1.0 / here.factors(true)["speed"] + here.constants(true)["scale"]
 
-    first = vector().fit(error, 0.1)
-    again = vector().fit(error, 0.1, start=first + 0.02)
+    def error(constants, factors):
+        return np.log((1.0 / factors["speed"] + constants["scale"]) / seconds)
+
+    found = here.fit(error, 0.001)
+    assert np.abs(error(here.constants(found), here.factors(found))).max() < 1e-3
+
+
+def test_a_search_that_starts_near_the_answer_ends_there_too():
+    def error(*given):
+        scale, _, speed = logs(*given)
+        return scale - 0.7 + 2.0 * (speed - np.tile([0.1, -0.2, 0.1, -0.2], 10))
+
+    first = vector(many(10)).fit(error, 0.1)
+    again = vector(many(10)).fit(error, 0.1, start=first + 0.02)
     assert again == pytest.approx(first, abs=0.01)
