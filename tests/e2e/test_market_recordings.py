@@ -258,3 +258,20 @@ def test_the_market_of_an_engine_can_be_recorded_and_is_its_history(
     status, out, _ = called(capsys, "record", "--once")
     assert status == 0
     assert len((home / "markets" / "lab.csv").read_text().splitlines()) == 3
+
+
+def test_another_fleet_than_the_default_is_recorded_and_shown(home, tmp_path, capsys, monkeypatch):
+    monkeypatch.syspath_prepend(register(tmp_path / "plugin"))
+    settings = ("--set", f"folder={tmp_path / 'engine'}", "--set", "spot=2")
+    assert main(("fleet", "add", "lab", "--engine", "processes", *settings)) == 0
+    capsys.readouterr()
+    status, out, _ = called(capsys, "record", "--fleet", "lab", "--once")
+    assert (status, "2 available" in out) == (0, True)
+    assert load_grid(home / "markets" / "lab.csv").available[0].tolist() == [2]
+    status, out, _ = called(capsys, "show", "--fleet", "lab", "--json")
+    assert (status, json.loads(out)["pool"]) == (0, "lab")
+    for command in (("record", "--once"), ("show",)):
+        status, _, err = called(capsys, *command, "--fleet", "nowhere")
+        assert (status, "nowhere" in err, "lab" in err) == (2, True, True)
+    status, _, err = called(capsys, "show", "--fleet", "lab", "--market", "diurnal")
+    assert (status, "give one market" in err) == (2, True)

@@ -48,6 +48,11 @@ def json_option(body: Body) -> Body:
     )
 
 
+def fleet_option(default: str) -> Callable[[Body], Body]:
+    """Add --fleet to a command; ``default`` says which fleet is meant without it."""
+    return click.option("--fleet", metavar="NAME", help=f"The fleet.  [default: {default}]")
+
+
 @contextmanager
 def waiting(words: str) -> Iterator[None]:
     """Show a spinner with these words while the block runs; a pipe shows nothing."""

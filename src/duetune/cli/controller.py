@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
-from duetune.cli.context import Answer, json_option, print_answer
+from duetune.cli.context import Answer, fleet_option, json_option, print_answer
 from duetune.home import Home
 
 if TYPE_CHECKING:
@@ -53,12 +53,8 @@ def controller() -> None:
     """
 
 
-def _fleet_option(meaning: str) -> Callable[[Body], Body]:
-    return click.option("--fleet", metavar="NAME", help=f"The fleet.  [default: {meaning}]")
-
-
 @controller.command()
-@_fleet_option("that of config.toml")
+@fleet_option("that of config.toml")
 def run(fleet: str | None) -> None:
     """Run a controller in the foreground, without a supervisor."""
     from duetune.core.node_contract import HOPELESS
@@ -82,7 +78,7 @@ def run(fleet: str | None) -> None:
 
 
 @controller.command()
-@_fleet_option("all fleets with unfinished jobs")
+@fleet_option("all fleets with unfinished jobs")
 @json_option
 def start(fleet: str | None, as_json: bool) -> None:
     """Start a controller in the background, unless one is running."""
@@ -106,7 +102,7 @@ def start(fleet: str | None, as_json: bool) -> None:
 
 
 @controller.command()
-@_fleet_option("all fleets")
+@fleet_option("all fleets")
 @json_option
 def stop(fleet: str | None, as_json: bool) -> None:
     """Stop a controller and its supervisor. Nodes and training continue.
@@ -130,7 +126,7 @@ def stop(fleet: str | None, as_json: bool) -> None:
 
 
 @controller.command()
-@_fleet_option("all fleets that have or had a controller")
+@fleet_option("all fleets that have or had a controller")
 @json_option
 def status(fleet: str | None, as_json: bool) -> None:
     """Show whether controllers are running. The database is not needed."""

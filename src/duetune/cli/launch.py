@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from duetune.cli.context import Answer, json_option, print_answer, waiting
+from duetune.cli.context import Answer, fleet_option, json_option, print_answer, waiting
 from duetune.home import Home
 
 if TYPE_CHECKING:
@@ -51,18 +51,9 @@ class LaunchAnswer(Answer, frozen=True, kw_only=True):
     status: JobStatus | None = None
 
 
-def fleet_option(body: Body) -> Body:
-    """Add --fleet to a command that reads a job file."""
-    return click.option(
-        "--fleet",
-        metavar="NAME",
-        help="The fleet to run on.  [default: that of the job file, else of config.toml]",
-    )(body)
-
-
 @click.command()
 @click.argument("spec", metavar="JOB.YAML")
-@fleet_option
+@fleet_option("that of the job file, else of config.toml")
 @click.option("--seed", type=int, default=0, metavar="N", help="Seed of the scenarios.")
 @json_option
 def plan(spec: str, fleet: str | None, seed: int, as_json: bool) -> None:
@@ -97,7 +88,7 @@ def plan(spec: str, fleet: str | None, seed: int, as_json: bool) -> None:
 @click.argument("spec", metavar="JOB.YAML")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask before spending.")
 @click.option("-d", "--detach", is_flag=True, help="Return at once and leave the job running.")
-@fleet_option
+@fleet_option("that of the job file, else of config.toml")
 @click.option("--seed", type=int, default=0, metavar="N", help="Seed of the scenarios.")
 @json_option
 def launch(spec: str, yes: bool, detach: bool, fleet: str | None, seed: int, as_json: bool) -> None:

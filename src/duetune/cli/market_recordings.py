@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
-from duetune.cli.context import Answer, json_option, print_answer
+from duetune.cli.context import Answer, fleet_option, json_option, print_answer
 from duetune.cli.options import market_options
 from duetune.errors import FleetError, InvalidInput
 from duetune.home import Home
@@ -121,9 +121,10 @@ def _note(path: Path) -> RecordingNote:
 
 @click.command()
 @click.option("--feed", metavar="NAME", help="A feed instead of the one in config.toml.")
+@fleet_option("that of config.toml")
 @to_option
 @click.option("--once", is_flag=True, help="Record the present slot and end; for cron.")
-def record(feed: str | None, to: str | None, once: bool) -> None:
+def record(feed: str | None, fleet: str | None, to: str | None, once: bool) -> None:
     """Append a market feed to a recording, slot by slot, until it is interrupted.
 
     It may be stopped and started at any time. Slots that were missed are filled where the feed
@@ -135,7 +136,7 @@ def record(feed: str | None, to: str | None, once: bool) -> None:
     from duetune.registry.feeds import RECORDED, pool_of
     from duetune.wiring import with_feed_named
 
-    settings = with_feed_named(Home().settings, feed)
+    settings = with_feed_named(Home().on(fleet or ""), feed)
     name = settings.site.feed.strip()
     if name.partition(":")[0] == RECORDED:
         raise InvalidInput("--feed", name, "a feed that is not a recording itself")

@@ -8,7 +8,7 @@ import click
 import msgspec
 import numpy as np
 
-from duetune.cli.context import duration_words, print_answer
+from duetune.cli.context import duration_words, fleet_option, print_answer
 from duetune.cli.json_output import JsonDocument
 from duetune.cli.options import market_options, run_options
 from duetune.home import Home
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from duetune.cli.options import MarketOptions
     from duetune.core.fleet import MarketReport
     from duetune.market.slot_grid import Grid
+    from duetune.settings import Settings
 
 WIDTH = 66
 HEIGHT = 5
@@ -49,6 +50,7 @@ class MarketPicture(JsonDocument, frozen=True, kw_only=True):
 @click.command()
 @click.argument("trace_file", metavar="[TRACE]", required=False)
 @click.option("--feed", metavar="NAME", help="A live feed instead of the one in config.toml.")
+@fleet_option("that of config.toml")
 @click.option(
     "--days",
     type=click.FloatRange(min=0, min_open=True),
@@ -61,6 +63,7 @@ class MarketPicture(JsonDocument, frozen=True, kw_only=True):
 def show(
     trace_file: str | None,
     feed: str | None,
+    fleet: str | None,
     days: float,
     market: MarketOptions,
     seed: int,
@@ -77,16 +80,16 @@ def show(
     from duetune.plots.market_figures import market_figure
 
     target = None if plot is None else plots.checked_plot(plot, "--plot")
-    chosen = (trace_file is not None) + bool(feed) + bool(market.trace or market.market)
-    if chosen > 1:
-        raise click.UsageError("give one market: TRACE, --trace, --market or --feed")
+    recorded = (trace_file is not None) + bool(market.trace or market.market)
+    if recorded + bool(feed or fleet) > 1:
+        raise click.UsageError("give one market: TRACE, --trace, --market, --feed or --fleet")
     if trace_file is not None:
         market = msgspec.structs.replace(market, trace=(trace_file,))
     report = None
     if market.trace or market.market:
         grid = _recorded(market, seed)
     else:
-        grid, report = _live(feed, days)
+        grid, report = _live(Home().on(fleet or ""), feed, days)
     grid = _last_days(grid, days)
     if target is not None:
         plots.save_figure(market_figure(grid), target)
@@ -117,14 +120,14 @@ def _recorded(market: MarketOptions, seed: int) -> Grid:
     return grid_of(market.one(seed).pool())
 
 
-def _live(name: str | None, days: float) -> tuple[Grid, MarketReport]:
+def _live(settings: Settings, name: str | None, days: float) -> tuple[Grid, MarketReport]:
     """Return the history of a feed with its present slot, and the report of that."""
     from duetune.core.market import MarketTrace
     from duetune.market.slot_grid import grid_of, moment_at
     from duetune.registry.feeds import pool_of
     from duetune.wiring import market_feed, with_feed_named
 
-    settings = with_feed_named(Home().settings, name)
+    settings = with_feed_named(settings, name)
     feed = market_feed(settings)
     report = feed.now()
     past = feed.history(max(1, round(days * 86400 / report.slot_s)))

@@ -85,10 +85,10 @@ def _lines(home: Home, job: str, *, silent: bool) -> JobStatus:
         words += f"; {found.trouble}" if found.trouble else ""
         if words != printed and not silent:
             progress = found.progress
+            # Before the first report of a node the number of steps is not known.
+            steps = f"; step {progress.step}/{progress.total_steps}" if progress.total_steps else ""
             loss = "" if progress.loss is None else f", loss {progress.loss:.3f}"
-            click.echo(
-                f"{words}; step {progress.step}/{progress.total_steps}{loss}, ${found.spent:.2f}"
-            )
+            click.echo(f"{words}{steps}{loss}, ${found.spent:.2f}")
             printed = words
     return found
 

@@ -272,18 +272,18 @@ def _file_number(path: Path) -> tuple[int, int] | None:
 def _make_file(path: Path) -> None:
     """Create the file if it does not exist; only its owner may read it, as it holds users' data."""
     if not path.parent.is_dir():
-        raise InvalidInput("store", str(path), "a file in a folder that exists")
+        raise InvalidInput("database", str(path), "a file in a folder that exists")
     if path.is_dir():
-        raise InvalidInput("store", str(path), "a file; this is a folder")
+        raise InvalidInput("database", str(path), "a file; this is a folder")
     try:
         os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
     except FileExistsError:
         pass
     except OSError as failure:
         allowed = f"a file that can be created ({failure.strerror})"
-        raise InvalidInput("store", str(path), allowed) from failure
+        raise InvalidInput("database", str(path), allowed) from failure
     if not os.access(path, os.R_OK | os.W_OK, effective_ids=os.access in os.supports_effective_ids):
-        raise InvalidInput("store", str(path), "a file that can be read and written")
+        raise InvalidInput("database", str(path), "a file that can be read and written")
 
 
 def _use_write_ahead_log(path: Path) -> None:
@@ -311,7 +311,7 @@ def _refusal(path: Path) -> Iterator[None]:
         allowed = _REFUSALS.get(getattr(failure, "sqlite_errorcode", 0) & 0xFF)
         if allowed is None:
             raise StoreError(str(path), str(failure)) from failure
-        raise InvalidInput("store", str(path), f"{allowed} ({failure})") from failure
+        raise InvalidInput("database", str(path), f"{allowed} ({failure})") from failure
 
 
 def _connected(connection: DBAPIConnection, _entry: ConnectionPoolEntry) -> None:

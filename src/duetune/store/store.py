@@ -116,19 +116,20 @@ def open_store(url_or_path: str | Path, *, clock: Callable[[], float] = wall_now
 def _database(url_or_path: str | Path) -> Database:
     if isinstance(url_or_path, Path) or "://" not in url_or_path:
         if not str(url_or_path):
-            raise InvalidInput("store", url_or_path, ALLOWED)
+            raise InvalidInput("database", url_or_path, ALLOWED)
         return sqlite_database(Path(url_or_path))
     try:
         url = make_url(url_or_path)
     except (ArgumentError, ValueError):
         # The text may contain a password, so it is not shown.
-        raise InvalidInput("store", url_or_path.partition("://")[0] + "://...", ALLOWED) from None
+        scheme = url_or_path.partition("://")[0]
+        raise InvalidInput("database", f"{scheme}://...", ALLOWED) from None
     kind = url.get_backend_name()
     if kind == "sqlite" and url.database and url.database != ":memory:":
         return sqlite_database(Path(url.database))
     if kind == "postgresql":
         return postgres_database(url)
-    raise InvalidInput("store", url.render_as_string(hide_password=True), ALLOWED)
+    raise InvalidInput("database", url.render_as_string(hide_password=True), ALLOWED)
 
 
 def opened_store(settings: Settings) -> Store:
