@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import sys
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -112,7 +113,10 @@ def _adapted(task: TrainingTask, base: LanguageModel) -> LanguageModel:
             use_dora=task.use_dora,
             init_lora_weights=task.init_lora_weights,
         )
-        return cast("LanguageModel", peft.get_peft_model(base, config))
+        with warnings.catch_warnings():
+            # PEFT asks transformers by a name that transformers has renamed.
+            warnings.filterwarnings("ignore", "`is_gradient_checkpointing`", FutureWarning)
+            return cast("LanguageModel", peft.get_peft_model(base, config))
     except (ValueError, NotImplementedError) as error:
         unknown = "not found in the base model" in str(error)
         reason = "" if unknown else f" ({short_reason(error)})"
