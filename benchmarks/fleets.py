@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
-from duetune.settings import load_settings
 from reporting import arguments, finish, markdown_table, publish, rounded
 from support.live_home import LiveHome
 from support.ray_lab import RayLab
@@ -165,19 +164,13 @@ def through_storage(stack: ExitStack, folder: Path) -> Bench:
 
 
 def _add(home: LiveHome, engine: str, **settings: object) -> None:
-    known = {"slot_minutes": 5, "startup_s": 5, "resize_s": 5, "max_gpus": 1, **settings}
-    words = [word for name, value in known.items() for word in ("--set", f"{name}={value}")]
-    home.run("fleet", "add", "bench", "--engine", engine, *words)
-    (home.path / "config.toml").write_text('[site]\nfleet = "bench"\n')
-    home.settings = load_settings(home.environment)
+    home.use_engine(
+        engine, slot_minutes=5 / home.slowness, startup_s=5, resize_s=5, max_gpus=1, **settings
+    )
 
 
 def _engine_name(home: LiveHome, node: Node) -> str:
-    from duetune.fleets.node_ledger import NodeLedger  # noqa: PLC0415 - not of the embedded fleet
-
-    with home.store() as store:
-        entries = NodeLedger(store.ledger("bench")).of_job(node.job)
-    return next(entry.name for entry in entries if entry.node.id == node.id)
+    return next(each.name for each in home.entries(node.job) if each.node.id == node.id)
 
 
 def main() -> None:

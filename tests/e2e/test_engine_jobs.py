@@ -10,10 +10,9 @@ from pathlib import Path
 import pytest
 
 from duetune.core.events import Status
-from duetune.core.fleet import NodeEnd, NodeKind, NodeState
+from duetune.core.fleet import NodeEnd, NodeKind
 from duetune.fleets.embedded.processes import family
 from duetune.fleets.fleet_file import fleet_files, prefix_of, token_of
-from duetune.fleets.node_ledger import NodeLedger
 from duetune.market.traces import load_grid
 from duetune.settings import load_settings
 from duetune.training.tiny import build_tiny_model
@@ -35,15 +34,15 @@ def home(tmp_path, monkeypatch):
     found.environment["PYTHONPATH"] = os.pathsep.join(
         [plugin, str(TESTS), found.environment.get("PYTHONPATH", "")]
     )
-    found.run(
-        *("fleet", "add", "lab", "--engine", "processes"),
-        *("--set", f"folder={tmp_path / 'engine'}", "--set", "spot=3"),
-        *("--set", f"slot_minutes={found.slowness * 0.05}", "--set", "startup_s=0.5"),
-        *("--set", "resize_s=0.5"),
+    found.use_engine(
+        "processes",
+        folder=tmp_path / "engine",
+        spot=3,
+        slot_minutes=0.05,
+        startup_s=0.5,
+        resize_s=0.5,
+        microbatch_s=0.1,
     )
-    emulated = f"emulated_microbatch_s = {0.1 * found.slowness}"
-    (found.path / "config.toml").write_text(f'[site]\nfleet = "lab"\n{emulated}\n')
-    found.settings = load_settings(found.environment)
     yield found
     found.close()
 
@@ -55,9 +54,7 @@ def driver(home):
 
 def held(home, job):
     """Return the names in the engine of the nodes that run and should."""
-    with home.store() as store:
-        entries = NodeLedger(store.ledger("lab")).of_job(job)
-    return [entry.name for entry in entries if entry.node.state is NodeState.RUNNING]
+    return [entry.name for entry in home.held(job)]
 
 
 def running_nodes(engine):

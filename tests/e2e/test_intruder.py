@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hmac
 import json
 import shutil
@@ -20,7 +19,7 @@ from support import intruder
 from support.accounts import accounted
 from support.later import later
 from support.live_home import LEFT_RUNNING, LiveHome
-from support.tuning import progress, spec
+from support.tuning import progress, spec, unpublished
 
 for name in ("torch", "peft", "transformers"):
     later(name)
@@ -94,14 +93,6 @@ def test_a_stranger_can_neither_read_join_report_nor_stop(home, network):
     assert adapter(row) == adapter(calm)
     modules = json.loads(adapter(row)["adapter_config.json"])["target_modules"]
     assert modules == sorted(modules)
-
-
-@contextlib.contextmanager
-def unpublished(folder):
-    """Meanwhile no member can publish the result, so the job cannot end before the attack."""
-    with (folder / ".output.lock").open("wb") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 def attacked(home, job, folder):

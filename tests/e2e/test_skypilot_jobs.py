@@ -8,10 +8,8 @@ import pytest
 
 from duetune.core.events import Status
 from duetune.core.fleet import NodeEnd, NodeState
-from duetune.fleets.node_ledger import NodeLedger
-from duetune.settings import load_settings
 from duetune.training.tiny import build_tiny_model
-from support.live_home import LEFT_RUNNING, LiveHome
+from support.live_home import ENGINE, LEFT_RUNNING, LiveHome
 from support.patience import until
 from support.sky_lab import PYTHON, SkyLab, missing
 from support.tuning import TRAINING, progress, spec
@@ -58,28 +56,29 @@ def home(tmp_path, lab, monkeypatch):
     for name, value in lab.environment.items():
         monkeypatch.setenv(name, value)
     found = LiveHome(tmp_path)
-    found.run(
-        *("fleet", "add", "sky", "--engine", "skypilot", "--set", f"sky_python={PYTHON}"),
-        *("--set", "spot=slurm/lab/spot", "--set", "on_demand=slurm/lab/guaranteed"),
-        *("--set", "cpus=1", "--set", "memory=1", "--set", "refresh_s=5", "--set", "answer_s=120"),
-        *("--set", "max_gpus=1", "--set", "spot_gpus=1", "--set", "startup_s=20"),
-        *("--set", "withdraw_minutes=30", "--set", "slot_minutes=1"),
+    found.use_engine(
+        "skypilot",
+        sky_python=PYTHON,
+        spot="slurm/lab/spot",
+        on_demand="slurm/lab/guaranteed",
+        cpus=1,
+        memory=1,
+        refresh_s=5,
+        answer_s=120,
+        max_gpus=1,
+        spot_gpus=1,
+        startup_s=20,
+        withdraw_minutes=30,
+        slot_minutes=1,
+        microbatch_s=0.3,
     )
-    emulated = f"emulated_microbatch_s = {0.3 * found.slowness}"
-    (found.path / "config.toml").write_text(f'[site]\nfleet = "sky"\n{emulated}\n')
-    found.settings = load_settings(found.environment)
     yield found
     found.close()
     lab.clear()
 
 
-def entries(home, job):
-    with home.store() as store:
-        return NodeLedger(store.ledger("sky")).of_job(job)
-
-
 def test_a_fine_tune_through_skypilot_survives_a_preemption(home, lab, tmp_path):
-    assert home.run("fleet", "check", "sky").returncode == 0
+    assert home.run("fleet", "check", ENGINE).returncode == 0
     model = build_tiny_model(tmp_path / "model", hidden=32, layers=1, heads=2, seed=3)
     training = {**TRAINING, "max_steps": 60}
     job = home.launch(spec(home, model, deadline="4h", training=json.dumps(training)))
@@ -88,7 +87,7 @@ def test_a_fine_tune_through_skypilot_survives_a_preemption(home, lab, tmp_path)
     for number in range(2):
         lab.slurm.submit(f"urgent-{number}", "guaranteed", "sleep 600", "--exclusive")
     home.until(
-        lambda: any(each.node.end is NodeEnd.CAPACITY for each in entries(home, job)),
+        lambda: any(each.node.end is NodeEnd.CAPACITY for each in home.entries(job)),
         "a preemption",
     )
     for number in range(2):
@@ -96,7 +95,7 @@ def test_a_fine_tune_through_skypilot_survives_a_preemption(home, lab, tmp_path)
 
     row = home.until_over(job)
     assert row.status is Status.SUCCEEDED, home.logs()
-    found = entries(home, job)
+    found = home.entries(job)
     assert NodeState.LOST in {each.node.state for each in found}
     assert row.spent == pytest.approx(sum(each.node.billed for each in found), rel=1e-6)
     home.until(lambda: lab.slurm.run("squeue", "-h") == "", "an empty queue")

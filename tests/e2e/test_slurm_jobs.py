@@ -7,13 +7,11 @@ import json
 import pytest
 
 from duetune.core.events import Status
-from duetune.core.fleet import NodeEnd, NodeState
-from duetune.fleets.node_ledger import NodeLedger
-from duetune.settings import load_settings
+from duetune.core.fleet import NodeEnd
 from duetune.training.tiny import build_tiny_model
-from support.live_home import LEFT_RUNNING, LiveHome
+from support.live_home import ENGINE, LEFT_RUNNING, LiveHome
 from support.slurm_lab import SlurmLab, missing
-from support.tuning import TRAINING, progress, spec
+from support.tuning import TRAINING, progress, spec, unpublished
 
 pytestmark = [
     pytest.mark.live,
@@ -35,23 +33,21 @@ def lab():
 @pytest.fixture
 def home(tmp_path, lab):
     found = LiveHome(tmp_path)
-    found.run(
-        *("fleet", "add", "cluster", "--engine", "slurm", "--set", f"conf={lab.conf}"),
-        *("--set", "spot=spot", "--set", "on_demand=guaranteed", "--set", "max_gpus=3"),
-        *("--set", f"slot_minutes={0.2 * found.slowness}", "--set", "startup_s=2"),
-        *("--set", "resize_s=2", "--set", "timeout_s=60"),
+    found.use_engine(
+        "slurm",
+        conf=lab.conf,
+        spot="spot",
+        on_demand="guaranteed",
+        max_gpus=3,
+        slot_minutes=0.2,
+        startup_s=2,
+        resize_s=2,
+        timeout_s=60,
+        microbatch_s=0.15,
     )
-    emulated = f"emulated_microbatch_s = {0.15 * found.slowness}"
-    (found.path / "config.toml").write_text(f'[site]\nfleet = "cluster"\n{emulated}\n')
-    found.settings = load_settings(found.environment)
     yield found
     found.close()
     lab.clear()
-
-
-def entries(home, job):
-    with home.store() as store:
-        return NodeLedger(store.ledger("cluster")).of_job(job)
 
 
 def members(home, job, count):
@@ -60,7 +56,7 @@ def members(home, job, count):
 
 def test_a_fine_tune_on_slurm_survives_all_that_can_happen_to_it(home, lab, tmp_path):
     """A preemption with notice, a machine that fails, and restarts of both controllers."""
-    assert home.run("fleet", "check", "cluster").returncode == 0
+    assert home.run("fleet", "check", ENGINE).returncode == 0
     model = build_tiny_model(tmp_path / "model", hidden=32, layers=1, heads=2, seed=3)
     training = {**TRAINING, "max_steps": 80, "gradient_accumulation_steps": 6}
     fields = {"deadline": "2h", "training": json.dumps(training)}
@@ -72,31 +68,35 @@ def test_a_fine_tune_on_slurm_survives_all_that_can_happen_to_it(home, lab, tmp_
     lab.submit("urgent-1", "guaranteed", "sleep 600")
     lab.submit("urgent-2", "guaranteed", "sleep 600")
     home.until(
-        lambda: any(each.node.end is NodeEnd.CAPACITY for each in entries(home, job)),
+        lambda: any(each.node.end is NodeEnd.CAPACITY for each in home.entries(job)),
         "a preemption",
     )
     for name in ("urgent-1", "urgent-2"):
         lab.run("scancel", f"--name={name}")
 
     def running():
-        alive = [each for each in entries(home, job) if each.node.state is NodeState.RUNNING]
-        return [each for each in alive if lab.place(each.name)]
+        return [each for each in home.held(job) if lab.place(each.name)]
 
-    victim = home.until(running, "a running node")[0]
-    machine = lab.place(victim.name)
-    lab.fail(machine)
-    lab.kill("slurmctld")
-    home.kill_controller()
-    home.run_program("controller", "start")
-    lab.start_controller()
-    lab.start_node(machine)
+    def victims_end():
+        ends = {each.node.id: each.node.end for each in home.entries(job)}
+        return ends[victim.node.id]
+
+    # The job cannot end before the loss is noticed, however slow that is.
+    with unpublished(home.settings.folder(job)):
+        victim = home.until(running, "a running node")[0]
+        machine = lab.place(victim.name)
+        lab.fail(machine)
+        lab.kill("slurmctld")
+        home.kill_controller()
+        home.run_program("controller", "start")
+        lab.start_controller()
+        lab.start_node(machine)
+        assert home.until(victims_end, "the loss") in {NodeEnd.DIED, NodeEnd.CRASHED}
 
     row = home.until_over(job)
     assert row.status is Status.SUCCEEDED, home.logs()
-    found = entries(home, job)
-    ends = {each.node.id: each.node.end for each in found}
-    assert NodeEnd.CAPACITY in ends.values()
-    assert ends[victim.node.id] in {NodeEnd.DIED, NodeEnd.CRASHED}
+    found = home.entries(job)
+    assert NodeEnd.CAPACITY in {each.node.end for each in found}
     prices = {"spot": 1.0, "on_demand": 3.0}
     bill = sum(
         prices[each.node.kind] * (each.node.ended_at - each.node.started_at) / 3600

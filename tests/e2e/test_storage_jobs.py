@@ -8,10 +8,8 @@ import os
 import pytest
 
 from duetune.core.events import Status
-from duetune.core.fleet import NodeEnd, NodeState
+from duetune.core.fleet import NodeEnd
 from duetune.fleets.fleet_file import fleet_files, prefix_of, token_of
-from duetune.fleets.node_ledger import NodeLedger
-from duetune.settings import load_settings
 from duetune.storage import open_storage, place_below
 from duetune.training.metrics import read_metrics
 from duetune.training.publication import published
@@ -42,16 +40,18 @@ def connected(tmp_path, monkeypatch):
             [plugin, str(TESTS), found.environment.get("PYTHONPATH", "")]
         )
         hidden = [str(tmp_path / name) for name in ("home", "model", "rows.jsonl", "work")]
-        found.run(
-            *("fleet", "add", "lab", "--engine", "processes", "--set", f"storage={storage}"),
-            *("--set", f"folder={tmp_path / 'engine'}", "--set", f"hidden={json.dumps(hidden)}"),
-            *("--set", f"slot_minutes={found.slowness * slot_minutes}", "--set", "startup_s=0.5"),
-            *("--set", "resize_s=0.5", "--set", "spot=2"),
-            *("--set", "setup=echo ready > $HOME/setup"),
+        found.use_engine(
+            "processes",
+            storage=storage,
+            folder=tmp_path / "engine",
+            hidden=json.dumps(hidden),
+            slot_minutes=slot_minutes,
+            startup_s=0.5,
+            resize_s=0.5,
+            spot=2,
+            setup="echo ready > $HOME/setup",
+            microbatch_s=0.1,
         )
-        emulated = f"emulated_microbatch_s = {0.1 * found.slowness}"
-        (found.path / "config.toml").write_text(f'[site]\nfleet = "lab"\n{emulated}\n')
-        found.settings = load_settings(found.environment)
         return found
 
     yield make
@@ -66,9 +66,7 @@ def driver(home):
 
 
 def held(home, job):
-    with home.store() as store:
-        entries = NodeLedger(store.ledger("lab")).of_job(job)
-    return [entry.name for entry in entries if entry.node.state is NodeState.RUNNING]
+    return [entry.name for entry in home.held(job)]
 
 
 def untouched(home):

@@ -13,6 +13,8 @@ from pathlib import Path
 from unittest.mock import patch
 
 from duetune.cli import main
+from duetune.core.fleet import NodeState
+from duetune.fleets.node_ledger import NodeLedger
 from duetune.jobs import submit
 from duetune.settings import load_settings
 from duetune.store.store import opened_store
@@ -24,6 +26,8 @@ TRAINER = Path(__file__).with_name("pretend_trainer.py")
 # Slots of half an hour take seconds, so this is minutes: far more than any job here needs. Quotes
 # of longer jobs take long.
 DISTANT = "48h"
+ENGINE = "lab"
+"""The name of the fleet of an engine that others run."""
 # What is started here goes on when nobody holds its handle any more, as it should.
 LEFT_RUNNING = "ignore:subprocess .* is still running:ResourceWarning"
 
@@ -131,6 +135,24 @@ class LiveHome:
     @staticmethod
     def command(steps, step_s):
         return f"{sys.executable} {TRAINER} {steps} {step_s}"
+
+    def use_engine(self, engine, *, microbatch_s=0.0, slot_minutes, **settings):
+        """Add a fleet of an engine that others run, and make it the only one."""
+        given = {"slot_minutes": slot_minutes * self.slowness, **settings}
+        words = [word for name, value in given.items() for word in ("--set", f"{name}={value}")]
+        self.run("fleet", "add", ENGINE, "--engine", engine, *words)
+        emulated = f"emulated_microbatch_s = {microbatch_s * self.slowness}"
+        (self.path / "config.toml").write_text(f'[site]\nfleet = "{ENGINE}"\n{emulated}\n')
+        self.settings = load_settings(self.environment)
+
+    def entries(self, job):
+        """The nodes of a job in the ledger of the engine, with their names there."""
+        with self.store() as store:
+            return NodeLedger(store.ledger(ENGINE)).of_job(job)
+
+    def held(self, job):
+        """The entries of the nodes that run and should."""
+        return [each for each in self.entries(job) if each.node.state is NodeState.RUNNING]
 
     def fleet_alive(self, job):
         return [node for node in self.fleet().fleet.observe(job).nodes if node.state.alive]

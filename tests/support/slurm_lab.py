@@ -69,6 +69,17 @@ def missing():
     return [name for name in PROGRAMS if shutil.which(name, path=PATH) is None]
 
 
+def _end_all(variable, words):
+    """Kill what has this in its environment, and the steps of Slurm with this in their words."""
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            with contextlib.suppress(OSError):
+                command = (entry / "cmdline").read_bytes()
+                ours = variable.encode() in (entry / "environ").read_bytes().split(b"\0")
+                if ours or (b"slurmstepd" in command and words.encode() in command):
+                    os.kill(int(entry.name), signal.SIGKILL)
+
+
 class SlurmLab:
     """The partitions ``spot`` and ``guaranteed`` share the nodes n1, n2, ... of ``gpus`` each.
 
@@ -137,8 +148,10 @@ class SlurmLab:
         if "slurmctld" in self.daemons:
             with contextlib.suppress(AssertionError):
                 self.clear()
+        # A node's daemon that is asked to end may wait for a step that failed with its machine.
         for name in reversed(list(self.daemons)):
-            self.kill(name, signal.SIGTERM)
+            self.kill(name)
+        _end_all(f"SLURM_CONF={self.conf}", str(self.folder))
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _munge(self):
@@ -192,15 +205,8 @@ class SlurmLab:
 
     def fail(self, machine):
         """Let a whole machine fail: its daemon and all that it has started."""
-        mark, steps = f"SLURMD_NODENAME={machine}".encode(), f"spool-{machine}".encode()
         self.kill(machine)
-        for entry in Path("/proc").iterdir():
-            if entry.name.isdecimal():
-                with contextlib.suppress(OSError):
-                    words = (entry / "cmdline").read_bytes()
-                    ours = mark in (entry / "environ").read_bytes().split(b"\0")
-                    if ours or (b"slurmstepd" in words and steps in words):
-                        os.kill(int(entry.name), signal.SIGKILL)
+        _end_all(f"SLURMD_NODENAME={machine}", f"spool-{machine}")
 
     def run(self, *command):
         """What a command prints; None if it fails."""

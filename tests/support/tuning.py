@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+from contextlib import contextmanager
 
 from duetune.core.events import Reported
 from support.live_home import DISTANT
@@ -34,6 +36,14 @@ def spec(home, model, *, rows=ROWS, **fields):
     }
     path.write_text("".join(f"{name}: {value}\n" for name, value in lines.items()))
     return path
+
+
+@contextmanager
+def unpublished(folder):
+    """Meanwhile no member can publish the result, so the job cannot end."""
+    with (folder / ".output.lock").open("wb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def progress(home, job):
