@@ -141,8 +141,10 @@ class LiveHome:
         given = {"slot_minutes": slot_minutes * self.slowness, **settings}
         words = [word for name, value in given.items() for word in ("--set", f"{name}={value}")]
         self.run("fleet", "add", ENGINE, "--engine", engine, *words)
-        emulated = f"emulated_microbatch_s = {microbatch_s * self.slowness}"
-        (self.path / "config.toml").write_text(f'[site]\nfleet = "{ENGINE}"\n{emulated}\n')
+        lines = ["[site]", f'fleet = "{ENGINE}"']
+        if microbatch_s:
+            lines.append(f"emulated_microbatch_s = {microbatch_s * self.slowness}")
+        (self.path / "config.toml").write_text("\n".join(lines))
         self.settings = load_settings(self.environment)
 
     def entries(self, job):

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from duetune.core.events import NodeRequest, Requested
-from duetune.core.fleet import NodeKind, NodeState
+from duetune.core.fleet import NodeEnd, NodeKind, NodeState
 
 if TYPE_CHECKING:
     from duetune.core.fleet import Node
@@ -22,6 +22,9 @@ MOST_DOUBLINGS = 4
 
 RETRY_SHARE = 0.05
 """Wait this share of a slot after a refusal or a loss before asking again; then double it."""
+
+SAY_NOTHING = frozenset({NodeEnd.DIED, NodeEnd.RESTARTED})
+"""Ends that say nothing about the next node: after the first loss, ask again without waiting."""
 
 MOST_RETRY_DOUBLINGS = 6
 """The wait is doubled at most this many times, to about 3 slots."""
@@ -116,6 +119,8 @@ def _next_try(state: JobState, kind: NodeKind) -> float:
     if not failures:
         return state.slot_began
     rounds = len({state.epochs[node] for node in failures})
+    if rounds == 1 and {state.nodes[node].end for node in failures} <= SAY_NOTHING:
+        return state.slot_began
     delay: float = (
         RETRY_SHARE * state.submitted.slot_s * 2.0 ** min(rounds - 1, MOST_RETRY_DOUBLINGS)
     )

@@ -201,6 +201,23 @@ class TestNodes:
             asked += story.ask(at) is not None
         assert asked <= 8
 
+    def test_a_machine_that_died_is_replaced_at_once_and_its_successor_with_patience(self):
+        story = begun()
+        first = next(iter(story.state.nodes))
+        story.report(story.node(first, LOST, at=0.2, end=NodeEnd.DIED), at=0.2)
+        (second,) = story.ask(0.2).launches
+        story.run_all(0.21)
+        story.report(story.node(second.node, LOST, at=0.22, end=NodeEnd.DIED), at=0.22)
+        assert story.ask(0.22) is None
+        assert len(story.ask(0.33).launches) == 1
+
+    def test_a_loss_to_the_market_is_not_answered_at_once(self):
+        story = begun()
+        first = next(iter(story.state.nodes))
+        story.report(story.node(first, LOST, at=0.2, end=NodeEnd.CAPACITY), at=0.2)
+        assert story.ask(0.2) is None
+        assert len(story.ask(0.26).launches) == 1
+
     def test_the_first_try_of_a_new_slot_is_made_at_once(self):
         story = begun()
         lost = [story.node(name, LOST, at=0.97) for name in story.state.nodes]
