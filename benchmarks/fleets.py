@@ -184,7 +184,9 @@ def main() -> None:
     rows, answer = [], {}
     for make in cases:
         with ExitStack() as stack:
-            folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            folder = Path(
+                stack.enter_context(tempfile.TemporaryDirectory(ignore_cleanup_errors=True))
+            )
             bench = make(stack, folder)
             name = bench.name
             losses = [bench.loss() for _ in range(1 if options.quick else 3)]

@@ -9,6 +9,7 @@ import pytest
 from duetune.core.events import Status
 from duetune.core.fleet import NodeEnd
 from duetune.training.tiny import build_tiny_model
+from support.accounts import as_well_trained, billed_by_the_clock
 from support.live_home import ENGINE, LEFT_RUNNING, LiveHome
 from support.slurm_lab import SlurmLab, missing
 from support.tuning import TRAINING, progress, spec, unpublished
@@ -93,18 +94,8 @@ def test_a_fine_tune_on_slurm_survives_all_that_can_happen_to_it(home, lab, tmp_
         lab.start_node(machine)
         assert home.until(victims_end, "the loss") in {NodeEnd.DIED, NodeEnd.CRASHED}
 
-    row = home.until_over(job)
-    assert row.status is Status.SUCCEEDED, home.logs()
-    found = home.entries(job)
-    assert NodeEnd.CAPACITY in {each.node.end for each in found}
-    prices = {"spot": 1.0, "on_demand": 3.0}
-    bill = sum(
-        prices[each.node.kind] * (each.node.ended_at - each.node.started_at) / 3600
-        for each in found
-        if each.node.started_at
-    )
-    assert sum(each.node.billed for each in found) == pytest.approx(bill, rel=1e-6)
-    assert row.spent == pytest.approx(bill, rel=1e-6)
+    assert home.until_over(job).status is Status.SUCCEEDED, home.logs()
+    billed_by_the_clock(home, job)
 
     def queued():
         # A controller killed at once after a cancel has forgotten the cancel.
@@ -112,5 +103,4 @@ def test_a_fine_tune_on_slurm_survives_all_that_can_happen_to_it(home, lab, tmp_
         return [name for name in names if not name.startswith("urgent")]
 
     home.until(lambda: not queued(), "a queue without nodes of ours")
-    losses = [progress(home, each)[-1].eval_loss for each in (calm, job)]
-    assert losses[1] == pytest.approx(losses[0], rel=0.01)
+    as_well_trained(home, calm, job)

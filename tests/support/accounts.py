@@ -7,6 +7,8 @@ import itertools
 import pytest
 
 from duetune.core.events import Ended, Requested
+from duetune.core.fleet import NodeKind
+from support.tuning import progress
 
 
 def accounted(home, job):
@@ -26,6 +28,25 @@ def accounted(home, job):
     assert len(asked) == len(set(asked))
     assert {node.id for node in nodes} <= set(asked)
     return nodes
+
+
+def billed_by_the_clock(home, job):
+    """On an engine that others run, every node costs its time at the price of the fleet's file."""
+    prices = {NodeKind.SPOT: 1.0, NodeKind.ON_DEMAND: 3.0}
+    found = [each.node for each in home.entries(job)]
+    bill = sum(
+        prices[node.kind] * (node.ended_at - node.started_at) / 3600
+        for node in found
+        if node.started_at
+    )
+    assert sum(node.billed for node in found) == pytest.approx(bill, rel=1e-6)
+    assert home.job(job).spent == pytest.approx(bill, rel=1e-6)
+
+
+def as_well_trained(home, calm, job):
+    """Both jobs end at the same loss, whatever happened to one of them."""
+    losses = [progress(home, each)[-1].eval_loss for each in (calm, job)]
+    assert losses[1] == pytest.approx(losses[0], rel=0.01)
 
 
 def never_two_at_once(nodes):

@@ -63,7 +63,7 @@ def requested(state: JobState, at: float, *, room: Room | None = None) -> Reques
         if len(alive) > want:
             surplus = sorted(alive, key=_worth_keeping)[: len(alive) - want]
             releases += [node.id for node in surplus]
-        elif len(alive) < want and at >= _next_try(state, kind) and not _too_late(state, at):
+        elif len(alive) < want and _may_launch(state, kind, at):
             more = min(want - len(alive), left.nodes - len(launches))
             more = min(more, left.spot) if kind is NodeKind.SPOT else more
             launches += [
@@ -102,8 +102,8 @@ def _worth_keeping(node: Node) -> tuple[bool, bool, float]:
     return (node.state is NodeState.RUNNING, node.notice_at is None, -node.requested_at)
 
 
-def _next_try(state: JobState, kind: NodeKind) -> float:
-    """Return when nodes of ``kind`` may be asked for again after failures in this slot.
+def _may_launch(state: JobState, kind: NodeKind, at: float) -> bool:
+    """Return whether nodes of ``kind`` may be asked for now, after failures in this slot.
 
     The delay doubles with every failure; nodes that were asked for together count as one failure.
     Nodes that failed the job count until its next step, whatever their kind and slot.
@@ -117,14 +117,12 @@ def _next_try(state: JobState, kind: NodeKind) -> float:
         and node.ended_at > state.slot_began
     } | {node.id: node.ended_at or 0.0 for node in state.crashed()}
     if not failures:
-        return state.slot_began
+        return not _too_late(state, at)
     rounds = len({state.epochs[node] for node in failures})
     if rounds == 1 and {state.nodes[node].end for node in failures} <= SAY_NOTHING:
-        return state.slot_began
-    delay: float = (
-        RETRY_SHARE * state.submitted.slot_s * 2.0 ** min(rounds - 1, MOST_RETRY_DOUBLINGS)
-    )
-    return max(state.slot_began, max(failures.values()) + delay)
+        return True
+    delay = RETRY_SHARE * state.submitted.slot_s * 2.0 ** min(rounds - 1, MOST_RETRY_DOUBLINGS)
+    return at >= max(failures.values()) + delay and not _too_late(state, at)
 
 
 def _failed(state: JobState, node: Node) -> bool:

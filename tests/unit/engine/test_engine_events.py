@@ -211,6 +211,13 @@ class TestNodes:
         assert story.ask(0.22) is None
         assert len(story.ask(0.33).launches) == 1
 
+    def test_a_machine_that_died_is_replaced_late_in_a_slot_too(self):
+        """The job would else wait for the next slot without a GPU."""
+        story = begun()
+        first = next(iter(story.state.nodes))
+        story.report(story.node(first, LOST, at=0.9, end=NodeEnd.DIED), at=0.9)
+        assert len(story.ask(0.9).launches) == 1
+
     def test_a_loss_to_the_market_is_not_answered_at_once(self):
         story = begun()
         first = next(iter(story.state.nodes))
