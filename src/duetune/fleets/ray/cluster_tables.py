@@ -50,7 +50,9 @@ class ClusterTables:
         """Return the nodes of a namespace, ended ones too: the head remembers the last 100,000."""
         draining = self.draining()
         rows = map(gcs_pb2.ActorTableData.FromString, self._accessor.get_actor_table(None, None))
-        return [_node(row, draining) for row in rows if row.ray_namespace == namespace and row.name]
+        return [
+            node_of(row, draining) for row in rows if row.ray_namespace == namespace and row.name
+        ]
 
     def machines(self) -> dict[str, Machine]:
         """Return the machines by id, those that are gone too."""
@@ -77,7 +79,10 @@ class ClusterTables:
         return {row.node_id.hex(): dict(row.resources_available) for row in rows}
 
 
-def _node(row: gcs_pb2.ActorTableData, draining: Mapping[str, float | None]) -> EngineNode:
+def node_of(row: gcs_pb2.ActorTableData, draining: Mapping[str, float | None]) -> EngineNode:
+    """Return what a row of the actor table says of a node; ``draining`` has the time at which each
+    machine will be taken.
+    """
     started_at = row.start_time / 1000 or None
     if row.state == _STATES.ALIVE:
         return EngineNode(

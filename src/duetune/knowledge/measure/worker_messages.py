@@ -6,6 +6,7 @@ Only the standard library is used here.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib.metadata
 import json
 from dataclasses import dataclass, field
@@ -222,6 +223,7 @@ def installed_software() -> str:
     return ", ".join((TRAINER, *(f"{name} {version}" for name, version in versions if version)))
 
 
+@functools.cache
 def version_of(name: str) -> str:
     """Return the version of an installed package without importing it; empty if it is not
     installed.

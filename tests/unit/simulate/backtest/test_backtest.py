@@ -9,7 +9,6 @@ import math
 import msgspec
 import numpy as np
 import pytest
-from scipy import stats
 
 from duetune import plots
 from duetune.core.decision import Forecast, Spread
@@ -38,6 +37,9 @@ from duetune.simulate.backtest.scores import (
 from duetune.simulate.backtest.standings import Quantity, jobs_on, usual_mix
 from duetune.simulate.tournament import run_tournament
 from duetune.testing.small_markets import constant_market, random_market
+from support.later import later
+
+stats = later("scipy.stats")
 
 LAST, SEASONAL = ForecastSource.parse("last"), ForecastSource.parse("seasonal:8")
 PERFECT = ForecastSource.parse("perfect")
