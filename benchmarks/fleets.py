@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from duetune.core.fleet import Node
 
+EMBEDDED = "embedded"
 STEP_S = 0.1
 SETTLED = 20
 TURNS = 10
@@ -62,14 +63,14 @@ class Bench:
         job = home.launch(home.spec(steps=100_000, step_s=STEP_S, deadline="20h"))
         home.until_step(job, SETTLED)
         fleet = home.fleet().fleet
-        node = home.until(lambda: self._other(fleet, job), "the node in the ledger")
+        node = home.until(lambda: self._running(job), "the node in the ledger")
         started = _began(home, job, node) - node.requested_at
         turn = statistics.median(_seconds(fleet, job) for _ in range(TURNS))
         before, begun = home.step(job), time.time()
         self._kill(node)
-        home.until(lambda: not _find(fleet, job, node.id).state.alive, "the loss to be noticed")
+        home.until(lambda: self._gone(job, node), "the loss to be noticed")
         noticed = time.time() - begun
-        again = home.until(lambda: self._other(fleet, job, node), "another node")
+        again = home.until(lambda: self._running(job, node), "another node")
         home.until(lambda: home.step(job) > before, "training again")
         trained = time.time() - begun
         first = _first_step(home, job, again)
@@ -78,14 +79,18 @@ class Bench:
         self._heal()
         return Loss(started, noticed, trained, max(0, before - first)), turn
 
-    @staticmethod
-    def _other(fleet: object, job: str, lost: Node | None = None) -> Node | None:
-        nodes = [node for node in fleet.observe(job).nodes if node.state == "running"]
+    def _nodes(self, job: str) -> list[Node]:
+        """Return the nodes of a job, as its controller knows them."""
+        if self.name == EMBEDDED:
+            return list(self.home.fleet().fleet.observe(job).nodes)
+        return [each.node for each in self.home.entries(job)]
+
+    def _running(self, job: str, lost: Node | None = None) -> Node | None:
+        nodes = [node for node in self._nodes(job) if node.state == "running"]
         return next((node for node in nodes if lost is None or node.id != lost.id), None)
 
-
-def _find(fleet: object, job: str, name: str) -> Node:
-    return next(node for node in fleet.observe(job).nodes if node.id == name)
+    def _gone(self, job: str, lost: Node) -> bool:
+        return not any(node.id == lost.id and node.state.alive for node in self._nodes(job))
 
 
 def _seconds(fleet: object, job: str) -> float:
@@ -116,9 +121,7 @@ def embedded(stack: ExitStack, folder: Path) -> Bench:
     stack.callback(home.close)
     market = home.market((0.9, 2), slot_hours=0.1)
     home.run("fleet", "start", "--trace", market, "--cold", "--speed", 1, "--history", 0)
-    return Bench(
-        "embedded", home, lambda _: os.kill(home.process("embedded.agent"), signal.SIGKILL)
-    )
+    return Bench(EMBEDDED, home, lambda _: os.kill(home.process("embedded.agent"), signal.SIGKILL))
 
 
 def slurm(stack: ExitStack, folder: Path, **settings: object) -> Bench:

@@ -181,6 +181,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, site=site, configured=default)
 
     @property
+    def own_paths(self) -> tuple[Path, ...]:
+        """Return the home and the files of the database, which no copy of a user's files takes."""
+        if "://" in self.database:
+            return (self.home,)
+        return (self.home, *(Path(f"{self.database}{end}") for end in ("", "-wal", "-shm")))
+
+    @property
     def jobs(self) -> Path:
         """Return the folder of all job folders."""
         return self.home / "jobs"

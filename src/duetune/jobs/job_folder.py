@@ -17,11 +17,13 @@ from duetune.core.node_contract import CHECKPOINT_DIR, CHECKPOINT_KEEP, JOB_DIR,
 from duetune.files import OWNER, remove_tree, write_whole
 from duetune.fleets.embedded.node_assignment import SECRETS_FILE
 from duetune.jobs.training_settings import training_task
-from duetune.storage import deposit, open_storage
+from duetune.storage import deposit, is_url, open_storage
 from duetune.storage.job_layout import INPUTS, WORKDIR
 from duetune.training.task import write_task
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from duetune.jobs.configure import TrainingPlan
     from duetune.jobs.spec.job_spec import JobSpec
 
@@ -29,10 +31,18 @@ TRAINER = "duetune.training.worker"
 SPEC_FILE = "job.yaml"
 
 
-def write_job_folder(folder: Path, spec: JobSpec, plan: TrainingPlan, *, storage: str) -> Task:
+def write_job_folder(
+    folder: Path,
+    spec: JobSpec,
+    plan: TrainingPlan,
+    *,
+    storage: str,
+    without: Iterable[Path] = (),
+) -> Task:
     """Write all files of a new job, and return what each of its nodes runs.
 
     With a ``storage``, what the nodes need is put there, too; if that fails, there is no folder.
+    ``without``: what is not sent, although it may be in the folder of the user's command.
     """
     folder.mkdir(parents=True, mode=0o700)
     (folder / LOGS).mkdir(mode=0o700)
@@ -41,15 +51,17 @@ def write_job_folder(folder: Path, spec: JobSpec, plan: TrainingPlan, *, storage
     if spec.run is None:
         write_task(folder, training_task(spec, plan))
     if storage:
-        _deposit(spec, folder, storage)
+        _deposit(spec, folder, storage, without)
     return _node_task(spec, folder, storage, plan.gpus_per_member)
 
 
-def _deposit(spec: JobSpec, folder: Path, place: str) -> None:
+def _deposit(spec: JobSpec, folder: Path, place: str, without: Iterable[Path]) -> None:
     """Put what the nodes need into the job's storage; remove the job's folder if that fails."""
+    # What earlier jobs have in the same storage is not sent either.
+    storages = () if is_url(place) else (Path(place).parent,)
     try:
         workdir = None if spec.workdir is None else Path(spec.workdir)
-        deposit(open_storage(place), folder, workdir)
+        deposit(open_storage(place), folder, workdir, without=(*without, *storages))
     except BaseException:
         remove_tree(folder)
         raise

@@ -218,6 +218,7 @@ def submit(
         prepared.spec,
         prepared.plan,
         storage=place_below(storage, job) if storage else "",
+        without=settings.own_paths,
     )
     event = Submitted(
         at=market.at,

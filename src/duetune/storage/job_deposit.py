@@ -22,6 +22,8 @@ from duetune.storage.job_layout import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from duetune.storage.storage_port import Storage
 
 PLACES = ("model", "dataset", "eval_dataset")
@@ -30,17 +32,20 @@ MOST_WORKDIR = 1 << 30
 """The most bytes of a folder in which a user's own command starts."""
 
 
-def deposit(storage: Storage, folder: Path, workdir: Path | None = None) -> None:
+def deposit(
+    storage: Storage, folder: Path, workdir: Path | None = None, *, without: Iterable[Path] = ()
+) -> None:
     """Put what the nodes of a job need into its storage. ``launch`` calls it.
 
     ``folder`` has ``task.json`` if duetune's trainer runs, and ``secrets.json`` if the job has
     secrets. A model or dataset that the task names by the path of a local file or folder is sent,
     and the task in the storage names it ``input:NAME``; names on the hub stay as they are. So do
-    paths that only the nodes have. ``workdir`` is sent for a user's own command.
+    paths that only the nodes have. ``workdir`` is sent for a user's own command, except what is in
+    ``without``.
     """
     inputs: dict[str, Path] = {}
     if workdir is not None:
-        inputs |= _workdir(workdir)
+        inputs |= _workdir(workdir, [each.resolve() for each in without])
     task = folder / TASK
     fields: dict[str, object] | None = None
     if task.is_file():
@@ -72,8 +77,14 @@ def _input(field: str, path: Path) -> tuple[str, dict[str, Path]]:
     return f"{INPUT_PREFIX}{name}", {name: path}
 
 
-def _workdir(folder: Path) -> dict[str, Path]:
-    files = files_below(folder) if folder.is_dir() else {}
+def _workdir(folder: Path, without: list[Path]) -> dict[str, Path]:
+    found = files_below(folder) if folder.is_dir() else {}
+    # Not even opened: SQLite loses its locks on a database that its own process opens and closes.
+    files = {
+        name: path
+        for name, path in found.items()
+        if not any(path.resolve().is_relative_to(each) for each in without)
+    }
     if total_size(files.values()) > MOST_WORKDIR:
         allowed = "a folder of at most 1 GiB, because it is sent to the nodes through the storage"
         raise InvalidInput("workdir", str(folder), allowed)
