@@ -57,6 +57,32 @@ def as_planned(plan):
     return policy
 
 
+class Recorded:
+    """A policy whose steps are kept, with what it held when it took them."""
+
+    def __init__(self, policy):
+        self._policy, self.steps, self._held = policy, [], []
+
+    def __call__(self, elapsed, left, active, pending, prices, answer):
+        self.steps.append(self._policy(elapsed, left, active, pending, prices, answer))
+        self._held.append(active)
+        return self.steps[-1]
+
+    def looks(self, up):
+        """Every tick and pool at which there was a look: an attempt, or something held before."""
+        running = None
+        for tick, (step, held) in enumerate(zip(self.steps, self._held, strict=True)):
+            if running is not None:
+                yield tick, running.pool
+            running = held if step.otherwise is Otherwise.STAY else None
+            for attempt in step.attempts:
+                yield tick, attempt.pool
+                row = int(attempt.pool.removeprefix("p"))
+                if attempt.kind is ON_DEMAND or up[row, tick]:
+                    running = attempt
+                    break
+
+
 def cost_of_plan(job: MultiRegionJob, market: MarketTrace, plan) -> float:
     """The dollars of a plan by other bookkeeping than the simulator's; infinite if it is late."""
     seconds = {pool.name: pool.restart_overhead_s for pool in job.pools}

@@ -23,7 +23,7 @@ import msgspec
 import numpy as np
 
 from duetune.core.compiled import compiled
-from duetune.core.single_instance_physics import WAIT, tick_step
+from duetune.core.single_instance_physics import ON_DEMAND, WAIT, tick_step
 from duetune.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -114,6 +114,31 @@ def billed_share(
     if prorate and work_left < work:
         return (lost + work_left / pace) / tick
     return 1.0
+
+
+@compiled
+def on_demand_time(
+    terms: PoolTerms, held: int, place: int, pending: float, work_left: float, pool: int
+) -> float:
+    """Return the time in which on-demand in ``pool`` does the work left, from what is held where.
+
+    Held spot may be gone in the next tick, so it counts as nothing held.
+    """
+    overhead = terms.restart[pool] + terms.move_time[place, pool]
+    if held == ON_DEMAND and place == pool:
+        overhead = pending
+    return float(overhead + work_left / terms.pace[pool])
+
+
+@compiled
+def least_on_demand_time(
+    terms: PoolTerms, held: int, place: int, pending: float, work_left: float
+) -> float:
+    """Return the least time in which on-demand alone does the work left; the safety of a plan."""
+    least = np.inf
+    for pool in range(terms.pace.size):
+        least = min(least, on_demand_time(terms, held, place, pending, work_left, pool))
+    return least
 
 
 class MultiRegionJob(msgspec.Struct, frozen=True):

@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from duetune.policies.single_instance import Instance  # noqa: TC001 - a field's type
+from duetune.policies.single_instance import Instance, instance_named
 
 
 class Attempt(NamedTuple):
@@ -64,3 +64,8 @@ PoolPolicy = Callable[
 ]
 """Elapsed seconds, work left in seconds, what is held, its pending overhead in seconds, prices of
 all pools, and the attempt of the last tick that was granted, or None."""
+
+
+def attempt_of(value: Attempt | tuple[str, str] | None) -> Attempt | None:
+    """Return an attempt that a host may have written as a plain pair."""
+    return None if value is None else Attempt(value[0], instance_named(value[1]))
