@@ -159,6 +159,8 @@ class MultiRegionJob(msgspec.Struct, frozen=True):
     def __post_init__(self) -> None:
         for field in ("work_s", "deadline_s", "tick_s"):
             _need(field, getattr(self, field), above_zero=True)
+            # Compiled functions would be compiled once more for whole numbers.
+            msgspec.structs.force_setattr(self, field, float(getattr(self, field)))
         if self.ticks < 1:
             allowed = f"at least one tick of {self.tick_s:g} s"
             raise InvalidInput("deadline_s", self.deadline_s, allowed)

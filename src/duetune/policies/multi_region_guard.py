@@ -90,7 +90,8 @@ class PlaceTracker:
         if known is not None:
             self._place = self._job.index(known.pool)
         held = WAIT if active is None else CODES[active.kind]
-        return Position(time_left, work_left, held, self._place, pending if active else 0.0)
+        overhead = float(pending) if active is not None else 0.0
+        return Position(time_left, float(work_left), held, self._place, overhead)
 
 
 class MultiRegionGuard:

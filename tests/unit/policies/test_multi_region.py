@@ -105,6 +105,11 @@ def test_pairs_of_plain_words_are_as_good_as_attempts():
     assert plain.costs == words.costs
 
 
+def test_whole_numbers_are_as_good_as_others():
+    whole = MultiRegionInstance(job_of(work_s=4 * 3600, deadline_s=6 * 3600, tick_s=600))
+    assert step(whole, elapsed=0, left=4 * 3600) == step(MultiRegionInstance(job_of()))
+
+
 # --- Looks
 
 

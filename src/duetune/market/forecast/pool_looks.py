@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _GIVES_WAY = 0.0005  # a regime lasts two weeks: a job looks at a pool too rarely to follow faster
-_UP_WEIGHT = 1.0  # before any look, a regime counts by so high a power of its spells with spot,
-_DOWN_WEIGHT = 0.0  # and of its spells without
+_LONG_SPELLS = 0.5  # before any look, a regime counts by this power of its spells with spot
 _LONGEST = 2000  # unseen ticks; more make no difference to the belief
 
 
@@ -38,9 +37,7 @@ class PoolLooks:
         self._chain = regime_chain(slots, _GIVES_WAY).by_number
         found = spells(slots, _GIVES_WAY)
         self._goes, self._comes = np.log(found.with_ends), np.log(found.without_ends)
-        first = first_belief(slots) * np.repeat(
-            np.exp(-_UP_WEIGHT * self._goes - _DOWN_WEIGHT * self._comes), 2
-        )
+        first = first_belief(slots) * np.repeat(np.exp(-_LONG_SPELLS * self._goes), 2)
         self._belief = np.tile(first / first.sum(), (pools, 1))
 
     def see(self, pool: int, *, up: bool) -> None:
