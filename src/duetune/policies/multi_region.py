@@ -26,7 +26,7 @@ from duetune.core.single_instance_physics import ON_DEMAND, SPOT, WAIT
 from duetune.errors import InvalidInput
 from duetune.market.forecast.pool_looks import PoolLooks
 from duetune.policies.multi_region_guard import PlaceTracker, Position, guarded, is_safe
-from duetune.policies.multi_region_plan import MarketNow, PoolChoice, PoolTables, tables_for
+from duetune.policies.multi_region_plan import PoolChoice, PoolsNow, PoolTables, tables_for
 from duetune.policies.multi_region_single import SinglePoolPolicy
 from duetune.policies.multi_region_step import (
     Attempt,
@@ -65,8 +65,8 @@ class MultiRegionInstance:
         most_pools: int = 4,
         max_attempts: int | None = None,
     ) -> None:
-        if not 1 <= most_pools <= 8:
-            raise InvalidInput("most_pools", most_pools, "1 to 8")
+        if not 1 <= most_pools <= 6:
+            raise InvalidInput("most_pools", most_pools, "1 to 6, as tables double with every pool")
         if max_attempts is not None and max_attempts < 1:
             raise InvalidInput("max_attempts", max_attempts, "1 or more")
         if host_safety_net and job.ticks > 1:
@@ -179,7 +179,7 @@ class MultiRegionInstance:
         """Return the attempts in order of their value, and the best of doing without them."""
         job = self._job
         table = np.array([prices[pool.name] for pool in job.pools], dtype=np.float64) / 3600
-        market = MarketNow(table[:, 0], table[:, 1], self._looks.rates)
+        market = PoolsNow(table[:, 0], table[:, 1], self._looks.rates)
         self._tables = tables_for(job, now, market, self._most_pools, self._tables)
         values = _ChoiceValues(job, now, market, self._tables, self._looks)
         own = PoolChoice(now.held, now.place)
@@ -217,7 +217,7 @@ class _ChoiceValues:
         self,
         job: MultiRegionJob,
         now: Position,
-        market: MarketNow,
+        market: PoolsNow,
         tables: PoolTables,
         looks: PoolLooks,
     ) -> None:

@@ -22,6 +22,7 @@ _SPREAD = 0.5  # deviations of the rates' logarithm between the belief and each 
 _RATE_CHANGED = 0.25  # of the rates' logarithm; tables are filled again when it is exceeded
 _PRICE_CHANGED = 0.02  # the same for prices, as a share
 _RENT = 0.01  # waiting costs this share of on-demand, so that a tie is not idled away
+_SLOWEST = 8.0  # cells are as small as a step's work at the slowest pace, within this factor
 _FASTEST = 0.8  # no spell ends with a higher probability per tick
 _CONTINUOUS = 1e-3  # seconds in which a prorated tick is billed
 
@@ -57,7 +58,7 @@ class PoolTables(NamedTuple):
         return len(set(self.places.values())) + self.choices.index(choice)
 
 
-class MarketNow(NamedTuple):
+class PoolsNow(NamedTuple):
     """Prices of all pools in dollars per second, and what is believed about their spells."""
 
     spot: NDArray[np.float64]
@@ -70,7 +71,7 @@ class MarketNow(NamedTuple):
 
 
 def tables_for(
-    job: MultiRegionJob, now: Position, market: MarketNow, most_pools: int, old: PoolTables | None
+    job: MultiRegionJob, now: Position, market: PoolsNow, most_pools: int, old: PoolTables | None
 ) -> PoolTables:
     """Return tables that fit the market: the old ones, or new ones if it has changed.
 
@@ -92,15 +93,18 @@ def tables_for(
     plans = _plans(
         job, now, choices, price, rates, [places[c.pool] for c in choices], representatives
     )
-    seconds = math.ceil(now.time_left / plans[0].step - 1e-6)
-    debt = float(plans[0].overhead.max() * plans[0].pace.max())
-    cells = math.ceil((now.work_left + debt) / plans[0].unit) + 2
-    values = tuple(fill_values(plan, max(1, seconds), cells) for plan in plans)
+    steps = max(1, math.ceil(now.time_left / plans[0].step - 1e-6))
+    pace = float(plans[0].pace.max())
+    debt = float(plans[0].overhead.max()) * pace
+    # What cannot be done in twice the time needs no cells of its own: it is late anyway.
+    most = min(now.work_left + debt, 2 * steps * plans[0].step * pace)
+    cells = math.ceil(most / plans[0].unit) + 2
+    values = tuple(fill_values(plan, steps, cells) for plan in plans)
     return PoolTables(choices, places, plans, values, price, rates)
 
 
 def choices_for(
-    job: MultiRegionJob, now: Position, market: MarketNow, most_pools: int
+    job: MultiRegionJob, now: Position, market: PoolsNow, most_pools: int
 ) -> tuple[PoolChoice, ...]:
     """Return spot in the best pools, and on-demand where it is cheapest and where it is fastest.
 
@@ -161,6 +165,7 @@ def _plans(
     ticks = max(1, round(now.time_left / job.tick_s))
     ticks_per_step = math.ceil(ticks / _MOST_STEPS)
     from_place = np.ix_(representatives, pools)
+    pace = terms.pace[pools]
     plans = []
     for worse in (_SPREAD, -_SPREAD):
         goes = np.minimum(_FASTEST, np.exp(rates[0] + worse * rates[1]))
@@ -169,12 +174,12 @@ def _plans(
         plans.append(
             PoolPlan(
                 step=ticks_per_step * job.tick_s,
-                unit=ticks_per_step * job.tick_s * float(terms.pace[pools].min()),
+                unit=ticks_per_step * job.tick_s * max(pace.min(), pace.max() / _SLOWEST),
                 billed=_CONTINUOUS if job.prorate_last_tick else job.tick_s,
                 rent=_RENT * float(price[-1]),
                 spots=rates.shape[1],
                 price=price,
-                pace=terms.pace[pools],
+                pace=pace,
                 overhead=terms.restart[pools] + terms.move_time[from_place],
                 egress=terms.move_price[from_place],
                 place=np.array(place),

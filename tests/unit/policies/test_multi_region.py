@@ -2,12 +2,13 @@ from __future__ import annotations
 
 import math
 
+import msgspec
 import numpy as np
 import pytest
 
 from duetune.core.multi_region_physics import MoveCost
 from duetune.errors import InvalidInput
-from duetune.policies import MultiRegionInstance
+from duetune.policies import MultiRegionInstance, SingleInstance
 from duetune.policies.multi_region_baselines import (
     LifetimeUtility,
     PoolOrder,
@@ -16,6 +17,7 @@ from duetune.policies.multi_region_baselines import (
 from duetune.policies.multi_region_guard import MultiRegionGuard
 from duetune.policies.multi_region_step import Attempt, Otherwise, PoolPrice, PoolStep
 from duetune.simulate.multi_region_episode import optimum_over_pools, run_multi_region
+from duetune.simulate.single_episode import SingleJob, run_single
 from support.multi_region import ON_DEMAND, SPOT, TICK, job_over, market_over
 
 HOUR = 3600.0
@@ -110,6 +112,27 @@ def test_whole_numbers_are_as_good_as_others():
     assert step(whole, elapsed=0, left=4 * 3600) == step(MultiRegionInstance(job_of()))
 
 
+@pytest.mark.parametrize(
+    ("restarts", "paces", "work", "deadline"),
+    [
+        ([0.0, 0.0], [1.0, 1.0], 600.0, 600.0),
+        ([180.0, 180.0], [1.0, 0.001], 420.0, 1200.0),
+        ([1e6, 180.0], [1.0, 1.0], 600.0, 1800.0),
+        ([180.0, 180.0], [1.0, 1.0], 1e9, 7200.0),
+        ([180.0, 180.0], [1000.0, 1.0], 1e6, 7200.0),
+    ],
+    ids=["one tick", "hardly any pace", "endless restart", "endless work", "any pace"],
+)
+def test_extreme_jobs_get_a_step_too(restarts, paces, work, deadline):
+    job = job_over(restarts, paces, work_s=work, deadline_s=deadline)
+    feasible = any(
+        restart + work / pace <= deadline for restart, pace in zip(restarts, paces, strict=True)
+    )
+    market = market_over(np.ones((2, 12)), [1.0, 1.0], [3.0, 3.0])
+    outcome = run_multi_region(job, market, MultiRegionInstance(job))
+    assert (outcome.finished_tick is not None) == feasible
+
+
 # --- Looks
 
 
@@ -171,7 +194,7 @@ def test_a_bad_value_of_a_step_is_refused_in_one_line(field, view):
     assert "\n" not in str(refused.value)
 
 
-@pytest.mark.parametrize("fields", [{"most_pools": 0}, {"most_pools": 9}, {"max_attempts": 0}])
+@pytest.mark.parametrize("fields", [{"most_pools": 0}, {"most_pools": 7}, {"max_attempts": 0}])
 def test_a_bad_option_is_refused(fields):
     with pytest.raises(InvalidInput, match=next(iter(fields))):
         MultiRegionInstance(job_of(), **fields)
@@ -192,6 +215,19 @@ def test_where_pools_take_turns_it_costs_little_more_than_the_optimum():
         assert outcome.finished_tick is not None
         spent, best = spent + outcome.cost, best + optimum_over_pools(job, market).cost
     assert best <= spent <= 1.1 * best
+
+
+def test_one_pool_that_has_to_be_asked_costs_as_much_as_one_that_tells():
+    random = np.random.default_rng(11)
+    asked = told = 0.0
+    single = SingleJob(10 * HOUR, 14 * HOUR, 180.0)
+    job = job_over([180.0], work_s=single.work_s, deadline_s=single.deadline_s)
+    for _ in range(6):
+        up = np.repeat(random.random(14) < 0.6, 6)
+        market = market_over([up], [single.spot_price], [single.on_demand_price])
+        asked += run_multi_region(job, market, MultiRegionInstance(job)).cost
+        told += run_single(single, up, SingleInstance(**msgspec.structs.asdict(single))).cost
+    assert asked == pytest.approx(told, rel=0.01)
 
 
 # --- Baselines
