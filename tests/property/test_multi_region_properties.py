@@ -109,17 +109,20 @@ def is_feasible(job) -> bool:
     )
 
 
+def sure_policies(job):
+    """The policies that owe the deadline; a plan for one tick less must be feasible then."""
+    shorter = msgspec.structs.replace(job, deadline_s=job.deadline_s - TICK)
+    netted = [] if is_feasible(shorter) else ["for a host with a net"]
+    return {name: policy for name, policy in policies(job).items() if name not in netted}
+
+
 @given(small_cases(ticks=12, most_pools=3))
 @settings(max_examples=30)
 def test_nobody_is_late_where_it_can_be_helped_and_nobody_beats_the_optimum(case):
     job, market = case
     assume(is_feasible(job))
     best = optimum_over_pools(job, market)
-    for name, policy in policies(job).items():
-        if name == "for a host with a net" and not is_feasible(
-            msgspec.structs.replace(job, deadline_s=job.deadline_s - TICK)
-        ):
-            continue
+    for name, policy in sure_policies(job).items():
         outcome = run_multi_region(job, market, policy)
         assert outcome.finished_tick is not None, name
         assert outcome.cost >= best.cost - 1e-9, name
@@ -131,7 +134,7 @@ def test_no_adversary_makes_it_late(case, spell):
     """Spot is there until it was held for some ticks, and then gone everywhere for a tick."""
     job, market = case
     assume(is_feasible(job))
-    for policy in policies(job).values():
+    for name, policy in sure_policies(job).items():
         left, held, place, pending, answer = job.work_s, None, None, 0.0, None
         age = 0
         for tick in range(job.ticks):
@@ -158,11 +161,11 @@ def test_no_adversary_makes_it_late(case, spell):
             held, place, pending, age = now, row, max(0.0, pending - TICK), age + 1
             if left <= 1e-6:
                 break
-        assert left <= 1e-6 or policy.__dict__["_job"].deadline_s < job.deadline_s
+        assert left <= 1e-6, name
 
 
 @given(small_cases(ticks=10, most_pools=3, least_pools=2), st.data())
-@settings(max_examples=30)
+@settings(max_examples=15)
 def test_nobody_knows_the_future_nor_pools_that_nobody_looked_at(case, data):
     """Change the market after a tick, and wherever no look was: all earlier steps stay the same."""
     job, market = case
