@@ -117,6 +117,7 @@ bench: venv
 	$(BIN)/python benchmarks/forecast.py
 	$(BIN)/python benchmarks/sensitivity.py
 	$(BIN)/python benchmarks/real_markets.py
+	$(BIN)/python benchmarks/pools.py
 	$(BIN)/python benchmarks/cluster.py
 	$(BIN)/python benchmarks/decision.py
 	PYTHONPATH=tests $(BIN)/python benchmarks/storage.py
@@ -132,6 +133,7 @@ bench-quick: venv
 	$(BIN)/python benchmarks/forecast.py --quick
 	$(BIN)/python benchmarks/sensitivity.py --quick
 	$(BIN)/python benchmarks/real_markets.py --quick
+	$(BIN)/python benchmarks/pools.py --quick
 	$(BIN)/python benchmarks/cluster.py --quick
 	$(BIN)/python benchmarks/decision.py --quick
 	PYTHONPATH=tests $(BIN)/python benchmarks/storage.py --quick

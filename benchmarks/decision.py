@@ -17,13 +17,17 @@ import numpy as np
 from duetune.core.decision import View
 from duetune.core.job import Job, Reconfiguration, ReconfigurationKey, linear_throughput
 from duetune.core.market import MarketWindow
+from duetune.core.multi_region_physics import InstancePool, MultiRegionJob
 from duetune.errors import SolverStopped
 from duetune.market.synthetic import synthetic_market
+from duetune.market.synthetic_pools import SyntheticPool, synthetic_pools
+from duetune.policies.multi_region import MultiRegionInstance
 from duetune.policies.rubato import Rubato
 from duetune.policies.rubato_tables import best_plan
 from duetune.policies.single_instance import SingleInstance
 from duetune.policies.solve.milp import milp_optimum
 from duetune.simulate.episode import simulate
+from duetune.simulate.multi_region_episode import optimum_over_pools, run_multi_region
 from reporting import arguments, finish, markdown_table, publish
 
 if TYPE_CHECKING:
@@ -133,6 +137,11 @@ def _warm() -> None:
             )
             simulate(job, trace, Rubato(), start=40)
     SingleInstance(work_s=3600, deadline_s=7200, restart_overhead_s=60)(0, 3600, "wait", 0, True)
+    pools = (SyntheticPool("east"), SyntheticPool("west"))
+    several = synthetic_pools("diurnal", pools, seed=1, slots=12, slot_hours=1 / 6)
+    over = MultiRegionJob(3600, 7200, tuple(InstancePool(pool.name) for pool in pools))
+    run_multi_region(over, several, MultiRegionInstance(over))
+    optimum_over_pools(over, several)
 
 
 def main() -> None:

@@ -3,24 +3,51 @@
 The policies of this package are ``rubato``, ``ahap``, ``ahanp`` and ``baselines``; ``guard`` wraps
 any of them. ``solve`` has exact optima and value tables, ``select`` learns which policy to use.
 
-``SingleInstance`` is rubato as a step function for other schedulers (docs/how-to). It is imported
-at first use, because it needs the compiler.
+``SingleInstance`` is rubato as a step function for other schedulers, and ``MultiRegionInstance``
+the same over several pools (docs/how-to). Both are imported at first use, because they need the
+compiler.
 """
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from duetune.core.multi_region_physics import InstancePool, MoveCost, MultiRegionJob
+    from duetune.policies.multi_region import MultiRegionInstance
+    from duetune.policies.multi_region_step import Attempt, Otherwise, PoolPrice, PoolStep
     from duetune.policies.single_instance import Instance, SingleInstance
 
-__all__ = ["Instance", "SingleInstance"]
+__all__ = [
+    "Attempt",
+    "Instance",
+    "InstancePool",
+    "MoveCost",
+    "MultiRegionInstance",
+    "MultiRegionJob",
+    "Otherwise",
+    "PoolPrice",
+    "PoolStep",
+    "SingleInstance",
+]
+
+_HOMES = {
+    "Attempt": "duetune.policies.multi_region_step",
+    "Instance": "duetune.policies.single_instance",
+    "InstancePool": "duetune.core.multi_region_physics",
+    "MoveCost": "duetune.core.multi_region_physics",
+    "MultiRegionInstance": "duetune.policies.multi_region",
+    "MultiRegionJob": "duetune.core.multi_region_physics",
+    "Otherwise": "duetune.policies.multi_region_step",
+    "PoolPrice": "duetune.policies.multi_region_step",
+    "PoolStep": "duetune.policies.multi_region_step",
+    "SingleInstance": "duetune.policies.single_instance",
+}
 
 
 def __getattr__(name: str) -> object:
-    """Import ``SingleInstance`` and ``Instance`` at first use."""
-    if name not in __all__:
+    """Import a step function, or what it is told and says, at first use."""
+    if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from duetune.policies import single_instance  # noqa: PLC0415
-
-    return getattr(single_instance, name)
+    return getattr(import_module(_HOMES[name]), name)

@@ -124,10 +124,10 @@ class SingleInstance:
         for field, number in times.items():
             if not math.isfinite(number):
                 raise InvalidInput(field, number, "a number of seconds")
-        held = _code(current)
+        held = CODES[instance_named(current)]
         if held == SPOT and not there:
             held = WAIT
-        self._look(elapsed_s, there=there)
+        self.look(elapsed_s, there=there)
         if work_left_s <= 0:
             return Instance.WAIT
         ticks_left = whole_ticks(self._deadline - elapsed_s, task.tick)
@@ -145,8 +145,32 @@ class SingleInstance:
         self.costs = dict(zip(Instance, costs, strict=True))
         return _INSTANCES[choice]
 
-    def _look(self, elapsed_s: float, *, there: bool) -> None:
-        """Update the belief with what this tick shows.
+    def reprice(self, *, spot_price: float, on_demand_price: float) -> None:
+        """Plan with other prices from now on, in dollars per hour; the belief is kept."""
+        hours = self._task.tick / 3600
+        self._task = self._task._replace(spot=spot_price * hours, on_demand=on_demand_price * hours)
+
+    def choice_if(
+        self,
+        elapsed_s: float,
+        work_left_s: float,
+        current: Instance | str,
+        pending_s: float,
+        spot_available: bool,
+    ) -> Instance:
+        """Return what a call would return, and learn nothing from it.
+
+        For a host that can only find out by asking: ask for spot if that is the choice where it is
+        available, and tell the answer with ``look``.
+        """
+        kept = self._belief, self._seen_at
+        try:
+            return self(elapsed_s, work_left_s, current, pending_s, spot_available)
+        finally:
+            self._belief, self._seen_at = kept
+
+    def look(self, elapsed_s: float, *, there: bool) -> None:
+        """Update the belief with what this tick shows; a call does it by itself.
 
         A tick counts once; unseen ticks make the belief vaguer.
         """
@@ -206,9 +230,9 @@ def _costs(task: SingleTask) -> NDArray[np.float32]:
     return fill_costs(task, spells(USUAL_TICK_S / task.tick))
 
 
-def _code(current: Instance | str) -> int:
-    """Return the number that compiled physics uses for an instance."""
+def instance_named(current: Instance | str) -> Instance:
+    """Return the kind of instance that a host has named, perhaps in plain words."""
     try:
-        return CODES[Instance(current)]
+        return Instance(current)
     except ValueError:
         raise InvalidInput("current", current, f"one of {', '.join(Instance)}") from None

@@ -173,6 +173,28 @@ def test_watching_nothing_changes_nothing():
     assert (belief(policy) == first_belief()).all()
 
 
+def test_what_it_would_choose_is_what_it_chooses_and_teaches_nothing():
+    for there in (True, False):
+        asked, called = made(), made()
+        for policy in (asked, called):
+            step(policy, there=False)
+        before = belief(asked).copy()
+        view = (600.0, 4 * HOUR, WAIT, 0.0, there)
+        assert asked.choice_if(*view) is called(*view)
+        assert (belief(asked) == before).all()
+        asked.look(600.0, there=there)
+        assert (belief(asked) == belief(called)).all()
+
+
+def test_another_price_changes_the_choice_and_not_the_belief():
+    policy = made()
+    assert step(policy) is SPOT
+    before = belief(policy).copy()
+    policy.reprice(spot_price=4.0, on_demand_price=3.06)
+    assert step(policy) is not SPOT
+    assert (belief(policy) == before).all()
+
+
 # --- Bad values
 
 

@@ -36,23 +36,26 @@ class Spells(NamedTuple):
 
 
 @functools.lru_cache(maxsize=16)
-def spells(slots: float = 1.0) -> Spells:
-    """Return the probabilities per slot; ``slots`` slots take as long as a usual one."""
+def spells(slots: float = 1.0, gives_way: float = _GIVES_WAY) -> Spells:
+    """Return the probabilities per slot; ``slots`` slots take as long as a usual one.
+
+    ``gives_way`` is the probability per usual slot that another regime takes over.
+    """
     lengths = [max(_SHORTEST, slots * spell) for spell in SPELLS]
     return Spells(
         with_ends=np.array([1 / up for up in lengths for _ in lengths]),
         without_ends=np.array([1 / down for _ in lengths for down in lengths]),
-        gives_way=1 - (1 - _GIVES_WAY) ** (1 / slots),
+        gives_way=1 - (1 - gives_way) ** (1 / slots),
     )
 
 
 @functools.lru_cache(maxsize=16)
-def regime_chain(slots: float = 1.0) -> MarketChain:
+def regime_chain(slots: float = 1.0, gives_way: float = _GIVES_WAY) -> MarketChain:
     """Return the chain of (regime, spot or not); a regime's two states are adjacent: without, with.
 
     Prices are zero, because regimes are about availability only.
     """
-    found = spells(slots)
+    found = spells(slots, gives_way)
     count = found.with_ends.size
     succession = (1 - found.gives_way) * np.eye(count) + found.gives_way / count
     transition = np.zeros((2 * count, 2 * count))
