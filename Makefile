@@ -121,6 +121,7 @@ bench: venv
 	$(BIN)/python benchmarks/cluster.py
 	$(BIN)/python benchmarks/decision.py
 	PYTHONPATH=tests $(BIN)/python benchmarks/storage.py
+	PYTHONPATH=tests $(BIN)/python benchmarks/fleets.py
 
 bench-quick: venv
 	$(BIN)/python benchmarks/optimum.py --quick

@@ -211,8 +211,9 @@ def main() -> None:
         "*start* is from the request of a node to the first line of its command; the other times"
         " count from the kill of the machine. The command saves every step of 0.1 s. Slurm's"
         " `SlurmdTimeout` is 10 s here and often 300 s elsewhere: Slurm notices a dead machine no"
-        " earlier. Ray's health checks fail after about 5 s here, after 15 s by default. A"
-        " look asks the engine for all nodes."
+        " earlier. Ray's health checks fail after about 5 s here, after 15 s by default. Through"
+        " a storage, logs, reports and what a command has saved travel every 10 s, so times are"
+        " longer and the steps since then are lost. A look asks the engine for all nodes."
     )
     publish(
         "fleets",
