@@ -211,8 +211,9 @@ def test_what_recommend_chooses_can_be_launched_and_fits(case):
         )
         configuration, _ = asked_configuration(wish, lambda: trainer)
         again = trainer.query(Configurations.of([configuration]))[0]
-        assert again.memory_gb == each.estimate.memory_gb
-        assert again.p_valid == each.estimate.p_valid
+        # One row and many are computed by different instructions of the processor.
+        assert again.memory_gb == pytest.approx(each.estimate.memory_gb, rel=1e-12)
+        assert again.p_valid == pytest.approx(each.estimate.p_valid, rel=1e-12)
 
 
 @pytest.mark.parametrize("name", ["analytic", "hybrid"])

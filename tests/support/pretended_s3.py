@@ -24,7 +24,21 @@ CREDENTIALS = {
     "AWS_SECRET_ACCESS_KEY": "test",
     "AWS_REGION": "us-east-1",
 }
-SERVE = "from moto.server import main; main(['-H', '127.0.0.1', '-p', '0'])"
+# A store decides about a conditional write and does it in one; moto lets others come in between.
+SERVE = """
+import threading
+from moto import server
+
+class OneByOne(server.DomainDispatcherApplication):
+    turn = threading.Lock()
+
+    def __call__(self, environ, start_response):
+        with self.turn:
+            return super().__call__(environ, start_response)
+
+server.DomainDispatcherApplication = OneByOne
+server.main(["-H", "127.0.0.1", "-p", "0"])
+"""
 
 
 @contextlib.contextmanager
