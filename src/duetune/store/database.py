@@ -43,6 +43,9 @@ _AT_ONCE = 500
 BUSY_S = 30.0
 """A writer waits this many seconds for another one."""
 
+CHECKPOINT_S = 3.0
+"""A file that cannot be read for this many seconds is damaged, and not only being written to."""
+
 _MOST_IDENTITIES = 2**31 - 1
 
 _REFUSALS = {
@@ -229,9 +232,8 @@ class DatabaseFile:
             return False  # It was deleted, at this moment perhaps.
         if not self._identities or changed_ns == self._changed_ns:
             return False
-        try:
-            found = self._written_identity()
-        except sqlite3.DatabaseError:
+        found = self._settled_identity()
+        if found is None:
             return _file_number(self._path) == self._number
         if _file_number(self._path) != self._number:
             return False
@@ -241,6 +243,21 @@ class DatabaseFile:
             self._identities = {found}
         self._changed_ns = changed_ns
         return False
+
+    def _settled_identity(self) -> int | None:
+        """Return the identity in the file, or None if the file is damaged.
+
+        A checkpoint of another process writes the first page before it has made the file longer,
+        which looks like damage until it is done.
+        """
+        end = time.monotonic() + CHECKPOINT_S
+        while True:
+            try:
+                return self._written_identity()
+            except sqlite3.DatabaseError:
+                if time.monotonic() > end or _file_number(self._path) != self._number:
+                    return None
+                time.sleep(0.05)
 
     def _written_identity(self) -> int:
         """Return the identity in the file itself, without what is still in the log beside it."""

@@ -102,6 +102,24 @@ class TestOverwritten:
                 store.journal.streams()
             assert store.rescue(tmp_path).exists()
 
+    def test_a_checkpoint_that_is_half_written_is_not_mistaken_for_it(self, tmp_path, monkeypatch):
+        path = tmp_path / "duetune.db"
+        read, failures = DatabaseFile._written_identity, [1, 2]
+
+        def torn(file):
+            if failures:
+                failures.pop()
+                raise sqlite3.DatabaseError("database disk image is malformed")
+            return read(file)
+
+        with open_store(path) as store:
+            store.journal.append("job", [submission()], expected=0)
+            later = path.stat().st_mtime_ns + 1_000_000_000
+            os.utime(path, ns=(later, later))
+            monkeypatch.setattr(DatabaseFile, "_written_identity", torn)
+            assert store.journal.streams() == ["job"]
+            assert not failures
+
     def test_a_checkpoint_and_another_process_are_not_mistaken_for_it(self, tmp_path):
         path = tmp_path / "duetune.db"
         with open_store(path) as store, open_store(path) as other:
