@@ -22,7 +22,10 @@ _LONGEST = 2000  # unseen ticks; more make no difference to the belief
 
 
 class SpellRates(NamedTuple):
-    """How often spells end in each pool, per tick: the mean of the logarithm and its deviation."""
+    """The rates per tick at which spells end, as logarithms with their deviations, by pool.
+
+    ``goes``: the end of a spell with spot. ``comes``: the end of a spell without.
+    """
 
     goes: NDArray[np.float64]
     goes_spread: NDArray[np.float64]
