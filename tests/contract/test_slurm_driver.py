@@ -140,14 +140,18 @@ class TestSlurmDriver(DriverContract):
 @pytest.mark.fleets
 def test_the_notice_of_a_preemption_is_the_end_of_its_grace_time(lab):
     driver = driver_of(lab, "notice-")
-    driver.start(sleeper("notice-a"))
-    until_state(driver, EngineState.RUNNING)
+    log = lab.folder / "notice.log"
+    # Slurm sends SIGTERM with the notice. Who does not ignore it is gone before the next look.
+    patient = ("sh", "-c", "trap '' TERM; echo ready; sleep 600")
+    driver.start(sleeper("notice-a", command=patient, log=str(log)))
+    until(lambda: log.exists() and "ready" in log.read_text(), "a start", story=driver.list)
     began = time.time()
     for number in range(len(lab.nodes)):
         lab.submit(f"other-{number}", "guaranteed", "sleep 600")
     until(lambda: only(driver).notice_at, "a notice", story=driver.list)
-    assert only(driver).state is EngineState.RUNNING
-    assert began + 5 < only(driver).notice_at < time.time() + 15
+    noticed = only(driver)
+    assert noticed.state is EngineState.RUNNING
+    assert began + 5 < noticed.notice_at < time.time() + 15
     assert until_state(driver, EngineState.ENDED).end is NodeEnd.CAPACITY
 
 
